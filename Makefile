@@ -1,0 +1,36 @@
+# `make demo` and `make test` set up their own virtual environment first; PYTHON=... chooses the interpreter for it.
+
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := sar tests examples benchmarks
+
+.PHONY: venv demo test test-all check clean
+
+venv: $(VENV)/.made
+
+demo: $(VENV)/.installed-plot
+	$(BIN)/sar demo
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
+
+# The files .made and .installed-EXTRA record what is done; installing one extra keeps the others.
+$(VENV)/.made: tools/make_venv.sh
+	PYTHON="$(PYTHON)" sh tools/make_venv.sh $(VENV)
+	touch $@
+
+$(VENV)/.installed-%: $(VENV)/.made pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	touch $@

@@ -1,0 +1,64 @@
+"""Graph neural networks on graphs too large for one machine: a distributed graph for DGL layers, with exact results."""
+
+from sar.adapters.dgl.shim import install_shim
+
+install_shim()  # before anything imports dgl
+
+from sar import comm, common_tuples, core  # noqa: E402
+from sar.adapters.dgl.partition_reader import load_dgl_partition_data  # noqa: E402
+from sar.adapters.dgl.patch import patch_dgl, patched_edge_softmax, unpatch_dgl  # noqa: E402
+from sar.comm import (  # noqa: E402
+    comm_device,
+    gather_grads,
+    initialize_comms,
+    nfs_ip_init,
+    rank,
+    sync_params,
+    world_size,
+)
+from sar.common_tuples import PartitionData, ShardEdgesAndFeatures  # noqa: E402
+from sar.config import Config  # noqa: E402
+from sar.core import (  # noqa: E402
+    DistributedBlock,
+    GraphShardManager,
+    HeteroGraphShardManager,
+    construct_full_graph,
+)
+from sar.core.features import suffix_key_lookup  # noqa: E402
+from sar.core.messages import message_has_parameters  # noqa: E402
+from sar.errors import SarError  # noqa: E402
+from sar.logging_setup import logger, logging_setup  # noqa: E402
+from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Config",
+    "DistributedBN1D",
+    "DistributedBlock",
+    "GraphShardManager",
+    "HeteroGraphShardManager",
+    "PartitionData",
+    "SarError",
+    "ShardEdgesAndFeatures",
+    "comm",
+    "comm_device",
+    "common_tuples",
+    "construct_full_graph",
+    "core",
+    "edge_softmax",
+    "gather_grads",
+    "initialize_comms",
+    "load_dgl_partition_data",
+    "logger",
+    "logging_setup",
+    "message_has_parameters",
+    "nfs_ip_init",
+    "patch_dgl",
+    "patched_edge_softmax",
+    "rank",
+    "suffix_key_lookup",
+    "sync_params",
+    "unpatch_dgl",
+    "world_size",
+]

@@ -1,0 +1,1 @@
+"""Adapters to graph libraries: the only modules of sar that import one."""

@@ -1,0 +1,1 @@
+"""Everything that imports DGL, lazily: `import sar` stays free of it."""

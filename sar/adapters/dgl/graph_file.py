@@ -1,0 +1,92 @@
+"""Read the structure of one partition, `graph.dgl`.
+
+The file holds the partition's nodes and halo as a homogeneous graph with local node numbers.
+"""
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from sar.adapters.dgl.shim import require_dgl
+from sar.common_tuples import EID, NID, ORIG_ID
+from sar.errors import PartitionError
+
+
+@dataclass
+class LocalGraph:
+    """The graph of one partition, with everything that the reader has no use for dropped.
+
+    src, dst: (E,) edges between local nodes, in the order of the fields below.
+    node_id, edge_id: (N,), (E,) global IDs.
+    is_inner: (N,) whether the partition owns the node.
+    orig_node_id, orig_edge_id: IDs in the input graph, which DGL wrote up to 0.9.
+    lacks_part_id: nodes have no `part_id`, as DGL's dispatch pipeline writes them.
+    """
+
+    src: Tensor
+    dst: Tensor
+    node_id: Tensor
+    edge_id: Tensor
+    is_inner: Tensor
+    orig_node_id: Tensor | None
+    orig_edge_id: Tensor | None
+    lacks_part_id: bool
+
+
+def read_graph_file(path: Path) -> LocalGraph:
+    """Read a `graph.dgl`.
+
+    Raises:
+        PartitionError: the file is missing, truncated, or holds something else.
+    """
+    _check_complete(path)
+    dgl = require_dgl()
+    try:
+        graph = dgl.load_graphs(str(path))[0][0]
+    except dgl.DGLError as error:
+        raise PartitionError(f"DGL cannot read {path}: {error}. Copy it again, or partition again.") from error
+    nodes, edges = graph.ndata, graph.edata
+    if NID not in nodes or EID not in edges or "inner_node" not in nodes:
+        raise PartitionError(
+            f"{path} has the node fields {sorted(nodes)} and edge fields {sorted(edges)}; expected at least {NID} and "
+            f"inner_node on nodes, {EID} on edges. It is not the graph of a partition: check the JSON file's paths."
+        )
+    src, dst = graph.edges(order="eid")
+    return LocalGraph(
+        src=src,
+        dst=dst,
+        node_id=nodes[NID],
+        edge_id=edges[EID],
+        is_inner=nodes["inner_node"].bool(),
+        orig_node_id=nodes.get(ORIG_ID),
+        orig_edge_id=edges.get(ORIG_ID),
+        lacks_part_id="part_id" not in nodes,
+    )
+
+
+def _check_complete(path: Path) -> None:
+    """Refuse a truncated file, for which DGL's reader may crash or return garbage.
+
+    A complete file ends with the table of its graphs: size of the table, count, one offset per graph, size again.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 8))
+            (table_bytes,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+            if 16 <= table_bytes <= size - 16:
+                file.seek(size - 16 - table_bytes)
+                size_again, count = struct.unpack("<QQ", file.read(16))
+                if size_again == table_bytes == 8 * (count + 1):
+                    return
+    except OSError as error:
+        raise PartitionError(
+            f"Cannot read {path} ({error.strerror}); expected the graph of a partition. Copy it again, or partition "
+            "again."
+        ) from error
+    raise PartitionError(
+        f"{path} is truncated, or no DGL graph file: its {size} bytes do not end with a table of graphs. "
+        "Copy it again, or partition again."
+    )

@@ -1,0 +1,174 @@
+"""The JSON file at the head of a partition directory: read, checked, and brought into one form.
+
+Written by `dgl.distributed.partition_graph` (any DGL since 0.5, as `<graph name>.json`) and by DGL's dispatch pipeline
+(as `metadata.json`).
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sar.errors import PartitionError
+
+REWRITE = "Write the directory again with dgl.distributed.partition_graph."
+_REWRITE_WITH_HALO = (
+    "The directory was written without halo (halo_hops is 0), which drops the edges between partitions: write it again "
+    "with num_hops=1."
+)
+
+IdRanges = npt.NDArray[np.int64]
+"""[start, end) of global IDs by partition and type, (num_parts, num_types, 2)."""
+
+
+@dataclass(frozen=True)
+class PartitionJson:
+    """What the JSON file says.
+
+    path: the file itself.
+    num_parts: number of partitions.
+    node_types, edge_types: names by type ID; edge types as the file spells them (plain names up to DGL 0.9).
+    node_ranges, edge_ranges: ranges of global IDs, contiguous, partition-major, then by type.
+    files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named.
+    edge_mend: how to mend a directory whose edges do not add up.
+    """
+
+    path: Path
+    num_parts: int
+    node_types: list[str]
+    edge_types: list[str]
+    node_ranges: IdRanges
+    edge_ranges: IdRanges
+    files: list[dict[str, Path]]
+    edge_mend: str
+
+    @property
+    def partition_ranges(self) -> list[tuple[int, int]]:
+        """The range of global node IDs of every partition."""
+        return [(int(types[0, 0]), int(types[-1, 1])) for types in self.node_ranges]
+
+
+def read_partition_json(partition_json_file: str | PathLike[str]) -> PartitionJson:
+    """Read and check the JSON file of a partition directory.
+
+    Raises:
+        PartitionError: the file is missing, is not JSON, lacks a key, or contradicts itself.
+    """
+    path = Path(partition_json_file)
+    content = _load(path)
+    num_parts = content["num_parts"]
+    if not isinstance(num_parts, int) or num_parts < 1:
+        raise PartitionError(f"{path}: num_parts is {num_parts!r}; expected a positive integer. {REWRITE}")
+    edge_mend = _REWRITE_WITH_HALO if content.get("halo_hops") == 0 and num_parts > 1 else REWRITE
+    node_types = _type_names(path, "ntypes", content.get("ntypes", {"_N": 0}))
+    edge_types = _type_names(path, "etypes", content.get("etypes", {"_N:_E:_N": 0}))
+    node_ranges = _id_ranges(path, "node_map", content["node_map"], node_types, num_parts, REWRITE)
+    edge_ranges = _id_ranges(path, "edge_map", content["edge_map"], edge_types, num_parts, edge_mend)
+    for key, ranges, mend in (("nodes", node_ranges, REWRITE), ("edges", edge_ranges, edge_mend)):
+        covered = int(ranges[-1, -1, 1])
+        if content.get(f"num_{key}", covered) != covered:
+            raise PartitionError(
+                f"{path}: num_{key} is {content[f'num_{key}']}, but the ID ranges cover {covered} {key}. {mend}"
+            )
+    return PartitionJson(
+        path=path,
+        num_parts=num_parts,
+        node_types=node_types,
+        edge_types=edge_types,
+        node_ranges=node_ranges,
+        edge_ranges=edge_ranges,
+        files=_part_files(path, content, num_parts),
+        edge_mend=edge_mend,
+    )
+
+
+def owned_counts(ranges: IdRanges, part: int) -> list[int]:
+    """How many nodes or edges of each type a partition owns."""
+    return [int(end - start) for start, end in ranges[part]]
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PartitionError(
+            f"Cannot read {path} ({error.strerror}); expected the JSON file that dgl.distributed.partition_graph "
+            "writes beside the folders part0, part1, ... Check the path."
+        ) from error
+    except ValueError as error:
+        raise PartitionError(f"{path} is not valid JSON: {error}. Copy it again, or write it again.") from error
+    missing = [
+        key for key in ("num_parts", "node_map", "edge_map") if not isinstance(content, dict) or key not in content
+    ]
+    if missing:
+        raise PartitionError(
+            f"{path} has no {', '.join(missing)}; expected the JSON file of a partition directory, which names them. "
+            "Check the path."
+        )
+    return dict(content)
+
+
+def _type_names(path: Path, key: str, ids: Any) -> list[str]:
+    """Type names by ID, from a mapping of names to IDs."""
+    if not isinstance(ids, dict) or not ids or not all(type_id in ids.values() for type_id in range(len(ids))):
+        raise PartitionError(f"{path}: {key} is {ids!r}; expected type names with the IDs 0, 1, ... {REWRITE}")
+    return sorted(ids, key=lambda name: int(ids[name]))
+
+
+def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: int, mend: str) -> IdRanges:
+    """Bring a node or edge map into one form, [start, end) everywhere; see `_as_pair` for the forms it comes in."""
+    if isinstance(id_map, str) or (isinstance(id_map, dict) and any(isinstance(ids, str) for ids in id_map.values())):
+        raise PartitionError(
+            f"{path}: {key} names the file {id_map!r}, so the graph was partitioned with reshuffle=False; expected "
+            "contiguous ID ranges. Partition the graph again with reshuffle=True (DGL 1.0 and later always do)."
+        )
+    if isinstance(id_map, list) and len(types) == 1:
+        id_map = {types[0]: id_map}
+    if not isinstance(id_map, dict) or id_map.keys() != set(types):
+        found = sorted(id_map) if isinstance(id_map, dict) else id_map
+        raise PartitionError(f"{path}: {key} is for the types {found}; expected {sorted(types)}. {REWRITE}")
+    for name, ids in id_map.items():
+        if not isinstance(ids, list) or len(ids) != num_parts:
+            raise PartitionError(
+                f"{path}: {key} of {name} is {ids!r}; expected one range for each of {num_parts} partitions. {REWRITE}"
+            )
+    ranges = np.empty((num_parts, len(types), 2), dtype=np.int64)
+    reached = 0
+    for part in range(num_parts):
+        for type_id, name in enumerate(types):
+            start, end = _as_pair(id_map[name][part], reached)
+            if start != reached or end < start:
+                raise PartitionError(
+                    f"{path}: {key} of {name} in partition {part} is {id_map[name][part]}; expected a range that "
+                    f"starts at {reached}, as global IDs run through partitions and, inside them, types. {mend}"
+                )
+            ranges[part, type_id] = start, end
+            reached = end
+    return ranges
+
+
+def _as_pair(entry: Any, reached: int) -> tuple[int, int]:
+    """One range as [start, end), given as its end or as a pair (of equal numbers, such as -1, if it is empty)."""
+    match entry:
+        case int(end):
+            return reached, end
+        case [int(start), int(end)]:
+            return (reached, reached) if start == end else (start, end)
+        case _:
+            return -1, -1
+
+
+def _part_files(path: Path, content: dict[str, Any], num_parts: int) -> list[dict[str, Path]]:
+    entries = {key: value for key, value in content.items() if re.fullmatch(r"part-\d+", key)}
+    expected = [f"part-{part}" for part in range(num_parts)]
+    if entries.keys() != set(expected) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise PartitionError(
+            f"{path}: num_parts is {num_parts}, but there are files for {len(entries)} partitions "
+            f"({', '.join(sorted(entries)) or 'none'}). {REWRITE}"
+        )
+    return [{kind: path.parent / str(file) for kind, file in entries[key].items()} for key in expected]

@@ -1,0 +1,42 @@
+"""Processes and bytes: set-up, agreement between workers, the exchange of tiles, and collectives."""
+
+from sar.comm.collectives import (
+    all_reduce,
+    all_to_all,
+    exchange_single_tensor,
+    exchange_tensors,
+    gather_grads,
+    sync_params,
+)
+from sar.comm.process_group import (
+    backend,
+    comm_device,
+    initialize_comms,
+    is_initialized,
+    master_ip,
+    master_port,
+    rank,
+    world_size,
+)
+from sar.comm.rendezvous import nfs_ip_init
+from sar.comm.statistics import Statistics, statistics
+
+__all__ = [
+    "Statistics",
+    "all_reduce",
+    "all_to_all",
+    "backend",
+    "comm_device",
+    "exchange_single_tensor",
+    "exchange_tensors",
+    "gather_grads",
+    "initialize_comms",
+    "is_initialized",
+    "master_ip",
+    "master_port",
+    "nfs_ip_init",
+    "rank",
+    "statistics",
+    "sync_params",
+    "world_size",
+]

@@ -1,0 +1,234 @@
+"""Collective operations on whole tensors, for users and for the layers; each is agreed on before it starts."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
+from torch.nn import Module
+
+from sar.comm.engine import Engine
+from sar.comm.process_group import engine
+from sar.comm.statistics import counters
+from sar.config import Config
+from sar.errors import ConfigError
+
+BUCKET_ELEMENTS = 2**22
+
+
+def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device: bool = False) -> None:
+    """Combine a tensor over all workers, in place.
+
+    Args:
+        tensor: same shape and dtype on every worker.
+        op: a `torch.distributed.ReduceOp`.
+        move_to_comm_device: send a copy on the communication device; needed where the tensor is elsewhere.
+    """
+    me = engine()
+    call = f"all_reduce({op}) of {_described(tensor)}"
+    with me.guard():
+        _check_device(me, tensor, move_to_comm_device)
+        me.agree(call)
+        if me.world_size > 1:
+            travelling = tensor.detach().to(me.device).contiguous()
+            _reduce(me, travelling, op, call)
+            if travelling.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(travelling)
+
+
+def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_comm_device: bool = False) -> None:
+    """Send `send_tensors[q]` to every worker q, and receive `recv_tensors[p]` from every worker p, in place.
+
+    Args:
+        recv_tensors: one tensor per worker, of the size that it sends.
+        send_tensors: one tensor per worker.
+        move_to_comm_device: send copies on the communication device; needed where the tensors are elsewhere.
+
+    Raises:
+        ConfigError: where a tensor's size is not the one that its sender has.
+    """
+    me = engine()
+    with me.guard():
+        if len(recv_tensors) != me.world_size or len(send_tensors) != me.world_size:
+            raise ConfigError(
+                f"all_to_all got {len(recv_tensors)} tensors to receive into and {len(send_tensors)} to send; "
+                f"expected one of each for all {me.world_size} workers."
+            )
+        for tensor in (*recv_tensors, *send_tensors):
+            _check_device(me, tensor, move_to_comm_device)
+        for mine, arrived in zip(recv_tensors, exchange_tensors(send_tensors), strict=True):
+            if mine.shape != arrived.shape or mine.dtype != arrived.dtype:
+                raise ConfigError(f"all_to_all expected {_described(mine)}, but its sender sent {_described(arrived)}.")
+            mine.detach().copy_(arrived)
+
+
+def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None = None) -> list[Tensor]:
+    """Send `tensors[q]` to every worker q; return what every worker sent to this one.
+
+    Args:
+        tensors: one tensor per worker, of any length; equal dtype and trailing shape on all workers.
+        recv_sizes: the lengths that will arrive, checked where given.
+
+    Returns:
+        One tensor per worker, on the communication device. The own one is returned as it is.
+    """
+    me = engine()
+    with me.guard():
+        if len(tensors) != me.world_size:
+            raise ConfigError(f"exchange_tensors got {len(tensors)} tensors; expected one for each of {me.world_size}.")
+        sample = tensors[0]
+        call = f"exchange_tensors of {_described(sample[:0])} rows"
+        me.agree(call)
+        if me.world_size == 1:
+            return [tensors[0].detach().to(me.device)]
+        sizes = me.all_gather(torch.tensor([len(t) for t in tensors]), call)
+        arriving = [int(theirs[me.rank]) for theirs in sizes]
+        if recv_sizes is not None and list(recv_sizes) != arriving:
+            raise ConfigError(f"exchange_tensors expected lengths {list(recv_sizes)}, but {arriving} arrive.")
+        received = [torch.empty(length, *sample.shape[1:], dtype=sample.dtype, device=me.device) for length in arriving]
+        received[me.rank] = tensors[me.rank].detach().to(me.device)
+        for k in range(1, me.world_size):
+            source, reader = (me.rank - k) % me.world_size, (me.rank + k) % me.world_size
+            _swap(me, source, received[source], reader, tensors[reader].detach(), call)
+        return received
+
+
+def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, send_tensor: Tensor) -> None:
+    """Send a tensor to one worker while receiving one, in place, from another.
+
+    Args:
+        recv_idx: worker to receive from; it has to send to this one.
+        send_idx: worker to send to; it has to receive from this one.
+        recv_tensor: where the data goes, of the size that `recv_idx` sends.
+        send_tensor: what to send.
+    """
+    me = engine()
+    with me.guard():
+        call = "exchange_single_tensor"
+        me.agree(call)
+        if recv_idx == send_idx == me.rank or me.world_size == 1:
+            recv_tensor.detach().copy_(send_tensor)
+            return
+        mine = torch.tensor([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes])
+        theirs = me.all_gather(mine, call)
+        expected, offered = int(theirs[recv_idx][3]), int(theirs[send_idx][2])
+        if int(theirs[recv_idx][1]) != me.rank or int(theirs[send_idx][0]) != me.rank:
+            raise ConfigError(f"Worker {recv_idx} does not send to {me.rank}, or {send_idx} does not receive from it.")
+        if expected != recv_tensor.nbytes or offered != send_tensor.nbytes:
+            raise ConfigError(
+                f"Worker {recv_idx} sends {expected} bytes where worker {me.rank} expects {recv_tensor.nbytes}, "
+                f"or worker {send_idx} expects {offered} where {send_tensor.nbytes} are sent."
+            )
+        arrived = torch.empty_like(recv_tensor, device=me.device, memory_format=torch.contiguous_format)
+        _swap(me, recv_idx, arrived, send_idx, send_tensor.detach(), call)
+        recv_tensor.detach().copy_(arrived)
+
+
+def sync_params(model: Module) -> None:
+    """Copy all parameters and buffers of worker 0 to every worker."""
+    tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
+    me = engine()
+    with me.guard(), torch.no_grad():
+        call = f"sync_params of {len(tensors)} tensors, {sum(t.numel() for t in tensors)} elements"
+        me.agree(call)
+        for tensor in tensors if me.world_size > 1 else []:
+            travelling = tensor.to(me.device, copy=True, memory_format=torch.contiguous_format)
+            _broadcast(me, travelling, call)
+            tensor.copy_(travelling)
+
+
+def gather_grads(model: Module) -> None:
+    """Sum the gradients of a model's parameters over all workers, in place.
+
+    Call it once per step, after the backward and before the optimiser. With a loss of (local sum / global count) the
+    result is the gradient of the loss over the whole graph. A parameter without a gradient on all workers keeps None;
+    without one on some of them, those count as zero.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    me = engine()
+    with me.guard(), torch.no_grad():
+        call = f"gather_grads of {len(parameters)} parameters, {sum(p.numel() for p in parameters)} elements"
+        me.agree(call)
+        if me.world_size == 1 or not parameters:
+            return
+        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=me.device)
+        _reduce(me, present, dist.ReduceOp.MAX, call)
+        used = [p for p, somewhere in zip(parameters, present.tolist(), strict=True) if somewhere]
+        for bucket in _buckets(used):
+            flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
+            flat = flat.to(me.device)
+            _reduce(me, flat, dist.ReduceOp.SUM, call)
+            for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                total = total.view_as(p).to(p.device)
+                p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
+
+
+def _buckets(parameters: list[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    """Cut the list where the dtype changes or a bucket would exceed `BUCKET_ELEMENTS`."""
+    buckets: list[list[torch.nn.Parameter]] = []
+    size = 0
+    for p in parameters:
+        if not buckets or buckets[-1][0].dtype != p.dtype or size + p.numel() > BUCKET_ELEMENTS:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(p)
+        size += p.numel()
+    return buckets
+
+
+def _reduce(me: Engine, tensor: Tensor, op: Any, call: str) -> None:
+    if me.nccl is not None:
+        dist.all_reduce(tensor, op, group=me.nccl)
+        return
+    options = AllreduceOptions()
+    options.reduceOp = op
+    options.timeout = timedelta(seconds=Config.timeout)
+    me.wait_for(lambda: me.group.allreduce([tensor], options).wait(), call)
+    counters.bytes_sent += tensor.nbytes
+    counters.bytes_received += tensor.nbytes
+
+
+def _broadcast(me: Engine, tensor: Tensor, call: str) -> None:
+    if me.nccl is not None:
+        dist.broadcast(tensor, dist.get_global_rank(me.nccl, 0), group=me.nccl)
+        return
+    options = BroadcastOptions()
+    options.rootRank = 0
+    options.timeout = timedelta(seconds=Config.timeout)
+    # As bytes, because gloo does not know every dtype.
+    me.wait_for(lambda: me.group.broadcast([tensor.view(-1).view(torch.uint8)], options).wait(), call)
+    counters.bytes_sent += tensor.nbytes if me.rank == 0 else 0
+    counters.bytes_received += tensor.nbytes if me.rank != 0 else 0
+
+
+def _swap(me: Engine, source: int, received: Tensor, reader: int, sent: Tensor, call: str) -> None:
+    """Receive from one worker while sending to another; both may be empty."""
+    limit = timedelta(seconds=Config.timeout)
+    works = []
+    outgoing = sent.to("cpu").contiguous()
+    incoming = received if received.device.type == "cpu" else torch.empty_like(received, device="cpu")
+    if incoming.nbytes:
+        works.append((source, me.wait_for(lambda: me.group.recv([incoming], source, 0), call, source)))
+    if outgoing.nbytes:
+        works.append((reader, me.wait_for(lambda: me.group.send([outgoing], reader, 0), call, reader)))
+    for peer, work in works:
+        me.wait_for(lambda work=work: work.wait(limit), call, peer)  # type: ignore[misc]
+    if incoming is not received:
+        received.copy_(incoming)
+    counters.bytes_received += incoming.nbytes
+    counters.bytes_sent += outgoing.nbytes
+    counters.messages_sent += 1 if outgoing.nbytes else 0
+
+
+def _check_device(me: Engine, tensor: Tensor, move: bool) -> None:
+    if tensor.device.type != me.device.type and not move:
+        raise ConfigError(
+            f"The tensor is on {tensor.device}, but tensors travel on {me.device}; pass move_to_comm_device=True."
+        )
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

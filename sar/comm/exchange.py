@@ -1,0 +1,328 @@
+"""Everything that travels between workers during one distributed call: tiles out, tiles in, gradients home.
+
+[Note: one sweep]
+A sweep walks the plan's steps once. In each, this worker receives one tile of rows and sends one; in a backward it may
+also send the gradients of the tile it received and take in those of the tile it sent. `pipeline_depth` tiles are in
+flight while one is computed: step i + depth is posted before step i is waited for. Buffers come from a pool and are
+handed back as soon as both the reader and the wire are done with them, so at most 4 * (depth + 1) exist at a time; the
+tile size makes their sum fit `Config.comm_buffer_bytes`, whatever the number of workers, the halo and the width.
+
+[Note: address]
+gloo matches a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out or
+gradients home) and the tile's index in its round; the pair of workers determines the round. So a message can only meet
+the receive it was meant for, in whatever order the two ends post.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sar.comm.engine import Engine
+from sar.comm.plan import HaloPlan, RowFormat, Step, Tile
+from sar.comm.statistics import counters
+from sar.config import Config
+
+UNLIMITED_ROWS = 2**62
+
+
+class Direction(IntEnum):
+    """Where a message goes: rows to a reader, or gradients to the owner of the rows."""
+
+    OUT = 0
+    HOME = 1
+
+
+class Settings(NamedTuple):
+    """`Config` as it was when a call started; its backward runs under the same settings."""
+
+    depth: int
+    buffer_bytes: int
+    max_elements: int
+    keep: bool  # keep fetched rows for the backward (modes 2 and 3)
+    one_shot: bool  # post the whole exchange at once (mode 3)
+
+    @classmethod
+    def current(cls, *, one_shot: bool = False) -> "Settings":
+        Config.validate()
+        return cls(
+            Config.pipeline_depth,
+            Config.comm_buffer_bytes,
+            Config.max_collective_size,
+            Config.disable_sr or one_shot,
+            one_shot,
+        )
+
+    def tile_rows(self, row: RowFormat) -> int:
+        """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks."""
+        limits = [UNLIMITED_ROWS]
+        if not self.one_shot and row.row_bytes:
+            limits.append(self.buffer_bytes // (4 * (self.depth + 1)) // row.row_bytes)
+        if self.max_elements and row.row_elements:
+            limits.append(self.max_elements // row.row_elements)
+        return 1 << max(min(limits), 1).bit_length() - 1
+
+
+class Portion(NamedTuple):
+    """One tile as the engine's computation sees it.
+
+    tile: its place in the sender's halo list.
+    rows: the fetched fields, (tile rows, ...) each; None in a sweep that fetches nothing.
+    grads: zeros to add the rows' gradients to, (tile rows, ...) each; None in a sweep that returns nothing.
+    """
+
+    tile: Tile
+    rows: list[Tensor] | None
+    grads: list[Tensor] | None
+
+
+class BufferPool:
+    """Message buffers that outlive a call, so that the allocator sees the same few blocks again and again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: list[Tensor] = []
+
+    def take(self, size: int) -> Tensor:
+        """A buffer of at least `size` bytes (uint8), contents undefined."""
+        fitting = [i for i, buffer in enumerate(self._free) if size <= buffer.nbytes <= 4 * size]
+        if fitting:
+            return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def give(self, buffer: Tensor | None) -> None:
+        """Hand a buffer back; the oldest ones go when the pool outgrows `Config.comm_buffer_bytes`."""
+        if buffer is None:
+            return
+        self._free.append(buffer)
+        while sum(b.nbytes for b in self._free) > Config.comm_buffer_bytes:
+            self._free.pop(0)
+
+
+@dataclass
+class _Transfer:
+    """One message each way, posted together."""
+
+    receive: Tile | None
+    received: Tensor | None
+    receive_work: Any
+    send: Tile | None
+    sent: Tensor | None  # kept alive until the send is waited for
+    send_work: Any
+
+
+class Exchange:
+    """The messages of one call: a sweep for its forward, and one for each backward, each after its own agreement.
+
+    Args:
+        engine: this worker's engine.
+        plan: halo lists of the relation.
+        settings: as agreed.
+        tile_rows: rows in a tile; from `Settings.tile_rows` of the widest row that will travel, in either direction.
+        pool: buffers to use.
+        call: the call in words, for errors.
+    """
+
+    def __init__(
+        self, engine: Engine, plan: HaloPlan, settings: Settings, tile_rows: int, pool: BufferPool, call: str
+    ) -> None:
+        self.engine = engine
+        self.plan = plan
+        self.steps = plan.schedule(tile_rows)
+        self.depth = len(self.steps) if settings.one_shot else settings.depth
+        self.pool = pool
+        self.call = call
+        self._number = 0  # of the agreed call that the current sweep belongs to
+
+    def sweep(
+        self,
+        device: torch.device,
+        fields: list[Tensor] | None = None,
+        *,
+        keep: bool = False,
+        grads: RowFormat | None = None,
+        deliver: Callable[[Tensor, list[Tensor]], None] | None = None,
+    ) -> Iterator[Portion]:
+        """Fetch tiles and send gradients home, step by step: see [Note: one sweep].
+
+        The first transfers are posted at once, the rest as the iterator is consumed.
+
+        Args:
+            device: where rows and gradients are computed on.
+            fields: this worker's rows that others read, (N_src, ...) each; None to fetch nothing.
+            keep: leave the fetched rows to the caller, instead of reusing their buffers after each step.
+            grads: format of the gradients to send home; None to send none.
+            deliver: called with rows of this worker, (n,), and their gradients from one reader, (n, ...) each.
+
+        Returns:
+            An iterator over the tiles that this worker receives.
+        """
+        self._number = self.engine.calls
+        rows = RowFormat.of(fields) if fields is not None else None
+        outward: deque[_Transfer] = deque()
+        if fields is not None and rows is not None:
+            for step in self.steps[: max(self.depth, 1)]:
+                outward.append(self._post_rows(step, fields, rows, keep))
+        return self._steps(device, fields, rows, outward, keep, grads, deliver)
+
+    def _steps(
+        self,
+        device: torch.device,
+        fields: list[Tensor] | None,
+        rows: RowFormat | None,
+        outward: deque[_Transfer],
+        keep: bool,
+        grads: RowFormat | None,
+        deliver: Callable[[Tensor, list[Tensor]], None] | None,
+    ) -> Iterator[Portion]:
+        homeward: deque[_Transfer] = deque()
+        posted = len(outward)
+        for i, step in enumerate(self.steps):
+            fetched, transfer = None, None
+            if fields is not None and rows is not None:
+                while posted < min(i + self.depth + 1, len(self.steps)):
+                    outward.append(self._post_rows(self.steps[posted], fields, rows, keep))
+                    posted += 1
+                transfer = outward.popleft()
+                self._wait_receive(transfer)
+                if step.receive is not None:
+                    assert transfer.received is not None
+                    fetched = [v.to(device) for v in rows.views(transfer.received, _rows(step.receive))]
+            returned, message = None, None
+            if grads is not None and step.receive is not None:
+                message = self.pool.take(grads.message_bytes(_rows(step.receive)))
+                returned = [v.to(device).zero_() for v in grads.views(message, _rows(step.receive))]
+            if step.receive is not None:
+                yield Portion(step.receive, fetched, returned)
+            if grads is not None:
+                homeward.append(self._post_grads(step, grads, message, returned))
+                if len(homeward) > self.depth:
+                    self._take_home(homeward.popleft(), device, grads, deliver)
+            if transfer is not None:
+                self._wait_send(transfer)
+                if not keep:
+                    self.pool.give(transfer.received)
+        while homeward:
+            assert grads is not None
+            self._take_home(homeward.popleft(), device, grads, deliver)
+
+    # -- posting
+
+    def _post_rows(self, step: Step, fields: list[Tensor], rows: RowFormat, keep: bool) -> _Transfer:
+        received = sent = None
+        if step.receive is not None:
+            size = rows.message_bytes(_rows(step.receive))
+            received = torch.empty(size, dtype=torch.uint8, device=self.engine.device) if keep else self.pool.take(size)
+        if step.send is not None:
+            sent = self.pool.take(rows.message_bytes(_rows(step.send)))
+            index = self._own_rows(step.send)
+            for field, view in zip(fields, rows.views(sent, _rows(step.send)), strict=True):
+                if field.device == view.device:
+                    torch.index_select(field, 0, index, out=view)
+                else:
+                    view.copy_(field.index_select(0, index))
+        return self._post(step.place, Direction.OUT, rows, step.receive, received, step.send, sent)
+
+    def _post_grads(
+        self, step: Step, grads: RowFormat, message: Tensor | None, values: list[Tensor] | None
+    ) -> _Transfer:
+        received = None
+        if message is not None and step.receive is not None and values is not None:
+            for value, view in zip(values, grads.views(message, _rows(step.receive)), strict=True):
+                if value.device != view.device:
+                    view.copy_(value)
+        if step.send is not None:
+            received = self.pool.take(grads.message_bytes(_rows(step.send)))
+        return self._post(step.place, Direction.HOME, grads, step.send, received, step.receive, message)
+
+    def _post(
+        self,
+        index: int,
+        direction: Direction,
+        row: RowFormat,
+        receive: Tile | None,
+        received: Tensor | None,
+        send: Tile | None,
+        sent: Tensor | None,
+    ) -> _Transfer:
+        """Post one message each way: see [Note: address]."""
+        tag = (self._number % 2**12) << 19 | direction << 18 | index % 2**18
+        inbound = received[: row.message_bytes(_rows(receive))] if received is not None and receive else None
+        outbound = sent[: row.message_bytes(_rows(send))] if sent is not None and send else None
+        transfer = _Transfer(receive, received, None, send, sent, None)
+        if self.engine.nccl is not None:
+            _post_nccl(self.engine.nccl, transfer, inbound, outbound)
+        else:
+            if inbound is not None and receive is not None and inbound.nbytes:
+                transfer.receive_work = self._gloo("recv", inbound, receive.peer, tag)
+            if outbound is not None and send is not None and outbound.nbytes:
+                transfer.send_work = self._gloo("send", outbound, send.peer, tag)
+        if inbound is not None:
+            counters.bytes_received += inbound.nbytes
+        if outbound is not None:
+            counters.bytes_sent += outbound.nbytes
+            counters.messages_sent += 1
+        return transfer
+
+    def _gloo(self, verb: str, message: Tensor, peer: int, tag: int) -> Any:
+        return self.engine.wait_for(lambda: getattr(self.engine.group, verb)([message], peer, tag), self.call, peer)
+
+    def _own_rows(self, tile: Tile) -> Tensor:
+        return self.plan.send_rows[tile.peer][tile.begin : tile.end]
+
+    # -- waiting
+
+    def _wait_receive(self, transfer: _Transfer) -> None:
+        if transfer.receive_work is not None and transfer.receive is not None:
+            self._wait(transfer.receive_work, transfer.receive.peer)
+
+    def _wait_send(self, transfer: _Transfer) -> None:
+        if transfer.send_work is not None and transfer.send is not None:
+            self._wait(transfer.send_work, transfer.send.peer)
+        self.pool.give(transfer.sent)
+
+    def _wait(self, work: Any, peer: int) -> None:
+        limit = timedelta(seconds=Config.timeout)
+        self.engine.wait_for(lambda: work.wait(limit), self.call, peer)
+
+    def _take_home(
+        self,
+        transfer: _Transfer,
+        device: torch.device,
+        grads: RowFormat,
+        deliver: Callable[[Tensor, list[Tensor]], None] | None,
+    ) -> None:
+        self._wait_receive(transfer)
+        if transfer.receive is not None and transfer.received is not None and deliver is not None:
+            values = [v.to(device) for v in grads.views(transfer.received, _rows(transfer.receive))]
+            deliver(self._own_rows(transfer.receive), values)
+        self._wait_send(transfer)
+        self.pool.give(transfer.received)
+
+
+def _rows(tile: Tile) -> int:
+    return tile.end - tile.begin
+
+
+def _post_nccl(group: dist.ProcessGroup, transfer: _Transfer, inbound: Tensor | None, outbound: Tensor | None) -> None:
+    """Post both ways in one batch. NCCL matches by order, which the common sequence of steps makes equal on both ends.
+
+    Untested with more than one worker: it needs two GPUs.
+    """
+    operations = []
+    if inbound is not None and transfer.receive is not None and inbound.nbytes:
+        source = dist.get_global_rank(group, transfer.receive.peer)
+        operations.append(dist.P2POp(dist.irecv, inbound, source, group))
+    if outbound is not None and transfer.send is not None and outbound.nbytes:
+        reader = dist.get_global_rank(group, transfer.send.peer)
+        operations.append(dist.P2POp(dist.isend, outbound, reader, group))
+    works = dist.batch_isend_irecv(operations) if operations else []
+    if works:
+        transfer.receive_work = works[0]
+        transfer.send_work = works[-1]

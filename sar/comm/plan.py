@@ -1,0 +1,119 @@
+"""Who reads which rows of whom, cut into tiles: the unit of exchange and of computation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16
+"""Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
+
+
+class Tile(NamedTuple):
+    """Rows begin:end of a halo list, on its way between this worker and `peer`."""
+
+    peer: int
+    begin: int
+    end: int
+
+
+class Step(NamedTuple):
+    """One beat of the exchange: the tile this worker receives and the tile it sends, if any."""
+
+    place: int  # within its round; part of the message's address
+    receive: Tile | None
+    send: Tile | None
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """What one row consists of: trailing shape and dtype of every field that travels together."""
+
+    fields: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> "RowFormat":
+        """The format of rows of these tensors, (N, ...) each."""
+        return cls(tuple((tuple(t.shape[1:]), t.dtype) for t in tensors))
+
+    @property
+    def row_elements(self) -> int:
+        return sum(_product(shape) for shape, _ in self.fields)
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(_product(shape) * dtype.itemsize for shape, dtype in self.fields)
+
+    def message_bytes(self, rows: int) -> int:
+        """Bytes of a message of that many rows: field after field, each aligned."""
+        return sum(_aligned(rows * _product(shape) * dtype.itemsize) for shape, dtype in self.fields)
+
+    def views(self, message: Tensor, rows: int) -> list[Tensor]:
+        """The fields inside a message (uint8), as tensors (rows, ...) that share its memory."""
+        views, offset = [], 0
+        for shape, dtype in self.fields:
+            size = rows * _product(shape) * dtype.itemsize
+            views.append(message[offset : offset + size].view(dtype).view(rows, *shape))
+            offset += _aligned(size)
+        return views
+
+
+class HaloPlan:
+    """The halo lists of one relation, seen from one worker.
+
+    Args:
+        rank: this worker.
+        send_rows: for every worker, the rows of this one that it reads, ascending, (H_q,) int32 or int64.
+        halo_counts: (W, W) int64: entry [p, r] is the number of rows of p that r reads; equal on all workers.
+    """
+
+    def __init__(self, rank: int, send_rows: list[Tensor], halo_counts: Tensor) -> None:
+        self.rank = rank
+        self.world_size = len(send_rows)
+        self.send_rows = send_rows
+        self.halo_counts: list[list[int]] = halo_counts.tolist()
+        self._schedule = lru_cache(maxsize=8)(self._make_schedule)
+
+    def to(self, device: torch.device) -> "HaloPlan":
+        """The same plan with its row lists on another device."""
+        return HaloPlan(self.rank, [rows.to(device) for rows in self.send_rows], torch.tensor(self.halo_counts))
+
+    def schedule(self, tile_rows: int) -> list[Step]:
+        """All steps of an exchange with tiles of at most `tile_rows` rows.
+
+        In round k every worker reads from (rank - k) mod W and sends to (rank + k) mod W. A round has as many steps as
+        its longest halo list needs, *on every worker*: so all go through the same sequence of steps, and the worker
+        that is furthest behind never waits for anything that has not been posted.
+        """
+        return self._schedule(tile_rows)
+
+    def _make_schedule(self, tile_rows: int) -> list[Step]:
+        world, counts = self.world_size, self.halo_counts
+        steps = []
+        for k in range(1, world):
+            source, reader = (self.rank - k) % world, (self.rank + k) % world
+            longest = max(counts[(r - k) % world][r] for r in range(world))
+            for index in range(-(-longest // tile_rows)):
+                receive = _tile(source, index, tile_rows, counts[source][self.rank])
+                send = _tile(reader, index, tile_rows, counts[self.rank][reader])
+                steps.append(Step(index, receive, send))
+        return steps
+
+
+def _tile(peer: int, index: int, tile_rows: int, rows: int) -> Tile | None:
+    begin = index * tile_rows
+    return Tile(peer, begin, min(begin + tile_rows, rows)) if begin < rows else None
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    product = 1
+    for extent in shape:
+        product *= extent
+    return product

@@ -1,0 +1,146 @@
+"""Finding worker 0's address over a shared file.
+
+[Note: stale files]
+A file left by an earlier run must not be believed. So worker 0 writes address, port and a fresh nonce, and answers on
+that port, with the nonce, until `initialize_comms` has connected everybody; it then removes the file. The others take
+an address only when its port echoes the nonce; until then they read the file again. A file of a dead run answers
+nothing, and a living run that is past its set-up no longer answers either. Two runs that start on one file at the same
+time cannot be told apart: give each its own.
+"""
+
+import fcntl
+import os
+import secrets
+import socket
+import struct
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from sar.config import Config
+from sar.errors import CommunicationTimeout, ConfigError
+
+_POLL_SECONDS = 0.2
+_CONNECT_SECONDS = 2.0
+_NONCE_BYTES = 16
+_SIOCGIFADDR = 0x8915
+
+_announcement: "_Announcement | None" = None
+
+
+def nfs_ip_init(_rank: int, ip_file: str) -> str:
+    """Tell worker 0's address to all workers through a file that all of them see.
+
+    Args:
+        _rank: this worker.
+        ip_file: path of the file; worker 0 replaces it. An old file does no harm: see [Note: stale files].
+
+    Returns:
+        The address of worker 0, for `initialize_comms`.
+
+    Raises:
+        ConfigError: where worker 0 cannot write the file.
+        CommunicationTimeout: where no living worker 0 shows up within `Config.timeout`.
+    """
+    global _announcement
+    path = Path(ip_file)
+    if _rank == 0:
+        stop_announcing()
+        _announcement = _Announcement(path)
+        return _announcement.address
+    deadline = time.monotonic() + Config.timeout
+    found = "no file"
+    while time.monotonic() < deadline:
+        try:
+            address, port, nonce = path.read_text().split()
+            if _confirmed(address, int(port), nonce):
+                return address
+            found = f"an old file: {address}:{port} does not confirm it"
+        except FileNotFoundError:
+            found = "no file"
+        except ValueError:
+            found = "a file of another form"
+        time.sleep(_POLL_SECONDS)
+    raise CommunicationTimeout(
+        f"Worker {_rank} waited {Config.timeout:g} s (Config.timeout) for worker 0 to announce its address in {path}; "
+        f"found {found}. Check that worker 0 runs and that all workers see the same file."
+    )
+
+
+def stop_announcing() -> None:
+    """Stop answering and remove worker 0's file, once everybody is connected."""
+    global _announcement
+    if _announcement is not None:
+        _announcement.close()
+        _announcement = None
+
+
+class _Announcement:
+    """Worker 0's file, and the thread that answers for it."""
+
+    def __init__(self, path: Path) -> None:
+        self.address = _own_address()
+        self._path = path
+        self._server = socket.create_server(("", 0))
+        nonce = secrets.token_hex(_NONCE_BYTES // 2)
+        self._text = f"{self.address} {self._server.getsockname()[1]} {nonce}\n"
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+                file.write(self._text)
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except OSError as error:
+            self._server.close()
+            raise ConfigError(f"Worker 0 cannot write its address to {path}: {error}") from error
+        threading.Thread(target=self._answer, args=(nonce.encode(),), name="sar-announce", daemon=True).start()
+
+    def _answer(self, nonce: bytes) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return  # closed
+            with connection:
+                connection.settimeout(_CONNECT_SECONDS)
+                try:
+                    connection.sendall(nonce)
+                except OSError:
+                    continue  # that worker will ask again
+
+    def close(self) -> None:
+        # close() alone would leave accept() blocked in the thread.
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        try:
+            if self._path.read_text() == self._text:
+                self._path.unlink()
+        except OSError:
+            pass  # somebody else's by now
+
+
+def _confirmed(address: str, port: int, nonce: str) -> bool:
+    try:
+        with socket.create_connection((address, port), _CONNECT_SECONDS) as connection:
+            connection.settimeout(_CONNECT_SECONDS)
+            with connection.makefile("rb") as stream:
+                return stream.read(len(nonce)) == nonce.encode()
+    except OSError:
+        return False
+
+
+def _own_address() -> str:
+    """The address of SAR_SOCKET_NAME's interface; else of the one that leads to other hosts; else loopback."""
+    name = os.environ.get("SAR_SOCKET_NAME")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if name is not None:
+            request = struct.pack("256s", name[:15].encode())
+            try:
+                return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+            except OSError as error:
+                raise ConfigError(f"SAR_SOCKET_NAME is {name!r}, but there is no such IPv4 interface.") from error
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation; connecting a datagram socket sends nothing
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

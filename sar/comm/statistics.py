@@ -1,0 +1,34 @@
+"""Counters of what the engine moved and how long it waited, for users to print."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass
+class Statistics:
+    """What this worker moved since the process started.
+
+    bytes_sent, bytes_received: payload of point-to-point messages and collectives, without headers.
+    messages_sent: point-to-point messages.
+    seconds_waited: time the main thread was blocked on other workers.
+    """
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    seconds_waited: float = 0.0
+
+    def __sub__(self, earlier: "Statistics") -> "Statistics":
+        return Statistics(
+            self.bytes_sent - earlier.bytes_sent,
+            self.bytes_received - earlier.bytes_received,
+            self.messages_sent - earlier.messages_sent,
+            self.seconds_waited - earlier.seconds_waited,
+        )
+
+
+counters = Statistics()
+
+
+def statistics() -> Statistics:
+    """Return a snapshot of this worker's counters; subtract two snapshots to get what lies between them."""
+    return replace(counters)

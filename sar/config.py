@@ -1,0 +1,38 @@
+"""Global settings of the engine, read when a distributed call starts and kept for its backward."""
+
+from typing import ClassVar
+
+from sar.errors import ConfigError
+
+
+class Config:
+    """Settings shared by all graphs of a process; set them alike on every worker.
+
+    A distributed call compares them between workers and raises `DisagreementError` where they differ.
+    """
+
+    disable_sr: ClassVar[bool] = False
+    """Mode 2 (SA): keep fetched rows for the backward instead of fetching them again."""
+
+    pipeline_depth: ClassVar[int] = 1
+    """Tiles in flight while one is computed; 0 fetches and computes in turn."""
+
+    max_collective_size: ClassVar[int] = 0
+    """Elements in one message at most; 0 means unlimited. Tiles never get smaller than one row."""
+
+    comm_buffer_bytes: ClassVar[int] = 32 * 2**20
+    """Bytes that all exchange buffers of a worker together may take in modes 1 and 2 (kept rows not counted)."""
+
+    timeout: ClassVar[float] = 1800.0
+    """Seconds that one wait for other workers may take. A peer's death is noticed at once, whatever this says."""
+
+    @classmethod
+    def validate(cls) -> None:
+        """Raise `ConfigError` where a setting is out of range."""
+        bounds = {"pipeline_depth": 0, "max_collective_size": 0, "comm_buffer_bytes": 1}
+        for name, least in bounds.items():
+            value = getattr(cls, name)
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"Config.{name} is {value!r}; expected an integer of at least {least}.")
+        if not cls.timeout > 0:
+            raise ConfigError(f"Config.timeout is {cls.timeout!r}; expected a positive number of seconds.")

@@ -1,0 +1,300 @@
+"""The drop-in graph: what a DGL layer calls, over the parts of a graph that all workers hold together."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from sar.comm import process_group
+from sar.comm.exchange import Settings
+from sar.common_tuples import CanonicalEtype, PartitionData
+from sar.core.frames import Frame, TypedFrames
+from sar.core.messages import Message, Operand, parse_message, parse_reduction
+from sar.core.queries import ALL, GraphQueries
+from sar.core.sequential import Call, check_operands, run
+from sar.core.shard import Relation, Structure, build_structure
+from sar.errors import GraphError
+from sar.kernels import Target
+
+Self = TypeVar("Self", bound="GraphShardManager")
+
+
+class GraphShardManager(GraphQueries):
+    """This worker's view of a graph that spans all workers; takes the place of a `DGLGraph` in layers.
+
+    `update_all` and `apply_edges` fetch the other partitions one tile at a time, and again in the backward (sequential
+    aggregation and rematerialisation, Mostafa 2022, "Sequential Aggregation and Rematerialization"). They are
+    collective: all workers make the same calls in the same order. Nodes are this worker's own, in partition order;
+    edges are those into them, by source partition, destination and edge ID.
+
+    Made by `construct_full_graph`.
+    """
+
+    one_shot = False
+
+    def __init__(
+        self,
+        structure: Structure,
+        relations: list[Relation],
+        node_frames: dict[str, Frame],
+        edge_frames: dict[CanonicalEtype, Frame],
+        partition_book: Any = None,
+    ) -> None:
+        super().__init__(structure, relations)
+        self._node_frames = node_frames
+        self._edge_frames = edge_frames
+        self.partition_book = partition_book
+
+    # -- frames
+
+    @property
+    def srcdata(self) -> Frame | TypedFrames:
+        """Fields of the source nodes; the same frame as `dstdata` where sources are destinations."""
+        return self._frame_of(self._node_frames, self.srctypes)
+
+    @property
+    def dstdata(self) -> Frame | TypedFrames:
+        """Fields of the destination nodes."""
+        return self._frame_of(self._node_frames, self.dsttypes)
+
+    @property
+    def ndata(self) -> Frame | TypedFrames:
+        """Fields of the nodes."""
+        return self._frame_of(self._node_frames, self.ntypes)
+
+    @property
+    def edata(self) -> Frame | TypedFrames:
+        """Fields of the edges in the visible order; at first the partition's edge features and edge IDs (`_ID`)."""
+        return self._frame_of(self._edge_frames, self.canonical_etypes)
+
+    @staticmethod
+    def _frame_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Frame | TypedFrames:
+        return frames[kinds[0]] if len(kinds) == 1 else TypedFrames({kind: frames[kind] for kind in kinds})
+
+    @property
+    def nodes(self) -> "SpaceView":
+        """`g.nodes[ntype].data` is the frame of a node type; `g.nodes(ntype)` are this worker's local IDs."""
+        return SpaceView(self._node_frames, lambda ntype: self._ntype(ntype, self.ntypes))
+
+    @property
+    def srcnodes(self) -> "SpaceView":
+        """As `nodes`, of source types."""
+        return SpaceView(self._node_frames, lambda ntype: self._ntype(ntype, self.srctypes))
+
+    @property
+    def dstnodes(self) -> "SpaceView":
+        """As `nodes`, of destination types."""
+        return SpaceView(self._node_frames, lambda ntype: self._ntype(ntype, self.dsttypes))
+
+    @property
+    def edges(self) -> "SpaceView":
+        """`g.edges[etype].data` is the frame of an edge type."""
+        return SpaceView(self._edge_frames, lambda etype: [self._relation(etype).etype])
+
+    @contextmanager
+    def local_scope(self) -> Iterator[None]:
+        """Keep what is set on the graph inside from being seen after, also when an exception passes.
+
+        An exception raised inside reaches all other workers as a `PeerError`, because they may be waiting for this one.
+        """
+        node_frames, edge_frames = self._node_frames, self._edge_frames
+        self._node_frames, self._edge_frames = _cloned(node_frames), _cloned(edge_frames)
+        try:
+            with self._structure.engine.guard():
+                yield
+        finally:
+            self._node_frames, self._edge_frames = node_frames, edge_frames
+
+    def local_var(self: Self) -> Self:
+        """The same graph with frames of its own, so that what is set on either is not seen on the other."""
+        return self._with(node_frames=_cloned(self._node_frames), edge_frames=_cloned(self._edge_frames))
+
+    # -- message passing
+
+    def update_all(
+        self,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: Callable[..., Any] | None = None,
+        etype: str | CanonicalEtype | None = None,
+    ) -> None:
+        """Send messages along all edges and reduce them at their destinations.
+
+        Args:
+            message_func: a built-in message function of `dgl.function`.
+            reduce_func: its sum, mean, max or min. Nodes without messages get 0; infinite maxima and minima become 0
+                and NaN is ignored by both, as in DGL; of equal messages the last in the visible order gets the gradient.
+            apply_node_func: not supported so far.
+            etype: edge type; may be left out where there is one.
+
+        Raises:
+            FieldError: for an unknown field or edge type.
+            GraphError: for functions or operands that cannot be used.
+            CommunicationError: where another worker failed or makes another call.
+        """
+        if apply_node_func is not None:
+            raise GraphError("update_all does not take apply_node_func so far; apply the function to dstdata instead.")
+        with self._structure.engine.guard():
+            relation = self._relation(etype)
+            message = parse_message(message_func)
+            reduction = parse_reduction(reduce_func, message)
+            result = self._compute(relation, message, reduction.reducer)
+            self._node_frames[relation.etype[2]][reduction.out_field] = result
+
+    def apply_edges(
+        self, func: Any, edges: Any = ALL, etype: str | CanonicalEtype | None = None, inplace: bool = False
+    ) -> None:
+        """Compute a field of every edge from its source, destination and other fields.
+
+        Args:
+            func: a built-in message function of `dgl.function`.
+            edges: all edges; subsets are not supported so far.
+            etype: edge type; may be left out where there is one.
+            inplace: accepted as DGL does, without effect.
+
+        Raises:
+            As `update_all`.
+        """
+        if not (isinstance(edges, str) and edges == ALL):
+            raise GraphError("apply_edges works on all edges so far; leave `edges` out and select afterwards.")
+        with self._structure.engine.guard():
+            relation = self._relation(etype)
+            message = parse_message(func)
+            self._edge_frames[relation.etype][message.out_field] = self._compute(relation, message, None)
+
+    def _compute(self, relation: Relation, message: Message, reducer: str | None) -> Tensor:
+        lhs = self._operand(relation, message.lhs)
+        rhs = self._operand(relation, message.rhs) if message.rhs is not None else None
+        check_operands(message, reducer, lhs, rhs)
+        settings = Settings.current(one_shot=self.one_shot)
+        lhs_shape, rhs_shape = tuple(lhs.shape[1:]), tuple(rhs.shape[1:]) if rhs is not None else None
+        words = (
+            f"{f'update_all, {reducer}' if reducer else 'apply_edges'} of {message} along {relation.etype}: "
+            f"{lhs.dtype}, widths {lhs_shape} and {rhs_shape}, gradients {'on' if torch.is_grad_enabled() else 'off'}, "
+            f"graph {self._structure.signature}, {settings}"
+        )
+        engine, pool = self._structure.engine, process_group.buffer_pool()
+        call = Call(engine, pool, relation, message, reducer, settings, lhs_shape, rhs_shape, lhs.dtype, words)
+        return run(call, lhs, rhs)
+
+    def _operand(self, relation: Relation, operand: Operand) -> Tensor:
+        source, _, destination = relation.etype
+        if operand.target is Target.E:
+            return self._edge_frames[relation.etype][operand.field]
+        return self._node_frames[source if operand.target is Target.U else destination][operand.field]
+
+    # -- other views of the same graph
+
+    def __getitem__(self: Self, etype: str | CanonicalEtype) -> Self:
+        """The graph of one edge type, with the same frames."""
+        return self._with(relations=[self._relation(etype)])
+
+    def to(self: Self, device: torch.device | str) -> Self:
+        """The graph with structure and fields on another device."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        structure = self._structure.to(device)
+        moved = {relation.etype: relation for relation in structure.relations}
+        return self._with(
+            structure=structure,
+            relations=[moved[etype] for etype in self._relations],
+            node_frames={kind: frame.to(device) for kind, frame in self._node_frames.items()},
+            edge_frames={kind: frame.to(device) for kind, frame in self._edge_frames.items()},
+        )
+
+    def get_full_partition_graph(self, delete_shard_data: bool = True) -> "DistributedBlock":
+        """The same graph in one-shot mode (3): every call fetches all that it needs at once and keeps it.
+
+        Args:
+            delete_shard_data: accepted for scripts written for SAR. The structure is shared between both graphs, so
+                there is nothing to delete; drop this one to free its fields.
+        """
+        return DistributedBlock(
+            self._structure,
+            list(self._relations.values()),
+            _cloned(self._node_frames),
+            _cloned(self._edge_frames),
+            self.partition_book,
+        )
+
+    def _with(self: Self, **changes: Any) -> Self:
+        parts = {
+            "structure": self._structure,
+            "relations": list(self._relations.values()),
+            "node_frames": self._node_frames,
+            "edge_frames": self._edge_frames,
+            "partition_book": self.partition_book,
+        }
+        return type(self)(**(parts | changes))
+
+    def __repr__(self) -> str:
+        rank, size = self._structure.engine.rank, self._structure.engine.world_size
+        return (
+            f"{type(self).__name__}(worker {rank} of {size}: {self.num_nodes()} of {self.num_nodes_global()} nodes, "
+            f"{self.num_edges()} of {self.num_edges_global()} edges, types {self.ntypes} {self.canonical_etypes})"
+        )
+
+
+class DistributedBlock(GraphShardManager):
+    """A `GraphShardManager` that exchanges in one shot: fastest where the whole halo fits into memory."""
+
+    one_shot = True
+
+
+class SpaceView:
+    """What `g.nodes` and `g.edges` give: frames by type, and local IDs."""
+
+    def __init__(self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]]) -> None:
+        self._frames = frames
+        self._resolve = resolve
+
+    def __getitem__(self, kind: Any) -> "_Space":
+        return _Space(self._frames[self._resolve(kind)[0]])
+
+    def __call__(self, kind: Any = None) -> Tensor:
+        """Local IDs, ascending, (N,) int64."""
+        kinds = self._resolve(kind)
+        if len(kinds) != 1:
+            raise GraphError(f"There are several types; name one of {kinds}.")
+        frame = self._frames[kinds[0]]
+        return torch.arange(frame.rows, device=frame.device)
+
+
+class _Space:
+    def __init__(self, data: Frame) -> None:
+        self.data = data
+
+
+def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
+    """Make the distributed graph of a partitioned graph; called by all workers together.
+
+    Args:
+        partition_data: this worker's partition, from `load_dgl_partition_data` or made in memory.
+
+    Returns:
+        The graph, with the partition's edge features in `edata`. Node features stay in `partition_data`.
+
+    Raises:
+        PartitionError: where the data contradicts itself or the number of workers.
+        CommunicationError: where another worker raised, or holds another graph.
+    """
+    engine = process_group.engine()
+    structure, features = build_structure(partition_data, engine)
+    node_frames = {
+        ntype: Frame(count, structure.device, f"nodes of type {ntype!r}") for ntype, count in structure.counts.items()
+    }
+    edge_frames = {
+        relation.etype: Frame(relation.num_edges, structure.device, f"edges of type {relation.etype}", columns)
+        for relation, columns in zip(structure.relations, features, strict=True)
+    }
+    return GraphShardManager(structure, structure.relations, node_frames, edge_frames, partition_data.partition_book)
+
+
+_Kind = TypeVar("_Kind")
+
+
+def _cloned(frames: dict[_Kind, Frame]) -> dict[_Kind, Frame]:
+    return {kind: frame.clone() for kind, frame in frames.items()}

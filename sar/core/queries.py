@@ -1,0 +1,175 @@
+"""What a graph says about itself: types, counts and degrees, under the names that DGL gives them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.common_tuples import CanonicalEtype
+from sar.core.shard import Relation, Structure
+from sar.errors import FieldError, GraphError
+
+ALL = "__ALL__"
+
+
+class GraphQueries:
+    """Types, counts and degrees of this worker's part of a graph, or of some of its relations.
+
+    Counts are local: nodes of this worker, edges into it. Those that end in `_global` are of the whole graph.
+    """
+
+    is_block = False
+    batch_size = 1
+
+    def __init__(self, structure: Structure, relations: list[Relation]) -> None:
+        self._structure = structure
+        self._relations = {relation.etype: relation for relation in relations}
+
+    # -- types
+
+    @property
+    def canonical_etypes(self) -> list[CanonicalEtype]:
+        """(source type, relation, destination type) of every edge type."""
+        return list(self._relations)
+
+    @property
+    def etypes(self) -> list[str]:
+        """The relation name of every edge type."""
+        return [etype[1] for etype in self._relations]
+
+    @property
+    def srctypes(self) -> list[str]:
+        """Node types that have out-edges in some relation; on a whole graph, all."""
+        return self.ntypes if self._is_whole else list(dict.fromkeys(etype[0] for etype in self._relations))
+
+    @property
+    def dsttypes(self) -> list[str]:
+        """Node types that have in-edges in some relation; on a whole graph, all."""
+        return self.ntypes if self._is_whole else list(dict.fromkeys(etype[2] for etype in self._relations))
+
+    @property
+    def ntypes(self) -> list[str]:
+        """All node types."""
+        if self._is_whole:
+            return list(self._structure.counts)
+        return list(dict.fromkeys(ntype for etype in self._relations for ntype in (etype[0], etype[2])))
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether there is one node type and one edge type."""
+        return len(self.ntypes) == 1 and len(self._relations) == 1
+
+    @property
+    def _is_whole(self) -> bool:
+        return len(self._relations) == len(self._structure.relations)
+
+    def to_canonical_etype(self, etype: str | CanonicalEtype) -> CanonicalEtype:
+        """The canonical edge type that a relation name, or a canonical type, stands for.
+
+        Raises:
+            FieldError: where there is none, or several relations have the name.
+        """
+        if isinstance(etype, tuple) and etype in self._relations:
+            return etype
+        found = [known for known in self._relations if known[1] == etype]
+        if len(found) == 1:
+            return found[0]
+        problem = f"stands for several edge types: {found}" if found else "is not an edge type of this graph"
+        raise FieldError(f"{etype!r} {problem}; the edge types are {self.canonical_etypes}.")
+
+    def _relation(self, etype: str | CanonicalEtype | None) -> Relation:
+        if etype is not None:
+            return self._relations[self.to_canonical_etype(etype)]
+        if len(self._relations) != 1:
+            raise GraphError(f"The graph has {len(self._relations)} edge types; name one of {self.canonical_etypes}.")
+        return next(iter(self._relations.values()))
+
+    def _ntype(self, ntype: str | None, among: list[str]) -> list[str]:
+        if ntype is None:
+            return among
+        if ntype not in among:
+            raise FieldError(f"There is no node type {ntype!r} here; expected one of {among}.")
+        return [ntype]
+
+    # -- counts
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        """Nodes of this worker, of one type or of all."""
+        return sum(self._structure.counts[t] for t in self._ntype(ntype, self.ntypes))
+
+    def num_src_nodes(self, ntype: str | None = None) -> int:
+        """Source nodes of this worker, of one type or of all."""
+        return sum(self._structure.counts[t] for t in self._ntype(ntype, self.srctypes))
+
+    def num_dst_nodes(self, ntype: str | None = None) -> int:
+        """Destination nodes of this worker, of one type or of all."""
+        return sum(self._structure.counts[t] for t in self._ntype(ntype, self.dsttypes))
+
+    def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
+        """Edges into this worker, of one type or of all."""
+        relations = self._relations.values() if etype is None else [self._relation(etype)]
+        return sum(relation.num_edges for relation in relations)
+
+    def num_nodes_global(self, ntype: str | None = None) -> int:
+        """Nodes of the whole graph, of one type or of all."""
+        return sum(self._structure.counts_global[t] for t in self._ntype(ntype, self.ntypes))
+
+    def num_src_nodes_global(self, ntype: str | None = None) -> int:
+        """Source nodes of the whole graph, of one type or of all."""
+        return sum(self._structure.counts_global[t] for t in self._ntype(ntype, self.srctypes))
+
+    def num_dst_nodes_global(self, ntype: str | None = None) -> int:
+        """Destination nodes of the whole graph, of one type or of all."""
+        return sum(self._structure.counts_global[t] for t in self._ntype(ntype, self.dsttypes))
+
+    def num_edges_global(self, etype: str | CanonicalEtype | None = None) -> int:
+        """Edges of the whole graph, of one type or of all."""
+        relations = self._relations.values() if etype is None else [self._relation(etype)]
+        return sum(relation.num_edges_global for relation in relations)
+
+    # DGL's older names.
+    number_of_nodes = num_nodes
+    number_of_src_nodes = num_src_nodes
+    number_of_dst_nodes = num_dst_nodes
+    number_of_edges = num_edges
+    number_of_nodes_global = num_nodes_global
+    number_of_src_nodes_global = num_src_nodes_global
+    number_of_dst_nodes_global = num_dst_nodes_global
+    number_of_edges_global = num_edges_global
+
+    def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
+        """This worker's nodes as the one graph of a batch, (1,) int64."""
+        return torch.tensor([self.num_nodes(ntype)], device=self.device)
+
+    # -- degrees
+
+    def in_degrees(self, v: Any = ALL, etype: str | CanonicalEtype | None = None) -> Tensor:
+        """In-degrees of this worker's nodes, (N_dst,) int64; with `v`, of those local IDs only."""
+        return _rows(self._relation(etype).in_degrees, v)
+
+    def out_degrees(self, u: Any = ALL, etype: str | CanonicalEtype | None = None) -> Tensor:
+        """Out-degrees of this worker's nodes, counting edges into all workers, (N_src,) int64; with `u`, of those."""
+        return _rows(self._relation(etype).out_degrees, u)
+
+    # -- where and what
+
+    @property
+    def device(self) -> torch.device:
+        """Where the structure and the fields are."""
+        return self._structure.device
+
+    @property
+    def idtype(self) -> torch.dtype:
+        """The dtype of node and edge IDs."""
+        return torch.int64
+
+    @property
+    def node_ranges(self) -> list[tuple[int, int]]:
+        """The [start, end) range of global node IDs of every partition."""
+        return self._structure.node_ranges
+
+
+def _rows(degrees: Tensor, which: Any) -> Tensor:
+    if isinstance(which, str) and which == ALL:
+        return degrees
+    return degrees[torch.as_tensor(which, device=degrees.device)]

@@ -1,0 +1,314 @@
+"""Sequential aggregation with rematerialisation, for the built-in message functions.
+
+[Note: forward and backward]
+The forward posts the first tile, computes the own shard while it travels, and then takes the other partitions tile by
+tile: what is fetched is consumed at once and its buffer used again. The backward is the transposed aggregation. It
+fetches rows again exactly when the derivative of an operand that needs a gradient reads values of the sources
+(`operand_values_needed`), and sends each tile's gradients home as they are made. Modes 2 and 3 keep the fetched rows
+instead.
+
+[Note: one worker's gradient is everybody's]
+A backward that exchanges must run on all workers or on none. So what needs a gradient is the OR over workers, agreed on
+in the forward, and the autograd node exists on every worker: it is tied to an empty tensor, the anchor, that requires a
+gradient, and its output is marked non-differentiable where nobody needs one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sar.comm.engine import Engine
+from sar.comm.exchange import BufferPool, Exchange, Portion, Settings
+from sar.comm.plan import RowFormat, Tile
+from sar.core.messages import Message
+from sar.core.shard import Relation
+from sar.errors import GraphError
+from sar.kernels import (
+    EdgeBlock,
+    Op,
+    Target,
+    aggregate_cmp,
+    aggregate_grad,
+    aggregate_sum,
+    edge_apply,
+    message_shape,
+    operand_values_needed,
+)
+
+LHS, RHS = 1, 2  # flags in the agreement: this operand needs a gradient here
+
+
+@dataclass(frozen=True)
+class Call:
+    """One built-in `update_all` (with a reducer) or `apply_edges` (without).
+
+    lhs_shape, rhs_shape: trailing shapes of the operands.
+    dtype: of the operands and the result; half precisions accumulate in float32.
+    """
+
+    engine: Engine
+    pool: BufferPool
+    relation: Relation
+    message: Message
+    reducer: str | None
+    settings: Settings
+    lhs_shape: tuple[int, ...]
+    rhs_shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    words: str
+
+    @property
+    def own_block(self) -> EdgeBlock:
+        return self.relation.blocks[self.engine.rank]
+
+    @property
+    def source(self) -> str | None:
+        """Which operand has rows of sources, if any."""
+        if self.message.lhs.target is Target.U:
+            return "lhs"
+        return "rhs" if self.message.rhs is not None and self.message.rhs.target is Target.U else None
+
+    @property
+    def distributed(self) -> bool:
+        return self.source is not None and self.engine.world_size > 1
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        return torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange of this call; its tiles are alike in the forward and the backward."""
+        shape = self.lhs_shape if self.source == "lhs" else self.rhs_shape
+        assert shape is not None
+        widest = RowFormat(((shape, self.sum_dtype),))
+        tile_rows = self.settings.tile_rows(widest)
+        return Exchange(self.engine, self.relation.plan, self.settings, tile_rows, self.pool, self.words)
+
+    def target(self, operand: str) -> Target:
+        side = self.message.lhs if operand == "lhs" else self.message.rhs
+        return side.target if side is not None else Target.U
+
+    def rows(self, target: Target) -> int:
+        """Rows that an operand of this target has on this worker."""
+        relation = self.relation
+        return {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}[target]
+
+    def values_needed(self, needs: dict[str, bool]) -> dict[str, bool]:
+        """Whether the backward reads the values of lhs and rhs."""
+        pairs = [operand_values_needed(self.message.op, operand) for operand, need in needs.items() if need]
+        return {"lhs": any(p[0] for p in pairs), "rhs": any(p[1] for p in pairs)}
+
+
+def run(call: Call, lhs: Tensor, rhs: Tensor | None) -> Tensor:
+    """Aggregate messages at their destinations, (N_dst, *message), or write them to the edges, (E, *message).
+
+    Args:
+        call: what to compute.
+        lhs, rhs: operands, (rows of their target, *shape) each.
+    """
+    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and call.distributed)
+    result: Tensor = _Builtin.apply(anchor, lhs, rhs, call)
+    return result
+
+
+def check_operands(message: Message, reducer: str | None, lhs: Tensor, rhs: Tensor | None) -> tuple[int, ...]:
+    """The trailing shape of the messages.
+
+    Raises:
+        GraphError: for operands that do not broadcast, differ in dtype, or are not floating point.
+    """
+    if rhs is not None and lhs.dtype != rhs.dtype:
+        raise GraphError(f"The operands of {message} have dtypes {lhs.dtype} and {rhs.dtype}; convert one of them.")
+    copied = message.op is Op.COPY and reducer is None
+    if not lhs.dtype.is_floating_point and not copied:
+        raise GraphError(
+            f"{message} is {lhs.dtype}; built-in arithmetic takes floating point. Call .float() on it first."
+        )
+    return message_shape(message.op, tuple(lhs.shape[1:]), tuple(rhs.shape[1:]) if rhs is not None else None)
+
+
+class _Builtin(torch.autograd.Function):
+    """See [Note: forward and backward]."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, lhs: Tensor, rhs: Tensor | None, call: Call) -> Tensor:
+        flags = LHS * ctx.needs_input_grad[1] | RHS * ctx.needs_input_grad[2]
+        with call.engine.guard():
+            if call.distributed:
+                for theirs in call.engine.agree(call.words, flags):
+                    flags |= theirs
+            ctx.call = call
+            ctx.needs = {"lhs": bool(flags & LHS), "rhs": bool(flags & RHS)}
+            ctx.values = call.values_needed(ctx.needs)
+            out, arg, ctx.kept = _forward(
+                call, lhs, rhs, keep=call.settings.keep and ctx.values.get(call.source, False)
+            )
+        ctx.save_for_backward(
+            lhs if ctx.values["lhs"] else None,
+            rhs if ctx.values["rhs"] else None,
+            arg if flags else None,
+        )
+        if not flags:
+            ctx.mark_non_differentiable(out)
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
+        call: Call = ctx.call
+        with call.engine.guard():
+            grads = _backward(ctx, call, grad)
+        return (
+            None,
+            grads["lhs"].to(call.dtype) if ctx.needs_input_grad[1] else None,
+            grads["rhs"].to(call.dtype) if ctx.needs_input_grad[2] else None,
+            None,
+        )
+
+
+def _forward(
+    call: Call, lhs: Tensor, rhs: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor | None, dict[Tile, Tensor]]:
+    """Returns the result, the winning edges of a maximum or minimum, and the fetched rows to keep."""
+    shape = message_shape(call.message.op, call.lhs_shape, call.rhs_shape)
+    relation, device = call.relation, lhs.device
+    arg = None
+    if call.reducer is None:
+        out = torch.empty(relation.num_edges, *shape, dtype=call.dtype, device=device)
+    elif call.reducer in ("sum", "mean"):
+        out = torch.zeros(relation.num_dst, *shape, dtype=call.sum_dtype, device=device)
+    else:
+        worst = -torch.inf if call.reducer == "max" else torch.inf
+        out = torch.full((relation.num_dst, *shape), worst, dtype=call.sum_dtype, device=device)
+        index = torch.int32 if relation.num_edges < 2**31 else torch.int64
+        arg = torch.full(out.shape, -1, dtype=index, device=device)
+
+    operands: dict[str, Tensor | None] = {"lhs": lhs, "rhs": rhs}
+    kept = {}
+    for block, rows, tile in _blocks(call, operands, keep):
+        if rows is not None and call.source is not None:
+            operands[call.source] = rows
+            if keep and tile is not None:
+                kept[tile] = rows
+        _accumulate(call, block, operands, out, arg)
+
+    if call.reducer == "mean":
+        out /= _degrees_like(relation, out)
+    elif arg is not None:
+        # As DGL does, whether infinite for want of messages or by value.
+        infinite = out.isinf()
+        out.masked_fill_(infinite, 0)
+        arg.masked_fill_(infinite, -1)
+    return out.to(call.dtype), arg, kept
+
+
+def _blocks(
+    call: Call, operands: dict[str, Tensor | None], keep: bool
+) -> Iterator[tuple[EdgeBlock, Tensor | None, Tile | None]]:
+    """All blocks of edges, the own one first, with the source rows of those that had to be fetched."""
+    if not call.distributed or call.source is None:
+        # Nothing to fetch: with operands of destinations and edges only, sources do not matter.
+        for block in call.relation.blocks:
+            yield block, None, None
+        return
+    own = operands[call.source]
+    assert own is not None
+    portions = call.exchange.sweep(own.device, [own], keep=keep)
+    yield call.own_block, None, None
+    for portion in portions:
+        assert portion.rows is not None
+        yield call.relation.tile(portion.tile), portion.rows[0], portion.tile
+
+
+def _accumulate(
+    call: Call, block: EdgeBlock, operands: dict[str, Tensor | None], out: Tensor, arg: Tensor | None
+) -> None:
+    lhs, rhs = operands["lhs"], operands["rhs"]
+    assert lhs is not None
+    message = (block, call.message.op, lhs, call.target("lhs"), rhs, call.target("rhs"), out)
+    if call.reducer is None:
+        edge_apply(*message)
+    elif arg is None:
+        aggregate_sum(*message)
+    else:
+        aggregate_cmp(*message, arg, call.reducer == "max")
+
+
+def _backward(ctx: Any, call: Call, grad: Tensor) -> dict[str, Tensor]:
+    """Gradients of both operands on this worker, for those that need one somewhere."""
+    lhs, rhs, arg = ctx.saved_tensors
+    values: dict[str, Tensor | None] = {"lhs": lhs, "rhs": rhs}
+    shapes = {"lhs": call.lhs_shape, "rhs": call.rhs_shape}
+    grad = grad.to(call.sum_dtype)
+    if call.reducer == "mean":
+        grad = grad / _degrees_like(call.relation, grad)
+    grads = {
+        operand: torch.zeros(
+            call.rows(call.target(operand)), *(shapes[operand] or ()), dtype=call.sum_dtype, device=grad.device
+        )
+        for operand, need in ctx.needs.items()
+        if need
+    }
+    own_source_grad = grads.get(call.source) if call.source else None
+    for block, rows, source_grad in _backward_blocks(ctx, call, values, own_source_grad, grad.device):
+        if rows is not None and call.source is not None:
+            values[call.source] = rows
+        for operand in grads:
+            out = source_grad if operand == call.source else grads[operand]
+            assert out is not None
+            aggregate_grad(
+                block,
+                call.message.op,
+                operand,
+                values["lhs"],
+                call.target("lhs"),
+                values["rhs"],
+                call.target("rhs"),
+                grad,
+                Target.E if call.reducer is None else Target.V,
+                arg,
+                out,
+                lhs_shape=call.lhs_shape,
+                rhs_shape=call.rhs_shape,
+            )
+    return grads
+
+
+def _backward_blocks(
+    ctx: Any, call: Call, values: dict[str, Tensor | None], own_grad: Tensor | None, device: torch.device
+) -> Iterator[tuple[EdgeBlock, Tensor | None, Tensor | None]]:
+    """All blocks of edges, with fetched source rows where their values are needed, and where source gradients go."""
+    if not call.distributed or call.source is None:
+        for block in call.relation.blocks:
+            yield block, None, own_grad
+        return
+    refetch = ctx.values[call.source] and not call.settings.keep
+    if own_grad is not None or refetch:
+        call.engine.agree(f"backward of {call.words}")
+    own = values[call.source]
+
+    def deliver(rows: Tensor, incoming: list[Tensor]) -> None:
+        assert own_grad is not None
+        rows = rows.long()  # distinct, so a plain read-add-write is right
+        own_grad.index_copy_(0, rows, own_grad.index_select(0, rows).add_(incoming[0]))
+
+    portions: Iterator[Portion] = call.exchange.sweep(
+        device,
+        [own] if refetch and own is not None else None,
+        grads=RowFormat.of([own_grad]) if own_grad is not None else None,
+        deliver=deliver,
+    )
+    yield call.own_block, None, own_grad
+    for portion in portions:
+        rows = portion.rows[0] if portion.rows is not None else ctx.kept.get(portion.tile)
+        yield call.relation.tile(portion.tile), rows, portion.grads[0] if portion.grads is not None else None
+
+
+def _degrees_like(relation: Relation, values: Tensor) -> Tensor:
+    """In-degrees, at least 1, shaped to divide (N_dst, ...) values."""
+    return relation.in_degrees.clamp(min=1).to(values.dtype).view(-1, *[1] * (values.dim() - 1))

@@ -1,0 +1,186 @@
+"""The structure of a distributed graph on one worker: edges from every partition into this one, and who reads what."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from sar.comm.collectives import exchange_tensors
+from sar.comm.engine import Engine
+from sar.comm.plan import HaloPlan, Tile
+from sar.common_tuples import NTYPE, CanonicalEtype, PartitionData
+from sar.core.partition_data import Shard, check_partition, join_features, select_relation
+from sar.kernels import EdgeBlock
+
+
+@dataclass(frozen=True)
+class Relation:
+    """The edges of one canonical edge type into this worker.
+
+    blocks: one per source partition. Sources are numbered within that partition's halo list; those of the own partition
+        are this worker's rows. Edge IDs are positions in the visible edge order, in which each shard is a slice.
+    halos: for every other partition, the nodes that this worker reads: partition-local IDs over all types, ascending.
+    plan: the halo lists of all workers, as the exchange needs them.
+    num_src, num_dst: this worker's nodes of source and destination type.
+    in_degrees, out_degrees: (num_dst,) and (num_src,) int64; out-degrees count the edges into all workers.
+    """
+
+    etype: CanonicalEtype
+    blocks: list[EdgeBlock]
+    halos: list[Tensor]
+    plan: HaloPlan
+    num_src: int
+    num_dst: int
+    num_edges_global: int
+    in_degrees: Tensor
+    out_degrees: Tensor
+    _tiles: dict[Tile, EdgeBlock] = field(default_factory=dict)
+
+    @property
+    def num_edges(self) -> int:
+        return sum(block.num_edges for block in self.blocks)
+
+    def tile(self, tile: Tile) -> EdgeBlock:
+        """The edges that read a tile, sources renumbered within it; cut out once and kept."""
+        if tile not in self._tiles:
+            self._tiles[tile] = self.blocks[tile.peer].select_sources(tile.begin, tile.end)
+        return self._tiles[tile]
+
+    def to(self, device: torch.device) -> "Relation":
+        """The relation with its structure on another device."""
+        return replace(
+            self,
+            blocks=[block.to(device) for block in self.blocks],
+            halos=[halo.to(device) for halo in self.halos],
+            plan=self.plan.to(device),
+            in_degrees=self.in_degrees.to(device),
+            out_degrees=self.out_degrees.to(device),
+            _tiles={},
+        )
+
+
+@dataclass(frozen=True)
+class Structure:
+    """All relations of a graph, and how its nodes are spread.
+
+    node_ranges: [start, end) of global node IDs of every partition.
+    counts: nodes of every type on this worker, and on all workers.
+    signature: equal on workers that hold parts of the same graph.
+    """
+
+    engine: Engine
+    device: torch.device
+    node_ranges: list[tuple[int, int]]
+    counts: dict[str, int]
+    counts_global: dict[str, int]
+    relations: list[Relation]
+    signature: str
+
+    def to(self, device: torch.device) -> "Structure":
+        """The structure on another device."""
+        return replace(self, device=device, relations=[relation.to(device) for relation in self.relations])
+
+
+def build_structure(data: PartitionData, engine: Engine) -> tuple[Structure, list[dict[str, Tensor]]]:
+    """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
+
+    Args:
+        data: this worker's partition.
+        engine: this worker's engine.
+
+    Returns:
+        The structure, and for every relation its edge features in the visible edge order, (E, ...) each.
+
+    Raises:
+        PartitionError: where the data contradicts itself or the number of workers.
+        CommunicationError: where another worker raised, or holds another graph.
+    """
+    with engine.guard():
+        check_partition(data, engine.rank, engine.world_size)
+        names = data.node_type_names
+        graph = f"node ranges {data.node_ranges}, node types {names}, edge types {data.edge_type_names}"
+        engine.agree(f"constructing the graph with {graph}")
+        index = _TypeIndex(data, engine.rank)
+        totals = torch.stack(engine.all_gather(torch.tensor(index.counts), "node counts")).sum(0).tolist()
+        shards = [[select_relation(s, k, data) for s in data.all_shard_edges] for k in range(len(data.edge_type_names))]
+        edges = torch.tensor([sum(len(shard.src) for shard in relation) for relation in shards])
+        all_edges = torch.stack(engine.all_gather(edges, "edge counts"))  # (W, relations)
+        relations, features = [], []
+        for k, etype in enumerate(data.edge_type_names):
+            relations.append(_build_relation(etype, shards[k], int(all_edges[:, k].sum()), data, index, engine))
+            first_id = int(all_edges[: engine.rank].sum() + all_edges[engine.rank, :k].sum())
+            features.append(join_features(shards[k], first_id))
+        signature = hashlib.blake2b(f"{graph} {totals} {all_edges.tolist()}".encode(), digest_size=4).hexdigest()
+        counts = dict(zip(names, index.counts, strict=True))
+        counts_global = dict(zip(names, totals, strict=True))
+        device = data.all_shard_edges[0].edges[0].device
+        return Structure(engine, device, list(data.node_ranges), counts, counts_global, relations, signature), features
+
+
+class _TypeIndex:
+    """Numbers this worker's nodes within their types."""
+
+    def __init__(self, data: PartitionData, rank: int) -> None:
+        start, end = data.node_ranges[rank]
+        self.types = {name: i for i, name in enumerate(data.node_type_names)}
+        kinds = data.node_features.get(NTYPE)
+        if kinds is None or len(self.types) == 1:
+            self._position, self.counts = None, [end - start]
+            return
+        self._position = torch.empty(end - start, dtype=torch.int32, device=kinds.device)
+        self.counts = torch.bincount(kinds, minlength=len(self.types)).tolist()
+        for kind, count in enumerate(self.counts):
+            self._position[kinds == kind] = torch.arange(count, dtype=torch.int32, device=kinds.device)
+
+    def count(self, ntype: str) -> int:
+        """This worker's nodes of a type."""
+        return int(self.counts[self.types[ntype]])
+
+    def __call__(self, nodes: Tensor) -> Tensor:
+        """Positions within their types, int32, of partition-local node IDs."""
+        return nodes.to(torch.int32) if self._position is None else self._position[nodes.long()]
+
+
+def _build_relation(
+    etype: CanonicalEtype,
+    shards: list[Shard],
+    num_edges_global: int,
+    data: PartitionData,
+    index: _TypeIndex,
+    engine: Engine,
+) -> Relation:
+    num_src, num_dst = index.count(etype[0]), index.count(etype[2])
+    device = shards[0].src.device
+    start = data.node_ranges[engine.rank][0]
+    blocks, halos, offset = [], [], 0
+    for p, shard in enumerate(shards):
+        first, last = data.node_ranges[p]
+        if p == engine.rank:
+            halo, cols, sources = shard.src[:0].to(torch.int32), index(shard.src - first), num_src
+        else:
+            halo, cols = _number_distinct(shard.src - first, last - first)
+            sources = len(halo)
+        block = EdgeBlock.from_coo(cols, index(shard.dst - start), sources, num_dst, edge_offset=offset)
+        blocks.append(block)
+        halos.append(halo)
+        offset += block.num_edges
+    counts = engine.all_gather(torch.tensor([len(halo) for halo in halos]), f"halo counts of {etype}")
+    send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
+    degrees = [torch.bincount(block.cols, minlength=block.num_src) for block in blocks]
+    own_degrees, degrees[engine.rank] = degrees[engine.rank], degrees[engine.rank][:0]
+    for rows, theirs in zip(send_rows, exchange_tensors(degrees), strict=True):
+        own_degrees.index_add_(0, rows, theirs.to(device))
+    in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=device)
+    for block in blocks:
+        in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
+    plan = HaloPlan(engine.rank, send_rows, torch.stack(counts).T)
+    return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, own_degrees)
+
+
+def _number_distinct(nodes: Tensor, bound: int) -> tuple[Tensor, Tensor]:
+    """The distinct nodes, ascending, and the position of each given one among them; int32, by counting, not sorting."""
+    present = torch.zeros(bound, dtype=torch.bool, device=nodes.device)
+    present[nodes] = True
+    position = present.cumsum(0, dtype=torch.int32)
+    return present.nonzero().squeeze(1).to(torch.int32), position[nodes] - 1

@@ -1,0 +1,49 @@
+"""Every exception that sar raises on purpose; each says what was found, what was expected and how to mend it."""
+
+
+class SarError(Exception):
+    """Base class of all errors raised by sar."""
+
+
+class ConfigError(SarError, ValueError):
+    """An argument or a `Config` value that cannot be used."""
+
+
+class PartitionError(SarError, ValueError):
+    """Partition data that is missing, damaged, or does not fit this run."""
+
+
+class GraphError(SarError, ValueError):
+    """A graph operation that the graph at hand does not allow."""
+
+
+class FieldError(SarError, KeyError):
+    """A node or edge field, or a node or edge type, that the graph does not have."""
+
+    def __str__(self) -> str:
+        # KeyError prints the repr of its argument, which mangles a sentence.
+        return str(self.args[0]) if self.args else ""
+
+
+class NotInitializedError(SarError, RuntimeError):
+    """A distributed call before `sar.initialize_comms`."""
+
+
+class CommunicationError(SarError, RuntimeError):
+    """Communication with the other workers failed; the engine is rebuilt at the next call on all workers."""
+
+
+class PeerError(CommunicationError):
+    """Another worker died, left, or raised an error inside a distributed call."""
+
+
+class DisagreementError(CommunicationError):
+    """The workers are not making the same distributed call on the same graph."""
+
+
+class CommunicationTimeout(CommunicationError, TimeoutError):
+    """A wait for other workers exceeded `Config.timeout`."""
+
+
+class DglError(SarError, ImportError):
+    """DGL is missing, or a part of DGL was used that cannot run on the installed torch."""

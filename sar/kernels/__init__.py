@@ -1,0 +1,36 @@
+"""Aggregations over the edges of a block, their gradients, and edge softmax: one interface, compiled or plain torch.
+
+A message is `op(lhs, rhs)` per edge, where each operand has rows of sources (`Target.U`), destinations (`V`) or
+edges (`E`) and trailing shapes broadcast as in NumPy. Kernels accumulate into tensors of the caller, so that the
+edges of a graph may come in several blocks.
+"""
+
+from sar.kernels.dispatch import (
+    aggregate_cmp,
+    aggregate_grad,
+    aggregate_sum,
+    edge_apply,
+    edge_softmax_backward,
+    edge_softmax_forward,
+    warm_up,
+)
+from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
+from sar.kernels.ops import OPS, Op, Target, message_shape, operand_values_needed
+
+__all__ = [
+    "OPS",
+    "EdgeBlock",
+    "Op",
+    "Target",
+    "Transposed",
+    "aggregate_cmp",
+    "aggregate_grad",
+    "aggregate_sum",
+    "edge_apply",
+    "edge_softmax_backward",
+    "edge_softmax_forward",
+    "index_dtype",
+    "message_shape",
+    "operand_values_needed",
+    "warm_up",
+]

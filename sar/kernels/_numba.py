@@ -1,0 +1,56 @@
+"""The ways in which sar compiles functions with Numba."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = {
+    "nogil": True,
+    "error_model": "numpy",  # division by zero gives inf or NaN
+    # Not `fastmath=True`: its "nnan" and "ninf" allow to drop the comparisons that NaN and infinities depend on.
+    "fastmath": {"contract", "reassoc", "nsz", "arcp"},
+    # No reference counting: the loops only borrow their arrays, and an atomic count per edge is slower than the edge.
+    "_nrt": False,
+}
+
+
+def kernel(function: F) -> F:
+    """Compile an entry point and keep its code on disk.
+
+    Numba looks for changes only in the file of the entry point, so it must stand in one file with all that it inlines.
+    It keeps code beside the source, else in the user's cache directory; where it can write neither, nothing is kept.
+    """
+    try:
+        return numba.njit(cache=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+    except RuntimeError:
+        return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
+
+
+def inline(function: F) -> F:
+    """Compile a helper into each kernel that calls it."""
+    return numba.njit(forceinline=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(_context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of array[index], for reading; harmless where the index is out of range."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        number = ir.IntType(32)
+        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, all_levels, data_cache = number(0), number(3), number(1)
+        builder.call(function, [pointer, read, all_levels, data_cache])
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate

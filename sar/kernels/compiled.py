@@ -1,0 +1,328 @@
+"""The loops over edges that Numba compiles: sums, running maxima and minima, per-edge results and gradients.
+
+Each is one walk over edges that are grouped by the row of one end, called "own"; the row at the other end is "other".
+A block is stored grouped by destination, its transpose by source. Operands are flat, row after row. Indices are
+unsigned, because Numba compiles signed ones with a check for negative values that keeps loops from being vectorised.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sar.kernels._numba import inline, kernel, prefetch
+
+OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has
+COPY, ADD, SUB, MUL, DIV = 0, 1, 2, 3, 4  # as in `Op`; dot is MUL with a summed last dimension
+NEGATE, DIV_RHS = 5, 6  # -a, and the derivative -a * b / c**2; in gradients only
+
+u64 = np.uint64
+ZERO, ONE = u64(0), u64(1)
+AHEAD = u64(8)  # edges between asking for a row and using it
+CACHE_LINE = 64  # bytes
+
+
+class Walk(NamedTuple):
+    """Edges grouped by the row of one end; group i has the edges indptr[i]:indptr[i + 1]."""
+
+    rows: NDArray[Any]  # (groups,): row of each group; empty: i
+    indptr: NDArray[Any]  # (groups + 1,)
+    other: NDArray[Any]  # (E,): row of the other end of each edge
+    positions: NDArray[Any]  # (E,): position of each edge in the block; empty: its index here
+    edge_ids: NDArray[Any]  # (E,): edge ID at each position; empty: edge_offset + position
+    edge_offset: np.uint64
+
+
+class Layout(NamedTuple):
+    """The product space of three operands a, b and out as runs of `length` elements, so that inner loops are plain.
+
+    In run h operand a has its elements at a_offsets[h] + i * a_step, i < length, where a_step is 0 or 1; so have b and
+    out. Operands of trailing shapes (H, D) and (H, 1), for instance, meet in H runs of D.
+    """
+
+    length: np.uint64
+    a_offsets: NDArray[Any]  # (runs,) uint64
+    b_offsets: NDArray[Any]
+    out_offsets: NDArray[Any]
+    a_step: np.uint64
+    b_step: np.uint64
+    out_step: np.uint64
+    a_width: np.uint64  # elements in a row
+    b_width: np.uint64
+    out_width: np.uint64
+
+
+@inline
+def _own(walk: Walk, group: np.uint64) -> np.uint64:
+    return u64(walk.rows[group]) if walk.rows.size else group
+
+
+@inline
+def _edge(walk: Walk, p: np.uint64) -> np.uint64:
+    position = u64(walk.positions[p]) if walk.positions.size else p
+    return u64(walk.edge_ids[position]) if walk.edge_ids.size else walk.edge_offset + position
+
+
+@inline
+def _row(whose: int, walk: Walk, own: np.uint64, p: np.uint64) -> np.uint64:
+    if whose == OWN:
+        return own
+    return u64(walk.other[p]) if whose == OTHER else _edge(walk, p)
+
+
+@inline
+def _look_ahead(whose: int, walk: Walk, p: np.uint64, operand: Any, width: np.uint64) -> None:
+    """Prefetch the operand's row of an edge soon to come; this hides most of the latency of random rows."""
+    p += AHEAD
+    if whose != OWN and p < u64(walk.other.size):
+        start = (u64(walk.other[p]) if whose == OTHER else _edge(walk, p)) * width
+        for i in range(start, start + width, u64(CACHE_LINE // operand.itemsize)):
+            prefetch(operand, i)
+
+
+@inline
+def _set(out: Any, io: Any, value: Any, arg: Any, edge_id: Any, largest: bool) -> None:
+    out[io] = value
+
+
+@inline
+def _add(out: Any, io: Any, value: Any, arg: Any, edge_id: Any, largest: bool) -> None:
+    out[io] += value
+
+
+@inline
+def _keep_best(out: Any, io: Any, value: Any, arg: Any, edge_id: Any, largest: bool) -> None:
+    best, winner = out[io], arg[io]
+    better = ((value > best) if largest else (value < best)) | ((value == best) & (edge_id > winner))
+    out[io] = value if better else best
+    arg[io] = edge_id if better else winner
+
+
+def _run(operator: Any, store: Any) -> Any:
+    """A function that stores operator(a, b) for one run, summed over the run where out has step 0."""
+    operator = inline(operator)
+
+    @inline
+    def run(
+        lay: Layout, a: Any, ia: Any, b: Any, ib: Any, out: Any, io: Any, arg: Any, edge_id: Any, largest: bool
+    ) -> None:
+        if lay.out_step == ZERO:
+            total = operator(a[ia], b[ib])
+            for i in range(ONE, lay.length):
+                total += operator(a[ia + i * lay.a_step], b[ib + i * lay.b_step])
+            store(out, io, total, arg, edge_id, largest)
+        elif lay.a_step == ZERO:
+            for i in range(lay.length):
+                store(out, io + i, operator(a[ia], b[ib + i]), arg, edge_id, largest)
+        elif lay.b_step == ZERO:
+            for i in range(lay.length):
+                store(out, io + i, operator(a[ia + i], b[ib]), arg, edge_id, largest)
+        else:
+            for i in range(lay.length):
+                store(out, io + i, operator(a[ia + i], b[ib + i]), arg, edge_id, largest)
+
+    return run
+
+
+def _combine(store: Any) -> Any:
+    """A function that stores op(a, b) for all runs of an edge, whose rows of a, b and out start at a0, b0 and o0."""
+    copy = _run(lambda x, y: x, store)
+    add = _run(lambda x, y: x + y, store)
+    subtract = _run(lambda x, y: x - y, store)
+    multiply = _run(lambda x, y: x * y, store)
+    divide = _run(lambda x, y: x / y, store)
+    negate = _run(lambda x, y: -x, store)
+
+    @inline
+    def combine(
+        op: int,
+        lay: Layout,
+        a: Any,
+        a0: Any,
+        b: Any,
+        b0: Any,
+        out: Any,
+        o0: Any,
+        arg: Any,
+        edge_id: Any,
+        largest: bool,
+    ) -> None:
+        for h in range(u64(lay.a_offsets.size)):
+            ia, ib, io = a0 + lay.a_offsets[h], b0 + lay.b_offsets[h], o0 + lay.out_offsets[h]
+            if op == COPY:
+                copy(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
+            elif op == ADD:
+                add(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
+            elif op == SUB:
+                subtract(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
+            elif op == MUL:
+                multiply(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
+            elif op == DIV:
+                divide(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
+            else:
+                negate(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
+
+    return combine
+
+
+_combine_set = _combine(_set)
+_combine_add = _combine(_add)
+_combine_best = _combine(_keep_best)
+
+
+@kernel
+def assign(
+    begin: int, end: int, walk: Walk, op: int, lay: Layout, a: Any, a_rows: int, b: Any, b_rows: int, out: Any
+) -> None:
+    """out[edge] = op(a, b) for the edges of groups begin to end."""
+    for group in range(u64(begin), u64(end)):
+        own = _own(walk, group)
+        for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
+            _look_ahead(a_rows, walk, p, a, lay.a_width)
+            _look_ahead(b_rows, walk, p, b, lay.b_width)
+            a0 = _row(a_rows, walk, own, p) * lay.a_width
+            b0 = _row(b_rows, walk, own, p) * lay.b_width
+            o0 = _edge(walk, p) * lay.out_width
+            _combine_set(op, lay, a, a0, b, b0, out, o0, out, ZERO, False)
+
+
+@kernel
+def accumulate(
+    begin: int,
+    end: int,
+    walk: Walk,
+    op: int,
+    lay: Layout,
+    a: Any,
+    a_rows: int,
+    b: Any,
+    b_rows: int,
+    out: Any,
+    out_rows: int,
+) -> None:
+    """out += op(a, b) for the edges of groups begin to end, in rows of either end or of the edges."""
+    for group in range(u64(begin), u64(end)):
+        own = _own(walk, group)
+        for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
+            _look_ahead(a_rows, walk, p, a, lay.a_width)
+            _look_ahead(b_rows, walk, p, b, lay.b_width)
+            a0 = _row(a_rows, walk, own, p) * lay.a_width
+            b0 = _row(b_rows, walk, own, p) * lay.b_width
+            o0 = _row(out_rows, walk, own, p) * lay.out_width
+            _combine_add(op, lay, a, a0, b, b0, out, o0, out, ZERO, False)
+
+
+@kernel
+def compare(
+    begin: int,
+    end: int,
+    walk: Walk,
+    op: int,
+    lay: Layout,
+    a: Any,
+    a_rows: int,
+    b: Any,
+    b_rows: int,
+    out: Any,
+    arg: Any,
+    largest: bool,
+) -> None:
+    """Keep in out[own] the greatest (least) op(a, b) of the edges of groups begin to end, in arg[own] its edge ID."""
+    for group in range(u64(begin), u64(end)):
+        own = _own(walk, group)
+        for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
+            _look_ahead(a_rows, walk, p, a, lay.a_width)
+            _look_ahead(b_rows, walk, p, b, lay.b_width)
+            a0 = _row(a_rows, walk, own, p) * lay.a_width
+            b0 = _row(b_rows, walk, own, p) * lay.b_width
+            edge_id = arg.dtype.type(_edge(walk, p))
+            _combine_best(op, lay, a, a0, b, b0, out, own * lay.out_width, arg, edge_id, largest)
+
+
+def _run_where(operator: Any) -> Any:
+    """A function that adds operator(a, b, c) to out where `arg`, laid out as a, is the edge's ID."""
+    operator = inline(operator)
+
+    @inline
+    def run(lay: Layout, a: Any, ia: Any, b: Any, ib: Any, c: Any, out: Any, io: Any, arg: Any, edge_id: Any) -> None:
+        if arg.size == 0:
+            for i in range(lay.length):
+                here, there = ia + i * lay.a_step, io + i * lay.out_step
+                out[there] += operator(a[here], b[ib + i * lay.b_step], c[there])
+        else:
+            for i in range(lay.length):
+                here, there = ia + i * lay.a_step, io + i * lay.out_step
+                value = operator(a[here], b[ib + i * lay.b_step], c[there])
+                out[there] += value if arg[here] == edge_id else a.dtype.type(0)
+
+    return run
+
+
+_copy_where = _run_where(lambda x, y, z: x)
+_negate_where = _run_where(lambda x, y, z: -x)
+_multiply_where = _run_where(lambda x, y, z: x * y)
+_divide_where = _run_where(lambda x, y, z: x / y)
+_divide_rhs_where = _run_where(lambda x, y, z: -x * y / (z * z))
+
+
+@kernel
+def accumulate_where(
+    begin: int,
+    end: int,
+    walk: Walk,
+    op: int,
+    lay: Layout,
+    a: Any,
+    a_rows: int,
+    b: Any,
+    b_rows: int,
+    c: Any,
+    arg: Any,
+    out: Any,
+    out_rows: int,
+) -> None:
+    """out += op(a, b, c) where arg, in rows and layout of a, is the edge's ID; everywhere where arg is empty.
+
+    Slower than `accumulate`: gradients of maxima and minima and of denominators. c has the rows and layout of out.
+    """
+    for group in range(u64(begin), u64(end)):
+        own = _own(walk, group)
+        for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
+            _look_ahead(a_rows, walk, p, a, lay.a_width)
+            _look_ahead(a_rows, walk, p, arg, lay.a_width)
+            a0 = _row(a_rows, walk, own, p) * lay.a_width
+            b0 = _row(b_rows, walk, own, p) * lay.b_width
+            o0 = _row(out_rows, walk, own, p) * lay.out_width
+            edge_id = arg.dtype.type(_edge(walk, p))
+            for h in range(u64(lay.a_offsets.size)):
+                ia, ib, io = a0 + lay.a_offsets[h], b0 + lay.b_offsets[h], o0 + lay.out_offsets[h]
+                if op == COPY:
+                    _copy_where(lay, a, ia, b, ib, c, out, io, arg, edge_id)
+                elif op == NEGATE:
+                    _negate_where(lay, a, ia, b, ib, c, out, io, arg, edge_id)
+                elif op == MUL:
+                    _multiply_where(lay, a, ia, b, ib, c, out, io, arg, edge_id)
+                elif op == DIV:
+                    _divide_where(lay, a, ia, b, ib, c, out, io, arg, edge_id)
+                else:
+                    _divide_rhs_where(lay, a, ia, b, ib, c, out, io, arg, edge_id)
+
+
+@kernel
+def transpose(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, positions: Any) -> None:
+    """Fill by_col, (columns + 1,) zeros at first, dst and positions with the edges grouped by column, in their order."""
+    for p in range(u64(cols.size)):
+        by_col[u64(cols[p]) + ONE] += 1
+    for column in range(ONE, u64(by_col.size)):
+        by_col[column] += by_col[column - ONE]
+    # by_col[c] is where the next edge of column c goes; when all are placed it has become where column c ends.
+    for group in range(u64(rows.size)):
+        for p in range(u64(indptr[group]), u64(indptr[group + ONE])):
+            slot = u64(by_col[u64(cols[p])])
+            by_col[u64(cols[p])] += 1
+            dst[slot], positions[slot] = rows[group], p
+    begin = by_col.dtype.type(0)
+    for column in range(u64(by_col.size)):
+        begin, by_col[column] = by_col[column], begin

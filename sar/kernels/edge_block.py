@@ -1,0 +1,153 @@
+"""The edges of one tile or shard as a compressed sparse block, the structure that every kernel walks."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Transposed(NamedTuple):
+    """The edges of a block grouped by source; within a source in block order."""
+
+    indptr: Tensor  # (num_src + 1,) int32 or int64
+    dst: Tensor  # (E,) int32: destination row of each edge
+    positions: Tensor  # (E,) int32 or int64: position of each edge in the block
+
+
+class EdgeBlock:
+    """Edges as CSC over the destination rows that have any.
+
+    Args:
+        rows: (R,) int32, ascending destination rows that have an edge here.
+        indptr: (R + 1,) int32, int64 from 2**31 edges on; the edges of rows[i] are indptr[i]:indptr[i + 1].
+        cols: (E,) int32, source row of each edge.
+        edge_ids: (E,) int32 or int64, row of each edge in edge operands; None stands for edge_offset + position.
+        edge_offset: row of the first edge in edge operands when `edge_ids` is None.
+        num_src, num_dst: rows of source and destination operands.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        indptr: Tensor,
+        cols: Tensor,
+        num_src: int,
+        num_dst: int,
+        edge_ids: Tensor | None = None,
+        edge_offset: int = 0,
+    ) -> None:
+        self.rows = rows
+        self.indptr = indptr
+        self.cols = cols
+        self.edge_ids = edge_ids
+        self.edge_offset = edge_offset
+        self.num_src = num_src
+        self.num_dst = num_dst
+
+    @classmethod
+    def from_coo(
+        cls,
+        src: Tensor,
+        dst: Tensor,
+        num_src: int,
+        num_dst: int,
+        *,
+        edge_ids: Tensor | None = None,
+        edge_offset: int = 0,
+    ) -> EdgeBlock:
+        """A block from (E,) source and destination rows that are sorted by destination."""
+        rows, counts = torch.unique_consecutive(dst, return_counts=True)
+        indptr = counts.new_zeros(rows.numel() + 1)
+        torch.cumsum(counts, 0, out=indptr[1:])
+        return cls(
+            rows.to(torch.int32),
+            indptr.to(index_dtype(src.numel())),
+            src.to(torch.int32),
+            num_src,
+            num_dst,
+            edge_ids,
+            edge_offset,
+        )
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return self.cols.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the structure is stored."""
+        return self.cols.device
+
+    @cached_property
+    def edge_bound(self) -> int:
+        """One more than the greatest edge ID: the rows that an edge operand must have at least."""
+        if self.num_edges == 0:
+            return 0
+        return self.edge_offset + self.num_edges if self.edge_ids is None else int(self.edge_ids.max()) + 1
+
+    def destinations(self, begin: int, end: int) -> Tensor:
+        """Destination rows, (end - begin,) int64, of the edges at positions begin to end."""
+        positions = torch.arange(begin, end, dtype=self.indptr.dtype, device=self.device)
+        return self.rows[torch.searchsorted(self.indptr, positions, right=True) - 1].long()
+
+    def ids(self, begin: int, end: int) -> Tensor:
+        """Edge IDs, (end - begin,) int64, of the edges at positions begin to end."""
+        if self.edge_ids is None:
+            return torch.arange(self.edge_offset + begin, self.edge_offset + end, device=self.device)
+        return self.edge_ids[begin:end].long()
+
+    def select_sources(self, begin: int, end: int) -> EdgeBlock:
+        """The block of edges whose source is in begin to end, sources renumbered from `begin`, in the same order."""
+        if begin == 0 and end == self.num_src:
+            return self
+        positions = ((self.cols >= begin) & (self.cols < end)).nonzero().squeeze(1)
+        counts = torch.searchsorted(positions, self.indptr.long()).diff()
+        indptr = counts.new_zeros(int((counts > 0).sum()) + 1)
+        torch.cumsum(counts[counts > 0], 0, out=indptr[1:])
+        if self.edge_ids is None:
+            edge_ids = (positions + self.edge_offset).to(index_dtype(self.edge_bound))
+        else:
+            edge_ids = self.edge_ids[positions]
+        return EdgeBlock(
+            self.rows[counts > 0],
+            indptr.to(index_dtype(positions.numel())),
+            self.cols[positions] - begin,
+            end - begin,
+            self.num_dst,
+            edge_ids,
+        )
+
+    def transposed(self) -> Transposed:
+        """The same edges grouped by source; built once and kept."""
+        return self._transposed
+
+    @cached_property
+    def _transposed(self) -> Transposed:
+        dtype = index_dtype(self.num_edges)
+        indptr = torch.zeros(self.num_src + 1, dtype=dtype, device=self.device)
+        indptr[1:] = torch.bincount(self.cols, minlength=self.num_src).cumsum(0)
+        positions = torch.argsort(self.cols, stable=True)
+        return Transposed(indptr, self.destinations(0, self.num_edges)[positions].to(torch.int32), positions.to(dtype))
+
+    def to(self, device: torch.device | str) -> EdgeBlock:
+        """The block with its structure on `device`."""
+        if self.device == torch.device(device):
+            return self
+        return EdgeBlock(
+            self.rows.to(device),
+            self.indptr.to(device),
+            self.cols.to(device),
+            self.num_src,
+            self.num_dst,
+            None if self.edge_ids is None else self.edge_ids.to(device),
+            self.edge_offset,
+        )
+
+
+def index_dtype(bound: int) -> torch.dtype:
+    """The smallest integer type that kernels index with and that holds `bound`."""
+    return torch.int32 if bound < 2**31 else torch.int64

@@ -1,0 +1,53 @@
+"""A small thread pool for kernels that release the GIL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+SERIAL_WORK = 1 << 16  # elements below which handing work to another thread costs more than it saves
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def run_balanced(kernel: Callable[..., None], indptr: NDArray[Any], width: int, *args: object) -> None:
+    """Call kernel(begin, end, *args) on ranges of groups with about equal numbers of edges, one per torch thread.
+
+    Args:
+        kernel: a function that releases the GIL and does not write to other ranges' results.
+        indptr: (groups + 1,) edges of group i are indptr[i]:indptr[i + 1].
+        width: elements per edge, to judge whether threads pay.
+    """
+    groups, edges = len(indptr) - 1, int(indptr[-1])
+    count = min(torch.get_num_threads(), groups) if edges * width > SERIAL_WORK else 1
+    if count <= 1:
+        kernel(0, groups, *args)
+        return
+    cuts = [0, *np.searchsorted(indptr, np.arange(1, count) * edges // count).tolist(), groups]
+    pool = _get_pool(count - 1)
+    others = [pool.submit(kernel, begin, end, *args) for begin, end in zip(cuts[1:-1], cuts[2:])]
+    kernel(cuts[0], cuts[1], *args)
+    for other in others:
+        other.result()
+
+
+def _get_pool(threads: int) -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None or _pool._max_workers < threads:
+        _pool = ThreadPoolExecutor(threads, thread_name_prefix="sar-kernel")
+    return _pool
+
+
+def _forget_pool() -> None:
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)  # threads do not survive a fork

@@ -1,0 +1,180 @@
+"""Batch normalisation with the statistics of the whole graph."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from sar.comm import process_group
+from sar.comm.engine import Engine
+from sar.errors import GraphError
+
+
+class DistributedBN1D(nn.Module):
+    """`torch.nn.BatchNorm1d` over the nodes of all workers.
+
+    y = (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased variance over all rows of all workers. Workers
+    send (count, mean, sum of squared deviations), which are combined pairwise (Chan, Golub and LeVeque 1983), so that
+    nothing cancels; `running_var` takes the unbiased variance, as in torch. A worker without rows contributes nothing.
+
+    Args:
+        n_feats: F, number of features.
+        eps: added to the variance. Default 1e-5.
+        affine: learn `weight` and `bias`, (F,) each. Default True.
+        distributed: combine workers; None (default) does so where `initialize_comms` has been called.
+        momentum: share of the new statistics in the running ones; None averages all. Default 0.1.
+        track_running_stats: keep running statistics for evaluation. Default True.
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        n_feats: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        distributed: bool | None = None,
+        *,
+        momentum: float | None = 0.1,
+        track_running_stats: bool = True,
+    ) -> None:
+        super().__init__()
+        self.n_feats = n_feats
+        self.eps = eps
+        self.distributed = distributed
+        self.momentum = momentum
+        self.track_running_stats = track_running_stats
+        self.weight = nn.Parameter(torch.ones(n_feats)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(n_feats)) if affine else None
+        self.register_buffer("running_mean", torch.zeros(n_feats) if track_running_stats else None)
+        self.register_buffer("running_var", torch.ones(n_feats) if track_running_stats else None)
+        self.register_buffer("num_batches_tracked", torch.tensor(0) if track_running_stats else None)
+
+    def reset_parameters(self) -> None:
+        """Forget everything learned and tracked."""
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+            self.num_batches_tracked.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the rows of this worker; in training a collective call.
+
+        Args:
+            x: (N_i, F) floating point.
+
+        Returns:
+            (N_i, F).
+
+        Raises:
+            GraphError: for another shape, or in training with a single row on all workers together.
+        """
+        if x.dim() != 2 or x.shape[1] != self.n_feats:
+            raise GraphError(f"DistributedBN1D got {tuple(x.shape)}; expected (nodes, {self.n_feats}).")
+        if not self.training and self.running_mean is not None:
+            return nn.functional.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        together = process_group.is_initialized() if self.distributed is None else self.distributed
+        engine = process_group.engine() if together else None
+        anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and engine is not None)
+        y, mean, var, count = _Normalise.apply(anchor, x, self.weight, self.bias, self.eps, engine, self.training)
+        if self.training:
+            self._track(mean, var, count)
+        return y  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        share = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_((var * count / (count - 1)).to(self.running_var.dtype), share)
+
+    def extra_repr(self) -> str:
+        return f"{self.n_feats}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}"
+
+
+class _Normalise(torch.autograd.Function):
+    """Normalises by the statistics of all workers; returns them too, as constants."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        engine: Engine | None,
+        training: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        own_mean = wide.mean(0) if len(x) else wide.new_zeros(x.shape[1])
+        own = torch.cat([wide.new_full((1,), len(x)), own_mean, (wide - own_mean).square().sum(0)])
+        flags = int(any(ctx.needs_input_grad[1:4]))
+        ctx.words = (
+            f"DistributedBN1D of {x.dtype}, width {x.shape[1]}, {'training' if training else 'evaluation'}, "
+            f"gradients {'on' if ctx.needs_input_grad[0] else 'off'}"
+        )
+        statistics = [own]
+        if engine is not None and engine.world_size > 1:
+            with engine.guard():
+                flags = max(engine.agree(ctx.words, flags))
+                statistics = [theirs.to(x.device) for theirs in engine.all_gather(own.cpu(), ctx.words)]
+        count, mean, var = _combined(statistics)
+        if training and count <= 1:
+            raise GraphError("DistributedBN1D in training needs more than one row on all workers together.")
+        scale = (var + eps).rsqrt()
+        normal = (wide - mean) * scale
+        y = normal if weight is None or bias is None else normal * weight + bias
+        y = y.to(x.dtype)
+        ctx.engine, ctx.count, ctx.dtype = engine, count, x.dtype
+        ctx.save_for_backward(normal, scale, weight)
+        ctx.mark_non_differentiable(mean, var, count, *([] if flags else [y]))
+        return y, mean, var, count
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        normal, scale, weight = ctx.saved_tensors
+        grad = grad.to(normal.dtype)
+        own = torch.stack([grad.sum(0), (grad * normal).sum(0)])  # (2, F)
+        total, engine = own, ctx.engine
+        if engine is not None and engine.world_size > 1:
+            with engine.guard():
+                engine.agree(f"backward of {ctx.words}")
+                total = torch.stack(engine.all_gather(own.cpu(), ctx.words)).sum(0).to(own.device)
+        own_bias_grad, own_weight_grad = own
+        mean_grad, mean_product = total / ctx.count
+        x_grad = (grad - mean_grad - normal * mean_product) * scale
+        if weight is not None:
+            x_grad = x_grad * weight
+        affine = weight is not None
+        return (
+            None,
+            x_grad.to(ctx.dtype),
+            own_weight_grad.to(weight.dtype) if affine else None,
+            own_bias_grad.to(weight.dtype) if affine else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _combined(statistics: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean (F,) and biased variance (F,) from (1 + 2 F,) of each worker, in the same order everywhere."""
+    features = (len(statistics[0]) - 1) // 2
+    table = torch.stack(statistics)
+    counts, means, deviations = table[:, :1], table[:, 1 : 1 + features], table[:, 1 + features :]
+    count = counts.sum()
+    mean = (counts * means).sum(0) / count
+    squares = (deviations + counts * (means - mean).square()).sum(0)
+    return count, mean, squares / count

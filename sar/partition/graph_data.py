@@ -1,0 +1,152 @@
+"""A whole homogeneous graph in memory, as it is before partitioning, and its `.npz` file."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sar.errors import ConfigError
+
+Array = NDArray[Any]
+SPLIT = ("train_mask", "val_mask", "test_mask")
+
+
+@dataclass(frozen=True)
+class GraphData:
+    """A directed graph with node fields.
+
+    src, dst: int64, (E,) each; edge i goes from `src[i]` to `dst[i]`.
+    num_nodes: N.
+    node_data: fields of all nodes, (N, ...) each, where known: `feat` (float32, (N, F)), `label` (int64, -1 = none),
+        `train_mask`, `val_mask`, `test_mask` (bool).
+    """
+
+    src: Array
+    dst: Array
+    num_nodes: int
+    node_data: dict[str, Array]
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], split: int = 0) -> "GraphData":
+        """Check arrays named as in the `.npz` file and bring them to the dtypes above.
+
+        Args:
+            arrays: `src`, `dst`, `num_nodes`; `feat`, or its CSR parts `feat_data`, `feat_indices`, `feat_indptr`,
+                `feat_shape`; `label`; the three masks. All but the first three may be absent.
+            split: row to take where masks hold several splits, (S, N).
+
+        Raises:
+            ConfigError: an array is missing, or has another length than the graph.
+        """
+        missing = [key for key in ("src", "dst", "num_nodes") if key not in arrays]
+        if missing:
+            raise ConfigError(
+                f"a graph needs the arrays src, dst and num_nodes; found {sorted(arrays)}, not {missing}."
+            )
+        num_nodes = int(arrays["num_nodes"])
+        src, dst = (np.asarray(arrays[key], dtype=np.int64) for key in ("src", "dst"))
+        if src.ndim != 1 or src.shape != dst.shape:
+            raise ConfigError(f"src and dst have shapes {src.shape} and {dst.shape}; expected (E,) for both.")
+        if src.size and not (min(src.min(), dst.min()) >= 0 and max(src.max(), dst.max()) < num_nodes):
+            raise ConfigError(f"an edge ends outside the nodes 0 to {num_nodes - 1}.")
+        node_data = {}
+        if "feat_data" in arrays:
+            node_data["feat"] = _dense_features(arrays)
+        elif "feat" in arrays:
+            node_data["feat"] = np.asarray(arrays["feat"], dtype=np.float32)
+        if "label" in arrays:
+            node_data["label"] = np.asarray(arrays["label"], dtype=np.int64)
+        for key in SPLIT:
+            if key in arrays:
+                node_data[key] = _one_split(key, np.asarray(arrays[key], dtype=bool), split)
+        for key, value in node_data.items():
+            if value.ndim != (2 if key == "feat" else 1) or len(value) != num_nodes:
+                expected = f"({num_nodes}, F)" if key == "feat" else f"({num_nodes},)"
+                raise ConfigError(f"node field '{key}' has shape {value.shape}; expected {expected}, a row per node.")
+        return cls(src, dst, num_nodes, node_data)
+
+    def with_reverse_edges(self) -> "GraphData":
+        """The graph with every edge in both directions, without duplicates, sorted by (source, destination)."""
+        pairs = np.unique(np.concatenate([self.src * self.num_nodes + self.dst, self.dst * self.num_nodes + self.src]))
+        return replace(self, src=pairs // self.num_nodes, dst=pairs % self.num_nodes)
+
+    def with_self_loops(self) -> "GraphData":
+        """The graph with exactly one self-loop at every node, appended after the other edges."""
+        keep = self.src != self.dst
+        loops = np.arange(self.num_nodes)
+        return replace(self, src=np.concatenate([self.src[keep], loops]), dst=np.concatenate([self.dst[keep], loops]))
+
+    def with_split(self, seed: int = 0) -> "GraphData":
+        """The graph with its own split, or a random one (60, 20, 20 % of the labelled nodes) where it has none.
+
+        Raises:
+            ConfigError: there are no labels.
+        """
+        if all(key in self.node_data for key in SPLIT):
+            return self
+        if "label" not in self.node_data:
+            raise ConfigError("the graph has no node labels, so there is nothing to train; choose one that has them.")
+        labelled = np.random.default_rng(seed).permutation(np.flatnonzero(self.node_data["label"] >= 0))
+        parts = np.split(labelled, [int(0.6 * len(labelled)), int(0.8 * len(labelled))])
+        masks = {key: np.isin(np.arange(self.num_nodes), part) for key, part in zip(SPLIT, parts, strict=True)}
+        return replace(self, node_data=self.node_data | masks)
+
+
+def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
+    """Read a homogeneous graph from an `.npz` file; nothing in the file is unpickled.
+
+    Args:
+        path: file with the arrays of `GraphData.from_arrays`.
+        split: which split to take where the file has several.
+
+    Raises:
+        ConfigError: the file is missing, damaged, heterogeneous or does not fit the schema.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file '{path}'.") from error
+    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"'{path}' cannot be read as an .npz file of plain arrays: {error}") from error
+    if any(key.startswith("edges/") for key in arrays):
+        raise ConfigError(f"'{path}' holds a heterogeneous graph; expected a homogeneous one (src, dst, num_nodes).")
+    try:
+        return GraphData.from_arrays(arrays, split)
+    except ConfigError as error:
+        raise ConfigError(f"'{path}': {error}") from error
+
+
+def write_npz(data: GraphData, path: str | PathLike[str]) -> None:
+    """Write a graph so that `read_npz` gives it back."""
+    np.savez(path, src=data.src, dst=data.dst, num_nodes=np.int64(data.num_nodes), **data.node_data)
+
+
+def _dense_features(arrays: Mapping[str, Array]) -> Array:
+    """Dense (N, F) features from their CSR parts."""
+    missing = [f"feat_{part}" for part in ("indices", "indptr", "shape") if f"feat_{part}" not in arrays]
+    if missing:
+        raise ConfigError(f"sparse features lack {missing}; expected feat_data, feat_indices, feat_indptr, feat_shape.")
+    values, columns, starts = (arrays[f"feat_{part}"] for part in ("data", "indices", "indptr"))
+    n_rows, n_columns = (int(n) for n in arrays["feat_shape"])
+    lengths = np.diff(starts)
+    fits = len(starts) == n_rows + 1 and len(values) == len(columns) == lengths.sum() and (lengths >= 0).all()
+    if not fits or (columns.size and not 0 <= columns.min() <= columns.max() < n_columns):
+        raise ConfigError(f"the sparse features do not fit their shape ({n_rows}, {n_columns}).")
+    dense = np.zeros((n_rows, n_columns), dtype=np.float32)
+    dense[np.repeat(np.arange(n_rows), lengths), columns] = values
+    return dense
+
+
+def _one_split(key: str, masks: Array, split: int) -> Array:
+    """The mask itself, (N,), or one row of several, (S, N)."""
+    if masks.ndim < 2:
+        return masks
+    if not 0 <= split < len(masks):
+        raise ConfigError(f"split {split} of '{key}' was asked for; it has splits 0 to {len(masks) - 1}.")
+    return masks[split]

@@ -1,0 +1,104 @@
+"""`sar demo`, run as a user runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from sar.partition.community_graph import community_graph
+from sar.partition.graph_data import write_npz
+from tests.leftovers import MARK
+from tests.workers import REPOSITORY
+
+ROWS = [
+    ("GraphSAGE", "2 workers, sar"),
+    ("GraphSAGE", "1 process, DGL"),
+    ("GAT", "2 workers, sar"),
+    ("GAT", "1 process, DGL"),
+]
+
+
+def demo(*arguments: str, mark: str = "demo") -> subprocess.CompletedProcess[str]:
+    """Run `sar demo` within two minutes, with its processes marked."""
+    return subprocess.run(
+        [sys.executable, "-m", "sar.cli", "demo", *arguments],
+        cwd=REPOSITORY,
+        env=os.environ | {MARK + "_DEMO": mark},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def processes_left(mark: str) -> list[str]:
+    """Living processes that a demo with this mark started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}_DEMO={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text())
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def markdown_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of the first table in a Markdown file, by column."""
+    lines = [line for line in file.read_text().splitlines() if line.startswith("|")]
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_demo_trains_compares_and_draws(tmp_path: Path) -> None:
+    mark = str(tmp_path)
+    done = demo("--nodes", "600", "--degree", "12", "--epochs", "3", "--out", str(tmp_path / "out"), mark=mark)
+    assert done.returncode == 0, done.stderr
+    assert processes_left(mark) == []
+    assert "600 nodes, 7,800 edges with self-loops, 64 features, 8 classes" in done.stdout
+    assert done.stderr.count("3/3") >= 4 and "validation 0." in done.stderr
+
+    rows = markdown_rows(tmp_path / "out" / "demo.md")
+    assert [(row["model"], row["trained by"]) for row in rows] == ROWS
+    for workers, single in (rows[:2], rows[2:]):
+        assert workers["test accuracy"] == single["test accuracy"]
+        assert float(workers["largest logit difference"]) < 1e-4 and single["largest logit difference"] == ""
+        assert float(workers["MB sent / epoch"]) > 0 and single["MB sent / epoch"] == "-"
+        for row in (workers, single):
+            assert 0 < float(row["s / epoch"]) < 10 and float(row["peak memory (MB)"]) >= 0
+            assert all(cell in done.stdout for cell in row.values())
+
+    picture = imread(tmp_path / "out" / "demo.png")
+    height, width, _ = picture.shape
+    assert 300 < height < 1000 and 1000 < width < 3000
+    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50  # not blank
+
+
+def test_demo_on_three_parts_of_a_graph_from_a_file(tmp_path: Path) -> None:
+    write_npz(community_graph(300, 3000, num_features=8, num_classes=3), tmp_path / "mine.npz")
+    done = demo("--data", str(tmp_path), "--dataset", "mine", "--parts", "3", "--epochs", "1", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "mine: 300 nodes, 3,300 edges with self-loops, 8 features, 3 classes" in done.stdout
+    assert [row["trained by"] for row in markdown_rows(tmp_path / "demo.md")][0] == "3 workers, sar"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset", "nope"], "unknown data set 'nope'"),
+        (["--dataset", "karate"], "'karate' has no node features"),
+        (["--epochs", "0"], "expected at least 1"),
+        (["--nodes", "300", "--time-limit", "0.5"], "did not finish within 0.5 s"),
+    ],
+)
+def test_demo_ends_with_one_line_where_it_cannot_run(tmp_path: Path, arguments: list[str], message: str) -> None:
+    mark = str(tmp_path)
+    done = demo(*arguments, "--out", str(tmp_path / "out"), mark=mark)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("sar demo: ") and message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert processes_left(mark) == []

@@ -1,0 +1,48 @@
+"""Set-up shared by all tests: hypothesis profile, the worker pool fixture, order of tests, and a check for leftovers."""
+
+import time
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+import sar  # noqa: F401  before anything imports dgl
+from tests import leftovers
+from tests.workers import WorkerPool, close_shared_pool, shared_pool
+
+hypothesis.settings.register_profile(
+    "sar",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    # An example may train on four workers: one that fails is reported as it was drawn, not shrunk for minutes.
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("sar")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by number of workers, so that one pool after the other is needed, each started once."""
+    items.sort(key=lambda item: item.callspec.params.get("world_size", 0) if hasattr(item, "callspec") else 0)
+
+
+@pytest.fixture
+def pool(world_size: int) -> WorkerPool:
+    """`world_size` workers; the test is parametrised with `world_size`."""
+    return shared_pool(world_size)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """After the last test no process, shared memory or directory of ours is left."""
+    leftovers.mark_session()
+    shared_memory = leftovers.shared_memory()
+    yield
+    close_shared_pool()
+    deadline = time.monotonic() + 5
+    while leftovers.marked_processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert leftovers.marked_processes() == []
+    assert leftovers.abandoned_shared_memory(shared_memory) == []
+    assert leftovers.pool_directories() == set()

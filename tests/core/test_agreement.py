@@ -1,0 +1,183 @@
+"""Workers that do not make the same calls: all of them raise an error that tells who does what, and can go on."""
+
+import time
+
+import dgl.function as fn
+import pytest
+import torch
+
+import sar
+from tests.core.attempts import assert_disagreement, catch, fail_on_all_ranks
+from tests.graphs import partition_in_memory, random_graph
+from tests.parity.harness import build, deal, random_data
+from tests.parity.programs import pairwise, weighted
+from tests.parity.scenarios import SCENARIOS, scattered
+
+ODD = 1
+"""The rank that does something else."""
+
+
+def odd():
+    return sar.rank() == ODD
+
+
+def step(graph, data, x, w):
+    """One training step of two layers."""
+    weighted(graph, pairwise(graph, x, w), w).sum().backward()
+
+
+def loss_misses_the_last_layer(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    h = pairwise(graph, x, w)
+    out = weighted(graph, h, w)
+    (h if odd() else out).sum().backward()
+
+
+def loss_misses_a_branch(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    first, second = pairwise(graph, x, w), weighted(graph, x, w)
+    (second if odd() else first + second).sum().backward()
+    step(graph, data, x, w)
+
+
+def skipped_layer(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    h = x if odd() else weighted(graph, x, w)
+    weighted(graph, h, w).sum().backward()
+
+
+def skipped_backward(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    out = weighted(graph, x, w)
+    if not odd():
+        out.sum().backward()
+    step(graph, data, x, w)
+
+
+def one_backward_too_many(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    loss = weighted(graph, x, w).sum()
+    loss.backward(retain_graph=True)
+    if odd():
+        loss.backward()
+    step(graph, data, x, w)
+
+
+def no_grad_on_one_rank(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    with torch.set_grad_enabled(not odd()):
+        out = weighted(graph, x, w)
+    if out.requires_grad:
+        out.sum().backward()
+    step(graph, data, x, w)
+
+
+@pytest.mark.parametrize("mode", [1, 2, 3])
+@pytest.mark.parametrize(
+    "program",
+    [
+        loss_misses_the_last_layer,
+        loss_misses_a_branch,
+        skipped_layer,
+        skipped_backward,
+        one_backward_too_many,
+        no_grad_on_one_rank,
+    ],
+    ids=lambda program: program.__name__,
+)
+@pytest.mark.parametrize("world_size", [3])
+def test_calls_in_another_order(pool, program, mode):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](3), program, mode=mode)
+    assert_disagreement(failures, "worker 0: ", "worker 1: ", "worker 2: ")
+    for failure in failures:
+        calls = {line.strip().partition(": ")[::2] for line in failure.message.splitlines() if "worker " in line[:9]}
+        calls = dict(call for call in calls if call[0] in ("worker 0", "worker 1", "worker 2"))
+        assert calls["worker 0"] == calls["worker 2"] != calls["worker 1"], failure.message
+
+
+def aggregate(graph, data, width=6, dtype=torch.float64, message="u_mul_e", reducer="sum"):
+    graph.srcdata["h"] = data.nodes["x"][:, :width].to(dtype)
+    graph.edata["w"] = data.edges["w"].to(dtype)
+    function = fn.copy_u("h", "m") if message == "copy_u" else getattr(fn, message)("h", "w", "m")
+    if reducer is None:
+        graph.apply_edges(function)
+    else:
+        graph.update_all(function, getattr(fn, reducer)("m", "out"))
+
+
+def aggregate_otherwise(graph, data, difference):
+    aggregate(graph, data, **(difference if odd() else {}))
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [{"width": 5}, {"dtype": torch.float32}, {"message": "u_add_e"}, {"message": "copy_u"}, {"reducer": "mean"}]
+    + [{"reducer": None}],
+    ids=str,
+)
+@pytest.mark.parametrize("mode", [1, 3])
+@pytest.mark.parametrize("world_size", [2])
+def test_another_width_dtype_or_operation(pool, difference, mode):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), aggregate_otherwise, difference, mode=mode)
+    assert_disagreement(failures, "worker 0: ", "worker 1: ")
+
+
+def aggregate_under(graph, data, setting, value):
+    if odd():
+        setattr(sar.Config, setting, value)
+    aggregate(graph, data)
+
+
+@pytest.mark.parametrize(
+    "setting, value",
+    [("disable_sr", True), ("pipeline_depth", 2), ("comm_buffer_bytes", 4096), ("max_collective_size", 64)],
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_another_setting(pool, setting, value):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), aggregate_under, setting, value)
+    assert_disagreement(failures, "Config", "worker 0: ", "worker 1: ")
+    assert str(value) in failures[0].message, "what the other worker has"
+
+
+def step_on_another_graph(mine, other, mode):
+    """The odd rank brings a partition of another graph along; then all go on with the common one."""
+    partition, data = mine
+    failure = catch(lambda: step(build(other if odd() else partition, mode), data, data.leaf("x"), data.leaf("w")))
+    graph = build(partition, mode)
+    out = weighted(graph, data.nodes["x"], data.edges["w"])
+    return failure, out
+
+
+@pytest.mark.parametrize("mode", [1, 3])
+@pytest.mark.parametrize("world_size", [2])
+def test_another_graph(pool, mode):
+    parts = SCENARIOS["random"](2)
+    other = partition_in_memory(random_graph(99, 40, 240), scattered(40, 2), 2)
+    data = random_data(parts)
+    results = pool.run(step_on_another_graph, other.partitions[ODD], mode, per_rank=deal(parts, data))
+    for failure, _ in results:
+        assert failure is not None
+        assert {"PartitionError", "DisagreementError", "PeerError"} & set(failure.bases), failure
+    expected = weighted(parts.reference(), data.nodes["x"], data.edges["w"])
+    assert torch.allclose(torch.cat([out for _, out in results]), expected, atol=1e-5)
+
+
+def leave_early(graph, data):
+    """The odd rank makes no further call, so nothing tells the others what it does instead."""
+    x, w = data.leaf("x"), data.leaf("w")
+    out = weighted(graph, x, w)
+    if not odd():
+        out.sum().backward()
+        return
+    time.sleep(2 * sar.Config.timeout)  # by its next call the others have given up
+    weighted(graph, x, w)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_worker_that_calls_nothing_more(pool):
+    stayed, left = fail_on_all_ranks(pool, SCENARIOS["random"](2), leave_early, timeout=1.5)
+    assert stayed.kind == "CommunicationTimeout"
+    assert "Config.timeout" in stayed.message
+    assert "backward" in stayed.message
+    assert left.kind == "PeerError"
+    assert "worker 0 raised communicationtimeout" in left.message.lower(), left.message

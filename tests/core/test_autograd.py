@@ -1,0 +1,160 @@
+"""How distributed calls combine under autograd: every combination gives the gradients of single-machine DGL."""
+
+import pytest
+import torch
+from torch import nn
+
+import sar
+from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
+from tests.parity.programs import LAYERS, largest, pairwise, weighted
+from tests.parity.scenarios import SCENARIOS
+
+
+def leaves(data):
+    return data.leaf("x"), data.leaf("w")
+
+
+def gradients(x, w, **more):
+    return {"node x.grad": x.grad, "edge w.grad": w.grad if w.grad is not None else torch.zeros_like(w), **more}
+
+
+def accumulated_over_two_backwards(graph, data, layer):
+    """The second forward comes after the first backward."""
+    x, w = leaves(data)
+    model = nn.Linear(6, 6).to(x.dtype)
+    for power in (1, 2):
+        weighted_sum(LAYERS[layer](graph, model(x), w) ** power, data.nodes["cotangent"]).backward()
+    return gradients(x, w, **parameter_gradients(model))
+
+
+def retained_and_run_twice(graph, data, layer):
+    x, w = leaves(data)
+    loss = weighted_sum(LAYERS[layer](graph, LAYERS[layer](graph, x, w), w), data.nodes["cotangent"])
+    loss.backward(retain_graph=True)
+    once = x.grad.clone()
+    loss.backward()
+    return gradients(x, w, **{"node once": once})
+
+
+def independent_calls_in_one_loss(graph, data, layer):
+    x, w = leaves(data)
+    first, second = LAYERS[layer](graph, x, w), LAYERS[layer](graph, x.sin(), w * w)
+    weighted_sum(second * first, data.nodes["cotangent"]).backward()
+    return gradients(x, w)
+
+
+def independent_losses_in_forward_order(graph, data, layer):
+    x, w = leaves(data)
+    first, second = LAYERS[layer](graph, x, w), LAYERS[layer](graph, x.sin(), w * w)
+    weighted_sum(first, data.nodes["cotangent"]).backward()
+    weighted_sum(second, data.nodes["cotangent"]).backward()
+    return gradients(x, w)
+
+
+def residual_connections(graph, data, layer):
+    x, w = leaves(data)
+    h = x
+    for _ in range(3):
+        h = h + 0.3 * LAYERS[layer](graph, h, w).tanh()
+    weighted_sum(h, data.nodes["cotangent"]).backward()
+    return gradients(x, w, **{"node output": h})
+
+
+def different_calls_share_an_input(graph, data, layer):
+    x, w = leaves(data)
+    h = LAYERS[layer](graph, x, w)
+    both = weighted(graph, h, w) + pairwise(graph, h, w) * largest(graph, x, w)
+    weighted_sum(both, data.nodes["cotangent"]).backward()
+    return gradients(x, w)
+
+
+def fields_overwritten_before_backward(graph, data, layer):
+    """Frames may change between a forward and its backward; the call keeps what it read."""
+    x, w = leaves(data)
+    graph.ndata["h"], graph.edata["w"] = x, w
+    out = LAYERS[layer](graph, graph.ndata["h"], graph.edata["w"])
+    graph.ndata["h"] = torch.full_like(x, 100.0)
+    graph.edata["w"] = torch.zeros_like(w)
+    graph.ndata["out"] = torch.full_like(x, -100.0)
+    weighted_sum(out * out, data.nodes["cotangent"]).backward()
+    for frame, name in ((graph.ndata, "h"), (graph.ndata, "out"), (graph.edata, "w")):
+        frame.pop(name)
+    return gradients(x, w)
+
+
+def settings_changed_before_backward(graph, data, layer):
+    """A call's backward runs under the settings of its forward."""
+    x, w = leaves(data)
+    before = {name: getattr(sar.Config, name) for name in sar.Config.__annotations__}
+    out = LAYERS[layer](graph, x, w)
+    sar.Config.disable_sr = not sar.Config.disable_sr
+    sar.Config.pipeline_depth = 3
+    sar.Config.comm_buffer_bytes = 256
+    sar.Config.max_collective_size = 8
+    weighted_sum(out * out, data.nodes["cotangent"]).backward()
+    for name, value in before.items():
+        setattr(sar.Config, name, value)
+    return gradients(x, w)
+
+
+def frozen_inputs_and_no_grad(graph, data, layer):
+    """Evaluation between training calls leaves no trace in them."""
+    x, w = leaves(data)
+    with torch.no_grad():
+        quiet = LAYERS[layer](graph, x, w)
+    assert not quiet.requires_grad
+    assert not LAYERS[layer](graph, x.detach(), w.detach()).requires_grad
+    out = LAYERS[layer](graph, x, w.detach())
+    weighted_sum(out * quiet, data.nodes["cotangent"]).backward()
+    return gradients(x, w, **{"node quiet": quiet})
+
+
+def only_edges_take_a_gradient(graph, data, layer):
+    x, w = leaves(data)
+    out = LAYERS[layer](graph, x.detach(), w)
+    if out.requires_grad:
+        weighted_sum(out, data.nodes["cotangent"]).backward()
+    x.grad = torch.zeros_like(x)
+    return gradients(x, w)
+
+
+PROGRAMS = [
+    accumulated_over_two_backwards,
+    retained_and_run_twice,
+    independent_calls_in_one_loss,
+    independent_losses_in_forward_order,
+    residual_connections,
+    different_calls_share_an_input,
+    fields_overwritten_before_backward,
+    settings_changed_before_backward,
+    frozen_inputs_and_no_grad,
+    only_edges_take_a_gradient,
+]
+
+
+@pytest.mark.parametrize("scenario", ["random", "isolated", "ring of partitions", "all on the last worker"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gradients(pool, world_size, program, scenario):
+    parts = SCENARIOS[scenario](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(program, (layer,)) for layer in LAYERS])
+
+
+SETTINGS = [
+    {"pipeline_depth": 0},
+    {"pipeline_depth": 3},
+    {"comm_buffer_bytes": 1},
+    {"comm_buffer_bytes": 700, "pipeline_depth": 2},
+    {"max_collective_size": 1},
+    {"max_collective_size": 20, "pipeline_depth": 3},
+    {"comm_buffer_bytes": 2000, "max_collective_size": 50, "pipeline_depth": 0},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_settings_do_not_change_the_numbers(pool, world_size, settings):
+    parts = SCENARIOS["random"](world_size)
+    cases = [(residual_connections, (layer,)) for layer in LAYERS]
+    cases += [(different_calls_share_an_input, (layer,)) for layer in LAYERS]
+    check(pool, parts, random_data(parts, torch.float64), cases, settings=settings)

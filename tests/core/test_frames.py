@@ -1,0 +1,217 @@
+"""Frames: what is stored where, what local_scope undoes, which errors unknown or unfit fields give."""
+
+import dgl.function as fn
+import pytest
+import torch
+
+from sar.common_tuples import EID, ORIG_ID
+from tests.core.attempts import catch, fail_on_all_ranks
+from tests.graphs import partition_in_memory, random_graph
+from tests.parity.harness import build
+from tests.parity.scenarios import scattered
+
+MODES = pytest.mark.parametrize("mode", [1, 3])
+TWO = pytest.mark.parametrize("world_size", [2])
+
+
+def example(workers=2):
+    graph = random_graph(11, 20, 90, isolated=2)
+    features = {"w": torch.rand(90), "kind": torch.randint(0, 3, (90,)), "f": torch.rand(90, 2, 3)}
+    return partition_in_memory(graph, scattered(20, workers), workers, features, {"h": torch.rand(20, 2)}), features
+
+
+def edge_features(partition, mode):
+    graph = build(partition, mode)
+    return {name: graph.edata[name] for name in graph.edata}, {name: graph.ndata[name] for name in graph.ndata}
+
+
+@MODES
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_edge_features_are_there_from_the_start_in_the_visible_order(pool, world_size, mode):
+    parts, features = example(world_size)
+    results = pool.run(edge_features, mode, per_rank=parts.partitions)
+    for rank, (edata, ndata) in enumerate(results):
+        assert ndata == {}, "node features stay in the partition data"
+        assert set(edata) >= {"w", "kind", "f", EID}
+        rows = parts.split_edges(parts.edge_ids)[rank]
+        for name, values in features.items():
+            assert torch.equal(edata[name], values[rows])
+        shards = parts.partitions[rank].all_shard_edges
+        for name in (EID, ORIG_ID):
+            assert torch.equal(edata[name], torch.cat([shard.edge_features[name] for shard in shards]))
+
+
+def one_frame(partition, mode):
+    graph = build(partition, mode)
+    h = torch.rand(graph.num_nodes(), 3)
+    graph.srcdata["h"] = h
+    seen = [graph.ndata["h"] is h, graph.dstdata["h"] is h, "h" in graph.ndata]
+    graph.update_all(fn.u_dot_v("h", "h", "m"), fn.sum("m", "out"))
+    seen += [graph.srcdata["out"] is graph.dstdata["out"], list(graph.ndata) == ["h", "out"], len(graph.dstdata) == 2]
+    seen += [graph.ndata.pop("out").shape == (graph.num_nodes(), 1), "out" not in graph.srcdata]
+    graph.nodes["_N"].data["z"] = h
+    graph.edges["_E"].data["y"] = graph.edata["w"]
+    seen += [graph.ndata["z"] is h, graph.edata["y"] is graph.edata["w"]]
+    del graph.dstdata["h"]
+    seen.append("h" not in graph.srcdata)
+    return seen
+
+
+@MODES
+@TWO
+def test_source_destination_and_node_data_are_one_frame(pool, mode):
+    for seen in pool.run(one_frame, mode, per_rank=example()[0].partitions):
+        assert seen == [True] * len(seen)
+        assert len(seen) == 11
+
+
+def scopes(partition, mode):
+    graph = build(partition, mode)
+    outside = torch.rand(graph.num_nodes(), 3)
+    graph.ndata["h"] = outside
+    before = set(graph.edata)
+
+    def change():
+        graph.ndata["h"] = outside + 1
+        graph.ndata["new"] = outside
+        graph.edata["e"] = graph.edata.pop("w")
+        graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
+
+    def unchanged():
+        return graph.ndata["h"] is outside and set(graph.ndata) == {"h"} and set(graph.edata) == before
+
+    results = {}
+    with graph.local_scope():
+        change()
+        results["inside"] = graph.ndata["h"] is not outside and "out" in graph.ndata and "w" not in graph.edata
+        with graph.local_scope():
+            graph.ndata["h"] = outside + 2
+        results["nested"] = bool((graph.ndata["h"] == outside + 1).all())
+    results["after"] = unchanged()
+    local = graph.local_var()
+    local.ndata["h"] = outside + 3
+    local.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
+    results["local_var"] = "out" in local.ndata and unchanged()
+
+    def fail():
+        with graph.local_scope():
+            change()
+            raise ValueError("on purpose")
+
+    results["raised"] = catch(fail).kind
+    results["after exception"] = unchanged()
+    graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
+    results["works on"] = graph.ndata["out"].shape == outside.shape
+    return results
+
+
+@MODES
+@TWO
+def test_local_scope_restores_also_after_exceptions(pool, mode):
+    for results in pool.run(scopes, mode, per_rank=example()[0].partitions):
+        assert results.pop("raised") == "ValueError"
+        assert results == dict.fromkeys(["inside", "nested", "after", "local_var", "after exception", "works on"], True)
+
+
+def unknown_field(graph, data, where):
+    graph.ndata["x"] = data.nodes["x"]
+    if where == "u":
+        graph.update_all(fn.copy_u("hidden", "m"), fn.sum("m", "out"))
+    elif where == "v":
+        graph.apply_edges(fn.u_add_v("x", "hidden", "m"))
+    elif where == "e":
+        graph.update_all(fn.u_mul_e("x", "hidden", "m"), fn.sum("m", "out"))
+    elif where == "ndata":
+        graph.ndata["hidden"]
+    elif where == "edata":
+        graph.edata.pop("hidden")
+
+
+def unknown_type(graph, data, how):
+    graph.ndata["x"] = data.nodes["x"]
+    if how == "etype":
+        graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "out"), etype="hidden")
+    elif how == "view":
+        graph["hidden"]
+    elif how == "ntype":
+        graph.num_nodes("hidden")
+    elif how == "nodes":
+        graph.nodes["hidden"]
+
+
+@pytest.mark.parametrize(
+    "program, where",
+    [(unknown_field, where) for where in ("u", "v", "e", "ndata", "edata")]
+    + [(unknown_type, how) for how in ("etype", "view", "ntype", "nodes")],
+)
+@TWO
+def test_unknown_fields_and_types(pool, program, where):
+    for failure in fail_on_all_ranks(pool, example()[0], program, where):
+        assert failure.kind == "FieldError", failure
+        assert "KeyError" in failure.bases
+        assert "'hidden'" in failure.message
+        assert not failure.message.startswith('"'), "the sentence, not its repr"
+
+
+def field_names_in_error(graph, data):
+    graph.ndata["x"] = graph.ndata["y"] = data.nodes["x"]
+    graph.ndata["hidden"]
+
+
+@TWO
+def test_an_unknown_field_is_told_what_is_there(pool):
+    for failure in fail_on_all_ranks(pool, example()[0], field_names_in_error):
+        assert "'x', 'y'" in failure.message
+
+
+def integer_arithmetic(graph, data, message, reducer):
+    graph.ndata["i"] = torch.ones(graph.num_nodes(), 2, dtype=torch.int64)
+    graph.edata["j"] = torch.ones(graph.num_edges(), 2, dtype=torch.int64)
+    fields = ("i",) if message == "copy_u" else ("i", "j") if message.endswith("e") else ("i", "i")
+    function = getattr(fn, message)(*fields, "m")
+    if reducer is None:
+        graph.apply_edges(function)
+    else:
+        graph.update_all(function, getattr(fn, reducer)("m", "out"))
+
+
+@pytest.mark.parametrize(
+    "message, reducer",
+    [("copy_u", "sum"), ("copy_u", "max"), ("u_mul_e", "sum"), ("u_dot_v", None), ("u_add_e", "min")],
+)
+@TWO
+def test_integer_features_are_refused_in_arithmetic(pool, message, reducer):
+    for failure in fail_on_all_ranks(pool, example()[0], integer_arithmetic, message, reducer):
+        assert "SarError" in failure.bases, failure
+        assert "int64" in failure.message
+        assert "float" in failure.message, "the mend"
+
+
+def wrong_rows(graph, data, frame):
+    rows = graph.num_edges() if frame == "edata" else graph.num_nodes()
+    getattr(graph, frame)["h"] = torch.rand(rows + 1, 3)
+
+
+@pytest.mark.parametrize("frame", ["ndata", "srcdata", "dstdata", "edata"])
+@TWO
+def test_a_field_of_the_wrong_length(pool, frame):
+    parts = example()[0]
+    for rank, failure in enumerate(fail_on_all_ranks(pool, parts, wrong_rows, frame)):
+        rows = parts.edge_counts[rank] if frame == "edata" else parts.node_counts[rank]
+        assert failure.kind == "GraphError"
+        assert str(rows) in failure.message
+        assert str(rows + 1) in failure.message
+        assert "'h'" in failure.message
+
+
+def reducer_of_another_field(graph, data):
+    graph.ndata["x"] = data.nodes["x"]
+    graph.update_all(fn.copy_u("x", "m"), fn.sum("another", "out"))
+
+
+@TWO
+def test_a_reducer_that_reads_another_field(pool):
+    for failure in fail_on_all_ranks(pool, example()[0], reducer_of_another_field):
+        assert failure.kind == "GraphError"
+        assert "'m'" in failure.message
+        assert "'another'" in failure.message

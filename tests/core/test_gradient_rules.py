@@ -1,0 +1,103 @@
+"""Rules of autograd across workers: who needs a gradient, double backward, fields changed in place."""
+
+import pytest
+import torch
+
+import sar
+from tests.core.attempts import fail_on_all_ranks
+from tests.parity.harness import assert_close, build, deal, random_data, weighted_sum
+from tests.parity.programs import LAYERS, pairwise, weighted
+from tests.parity.scenarios import SCENARIOS
+
+
+def gradient_on_one_rank(mine, layer, mode, chosen):
+    """Only the chosen rank's x takes a gradient, and every rank runs the backward."""
+    partition, data = mine
+    graph = build(partition, mode)
+    x = data.nodes["x"].clone().requires_grad_(sar.rank() == chosen)
+    out = LAYERS[layer](graph, x, data.edges["w"])
+    weighted_sum(LAYERS[layer](graph, out, data.edges["w"]), data.nodes["cotangent"]).backward()
+    return x.grad, out.requires_grad
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("mode", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_gradient_wanted_on_one_rank_only(pool, world_size, mode, layer):
+    parts = SCENARIOS["random"](world_size)
+    data = random_data(parts, torch.float64)
+    x, w = data.leaf("x"), data.edges["w"]
+    graph = parts.reference()
+    weighted_sum(LAYERS[layer](graph, LAYERS[layer](graph, x, w), w), data.nodes["cotangent"]).backward()
+    for chosen in range(world_size):
+        results = pool.run(gradient_on_one_rank, layer, mode, chosen, per_rank=deal(parts, data))
+        assert [requires_grad for _, requires_grad in results] == [True] * world_size
+        assert [grad is None for grad, _ in results] == [rank != chosen for rank in range(world_size)]
+        assert_close(results[chosen][0], parts.split_nodes(x.grad)[chosen])
+
+
+def weight_gradient_on_one_rank(mine, mode, chosen):
+    partition, data = mine
+    graph = build(partition, mode)
+    w = data.edges["w"].clone().requires_grad_(sar.rank() == chosen)
+    weighted_sum(weighted(graph, data.nodes["x"], w), data.nodes["cotangent"]).backward()
+    return w.grad
+
+
+@pytest.mark.parametrize("mode", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_edge_gradient_wanted_on_one_rank_only(pool, world_size, mode):
+    """The gradient of an edge weight fetches source rows again, from ranks that want no gradient themselves."""
+    parts = SCENARIOS["random"](world_size)
+    data = random_data(parts, torch.float64)
+    w = data.leaf("w")
+    weighted_sum(weighted(parts.reference(), data.nodes["x"], w), data.nodes["cotangent"]).backward()
+    chosen = world_size - 1
+    results = pool.run(weight_gradient_on_one_rank, mode, chosen, per_rank=deal(parts, data))
+    assert [grad is None for grad in results] == [rank != chosen for rank in range(world_size)]
+    assert_close(results[chosen], parts.split_edges(w.grad)[chosen])
+
+
+def double_backward(graph, data, layer):
+    x, w = data.leaf("x"), data.leaf("w")
+    out = LAYERS[layer](graph, x, w)
+    (grad,) = torch.autograd.grad(weighted_sum(out.sin(), data.nodes["cotangent"]), x, create_graph=True)
+    grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("mode", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_double_backward_raises(pool, world_size, mode, layer):
+    """`weighted` is linear in x, yet its second derivative in w and x is not 0: silence would be wrong."""
+    for failure in fail_on_all_ranks(pool, SCENARIOS["random"](world_size), double_backward, layer, mode=mode):
+        assert failure.kind in ("RuntimeError", "GraphError"), failure
+        assert "twice" in failure.message or "double" in failure.message.lower(), failure.message
+
+
+def field_changed_in_place(graph, data):
+    """torch's own check: a tensor that the backward needs has changed."""
+    x, w = data.leaf("x"), data.leaf("w")
+    h = x * 1
+    out = pairwise(graph, h, w)
+    h.add_(1)
+    out.sum().backward()
+
+
+def edge_field_changed_in_place(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    weight = w * 1
+    out = weighted(graph, x, weight)
+    weight.mul_(2)
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("program", [field_changed_in_place, edge_field_changed_in_place], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("mode", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [2])
+def test_a_needed_field_changed_in_place_is_an_error(pool, program, mode):
+    """Fetching the changed rows again in the backward would give wrong gradients without a word."""
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), program, mode=mode)
+    assert any("modified by an inplace operation" in failure.message for failure in failures), failures
+    for failure in failures:
+        assert failure.kind in ("RuntimeError", "PeerError"), failure

@@ -1,0 +1,79 @@
+"""The examples, run as their first lines say, against the same training in one process of plain DGL."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from sar.adapters.dgl.models import dgl_graph
+from sar.adapters.dgl.shim import require_dgl
+from sar.partition.community_graph import community_graph
+from sar.partition.datasets import load_dataset
+from sar.partition.graph_data import write_npz
+from tests.graphs import DATA
+from tests.workers import REPOSITORY
+
+CORA = DATA / "cora.npz"
+
+
+def run(*command: str) -> str:
+    """The output of a command, which has two minutes."""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses_of_one_process(file: Path, epochs: int) -> list[float]:
+    """The example's training on the whole graph with DGL's own graph."""
+    require_dgl()
+    from dgl.nn import SAGEConv
+
+    data = load_dataset(str(file)).with_split().with_reverse_edges().with_self_loops()
+    graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
+    x, labels, train = (torch.from_numpy(data.node_data[key]) for key in ("feat", "label", "train_mask"))
+    torch.manual_seed(0)
+    first = SAGEConv(x.shape[1], 64, "mean")
+    last = SAGEConv(64, int(labels.max()) + 1, "mean")
+    optimizer = torch.optim.Adam([*first.parameters(), *last.parameters()], lr=0.01)
+    losses = []
+    for _ in range(epochs):
+        loss = functional.cross_entropy(last(graph, functional.relu(first(graph, x)))[train], labels[train])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("graph", "workers"),
+    [
+        pytest.param("cora", 2, marks=pytest.mark.skipif(not CORA.exists(), reason="SAR_TEST_DATA names its folder")),
+        ("generated", 3),
+    ],
+)
+def test_partition_then_train(tmp_path: Path, graph: str, workers: int) -> None:
+    file = CORA
+    if graph == "generated":
+        file = tmp_path / "generated.npz"
+        write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
+    parts = tmp_path / "partitions"
+    said = run(
+        sys.executable, "examples/partition_graph.py", "--dataset", str(file), "--parts", str(workers), "--out", str(parts)
+    )
+    json_file = parts / f"{file.stem}.json"
+    assert f"torchrun --nproc-per-node {workers} examples/full_graph.py --partition-json {json_file}" in said
+
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    said = run(*torchrun, "examples/full_graph.py", "--partition-json", str(json_file), "--epochs", "20")
+    losses = [float(loss) for loss in re.findall(r"^epoch \d+: loss ([\d.]+)$", said, re.MULTILINE)]
+    assert losses == pytest.approx(losses_of_one_process(file, 20), abs=1e-4)
+    assert losses[-1] < 0.5 * losses[0]
+    [accuracy] = re.findall(r"^test accuracy ([\d.]+)$", said, re.MULTILINE)
+    assert float(accuracy) > 0.7

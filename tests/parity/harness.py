@@ -1,0 +1,188 @@
+"""Runs one program on the distributed graph and on the whole graph in DGL, and compares everything it returns.
+
+A program is a top-level function `program(graph, data, *args)`, written as for DGL, that returns tensors by name. The
+part before the first space says how the parts of the workers make the whole:
+
+    "node ..."  rows of nodes: concatenated
+    "edge ..."  rows of edges: concatenated
+    "sum ..."   summed over workers
+    "same ..."  equal on all workers
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import sar
+from sar.common_tuples import PartitionData
+from tests.graphs import PartitionedGraph
+from tests.workers import WorkerPool
+
+Results = dict[str, Tensor]
+Program = Callable[..., Results]
+MODES = (1, 2, 3)
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+@dataclass
+class Data:
+    """Rows of one worker, or of the whole graph: features of nodes and of edges by name."""
+
+    nodes: dict[str, Tensor]
+    edges: dict[str, Tensor]
+
+    def leaf(self, name: str) -> Tensor:
+        """A fresh copy that takes a gradient."""
+        return {**self.nodes, **self.edges}[name].clone().requires_grad_()
+
+
+def random_data(parts: PartitionedGraph, dtype: torch.dtype = torch.float32, seed: int = 0) -> Data:
+    """Node features x (N, 6), y (N, 6) and cotangent (N, 8); edge weights w (E, 1) and edge features e (E, 6)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    count, edges = parts.num_nodes, len(parts.src)
+    nodes = {"x": draw(count, 6), "y": draw(count, 6), "cotangent": draw(count, 8)}
+    return Data(nodes, {"w": draw(edges, 1).abs() + 0.5, "e": draw(edges, 6), "edge cotangent": draw(edges, 8)})
+
+
+def weighted_sum(rows: Tensor, cotangent: Tensor) -> Tensor:
+    """A scalar in which each element of `rows` (N, ...) has its own weight."""
+    flat = rows.reshape(len(rows), -1) if rows.numel() else rows.reshape(len(rows), 0)
+    return (flat * cotangent[:, : flat.shape[1]]).sum()
+
+
+def parameter_gradients(module: nn.Module) -> Results:
+    """Gradients summed over workers by `sar.gather_grads`, or as they are on one machine."""
+    if dist.is_initialized():
+        sar.gather_grads(module)
+    return {f"same {name}": value.grad for name, value in module.named_parameters() if value.grad is not None}
+
+
+def build(partition: PartitionData, mode: int) -> Any:
+    """The graph in one of the three modes; sets `Config.disable_sr`."""
+    sar.Config.disable_sr = mode == 2
+    graph = sar.construct_full_graph(partition)
+    return graph.get_full_partition_graph() if mode == 3 else graph
+
+
+Mine = tuple[PartitionData, Data]
+Case = tuple[Program, tuple[Any, ...]]
+
+
+def deal(parts: PartitionedGraph, data: Data) -> list[Mine]:
+    """What each worker is given."""
+    nodes = {name: parts.split_nodes(rows) for name, rows in data.nodes.items()}
+    edges = {name: parts.split_edges(rows) for name, rows in data.edges.items()}
+    return [
+        (partition, Data({k: v[rank] for k, v in nodes.items()}, {k: v[rank] for k, v in edges.items()}))
+        for rank, partition in enumerate(parts.partitions)
+    ]
+
+
+def run_on_worker(mine: Mine, cases: Sequence[Case], modes: Sequence[int], settings: Mapping[str, Any]) -> Any:
+    partition, data = mine
+    for name, value in settings.items():
+        setattr(sar.Config, name, value)
+    results: dict[int, list[Results]] = {}
+    for mode in modes:
+        graph = build(partition, mode)
+        results[mode] = [run_program(program, graph, data, *args) for program, args in cases]
+    return results
+
+
+def run_program(program: Program, graph: Any, data: Data, *args: Any) -> Results:
+    torch.manual_seed(7)
+    return {name: value.detach() for name, value in program(graph, data, *args).items()}
+
+
+def merge(by_rank: Sequence[Results]) -> Results:
+    """Make the whole of the workers' parts."""
+    assert len({frozenset(results) for results in by_rank}) == 1, [sorted(results) for results in by_rank]
+    whole = {}
+    for name in by_rank[0]:
+        values = [results[name] for results in by_rank]
+        kind = name.split(" ", 1)[0]
+        if kind in ("node", "edge"):
+            whole[name] = torch.cat(values)
+        elif kind == "sum":
+            whole[name] = torch.stack(values).sum(0)
+        else:
+            assert kind == "same", name
+            assert all(torch.equal(value, values[0]) for value in values), f"{name} differs between workers"
+            whole[name] = values[0]
+    return whole
+
+
+def assert_close(
+    actual: Tensor, expected: Tensor, tolerance: float | None = None, least_scale: float = 0.1
+) -> None:
+    """Equal shape, dtype, NaN and inf; values that differ by `tolerance` times the scale of `expected` at most."""
+    assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    assert actual.dtype == expected.dtype, f"{actual.dtype}, expected {expected.dtype}"
+    finite = expected.isfinite()
+    assert torch.equal(actual[~finite].nan_to_num(5.0), expected[~finite].nan_to_num(5.0)), "NaN or inf differ"
+    if not finite.any():
+        return
+    difference = (actual[finite] - expected[finite]).abs().max().item()
+    scale = max(expected[finite].abs().max().item(), least_scale)
+    limit = (TOLERANCE[expected.dtype] if tolerance is None else tolerance) * scale
+    assert difference <= limit, f"differs by {difference:.3g}, scale {scale:.3g}, allowed {limit:.3g}"
+
+
+def run_everywhere(
+    pool: WorkerPool,
+    parts: PartitionedGraph,
+    data: Data,
+    cases: Sequence[Case],
+    modes: Sequence[int] = MODES,
+    settings: Mapping[str, Any] | None = None,
+    timeout: float = 60,
+) -> dict[int, list[Results]]:
+    """Run all cases in all modes in one trip to the workers; return, by mode, the merged results of every case."""
+    by_rank = pool.run(run_on_worker, cases, modes, settings or {}, per_rank=deal(parts, data), timeout=timeout)
+    return {
+        mode: [merge([results[mode][number] for results in by_rank]) for number in range(len(cases))] for mode in modes
+    }
+
+
+def check(
+    pool: WorkerPool,
+    parts: PartitionedGraph,
+    data: Data,
+    cases: Sequence[Case],
+    modes: Sequence[int] = MODES,
+    settings: Mapping[str, Any] | None = None,
+    timeout: float = 60,
+    reference_data: Data | None = None,
+    tolerance: float | None = None,
+    least_scale: float = 0.1,
+) -> None:
+    """Compare all cases in all modes with single-machine DGL, and report all differences together.
+
+    With `reference_data`, of another precision, the results are compared in that precision. Sums of numbers around 1 may
+    cancel, so errors are measured against `least_scale` where a result is smaller.
+    """
+    reference = parts.reference()
+    expected = [run_program(program, reference, reference_data or data, *args) for program, args in cases]
+    results = run_everywhere(pool, parts, data, cases, modes, settings, timeout)
+    problems = []
+    for mode in modes:
+        for number, (program, args) in enumerate(cases):
+            assert results[mode][number].keys() == expected[number].keys()
+            for name, value in expected[number].items():
+                actual = results[mode][number][name]
+                try:
+                    if reference_data is not None:
+                        assert actual.dtype == data.nodes["cotangent"].dtype
+                        actual = actual.to(value.dtype)
+                    assert_close(actual, value, tolerance, least_scale)
+                except AssertionError as error:
+                    problems.append(f"mode {mode}, {program.__name__}{args}, {name}: {error}")
+    assert not problems, f"{len(problems)} results differ:\n" + "\n".join(problems[:20])

@@ -1,0 +1,138 @@
+"""DGL's layers on the distributed graph: outputs and all gradients equal single-machine DGL."""
+
+import dgl.nn
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import sar
+from tests.graphs import load_cora, partition_in_memory
+from tests.parity.harness import Data, check, parameter_gradients, random_data, weighted_sum
+from tests.parity.scenarios import SCENARIOS, scattered
+
+IN, OUT = 6, 4
+
+
+def graph_conv(norm):
+    return dgl.nn.GraphConv(IN, OUT, norm=norm, allow_zero_in_degree=True)
+
+
+def gin_conv(aggregator):
+    return dgl.nn.GINConv(nn.Linear(IN, OUT), aggregator, init_eps=0.3, learn_eps=True)
+
+
+def sage_conv(aggregator):
+    return dgl.nn.SAGEConv(IN, OUT, aggregator)
+
+
+def gat_conv(heads, residual=False):
+    return dgl.nn.GATConv(IN, 2, heads, residual=residual, allow_zero_in_degree=True)
+
+
+def residual_gat_conv(heads):
+    return gat_conv(heads, residual=True)
+
+
+def patch():
+    if dist.is_initialized():  # on a worker; the single-machine reference is DGL as it is
+        sar.patch_dgl()
+
+
+def layer_gradients(graph, data, build, option, weighted):
+    """One layer; the loss weighs each output differently."""
+    patch()
+    layer = build(option).to(data.nodes["x"].dtype)
+    x, w = data.leaf("x"), data.leaf("w")
+    out = layer(graph, x, edge_weight=w.squeeze(1)) if weighted else layer(graph, x)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    results = {"node output": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+    return results | ({"edge w.grad": w.grad} if weighted else {})
+
+
+LAYERS = [
+    *[(graph_conv, norm, weighted) for norm in ("both", "left", "right", "none") for weighted in (False, True)],
+    *[(sage_conv, aggregator, False) for aggregator in ("mean", "gcn", "pool")],
+    (sage_conv, "mean", True),
+    (sage_conv, "gcn", True),
+    *[(gin_conv, aggregator, False) for aggregator in ("sum", "mean", "max")],
+    (gat_conv, 1, False),
+    (gat_conv, 3, False),
+    (gat_conv, 3, True),
+    (residual_gat_conv, 2, False),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_layers(pool, world_size, scenario, dtype):
+    parts = SCENARIOS[scenario](world_size)
+    # Without any edge DGL sends the gradient of a maximum to node 0; test_values tells what is right there.
+    layers = [layer for layer in LAYERS if scenario != "no edges" or layer[1] not in ("pool", "max")]
+    cases = [(layer_gradients, layer) for layer in layers]
+    check(pool, parts, random_data(parts, dtype), cases)
+
+
+class Gcn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = dgl.nn.GraphConv(1433, 16)
+        self.second = dgl.nn.GraphConv(16, 7)
+
+    def forward(self, graph, x):
+        return self.second(graph, self.first(graph, x).relu())
+
+
+class Sage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = dgl.nn.SAGEConv(1433, 16, "mean")
+        self.second = dgl.nn.SAGEConv(16, 16, "pool")
+        self.third = dgl.nn.SAGEConv(16, 7, "gcn")
+
+    def forward(self, graph, x):
+        h = self.first(graph, x).relu()
+        return self.third(graph, h + self.second(graph, h).relu())
+
+
+class Gin(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = dgl.nn.GINConv(nn.Sequential(nn.Linear(1433, 16), nn.ReLU(), nn.Linear(16, 16)), "max")
+        self.second = dgl.nn.GINConv(nn.Linear(16, 7), "sum", learn_eps=True)
+
+    def forward(self, graph, x):
+        return self.second(graph, self.first(graph, x).relu())
+
+
+class Gat(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = dgl.nn.GATConv(1433, 8, 4, activation=nn.functional.elu)
+        self.second = dgl.nn.GATConv(32, 7, 1, residual=True)
+
+    def forward(self, graph, x):
+        return self.second(graph, self.first(graph, x).flatten(1)).mean(1)
+
+
+def node_classification(graph, data, model_class, num_labels):
+    """The loss of a training step on cora: local sum over global count."""
+    patch()
+    model = model_class()
+    x = data.leaf("x")
+    out = model(graph, x)
+    loss = nn.functional.cross_entropy(out, data.nodes["label"], reduction="sum") / num_labels
+    loss.backward()
+    return {"node output": out, "node x.grad": x.grad, "sum loss": loss, **parameter_gradients(model)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_models_on_cora(pool, world_size):
+    graph, features, labels = load_cora()
+    assignment = scattered(graph.num_nodes, world_size)
+    parts = partition_in_memory(graph, assignment, world_size)
+    x = features / features.sum(1, keepdim=True)
+    data = Data({"x": x[parts.node_ids], "label": labels[parts.node_ids]}, {})
+    models = [(node_classification, (model, len(labels))) for model in (Gcn, Sage, Gin, Gat)]
+    check(pool, parts, data, models, timeout=120, least_scale=0)

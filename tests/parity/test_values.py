@@ -1,0 +1,162 @@
+"""Values that are easily mistreated: ties, NaN, infinities, empty reductions, half precision."""
+
+import dgl.function as fn
+import pytest
+import torch
+
+from tests.graphs import EdgeList, partition_in_memory
+from tests.parity.harness import Data, check, random_data, run_everywhere
+from tests.parity.scenarios import SCENARIOS, scattered
+from tests.parity.test_messages import REDUCERS, aggregate
+
+MESSAGES = ("copy_u", "copy_e", "u_mul_e", "e_sub_v", "u_add_v")
+
+
+def message_data(parts, draw):
+    """Fields u, v and e and cotangents, all of width 3, from `draw(rows, seed)`."""
+    nodes, edges = parts.num_nodes, len(parts.src)
+    return Data(
+        {"u": draw(nodes, 0), "v": draw(nodes, 1), "cotangent": normal(nodes, 3)},
+        {"e": draw(edges, 2), "cotangent": normal(edges, 4)},
+    )
+
+
+def normal(rows, seed):
+    return torch.randn(rows, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def few_values(rows, seed):
+    return torch.randint(-1, 2, (rows, 3), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def with_nan(rows, seed):
+    return normal(rows, seed).masked_fill(few_values(rows, seed + 10) > 0, torch.nan)
+
+
+def with_infinities(rows, seed):
+    chosen = few_values(rows, seed + 10)
+    return normal(rows, seed).masked_fill(chosen > 0, torch.inf).masked_fill(chosen < 0, -torch.inf)
+
+
+def only_infinities(rows, seed):
+    return torch.full((rows, 3), -torch.inf if seed % 2 else torch.inf)
+
+
+@pytest.mark.parametrize("draw", [few_values, with_nan, with_infinities, only_infinities], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_values(pool, world_size, draw):
+    parts = SCENARIOS["isolated"](world_size)
+    cases = [
+        (aggregate, (message, reducer, "" if draw is not few_values and hides_gradient(message, reducer) else "uve"))
+        for message in MESSAGES
+        for reducer in (*REDUCERS, None)
+    ]
+    check(pool, parts, message_data(parts, draw), cases)
+
+
+def hides_gradient(message, reducer):
+    """Where DGL multiplies the 0 that a masked maximum gets by an infinite factor, its gradient is NaN; sar's is 0."""
+    return message == "u_mul_e" and reducer in ("max", "min")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_infinite_maximum_is_zero_and_takes_no_gradient(pool, world_size):
+    """Said without DGL: node 0 has an infinite message, node 1 a NaN besides a number, node 2 numbers."""
+    src, dst = torch.tensor([3, 4, 3, 4, 3, 4]), torch.tensor([0, 0, 1, 1, 2, 2])
+    parts = partition_in_memory(EdgeList(src, dst, 5), torch.tensor([0, 0, 0, 0, world_size - 1]), world_size)
+    weights = torch.tensor([torch.inf, 2.0, torch.nan, 2.0, 2.0, 3.0])[parts.edge_ids, None]
+    data = Data(
+        {"u": torch.ones(5, 1), "v": torch.ones(5, 1), "cotangent": torch.ones(5, 1)},
+        {"e": weights, "cotangent": torch.ones(6, 1)},
+    )
+    for (result,) in run_everywhere(pool, parts, data, [(aggregate, ("u_mul_e", "max", "ue"))]).values():
+        assert result["node result"].flatten().tolist() == [0, 2, 3, 0, 0]
+        taken = dict(zip(parts.edge_ids.tolist(), result["edge e.grad"].flatten().tolist()))
+        assert taken == {0: 0, 1: 0, 2: 0, 3: 1, 4: 0, 5: 1}
+        assert result["node u.grad"].flatten().tolist() == [0, 0, 0, 0, 5]
+
+
+@pytest.mark.parametrize("reducer", ["max", "min"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_tie_goes_to_the_last_edge_of_the_last_partition(pool, world_size, reducer):
+    """Said without DGL: all in-edges of node 0 are equal, and the gradient is the last one's in the visible order."""
+    src = torch.tensor([0, 1, 2, 3, 4, 5, 5, 4])
+    assignment = torch.arange(6) % world_size
+    parts = partition_in_memory(EdgeList(src, torch.zeros_like(src), 6), assignment, world_size)
+    data = message_data(parts, lambda rows, seed: torch.ones(rows, 3))
+    results = run_everywhere(pool, parts, data, [(aggregate, ("copy_e", reducer, "e"))])
+    for (result,) in results.values():
+        gradient = result["edge e.grad"]
+        assert gradient[-1].tolist() == data.nodes["cotangent"][0].tolist()
+        assert not gradient[:-1].any()
+
+
+@pytest.mark.parametrize("scenario", ["isolated", "no edges"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_nothing_reduces_to_zero(pool, world_size, scenario):
+    """Said without DGL: rows without messages are 0 and take no gradient."""
+    parts = SCENARIOS[scenario](world_size)
+    without = torch.bincount(parts.dst, minlength=parts.num_nodes) == 0
+    assert without.any()
+    data = message_data(parts, lambda rows, seed: normal(rows, seed).abs() + 1)
+    results = run_everywhere(pool, parts, data, [(aggregate, ("u_add_v", reducer, "uv")) for reducer in REDUCERS])
+    for by_reducer in results.values():
+        for result in by_reducer:
+            assert (result["node result"][without] == 0).all()
+            assert (result["node result"][~without] != 0).all()
+            assert (result["node v.grad"][without] == 0).all()
+            assert result["node u.grad"].any() == (scenario == "isolated")
+
+
+def copies(graph, data, reducer, shape):
+    """Copying reducers on features of any trailing shape, scalars included."""
+    results = {}
+    for message, frame, rows in (("copy_u", graph.srcdata, data.nodes["x"]), ("copy_e", graph.edata, data.edges["e"])):
+        feature = rows[:, : torch.Size(shape).numel()].reshape(-1, *shape).clone().requires_grad_()
+        frame["f"] = feature
+        graph.update_all(getattr(fn, message)("f", "m"), getattr(fn, reducer)("m", "out"))
+        out = graph.dstdata["out"]
+        out.sin().sum().backward()
+        kind = "node" if message == "copy_u" else "edge"
+        results |= {f"node {message}": out, f"{kind} {message}.grad": feature.grad}
+    return results
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_copying_reducers_take_any_trailing_shape(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    cases = [(copies, (reducer, shape)) for reducer in REDUCERS for shape in [(), (1,), (3,), (2, 3), (1, 2, 3)]]
+    check(pool, parts, random_data(parts), cases)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_half_precision_is_rounded_once(pool, world_size, dtype):
+    """Against float32 DGL on the same inputs; the tolerance is two units of the dtype's own round-off."""
+    parts = SCENARIOS["random"](world_size)
+    exact = message_data(parts, lambda rows, seed: normal(rows, seed).to(dtype).float())
+    exact.nodes["cotangent"] = exact.nodes["cotangent"].to(dtype).float()
+    exact.edges["cotangent"] = exact.edges["cotangent"].to(dtype).float()
+    data = Data({k: v.to(dtype) for k, v in exact.nodes.items()}, {k: v.to(dtype) for k, v in exact.edges.items()})
+    binary = ("u_mul_e", "u_add_v", "v_sub_e", "u_dot_v")
+    cases = [(aggregate, (copy, reducer, "uve")) for copy in ("copy_u", "copy_e") for reducer in (*REDUCERS, None)]
+    cases += [(aggregate, (message, reducer, "uve")) for message in binary for reducer in ("sum", "mean", None)]
+    # Which of two messages is larger may depend on their rounding, and with it where the gradient goes.
+    cases += [(aggregate, (message, reducer, "")) for message in binary for reducer in ("max", "min")]
+    check(pool, parts, data, cases, reference_data=exact, tolerance=2 * torch.finfo(dtype).eps)
+
+
+def many_summands(graph, data):
+    graph.srcdata["h"] = data.nodes["x"]
+    graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
+    return {"node out": graph.dstdata["out"]}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_half_precision_accumulates_in_float32(pool, world_size):
+    """4096 ones at one node: bfloat16 accumulators would stop at 256."""
+    src = torch.arange(4096)
+    parts = partition_in_memory(EdgeList(src, torch.zeros_like(src), 4096), scattered(4096, world_size), world_size)
+    data = Data({"x": torch.ones(4096, 1, dtype=torch.bfloat16)}, {})
+    for (result,) in run_everywhere(pool, parts, data, [(many_summands, ())]).values():
+        assert result["node out"].max().item() == 4096

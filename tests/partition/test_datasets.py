@@ -1,0 +1,273 @@
+"""Graphs before partitioning: the generated one, `.npz` files, and names of dgl.data and OGB."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sar.adapters.dgl.shim import require_dgl
+from sar.errors import ConfigError
+from sar.partition.community_graph import community_graph
+from sar.partition.datasets import load_dataset
+from sar.partition.graph_data import GraphData, read_npz, write_npz
+from tests.graphs import DATA
+
+
+def tiny(**node_data: Any) -> GraphData:
+    return GraphData(np.array([0, 1, 1, 2]), np.array([1, 0, 1, 3]), 4, node_data)
+
+
+def same(one: GraphData, other: GraphData) -> bool:
+    return (
+        np.array_equal(one.src, other.src)
+        and np.array_equal(one.dst, other.dst)
+        and one.num_nodes == other.num_nodes
+        and one.node_data.keys() == other.node_data.keys()
+        and all(np.array_equal(value, other.node_data[key]) for key, value in one.node_data.items())
+    )
+
+
+def test_community_graph_is_a_simple_symmetric_graph_of_the_size_asked_for() -> None:
+    graph = community_graph(3000, 40_000, num_features=16, num_classes=5)
+    pairs = graph.src * 3000 + graph.dst
+    assert len(graph.src) == len(np.unique(pairs)) == 40_000
+    assert np.all(np.diff(pairs) > 0)
+    assert np.array_equal(np.sort(graph.dst * 3000 + graph.src), pairs)
+    assert not np.any(graph.src == graph.dst)
+    assert graph.node_data["feat"].shape == (3000, 16) and graph.node_data["feat"].dtype == np.float32
+    assert np.bincount(graph.node_data["label"]).min() > 500
+
+
+def test_community_graph_has_communities_and_hubs() -> None:
+    graph = community_graph(4000, 60_000, num_classes=4, homophily=0.6)
+    labels = graph.node_data["label"]
+    within = np.mean(labels[graph.src] == labels[graph.dst])
+    assert abs(within - (0.6 + 0.4 / 4)) < 0.02
+    degrees = np.bincount(graph.dst, minlength=4000)
+    assert degrees.max() > 5 * np.median(degrees)
+    assert abs(np.corrcoef(labels, np.arange(4000))[0, 1]) < 0.1  # node IDs tell nothing about classes
+
+
+def test_community_graph_features_alone_are_better_than_chance_but_not_enough() -> None:
+    graph = community_graph(8000, 80_000)
+    feat, labels = graph.node_data["feat"], graph.node_data["label"]
+    means = np.stack([feat[:4000][labels[:4000] == k].mean(0) for k in range(8)])
+    guesses = (feat[4000:] @ means.T - 0.5 * (means**2).sum(1)).argmax(1)
+    assert 0.3 < np.mean(guesses == labels[4000:]) < 0.7
+
+
+def test_community_graph_follows_its_seed() -> None:
+    assert same(community_graph(500, 4000, seed=3), community_graph(500, 4000, seed=3))
+    assert not same(community_graph(500, 4000, seed=3), community_graph(500, 4000, seed=4))
+
+
+@pytest.mark.parametrize("size", [(100, 51), (100, 9000), (5, 0)])
+def test_community_graph_refuses_what_cannot_be_drawn(size: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="cannot draw"):
+        community_graph(*size)
+
+
+def test_npz_comes_back_as_written(tmp_path: Path) -> None:
+    graph = community_graph(200, 1000, num_classes=3).with_split()
+    write_npz(graph, tmp_path / "graph.npz")
+    assert same(read_npz(tmp_path / "graph.npz"), graph)
+
+
+def test_sparse_features_are_read_as_dense_ones(tmp_path: Path) -> None:
+    dense = np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3], [0, 0, 4]], dtype=np.float32)
+    rows, columns = np.nonzero(dense)
+    np.savez(
+        tmp_path / "graph.npz",
+        src=np.array([0], np.int32),
+        dst=np.array([1], np.int32),
+        num_nodes=np.int64(4),
+        feat_data=dense[rows, columns],
+        feat_indices=columns.astype(np.int32),
+        feat_indptr=np.searchsorted(rows, np.arange(5)),
+        feat_shape=np.array([4, 3]),
+    )
+    graph = read_npz(tmp_path / "graph.npz")
+    assert np.array_equal(graph.node_data["feat"], dense)
+    assert graph.src.dtype == np.int64
+
+
+def test_one_of_several_splits_is_taken(tmp_path: Path) -> None:
+    masks = np.eye(3, 4, dtype=bool)
+    np.savez(tmp_path / "graph.npz", src=[0], dst=[1], num_nodes=4, label=[0, 1, 0, 1], train_mask=masks)
+    assert read_npz(tmp_path / "graph.npz", split=2).node_data["train_mask"].tolist() == [False, False, True, False]
+    with pytest.raises(ConfigError, match=r"split 3 .* splits 0 to 2"):
+        read_npz(tmp_path / "graph.npz", split=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dst": None}, r"not \['dst'\]"),
+        ({"dst": [1]}, r"shapes \(2,\) and \(1,\)"),
+        ({"dst": [1, 3]}, "outside the nodes 0 to 2"),
+        ({"src": [0, -1]}, "outside the nodes 0 to 2"),
+        ({"feat": np.zeros((2, 5))}, r"'feat' has shape \(2, 5\); expected \(3, F\)"),
+        ({"label": np.zeros((3, 2))}, r"'label' has shape \(3, 2\); expected \(3,\)"),
+        ({"feat_data": np.ones(1)}, "sparse features lack"),
+        ({"label": np.array([{}, 1, 2], dtype=object)}, "cannot be read"),
+        ({"edges/a:b:c/src": [0]}, "heterogeneous"),
+    ],
+)
+def test_bad_npz_files_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    arrays = {"src": [0, 1], "dst": [1, 2], "num_nodes": 3} | change
+    np.savez(tmp_path / "graph.npz", **{key: value for key, value in arrays.items() if value is not None})
+    with pytest.raises(ConfigError, match=message):
+        read_npz(tmp_path / "graph.npz")
+
+
+def test_missing_and_truncated_npz_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no file"):
+        read_npz(tmp_path / "graph.npz")
+    write_npz(community_graph(200, 1000), tmp_path / "graph.npz")
+    whole = (tmp_path / "graph.npz").read_bytes()
+    (tmp_path / "graph.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_npz(tmp_path / "graph.npz")
+
+
+def test_reverse_edges_and_self_loops() -> None:
+    graph = tiny().with_reverse_edges()
+    assert list(zip(graph.src, graph.dst, strict=True)) == [(0, 1), (1, 0), (1, 1), (2, 3), (3, 2)]
+    graph = graph.with_self_loops()
+    edges = list(zip(graph.src, graph.dst, strict=True))
+    assert edges == [(0, 1), (1, 0), (2, 3), (3, 2), (0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+def test_a_split_covers_the_labelled_nodes_once() -> None:
+    graph = community_graph(1000, 4000)
+    graph.node_data["label"][:100] = -1
+    split = graph.with_split(seed=1).node_data
+    masks = [split[key] for key in ("train_mask", "val_mask", "test_mask")]
+    assert [int(mask.sum()) for mask in masks] == [540, 180, 180]
+    assert np.array_equal(sum(mask.astype(int) for mask in masks), (split["label"] >= 0).astype(int))
+    own = GraphData(graph.src, graph.dst, 1000, dict(split))
+    assert own.with_split(seed=2) is own
+    with pytest.raises(ConfigError, match="no node labels"):
+        tiny().with_split()
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown data set 'nope': no nope.npz in .* citeseer"):
+        load_dataset("nope", tmp_path)
+
+
+def test_a_file_in_the_folder_goes_before_dgl_data(tmp_path: Path) -> None:
+    graph = community_graph(100, 400)
+    write_npz(graph, tmp_path / "cora.npz")
+    assert same(load_dataset("cora", tmp_path), graph)
+    assert same(load_dataset(str(tmp_path / "cora.npz")), graph)
+
+
+def test_a_graph_of_dgl_data_is_loaded() -> None:
+    graph = load_dataset("karate")  # Zachary's karate club, which comes with NetworkX
+    assert (graph.num_nodes, len(graph.src), int(graph.node_data["label"].sum())) == (34, 156, 17)
+
+
+def test_dgl_data_gets_the_folder_and_gives_all_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    dgl = require_dgl()
+    import dgl.data
+
+    asked = {}
+
+    def dataset(**options: Any) -> list[Any]:
+        asked.update(options)
+        graph = dgl.graph(([0, 1], [1, 2]), num_nodes=3)
+        graph.ndata["feat"] = torch.ones(3, 2)
+        graph.ndata["label"] = torch.tensor([0, 1, 0])
+        graph.ndata["train_mask"] = torch.tensor([1, 0, 0], dtype=torch.uint8)
+        return [graph]
+
+    monkeypatch.setattr(dgl.data, "PubmedGraphDataset", dataset)
+    graph = load_dataset("Pubmed", "somewhere")
+    assert asked == {"raw_dir": "somewhere", "verbose": False}
+    assert graph.node_data["train_mask"].tolist() == [True, False, False]
+    assert graph.node_data["feat"].shape == (3, 2) and graph.src.tolist() == [0, 1]
+
+
+def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_dgl()
+    import dgl.data
+
+    def dataset(**_: Any) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(dgl.data, "RedditDataset", dataset)
+    with pytest.raises(ConfigError, match=r"no route to host. Without a network, name a folder that holds reddit.npz"):
+        load_dataset("reddit")
+
+
+class FakeOgb:
+    """Behaves as `ogb.nodeproppred.NodePropPredDataset` does, pickled cache included."""
+
+    graph: dict[str, Any]
+    labels: Any
+
+    def __init__(self, name: str, root: str):
+        self.cache = Path(root) / name.replace("-", "_") / "processed" / "data_processed"
+        self.cache.parent.mkdir(parents=True)
+        self.cache.write_bytes(b"pickle")
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Any], Any]:
+        return self.graph, self.labels
+
+    def get_idx_split(self) -> dict[str, Any]:
+        return {"train": np.array([0, 3]), "valid": np.array([1]), "test": np.array([2])}
+
+
+@pytest.fixture
+def ogb(monkeypatch: pytest.MonkeyPatch) -> type[FakeOgb]:
+    edges = np.array([[0, 1, 2], [1, 2, 3]])
+    graph = {"edge_index": edges, "edge_feat": None, "node_feat": np.ones((4, 2), np.float32), "num_nodes": 4}
+    dataset = type("Dataset", (FakeOgb,), {"graph": graph, "labels": np.array([[0.0], [2.0], [np.nan], [1.0]])})
+    package, module = ModuleType("ogb"), ModuleType("ogb.nodeproppred")
+    module.NodePropPredDataset = dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ogb", package)
+    monkeypatch.setitem(sys.modules, "ogb.nodeproppred", module)
+    return dataset
+
+
+def test_ogb_graphs_are_converted_and_leave_no_pickle(ogb: type[FakeOgb], tmp_path: Path) -> None:
+    graph = load_dataset("ogbn-arxiv", tmp_path)
+    assert graph.src.tolist() == [0, 1, 2] and graph.dst.tolist() == [1, 2, 3] and graph.num_nodes == 4
+    assert graph.node_data["label"].tolist() == [0, 2, -1, 1]
+    assert graph.node_data["train_mask"].tolist() == [True, False, False, True]
+    assert graph.node_data["val_mask"].tolist() == [False, True, False, False]
+    assert list(tmp_path.rglob("data_processed")) == []
+
+
+def test_a_pickled_ogb_cache_is_refused(ogb: type[FakeOgb], tmp_path: Path) -> None:
+    ogb("ogbn-arxiv", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"data_processed' is a pickle, which is not read; delete it"):
+        load_dataset("ogbn-arxiv", tmp_path)
+
+
+def test_ogb_graphs_of_other_kinds_are_refused(ogb: type[FakeOgb], tmp_path: Path) -> None:
+    ogb.labels = np.zeros((4, 112))
+    with pytest.raises(ConfigError, match="112 labels each"):
+        load_dataset("ogbn-proteins", tmp_path)
+    del ogb.graph["edge_index"]
+    with pytest.raises(ConfigError, match="heterogeneous"):
+        load_dataset("ogbn-mag", tmp_path)
+
+
+def test_a_missing_ogb_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ogb", None)
+    with pytest.raises(ConfigError, match="needs the package ogb"):
+        load_dataset("ogbn-arxiv")
+
+
+@pytest.mark.skipif(not (DATA / "cora.npz").exists(), reason="SAR_TEST_DATA names the folder of the test data sets")
+def test_cora() -> None:
+    graph = load_dataset("cora", DATA)
+    assert (graph.num_nodes, len(graph.src), graph.node_data["feat"].shape) == (2708, 10556, (2708, 1433))
+    sizes = [int(graph.node_data[key].sum()) for key in ("train_mask", "val_mask", "test_mask")]
+    assert sizes == [140, 500, 1000]

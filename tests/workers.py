@@ -1,0 +1,321 @@
+"""Worker processes for tests: kept alive, sent one case at a time, killed when they overrun.
+
+A case is a top-level function of a test module. Its arguments and results travel by pickle over a pipe, never through
+shared memory, so nothing outlives the workers.
+
+    pool = WorkerPool(2)
+    pool.run(case, 1, 2)                           # [case(1, 2) on rank 0, case(1, 2) on rank 1]
+    pool.run(case, 1, per_rank=["a", "b"])         # [case("a", 1), case("b", 1)]
+    pool.outcomes(case, 1, 2)                      # [Ok(value=...), Err(kind="ZeroDivisionError", ...)]
+"""
+
+import contextlib
+import datetime
+import faulthandler
+import importlib
+import io
+import os
+import pickle
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+START_LIMIT = 120.0
+"""Seconds that the workers of a pool may take to import torch, DGL and sar and to find each other."""
+CLOSE_LIMIT = 10.0
+GRACE = 3.0
+"""Seconds by which the parent waits longer than the worker's own watchdog, which leaves a traceback behind."""
+
+
+@dataclass(frozen=True)
+class Ok:
+    """What a case returned on one rank."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Err:
+    """How a case failed on one rank; `kind` is an exception's name, or "Died" or "Overran"."""
+
+    kind: str
+    message: str
+    traceback: str = ""
+    bases: tuple[str, ...] = ()
+
+    def is_a(self, name: str) -> bool:
+        return name == self.kind or name in self.bases
+
+
+class WorkerFailure(AssertionError):
+    """A case that failed on some rank; carries the outcomes of all ranks."""
+
+    def __init__(self, case: str, outcomes: Sequence[Ok | Err]):
+        self.outcomes = list(outcomes)
+        lines = [f"{case} failed"]
+        for rank, outcome in enumerate(self.outcomes):
+            if isinstance(outcome, Err):
+                lines += [f"--- rank {rank}: {outcome.kind}: {outcome.message}", outcome.traceback]
+            else:
+                lines.append(f"--- rank {rank}: returned")
+        super().__init__("\n".join(lines))
+
+
+class _Worker:
+    """One process, the pipe to it, and the file its output goes to."""
+
+    def __init__(self, rank: int, world_size: int, directory: Path):
+        self.log = directory / f"worker-{rank}.log"
+        self.channel, theirs = Pipe()
+        environment = {
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TMPDIR": str(directory / "tmp"),
+            "OMP_NUM_THREADS": "1",
+            "NUMBA_NUM_THREADS": "1",
+        }
+        with open(self.log, "wb") as log, theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", f"import tests.workers as w; w._serve({theirs.fileno()}, {rank}, {world_size})"],
+                cwd=REPOSITORY,
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def send(self, message: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead worker is noticed when it is heard
+            self.channel.send_bytes(message)
+
+    def epitaph(self, kind: str, reason: str) -> Err:
+        """Kill the process if need be, and say how it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(GRACE)
+        self.process.kill()
+        status = self.process.wait()
+        end = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return Err(kind, f"{reason} ({end})", self.log.read_text(errors="replace")[-8000:])
+
+
+class WorkerPool:
+    """`world_size` worker processes in one gloo process group, with sar initialised.
+
+    The workers start at the first case. All are replaced, in a fresh process group, after a case in which one died,
+    overran its limit, or ended differently from the others (an exception here, a value there).
+    """
+
+    def __init__(self, world_size: int):
+        self.world_size = world_size
+        self.port = 0
+        self._workers: list[_Worker] = []
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, timeout: float = 60, per_rank: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Call `function(*args)` on every worker and return the results by rank.
+
+        Args:
+            function: a top-level function of an importable module.
+            args: picklable arguments.
+            timeout: seconds after which the workers are killed.
+            per_rank: one more argument for each rank, passed before `args`.
+
+        Raises:
+            WorkerFailure: the case raised, died or overran on some rank.
+        """
+        outcomes = self.outcomes(function, *args, timeout=timeout, per_rank=per_rank)
+        if any(isinstance(outcome, Err) for outcome in outcomes):
+            raise WorkerFailure(f"{function.__module__}.{function.__qualname__}", outcomes)
+        return [outcome.value for outcome in outcomes if isinstance(outcome, Ok)]
+
+    def outcomes(
+        self, function: Callable[..., Any], *args: Any, timeout: float = 60, per_rank: Sequence[Any] | None = None
+    ) -> list[Ok | Err]:
+        """As `run`, but return for each rank how the case ended there."""
+        if "<" in function.__qualname__:
+            raise ValueError(f"{function.__qualname__} is not a top-level function; a worker cannot import it.")
+        if per_rank is not None and len(per_rank) != self.world_size:
+            raise ValueError(f"per_rank has {len(per_rank)} entries for {self.world_size} workers.")
+        self._start()
+        name = (function.__module__, function.__qualname__)
+        for rank, worker in enumerate(self._workers):
+            arguments = args if per_rank is None else (per_rank[rank], *args)
+            worker.send(_pickle((*name, arguments, timeout)))
+        outcomes = self._collect(timeout)
+        # What another rank's failure left in the survivors is unknown, unless all failed alike.
+        if len({type(outcome) for outcome in outcomes}) > 1 or any(worker.process.poll() is not None for worker in self._workers):
+            self._kill()
+        return outcomes
+
+    def close(self) -> list[int]:
+        """Let the workers finish, kill those that do not within `CLOSE_LIMIT`, and return their exit statuses."""
+        for worker in self._workers:
+            worker.channel.close()
+        deadline = time.monotonic() + CLOSE_LIMIT
+        for worker in self._workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+        statuses = [worker.process.poll() for worker in self._workers]
+        self._kill()
+        return [-9 if status is None else status for status in statuses]
+
+    def _start(self) -> None:
+        if self._workers:
+            return
+        self._directory = tempfile.TemporaryDirectory(prefix=f"sar-workers-{os.getpid()}-")
+        directory = Path(self._directory.name)
+        (directory / "tmp").mkdir()
+        self._workers = [_Worker(rank, self.world_size, directory) for rank in range(self.world_size)]
+        try:
+            self.port = self._listen(self._workers[0])
+            for worker in self._workers[1:]:
+                worker.send(_pickle(self.port))
+            for worker in self._workers:
+                self._listen(worker)
+        except BaseException:
+            self._kill()
+            raise
+
+    @staticmethod
+    def _listen(worker: _Worker) -> Any:
+        if not worker.channel.poll(START_LIMIT):
+            raise RuntimeError(f"A worker took more than {START_LIMIT} s to start: {worker.epitaph('Overran', '')}")
+        try:
+            return pickle.loads(worker.channel.recv_bytes())
+        except EOFError:
+            raise RuntimeError(f"A worker died while starting:\n{worker.epitaph('Died', '').traceback}") from None
+
+    def _collect(self, timeout: float) -> list[Ok | Err]:
+        began = time.monotonic()
+        heard: dict[int, Ok | Err] = {}
+        ranks = {worker.channel: rank for rank, worker in enumerate(self._workers)}
+        while len(heard) < self.world_size:
+            waiting = [channel for channel, rank in ranks.items() if rank not in heard]
+            ready = wait(waiting, max(0.0, began + timeout + GRACE - time.monotonic()))
+            for channel in ready or waiting:
+                rank = ranks[channel]
+                worker = self._workers[rank]
+                try:
+                    if not ready:
+                        raise TimeoutError
+                    heard[rank] = pickle.loads(channel.recv_bytes())
+                except (EOFError, ConnectionResetError, TimeoutError):
+                    if time.monotonic() - began >= timeout:
+                        heard[rank] = worker.epitaph("Overran", f"rank {rank} overran its limit of {timeout} s")
+                    else:
+                        heard[rank] = worker.epitaph("Died", f"rank {rank} died")
+        return [heard[rank] for rank in range(self.world_size)]
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.wait()
+            worker.channel.close()
+        self._workers = []
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
+
+
+_shared: list[WorkerPool] = []
+
+
+def shared_pool(world_size: int) -> WorkerPool:
+    """The session's pool of this size; one of another size is closed first, so sort tests by size (conftest does)."""
+    if _shared and _shared[0].world_size != world_size:
+        close_shared_pool()
+    if not _shared:
+        _shared.append(WorkerPool(world_size))
+    return _shared[0]
+
+
+def close_shared_pool() -> None:
+    if _shared:
+        _shared.pop().close()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes tensors as their bytes: torch's own reduction would write a view's whole storage."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor:
+            return NotImplemented
+        data = value.detach().cpu().contiguous()
+        return _tensor, (data.reshape(-1).view(torch.uint8).numpy().tobytes(), data.dtype, tuple(data.shape))
+
+
+def _pickle(value: Any) -> bytes:
+    stream = io.BytesIO()
+    _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(value)
+    return stream.getvalue()
+
+
+def _tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+
+
+def _serve(descriptor: int, rank: int, world_size: int) -> None:
+    """The worker's main loop: receive a case, run it, send back how it ended; until the pipe closes."""
+    channel = Connection(descriptor)
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    reset = _join(channel, rank, world_size)
+    channel.send_bytes(_pickle("ready"))
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            module, name, arguments, timeout = pickle.loads(channel.recv_bytes())
+            reset()
+            faulthandler.dump_traceback_later(timeout, exit=True)
+            outcome = _outcome(module, name, arguments)
+            faulthandler.cancel_dump_traceback_later()
+            channel.send_bytes(outcome)
+    dist.destroy_process_group()
+
+
+def _join(channel: Connection, rank: int, world_size: int) -> Callable[[], None]:
+    """Join the process group, at a port that rank 0 got from the kernel, and return what resets the global state."""
+    import sar
+
+    port = 0 if rank == 0 else pickle.loads(channel.recv_bytes())
+    limit = datetime.timedelta(seconds=START_LIMIT)
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0, wait_for_workers=False, timeout=limit)
+    if rank == 0:
+        channel.send_bytes(_pickle(store.port))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    sar.initialize_comms(rank, world_size)
+    defaults = {name: getattr(sar.Config, name) for name in sar.Config.__annotations__}
+
+    def reset() -> None:
+        for name, value in defaults.items():
+            setattr(sar.Config, name, value)
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+
+    return reset
+
+
+def _outcome(module: str, name: str, arguments: tuple[Any, ...]) -> bytes:
+    try:
+        return _pickle(Ok(getattr(importlib.import_module(module), name)(*arguments)))
+    except Exception as error:
+        bases = tuple(base.__name__ for base in type(error).__mro__)
+        return _pickle(Err(type(error).__name__, str(error), traceback.format_exc(), bases))
