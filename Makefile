@@ -27,10 +27,10 @@ clean:
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
 
 # The files .made and .installed-EXTRA record what is done; installing one extra keeps the others.
-$(VENV)/.made: tools/make_venv.sh
-	PYTHON="$(PYTHON)" sh tools/make_venv.sh $(VENV)
-	touch $@
+$(VENV)/.made:
+	@PYTHON="$(PYTHON)" sh tools/make_venv.sh $(VENV)
+	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.made pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$*]"
-	touch $@
+	@touch $@

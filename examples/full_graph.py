@@ -7,7 +7,7 @@ There are as many workers as partitions (`partition_graph.py` makes them). What 
 
 import argparse
 
-import sar  # before dgl
+import sar  # isort: skip  (before dgl)
 import dgl.nn
 import torch
 import torch.nn.functional as F

@@ -24,10 +24,14 @@ def main() -> None:
     graph = load_dataset(arguments.dataset, arguments.data).with_split().with_reverse_edges().with_self_loops()
     name = Path(arguments.dataset).stem
     report = partition_graph(graph, arguments.out, name, arguments.parts)
-    print(f"{graph.num_nodes:,} nodes and {len(graph.src):,} edges in parts of {report.nodes} nodes, {report.edges} edges")
+    print(
+        f"{graph.num_nodes:,} nodes and {len(graph.src):,} edges in parts of {report.nodes} nodes, {report.edges} edges"
+    )
     print(f"edge cut {report.edge_cut:.1%}")
-    print(f"train with: torchrun --nproc-per-node {arguments.parts} examples/full_graph.py "
-          f"--partition-json {report.json_file}")
+    print(
+        f"train with: torchrun --nproc-per-node {arguments.parts} examples/full_graph.py "
+        f"--partition-json {report.json_file}"
+    )
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def random_graph(
     return EdgeList(torch.from_numpy(edges[0].copy()), torch.from_numpy(edges[1].copy()), num_nodes)
 
 
-@dataclass
+@dataclass(repr=False)
 class PartitionedGraph:
     """A graph cut into partitions, and the same graph whole, in the new node order and the visible edge order.
 

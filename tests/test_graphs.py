@@ -13,8 +13,12 @@ def cut(request):
     assignment = torch.randint(0, request.param, (30,), generator=torch.Generator().manual_seed(5))
     weights = torch.rand(150, 2)
     features = torch.rand(30, 3)
-    return graph, assignment, weights, features, partition_in_memory(
-        graph, assignment, request.param, {"w": weights}, {"h": features}
+    return (
+        graph,
+        assignment,
+        weights,
+        features,
+        partition_in_memory(graph, assignment, request.param, {"w": weights}, {"h": features}),
     )
 
 

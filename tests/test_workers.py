@@ -107,12 +107,14 @@ def test_an_exception_carries_the_messages_of_all_ranks(pool):
     assert "rank 0: KeyError: 'missing on rank 0'" in str(failure.value)
     assert "rank 1: KeyError: 'missing on rank 1'" in str(failure.value)
     assert "in raise_on" in str(failure.value), "the worker's traceback"
-    assert pool.run(os.getpid) == pids, "workers that all raised are kept"
+    assert set(pool.run(os.getpid)).isdisjoint(pids), "nobody expected it, so the workers are not trusted further"
 
 
 @two_workers
 def test_outcomes_tell_ranks_apart_and_unlike_ends_replace_the_workers(pool):
     pids = pool.run(os.getpid)
+    assert [outcome.kind for outcome in pool.outcomes(raise_on, [0, 1])] == ["KeyError", "KeyError"]
+    assert pool.run(os.getpid) == pids, "workers that all raised are kept"
     first, second = pool.outcomes(raise_on, [1])
     assert first == Ok(0)
     assert isinstance(second, Err)

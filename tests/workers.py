@@ -115,8 +115,8 @@ class _Worker:
 class WorkerPool:
     """`world_size` worker processes in one gloo process group, with sar initialised.
 
-    The workers start at the first case. All are replaced, in a fresh process group, after a case in which one died,
-    overran its limit, or ended differently from the others (an exception here, a value there).
+    The workers start at the first case. All are replaced, in a fresh process group, after a case that failed in `run`,
+    and after one in which a worker died, overran its limit, or ended unlike the others (an exception here, a value there).
     """
 
     def __init__(self, world_size: int):
@@ -141,6 +141,7 @@ class WorkerPool:
         """
         outcomes = self.outcomes(function, *args, timeout=timeout, per_rank=per_rank)
         if any(isinstance(outcome, Err) for outcome in outcomes):
+            self._kill()
             raise WorkerFailure(f"{function.__module__}.{function.__qualname__}", outcomes)
         return [outcome.value for outcome in outcomes if isinstance(outcome, Ok)]
 
@@ -158,8 +159,9 @@ class WorkerPool:
             arguments = args if per_rank is None else (per_rank[rank], *args)
             worker.send(_pickle((*name, arguments, timeout)))
         outcomes = self._collect(timeout)
-        # What another rank's failure left in the survivors is unknown, unless all failed alike.
-        if len({type(outcome) for outcome in outcomes}) > 1 or any(worker.process.poll() is not None for worker in self._workers):
+        # What one rank's failure left in the others is unknown, unless all raised.
+        died = any(worker.process.poll() is not None for worker in self._workers)
+        if died or len({type(outcome) for outcome in outcomes}) > 1:
             self._kill()
         return outcomes
 

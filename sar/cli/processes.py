@@ -13,11 +13,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from sar.errors import CommunicationTimeout, PeerError, SarError
 
-GRACE = 5.0
+GRACE = 3.0
 """Seconds that the other workers get, after one failed, to say why they stop."""
 
 

@@ -5,17 +5,10 @@ edges (`E`) and trailing shapes broadcast as in NumPy. Kernels accumulate into t
 edges of a graph may come in several blocks.
 """
 
-from sar.kernels.dispatch import (
-    aggregate_cmp,
-    aggregate_grad,
-    aggregate_sum,
-    edge_apply,
-    edge_softmax_backward,
-    edge_softmax_forward,
-    warm_up,
-)
+from sar.kernels.dispatch import aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply, warm_up
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 from sar.kernels.ops import OPS, Op, Target, message_shape, operand_values_needed
+from sar.kernels.softmax import edge_softmax_backward, edge_softmax_forward
 
 __all__ = [
     "OPS",

@@ -22,6 +22,11 @@ _OPTIONS = {
 }
 
 
+_njit: Any = numba.njit
+_intrinsic: Any = intrinsic
+_declare: Any = cgutils.get_or_insert_function
+
+
 def kernel(function: F) -> F:
     """Compile an entry point and keep its code on disk.
 
@@ -29,17 +34,19 @@ def kernel(function: F) -> F:
     It keeps code beside the source, else in the user's cache directory; where it can write neither, nothing is kept.
     """
     try:
-        return numba.njit(cache=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+        compiled: F = _njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:
-        return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
+        compiled = _njit(**_OPTIONS)(function)
+    return compiled
 
 
 def inline(function: F) -> F:
     """Compile a helper into each kernel that calls it."""
-    return numba.njit(forceinline=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+    compiled: F = _njit(forceinline=True, **_OPTIONS)(function)
+    return compiled
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_context: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of array[index], for reading; harmless where the index is out of range."""
 
@@ -48,7 +55,7 @@ def prefetch(_context: Any, array: Any, index: Any) -> Any:
         number = ir.IntType(32)
         pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        function = _declare(builder.module, kind, "llvm.prefetch.p0")
         read, all_levels, data_cache = number(0), number(3), number(1)
         builder.call(function, [pointer, read, all_levels, data_cache])
         return context.get_dummy_value()

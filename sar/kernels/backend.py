@@ -1,4 +1,4 @@
-"""Which implementation serves given tensors: the Numba kernels where they can, the torch reference elsewhere."""
+"""The Numba kernels, where Numba is installed."""
 
 from __future__ import annotations
 
@@ -7,23 +7,8 @@ import importlib.util
 from functools import cache
 from types import ModuleType
 
-import torch
-from torch import Tensor
-
-from sar.kernels import reference
-
 
 @cache
 def numba_kernels() -> ModuleType | None:
-    """The module of Numba kernels; None where Numba is not installed. Imported late: Numba takes a while to load."""
+    """The module of Numba kernels; None without Numba. Imported at the first use, because Numba takes long to load."""
     return importlib.import_module("sar.kernels.numba_cpu") if importlib.util.find_spec("numba") else None
-
-
-def choose(*tensors: Tensor | None) -> ModuleType:
-    """The implementation for operands and results `tensors`."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    dtype = given[0].dtype
-    fit = dtype in (torch.float32, torch.float64) and all(
-        tensor.dtype is dtype and tensor.device.type == "cpu" and tensor.numel() for tensor in given
-    )
-    return numba_kernels() or reference if fit else reference

@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 from sar.kernels._numba import inline, kernel, prefetch
 
 OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has
-COPY, ADD, SUB, MUL, DIV = 0, 1, 2, 3, 4  # as in `Op`; dot is MUL with a summed last dimension
-NEGATE, DIV_RHS = 5, 6  # -a, and the derivative -a * b / c**2; in gradients only
+# Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
+# -a * b / c**2. The sign is 1 or -1, which costs nothing and saves compiling subtraction and negation.
+COPY, ADD, MUL, DIV, DIV_RHS = 0, 1, 2, 3, 4
+
+Array = Any  # flat, of whatever type is compiled for
+Index = Any  # uint64
 
 u64 = np.uint64
 ZERO, ONE = u64(0), u64(1)
@@ -46,34 +50,34 @@ class Layout(NamedTuple):
     a_offsets: NDArray[Any]  # (runs,) uint64
     b_offsets: NDArray[Any]
     out_offsets: NDArray[Any]
-    a_step: np.uint64
-    b_step: np.uint64
-    out_step: np.uint64
+    a_step: Index
+    b_step: Index
+    out_step: Index
     a_width: np.uint64  # elements in a row
     b_width: np.uint64
     out_width: np.uint64
 
 
 @inline
-def _own(walk: Walk, group: np.uint64) -> np.uint64:
+def _own(walk: Walk, group: Index) -> Index:
     return u64(walk.rows[group]) if walk.rows.size else group
 
 
 @inline
-def _edge(walk: Walk, p: np.uint64) -> np.uint64:
+def _edge(walk: Walk, p: Index) -> Index:
     position = u64(walk.positions[p]) if walk.positions.size else p
     return u64(walk.edge_ids[position]) if walk.edge_ids.size else walk.edge_offset + position
 
 
 @inline
-def _row(whose: int, walk: Walk, own: np.uint64, p: np.uint64) -> np.uint64:
+def _row(whose: int, walk: Walk, own: Index, p: Index) -> Index:
     if whose == OWN:
         return own
     return u64(walk.other[p]) if whose == OTHER else _edge(walk, p)
 
 
 @inline
-def _look_ahead(whose: int, walk: Walk, p: np.uint64, operand: Any, width: np.uint64) -> None:
+def _look_ahead(whose: int, walk: Walk, p: Index, operand: Array, width: Index) -> None:
     """Prefetch the operand's row of an edge soon to come; this hides most of the latency of random rows."""
     p += AHEAD
     if whose != OWN and p < u64(walk.other.size):
@@ -83,17 +87,17 @@ def _look_ahead(whose: int, walk: Walk, p: np.uint64, operand: Any, width: np.ui
 
 
 @inline
-def _set(out: Any, io: Any, value: Any, arg: Any, edge_id: Any, largest: bool) -> None:
+def _set(out: Array, io: Index, value: Any, arg: Array, edge_id: Any, largest: bool) -> None:
     out[io] = value
 
 
 @inline
-def _add(out: Any, io: Any, value: Any, arg: Any, edge_id: Any, largest: bool) -> None:
+def _add(out: Array, io: Index, value: Any, arg: Array, edge_id: Any, largest: bool) -> None:
     out[io] += value
 
 
 @inline
-def _keep_best(out: Any, io: Any, value: Any, arg: Any, edge_id: Any, largest: bool) -> None:
+def _keep_best(out: Array, io: Index, value: Any, arg: Array, edge_id: Any, largest: bool) -> None:
     best, winner = out[io], arg[io]
     better = ((value > best) if largest else (value < best)) | ((value == best) & (edge_id > winner))
     out[io] = value if better else best
@@ -101,68 +105,74 @@ def _keep_best(out: Any, io: Any, value: Any, arg: Any, edge_id: Any, largest: b
 
 
 def _run(operator: Any, store: Any) -> Any:
-    """A function that stores operator(a, b) for one run, summed over the run where out has step 0."""
+    """A function that stores operator(sign, a, b) for one run, summed over the run where out has step 0."""
     operator = inline(operator)
 
     @inline
     def run(
-        lay: Layout, a: Any, ia: Any, b: Any, ib: Any, out: Any, io: Any, arg: Any, edge_id: Any, largest: bool
+        lay: Layout,
+        sign: Any,
+        a: Array,
+        ia: Index,
+        b: Array,
+        ib: Index,
+        out: Array,
+        io: Index,
+        arg: Array,
+        edge_id: Any,
+        largest: bool,
     ) -> None:
-        if lay.out_step == ZERO:
-            total = operator(a[ia], b[ib])
+        if lay.out_step == ZERO:  # then both others have step 1
+            total = operator(sign, a[ia], b[ib])
             for i in range(ONE, lay.length):
-                total += operator(a[ia + i * lay.a_step], b[ib + i * lay.b_step])
+                total += operator(sign, a[ia + i], b[ib + i])
             store(out, io, total, arg, edge_id, largest)
         elif lay.a_step == ZERO:
             for i in range(lay.length):
-                store(out, io + i, operator(a[ia], b[ib + i]), arg, edge_id, largest)
+                store(out, io + i, operator(sign, a[ia], b[ib + i]), arg, edge_id, largest)
         elif lay.b_step == ZERO:
             for i in range(lay.length):
-                store(out, io + i, operator(a[ia + i], b[ib]), arg, edge_id, largest)
+                store(out, io + i, operator(sign, a[ia + i], b[ib]), arg, edge_id, largest)
         else:
             for i in range(lay.length):
-                store(out, io + i, operator(a[ia + i], b[ib + i]), arg, edge_id, largest)
+                store(out, io + i, operator(sign, a[ia + i], b[ib + i]), arg, edge_id, largest)
 
     return run
 
 
 def _combine(store: Any) -> Any:
     """A function that stores op(a, b) for all runs of an edge, whose rows of a, b and out start at a0, b0 and o0."""
-    copy = _run(lambda x, y: x, store)
-    add = _run(lambda x, y: x + y, store)
-    subtract = _run(lambda x, y: x - y, store)
-    multiply = _run(lambda x, y: x * y, store)
-    divide = _run(lambda x, y: x / y, store)
-    negate = _run(lambda x, y: -x, store)
+    copy = _run(lambda sign, x, y: sign * x, store)
+    add = _run(lambda sign, x, y: x + sign * y, store)
+    multiply = _run(lambda sign, x, y: x * y, store)
+    divide = _run(lambda sign, x, y: x / y, store)
 
     @inline
     def combine(
         op: int,
+        sign: int,
         lay: Layout,
-        a: Any,
-        a0: Any,
-        b: Any,
-        b0: Any,
-        out: Any,
-        o0: Any,
-        arg: Any,
+        a: Array,
+        a0: Index,
+        b: Array,
+        b0: Index,
+        out: Array,
+        o0: Index,
+        arg: Array,
         edge_id: Any,
         largest: bool,
     ) -> None:
+        sign = a.dtype.type(sign)
         for h in range(u64(lay.a_offsets.size)):
             ia, ib, io = a0 + lay.a_offsets[h], b0 + lay.b_offsets[h], o0 + lay.out_offsets[h]
             if op == COPY:
-                copy(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
+                copy(lay, sign, a, ia, b, ib, out, io, arg, edge_id, largest)
             elif op == ADD:
-                add(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
-            elif op == SUB:
-                subtract(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
+                add(lay, sign, a, ia, b, ib, out, io, arg, edge_id, largest)
             elif op == MUL:
-                multiply(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
-            elif op == DIV:
-                divide(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
+                multiply(lay, sign, a, ia, b, ib, out, io, arg, edge_id, largest)
             else:
-                negate(lay, a, ia, b, ib, out, io, arg, edge_id, largest)
+                divide(lay, sign, a, ia, b, ib, out, io, arg, edge_id, largest)
 
     return combine
 
@@ -174,18 +184,29 @@ _combine_best = _combine(_keep_best)
 
 @kernel
 def assign(
-    begin: int, end: int, walk: Walk, op: int, lay: Layout, a: Any, a_rows: int, b: Any, b_rows: int, out: Any
+    begin: int,
+    end: int,
+    walk: Walk,
+    op: int,
+    sign: int,
+    lay: Layout,
+    a: Array,
+    a_rows: int,
+    b: Array,
+    b_rows: int,
+    out: Array,
 ) -> None:
-    """out[edge] = op(a, b) for the edges of groups begin to end."""
+    """Write op(a, b) to out[edge] for the edges of groups begin to end."""
     for group in range(u64(begin), u64(end)):
         own = _own(walk, group)
         for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
             _look_ahead(a_rows, walk, p, a, lay.a_width)
-            _look_ahead(b_rows, walk, p, b, lay.b_width)
+            if op != COPY:
+                _look_ahead(b_rows, walk, p, b, lay.b_width)
             a0 = _row(a_rows, walk, own, p) * lay.a_width
             b0 = _row(b_rows, walk, own, p) * lay.b_width
             o0 = _edge(walk, p) * lay.out_width
-            _combine_set(op, lay, a, a0, b, b0, out, o0, out, ZERO, False)
+            _combine_set(op, sign, lay, a, a0, b, b0, out, o0, out, ZERO, False)
 
 
 @kernel
@@ -194,24 +215,26 @@ def accumulate(
     end: int,
     walk: Walk,
     op: int,
+    sign: int,
     lay: Layout,
-    a: Any,
+    a: Array,
     a_rows: int,
-    b: Any,
+    b: Array,
     b_rows: int,
-    out: Any,
+    out: Array,
     out_rows: int,
 ) -> None:
-    """out += op(a, b) for the edges of groups begin to end, in rows of either end or of the edges."""
+    """Add op(a, b) of the edges of groups begin to end to rows of out, of either end or of the edges."""
     for group in range(u64(begin), u64(end)):
         own = _own(walk, group)
         for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
             _look_ahead(a_rows, walk, p, a, lay.a_width)
-            _look_ahead(b_rows, walk, p, b, lay.b_width)
+            if op != COPY:
+                _look_ahead(b_rows, walk, p, b, lay.b_width)
             a0 = _row(a_rows, walk, own, p) * lay.a_width
             b0 = _row(b_rows, walk, own, p) * lay.b_width
             o0 = _row(out_rows, walk, own, p) * lay.out_width
-            _combine_add(op, lay, a, a0, b, b0, out, o0, out, ZERO, False)
+            _combine_add(op, sign, lay, a, a0, b, b0, out, o0, out, ZERO, False)
 
 
 @kernel
@@ -220,13 +243,14 @@ def compare(
     end: int,
     walk: Walk,
     op: int,
+    sign: int,
     lay: Layout,
-    a: Any,
+    a: Array,
     a_rows: int,
-    b: Any,
+    b: Array,
     b_rows: int,
-    out: Any,
-    arg: Any,
+    out: Array,
+    arg: Array,
     largest: bool,
 ) -> None:
     """Keep in out[own] the greatest (least) op(a, b) of the edges of groups begin to end, in arg[own] its edge ID."""
@@ -234,37 +258,49 @@ def compare(
         own = _own(walk, group)
         for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
             _look_ahead(a_rows, walk, p, a, lay.a_width)
-            _look_ahead(b_rows, walk, p, b, lay.b_width)
+            if op != COPY:
+                _look_ahead(b_rows, walk, p, b, lay.b_width)
             a0 = _row(a_rows, walk, own, p) * lay.a_width
             b0 = _row(b_rows, walk, own, p) * lay.b_width
             edge_id = arg.dtype.type(_edge(walk, p))
-            _combine_best(op, lay, a, a0, b, b0, out, own * lay.out_width, arg, edge_id, largest)
+            _combine_best(op, sign, lay, a, a0, b, b0, out, own * lay.out_width, arg, edge_id, largest)
 
 
 def _run_where(operator: Any) -> Any:
-    """A function that adds operator(a, b, c) to out where `arg`, laid out as a, is the edge's ID."""
+    """A function that adds operator(sign, a, b, c) to out where `arg`, laid out as a, is the edge's ID."""
     operator = inline(operator)
 
     @inline
-    def run(lay: Layout, a: Any, ia: Any, b: Any, ib: Any, c: Any, out: Any, io: Any, arg: Any, edge_id: Any) -> None:
+    def run(
+        lay: Layout,
+        sign: Any,
+        a: Array,
+        ia: Index,
+        b: Array,
+        ib: Index,
+        c: Array,
+        out: Array,
+        io: Index,
+        arg: Array,
+        edge_id: Any,
+    ) -> None:
         if arg.size == 0:
             for i in range(lay.length):
                 here, there = ia + i * lay.a_step, io + i * lay.out_step
-                out[there] += operator(a[here], b[ib + i * lay.b_step], c[there])
+                out[there] += operator(sign, a[here], b[ib + i * lay.b_step], c[there])
         else:
             for i in range(lay.length):
                 here, there = ia + i * lay.a_step, io + i * lay.out_step
-                value = operator(a[here], b[ib + i * lay.b_step], c[there])
+                value = operator(sign, a[here], b[ib + i * lay.b_step], c[there])
                 out[there] += value if arg[here] == edge_id else a.dtype.type(0)
 
     return run
 
 
-_copy_where = _run_where(lambda x, y, z: x)
-_negate_where = _run_where(lambda x, y, z: -x)
-_multiply_where = _run_where(lambda x, y, z: x * y)
-_divide_where = _run_where(lambda x, y, z: x / y)
-_divide_rhs_where = _run_where(lambda x, y, z: -x * y / (z * z))
+_copy_where = _run_where(lambda sign, x, y, z: sign * x)
+_multiply_where = _run_where(lambda sign, x, y, z: x * y)
+_divide_where = _run_where(lambda sign, x, y, z: x / y)
+_divide_rhs_where = _run_where(lambda sign, x, y, z: -x * y / (z * z))
 
 
 @kernel
@@ -273,20 +309,23 @@ def accumulate_where(
     end: int,
     walk: Walk,
     op: int,
+    sign: int,
     lay: Layout,
-    a: Any,
+    a: Array,
     a_rows: int,
-    b: Any,
+    b: Array,
     b_rows: int,
-    c: Any,
-    arg: Any,
-    out: Any,
+    c: Array,
+    arg: Array,
+    out: Array,
     out_rows: int,
 ) -> None:
-    """out += op(a, b, c) where arg, in rows and layout of a, is the edge's ID; everywhere where arg is empty.
+    """As `accumulate`, with a third operand, and only where arg is the edge's ID; everywhere where arg is empty.
 
-    Slower than `accumulate`: gradients of maxima and minima and of denominators. c has the rows and layout of out.
+    This is slower; it serves the gradients of maxima, minima and denominators. c has the rows and layout of out, arg
+    those of a.
     """
+    sign = a.dtype.type(sign)
     for group in range(u64(begin), u64(end)):
         own = _own(walk, group)
         for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
@@ -299,20 +338,18 @@ def accumulate_where(
             for h in range(u64(lay.a_offsets.size)):
                 ia, ib, io = a0 + lay.a_offsets[h], b0 + lay.b_offsets[h], o0 + lay.out_offsets[h]
                 if op == COPY:
-                    _copy_where(lay, a, ia, b, ib, c, out, io, arg, edge_id)
-                elif op == NEGATE:
-                    _negate_where(lay, a, ia, b, ib, c, out, io, arg, edge_id)
+                    _copy_where(lay, sign, a, ia, b, ib, c, out, io, arg, edge_id)
                 elif op == MUL:
-                    _multiply_where(lay, a, ia, b, ib, c, out, io, arg, edge_id)
+                    _multiply_where(lay, sign, a, ia, b, ib, c, out, io, arg, edge_id)
                 elif op == DIV:
-                    _divide_where(lay, a, ia, b, ib, c, out, io, arg, edge_id)
+                    _divide_where(lay, sign, a, ia, b, ib, c, out, io, arg, edge_id)
                 else:
-                    _divide_rhs_where(lay, a, ia, b, ib, c, out, io, arg, edge_id)
+                    _divide_rhs_where(lay, sign, a, ia, b, ib, c, out, io, arg, edge_id)
 
 
 @kernel
 def transpose(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, positions: Any) -> None:
-    """Fill by_col, (columns + 1,) zeros at first, dst and positions with the edges grouped by column, in their order."""
+    """Group the edges by column in by_col, (columns + 1,) zeros at first, dst and positions, keeping their order."""
     for p in range(u64(cols.size)):
         by_col[u64(cols[p]) + ONE] += 1
     for column in range(ONE, u64(by_col.size)):

@@ -1,12 +1,18 @@
-"""The kernel interface: checks what is handed in and picks the Numba kernels or the torch reference."""
+"""The kernel interface: checks what is handed in and calls the implementation that fits it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
 from torch import Tensor
 
-from sar.kernels import backend
+from sar.kernels import reference
+from sar.kernels.backend import numba_kernels
 from sar.kernels.edge_block import EdgeBlock
-from sar.kernels.ops import Op, Shape, Target, message_shape
+from sar.kernels.ops import Op, Operand, Shape, Target, message_shape
 
 
 def aggregate_sum(
@@ -22,14 +28,18 @@ def aggregate_sum(
 
     Args:
         block: the edges.
-        op: an operator, `rhs` is None for copy.
-        lhs, rhs: (rows of their target, *trailing shape).
-        lhs_target, rhs_target: whose rows the operands have.
-        out: (num_dst, *message shape), float32 when operands have a half precision.
+        op: an operator or its name.
+        lhs: left operand, (rows of its target, *trailing shape).
+        lhs_target: whose rows it has.
+        rhs: right operand, likewise; None for copy.
+        rhs_target: whose rows it has.
+        out: (num_dst, *message shape), float32 where operands have a half precision.
     """
     op = Op(op)
-    _check_operands(block, op, lhs, lhs_target, rhs, rhs_target, out, block.num_dst)
-    _backend(out, lhs, rhs).aggregate_sum(block, op, lhs, lhs_target, rhs, rhs_target, out)
+    left, right = _operands(block, op, lhs, lhs_target, rhs, rhs_target, out, Target.V)
+    if block.num_edges:
+        with _contiguous(out) as (result,):
+            _choose(out, lhs, rhs).aggregate_sum(block, op, left, right, result)
 
 
 def aggregate_cmp(
@@ -45,18 +55,25 @@ def aggregate_cmp(
 ) -> None:
     """Update the running maximum (minimum) of each destination with the messages of its edges in the block.
 
-    Of equal messages the one with the greatest edge ID wins, in whatever order blocks come. NaN never wins.
+    Of equal messages that with the greatest edge ID wins, in whatever order blocks come. NaN never wins.
 
     Args:
-        block, op, lhs, lhs_target, rhs, rhs_target: as in `aggregate_sum`.
-        out: (num_dst, *message shape), -inf (+inf) at first.
-        arg: like `out`, int32 or int64, -1 at first; the edge ID of the winner.
+        block: the edges.
+        op: an operator or its name.
+        lhs: left operand, (rows of its target, *trailing shape).
+        lhs_target: whose rows it has.
+        rhs: right operand, likewise; None for copy.
+        rhs_target: whose rows it has.
+        out: (num_dst, *message shape), -inf (+inf) at first, float32 where operands have a half precision.
+        arg: like `out`, int32 or int64, -1 at first: the edge ID of the winner.
         largest: maximum rather than minimum.
     """
     op = Op(op)
-    _check_operands(block, op, lhs, lhs_target, rhs, rhs_target, out, block.num_dst)
+    left, right = _operands(block, op, lhs, lhs_target, rhs, rhs_target, out, Target.V)
     assert arg.shape == out.shape
-    _backend(out, lhs, rhs).aggregate_cmp(block, op, lhs, lhs_target, rhs, rhs_target, out, arg, largest)
+    if block.num_edges:
+        with _contiguous(out, arg) as (result, winner):
+            _choose(out, lhs, rhs).aggregate_cmp(block, op, left, right, result, winner, largest)
 
 
 def edge_apply(
@@ -70,8 +87,10 @@ def edge_apply(
 ) -> None:
     """Write op(lhs, rhs) of every edge of the block to its row of `out`, (edges, *message shape)."""
     op = Op(op)
-    _check_operands(block, op, lhs, lhs_target, rhs, rhs_target, out, block.edge_bound)
-    _backend(out, lhs, rhs).edge_apply(block, op, lhs, lhs_target, rhs, rhs_target, out)
+    left, right = _operands(block, op, lhs, lhs_target, rhs, rhs_target, out, Target.E)
+    if block.num_edges:
+        with _contiguous(out) as (result,):
+            _choose(out, lhs, rhs).edge_apply(block, op, left, right, result)
 
 
 def aggregate_grad(
@@ -93,34 +112,59 @@ def aggregate_grad(
     """Add to `out` the gradient of the messages' operand `wrt`, summed over the dimensions that it broadcasts.
 
     Args:
-        block, op, lhs_target, rhs_target: as in the forward.
+        block: the edges.
+        op: the operator of the forward or its name.
         wrt: "lhs" or "rhs".
-        lhs, rhs: the operands; None where `operand_values_needed` says so.
+        lhs: left operand of the forward; may be None where `operand_values_needed` says so.
+        lhs_target: whose rows it has.
+        rhs: right operand, likewise.
+        rhs_target: whose rows it has.
         grad: gradient of the messages, (edges, *message shape), or of their aggregation, (num_dst, *message shape).
         grad_target: E or V, accordingly.
-        arg: winners of a maximum or minimum; only their elements contribute. None otherwise.
-        out: (rows of the operand's target, *trailing shape of the operand).
-        lhs_shape, rhs_shape: trailing shapes of the operands.
+        arg: winners of a maximum or minimum, like `grad`; only their elements contribute. None otherwise.
+        out: (rows of the operand's target, *trailing shape of the operand), float32 where that has a half precision.
+        lhs_shape: trailing shape of the left operand.
+        rhs_shape: trailing shape of the right operand; None for copy.
     """
     op = Op(op)
-    target, shape = (lhs_target, lhs_shape) if wrt == "lhs" else (rhs_target, rhs_shape)
-    lhs_shape, rhs_shape = tuple(lhs_shape), None if rhs_shape is None else tuple(rhs_shape)
-    assert shape is not None and out.shape[1:] == tuple(shape) and out.shape[0] >= _rows(block, target)
-    assert grad.shape[1:] == message_shape(op, lhs_shape, rhs_shape)
-    assert grad_target is not Target.U and grad.shape[0] >= _rows(block, grad_target)
-    assert arg is None or (grad_target is Target.V and arg.shape == grad.shape)
-    assert lhs is None or (lhs.shape[1:] == lhs_shape and lhs.shape[0] >= _rows(block, lhs_target))
-    assert rhs is None or (rhs.shape[1:] == rhs_shape and rhs.shape[0] >= _rows(block, rhs_target))
-    _backend(out, grad, lhs, rhs).aggregate_grad(
-        block, op, wrt, lhs, lhs_target, lhs_shape, rhs, rhs_target, rhs_shape, grad, grad_target, arg, out
-    )
+    left = Operand(lhs, lhs_target, tuple(lhs_shape))
+    right = None if rhs_shape is None else Operand(rhs, rhs_target, tuple(rhs_shape))
+    gradient = Operand.of(grad, grad_target)
+    operand = right if wrt == "rhs" else left
+    assert operand is not None
+    assert gradient.shape == message_shape(op, left.shape, None if right is None else right.shape)
+    assert grad_target is not Target.U
+    assert arg is None or (grad_target, arg.shape) == (Target.V, grad.shape)
+    for given in (left, right, gradient, operand._replace(values=out)):
+        _check_fits(block, given)
+    if block.num_edges:
+        with _contiguous(out) as (result,):
+            _choose(out, grad, lhs, rhs).aggregate_grad(block, op, wrt, left, right, gradient, arg, result)
 
 
-def _rows(block: EdgeBlock, target: Target) -> int:
-    return (block.num_src, block.num_dst, block.edge_bound)[target]
+def warm_up(dtype: torch.dtype = torch.float32) -> None:
+    """Compile, or load from disk, the kernels for `dtype` on the CPU, so that no timed or bounded wait includes it."""
+    edge = torch.zeros(1, dtype=torch.int32)
+    block = EdgeBlock.from_coo(edge, edge, 1, 1)
+    x, u, v, e = torch.ones(1, 1, dtype=dtype), Target.U, Target.V, Target.E
+    winner = torch.zeros(1, 1, dtype=torch.int32)
+    aggregate_sum(block, Op.MUL, x, u, x, e, x.clone())
+    aggregate_cmp(block, Op.MUL, x, u, x, e, x.clone(), winner, True)
+    edge_apply(block, Op.ADD, x, u, x, v, x.clone())
+    aggregate_grad(block, Op.MUL, "lhs", x, u, x, e, x, v, winner, x.clone(), lhs_shape=(1,), rhs_shape=(1,))
 
 
-def _check_operands(
+@contextmanager
+def _contiguous(*results: Tensor) -> Iterator[list[Tensor]]:
+    """Contiguous tensors to write to in place of `results`."""
+    stand_ins = [result.contiguous() for result in results]
+    yield stand_ins
+    for result, stand_in in zip(results, stand_ins, strict=True):
+        if stand_in is not result:
+            result.copy_(stand_in)
+
+
+def _operands(
     block: EdgeBlock,
     op: Op,
     lhs: Tensor,
@@ -128,10 +172,29 @@ def _check_operands(
     rhs: Tensor | None,
     rhs_target: Target,
     out: Tensor,
-    out_rows: int,
-) -> None:
-    """The compiled kernels do not check bounds, so shapes that do not fit must not get that far."""
-    shape = message_shape(op, tuple(lhs.shape[1:]), None if rhs is None else tuple(rhs.shape[1:]))
-    assert out.shape[1:] == shape and out.shape[0] >= out_rows, (out.shape, shape, out_rows)
-    assert lhs.shape[0] >= _rows(block, lhs_target), (lhs.shape, lhs_target)
-    assert rhs is None or rhs.shape[0] >= _rows(block, rhs_target), (rhs.shape, rhs_target)
+    out_target: Target,
+) -> tuple[Operand, Operand | None]:
+    left, right = Operand.of(lhs, lhs_target), None if rhs is None else Operand.of(rhs, rhs_target)
+    shape = message_shape(op, left.shape, None if right is None else right.shape)
+    for given in (left, right, Operand(out, out_target, shape)):
+        _check_fits(block, given)
+    return left, right
+
+
+def _check_fits(block: EdgeBlock, operand: Operand | None) -> None:
+    """Assert the shape of an operand, since compiled loops do not check bounds."""
+    if operand is not None and operand.values is not None:
+        rows = (block.num_src, block.num_dst, block.edge_bound)[operand.target]
+        found = tuple(operand.values.shape)
+        expected = (rows, *operand.shape)
+        assert found[:1] >= expected[:1] and found[1:] == expected[1:], f"shape {found}, expected at least {expected}"  # noqa: PT018
+
+
+def _choose(*tensors: Tensor | None) -> ModuleType:
+    """The implementation that serves operands and results `tensors`."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    dtype = given[0].dtype
+    fit = dtype in (torch.float32, torch.float64) and all(
+        tensor.dtype is dtype and tensor.device.type == "cpu" and tensor.numel() for tensor in given
+    )
+    return numba_kernels() or reference if fit else reference

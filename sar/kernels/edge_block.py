@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sar.kernels.backend import numba_kernels
+
 
 class Transposed(NamedTuple):
     """The edges of a block grouped by source; within a source in block order."""
@@ -127,6 +129,10 @@ class EdgeBlock:
 
     @cached_property
     def _transposed(self) -> Transposed:
+        kernels = numba_kernels()
+        if kernels is not None and self.device.type == "cpu":
+            transposed: Transposed = kernels.transpose(self)
+            return transposed
         dtype = index_dtype(self.num_edges)
         indptr = torch.zeros(self.num_src + 1, dtype=dtype, device=self.device)
         indptr[1:] = torch.bincount(self.cols, minlength=self.num_src).cumsum(0)

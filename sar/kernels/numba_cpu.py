@@ -10,107 +10,88 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.kernels import compiled
-from sar.kernels.compiled import EDGE, OTHER, OWN, Walk
+from sar.kernels.compiled import EDGE, OTHER, OWN, Layout, Walk
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 from sar.kernels.layout import make_layout
-from sar.kernels.ops import Op, Shape, Target, aligned_shapes
+from sar.kernels.ops import Op, Operand, Target, aligned_message_shape, aligned_shapes
 from sar.kernels.threads import run_balanced
 
-BY_DESTINATION = {Target.U: OTHER, Target.V: OWN, Target.E: EDGE}
-BY_SOURCE = {Target.U: OWN, Target.V: OTHER, Target.E: EDGE}
+_BY_DESTINATION = {Target.U: OTHER, Target.V: OWN, Target.E: EDGE}
+_BY_SOURCE = {Target.U: OWN, Target.V: OTHER, Target.E: EDGE}
+
+_OPERATIONS = {  # compiled operation and its sign
+    Op.COPY: (compiled.COPY, 1),
+    Op.ADD: (compiled.ADD, 1),
+    Op.SUB: (compiled.ADD, -1),
+    Op.MUL: (compiled.MUL, 1),
+    Op.DIV: (compiled.DIV, 1),
+    Op.DOT: (compiled.MUL, 1),
+}
 
 _NO_INDICES = np.empty(0, np.int32)
 
 
-def aggregate_sum(
-    block: EdgeBlock, op: Op, lhs: Tensor, lhs_target: Target, rhs: Tensor | None, rhs_target: Target, out: Tensor
-) -> None:
+def aggregate_sum(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
     """Numba kernel of `sar.kernels.aggregate_sum`."""
-    arguments = _message_arguments(op, lhs, lhs_target, rhs, rhs_target)
-    _run(compiled.accumulate, _by_destination(block), *arguments, _flat(out), OWN)
+    _run(compiled.accumulate, _by_destination(block), *_message(op, lhs, rhs), _flat(out), OWN)
 
 
 def aggregate_cmp(
-    block: EdgeBlock,
-    op: Op,
-    lhs: Tensor,
-    lhs_target: Target,
-    rhs: Tensor | None,
-    rhs_target: Target,
-    out: Tensor,
-    arg: Tensor,
-    largest: bool,
+    block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor, arg: Tensor, largest: bool
 ) -> None:
     """Numba kernel of `sar.kernels.aggregate_cmp`."""
-    arguments = _message_arguments(op, lhs, lhs_target, rhs, rhs_target)
-    _run(compiled.compare, _by_destination(block), *arguments, _flat(out), _flat(arg), largest)
+    _run(compiled.compare, _by_destination(block), *_message(op, lhs, rhs), _flat(out), _flat(arg), largest)
 
 
-def edge_apply(
-    block: EdgeBlock, op: Op, lhs: Tensor, lhs_target: Target, rhs: Tensor | None, rhs_target: Target, out: Tensor
-) -> None:
+def edge_apply(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
     """Numba kernel of `sar.kernels.edge_apply`."""
-    _run(compiled.assign, _by_destination(block), *_message_arguments(op, lhs, lhs_target, rhs, rhs_target), _flat(out))
+    _run(compiled.assign, _by_destination(block), *_message(op, lhs, rhs), _flat(out))
 
 
 def aggregate_grad(
     block: EdgeBlock,
     op: Op,
     wrt: str,
-    lhs: Tensor | None,
-    lhs_target: Target,
-    lhs_shape: Shape,
-    rhs: Tensor | None,
-    rhs_target: Target,
-    rhs_shape: Shape | None,
-    grad: Tensor,
-    grad_target: Target,
+    lhs: Operand,
+    rhs: Operand | None,
+    grad: Operand,
     arg: Tensor | None,
     out: Tensor,
 ) -> None:
     """Numba kernel of `sar.kernels.aggregate_grad`.
 
-    The gradient is again an operation on two operands, the messages' gradient and at most one of the forward's, whose
-    result is summed where the operand was broadcast.
+    A derivative is again an operation on two operands, the gradient of the messages and the other operand of the
+    forward, whose result is summed where the operand in question was broadcast.
     """
-    lhs_aligned, rhs_aligned, full = aligned_shapes(op, lhs_shape, rhs_shape)
-    grad_aligned = full[:-1] + (1,) if op is Op.DOT else full
+    lhs_aligned, rhs_aligned, full = aligned_shapes(op, lhs.shape, None if rhs is None else rhs.shape)
+    grad_aligned = aligned_message_shape(op, full)
+    code, sign = _OPERATIONS[op]
     if wrt == "lhs":
-        target, aligned, other, other_target, other_aligned = lhs_target, lhs_aligned, rhs, rhs_target, rhs_aligned
+        operand, aligned, other, other_aligned = lhs, lhs_aligned, rhs, rhs_aligned
     else:
-        target, aligned, other, other_target, other_aligned = rhs_target, rhs_aligned, lhs, lhs_target, lhs_aligned
-    if op in (Op.MUL, Op.DOT):
-        code = compiled.MUL
-    elif op is Op.DIV:
-        code = compiled.DIV if wrt == "lhs" else compiled.DIV_RHS
-    else:
-        code = compiled.NEGATE if op is Op.SUB and wrt == "rhs" else compiled.COPY
-        other, other_target, other_aligned = grad, target, grad_aligned  # not read
+        assert rhs is not None
+        operand, aligned, other, other_aligned = rhs, rhs_aligned, lhs, lhs_aligned
+        code = compiled.DIV_RHS if op is Op.DIV else code
+    if op in (Op.COPY, Op.ADD, Op.SUB):
+        code, sign = compiled.COPY, sign if wrt == "rhs" else 1
+        other, other_aligned = grad, grad_aligned  # not read
     assert other is not None
     layout = make_layout(full, grad_aligned, other_aligned, aligned)
-    # Sources are the rows of no thread's own in block order; grouped by source they are.
-    walk, whose = (_by_source(block), BY_SOURCE) if target is Target.U else (_by_destination(block), BY_DESTINATION)
-    a, b = (_flat(grad), whose[grad_target]), (_flat(other), whose[other_target])
+    # Grouped by destination, several threads would write to one source's row.
+    by_source = operand.target is Target.U
+    walk, whose = (_by_source(block), _BY_SOURCE) if by_source else (_by_destination(block), _BY_DESTINATION)
+    factors = _flat(grad.values), whose[grad.target], _flat(other.values), whose[other.target]
+    to = _flat(out), whose[operand.target]
     if arg is None and code != compiled.DIV_RHS:
-        _run(compiled.accumulate, walk, code, layout, *a, *b, _flat(out), whose[target])
+        _run(compiled.accumulate, walk, code, sign, layout, *factors, *to)
     else:
-        c = _flat(out if rhs is None or code != compiled.DIV_RHS else rhs)
-        _run(
-            compiled.accumulate_where,
-            walk,
-            code,
-            layout,
-            *a,
-            *b,
-            c,
-            _NO_INDICES if arg is None else _flat(arg),
-            _flat(out),
-            whose[target],
-        )
+        denominator = _flat(operand.values) if code == compiled.DIV_RHS else to[0]  # else not read
+        winners = _NO_INDICES if arg is None else _flat(arg)
+        _run(compiled.accumulate_where, walk, code, sign, layout, *factors, denominator, winners, *to)
 
 
 def transpose(block: EdgeBlock) -> Transposed:
-    """The block's edges grouped by source."""
+    """The block's edges grouped by source, by counting sort."""
     dtype = index_dtype(block.num_edges)
     result = Transposed(
         torch.zeros(block.num_src + 1, dtype=dtype),
@@ -121,43 +102,35 @@ def transpose(block: EdgeBlock) -> Transposed:
     return result
 
 
-def _run(kernel: Any, walk: Walk, code: int, layout: compiled.Layout, *arguments: object) -> None:
+def _run(kernel: Any, walk: Walk, code: int, sign: int, layout: Layout, *arguments: object) -> None:
     width = int(layout.length) * len(layout.a_offsets)
-    run_balanced(kernel, walk.indptr, width, walk, code, layout, *arguments)
+    run_balanced(kernel, walk.indptr, width, walk, code, sign, layout, *arguments)
 
 
-def _message_arguments(
-    op: Op, lhs: Tensor, lhs_target: Target, rhs: Tensor | None, rhs_target: Target
-) -> tuple[Any, ...]:
-    """Operation, layout, and both operands with whose rows they have, for a walk by destination."""
-    rhs_shape = None if rhs is None else tuple(rhs.shape[1:])
-    lhs_aligned, rhs_aligned, full = aligned_shapes(op, tuple(lhs.shape[1:]), rhs_shape)
-    out_aligned = full[:-1] + (1,) if op is Op.DOT else full
+def _message(op: Op, lhs: Operand, rhs: Operand | None) -> tuple[Any, ...]:
+    """Operation, sign, layout, and both operands with whose rows they have, for a walk by destination."""
+    lhs_aligned, rhs_aligned, full = aligned_shapes(op, lhs.shape, None if rhs is None else rhs.shape)
     if rhs is None:
-        rhs, rhs_target, rhs_aligned = lhs, Target.V, lhs_aligned  # not read
-    code = compiled.MUL if op is Op.DOT else int(op)
-    layout = make_layout(full, lhs_aligned, rhs_aligned, out_aligned)
-    return code, layout, _flat(lhs), BY_DESTINATION[lhs_target], _flat(rhs), BY_DESTINATION[rhs_target]
+        rhs, rhs_aligned = lhs, lhs_aligned  # not read
+    layout = make_layout(full, lhs_aligned, rhs_aligned, aligned_message_shape(op, full))
+    a, b = ((_flat(operand.values), _BY_DESTINATION[operand.target]) for operand in (lhs, rhs))
+    return *_OPERATIONS[op], layout, *a, *b
 
 
 def _by_destination(block: EdgeBlock) -> Walk:
-    return Walk(
-        _flat(block.rows), _flat(block.indptr), _flat(block.cols), _NO_INDICES, _edge_ids(block), _offset(block)
-    )
+    rows, indptr, cols = _flat(block.rows), _flat(block.indptr), _flat(block.cols)
+    return Walk(rows, indptr, cols, _NO_INDICES, *_edge_ids(block))
 
 
 def _by_source(block: EdgeBlock) -> Walk:
     indptr, dst, positions = (_flat(part) for part in block.transposed())
-    return Walk(_NO_INDICES, indptr, dst, positions, _edge_ids(block), _offset(block))
+    return Walk(_NO_INDICES, indptr, dst, positions, *_edge_ids(block))
 
 
-def _edge_ids(block: EdgeBlock) -> NDArray[Any]:
-    return _NO_INDICES if block.edge_ids is None else _flat(block.edge_ids)
+def _edge_ids(block: EdgeBlock) -> tuple[NDArray[Any], np.uint64]:
+    return _NO_INDICES if block.edge_ids is None else _flat(block.edge_ids), np.uint64(block.edge_offset)
 
 
-def _offset(block: EdgeBlock) -> np.uint64:
-    return np.uint64(block.edge_offset)
-
-
-def _flat(tensor: Tensor) -> NDArray[Any]:
+def _flat(tensor: Tensor | None) -> NDArray[Any]:
+    assert tensor is not None
     return tensor.detach().contiguous().view(-1).numpy()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from torch import Tensor
 
 from sar.errors import GraphError
 
 Shape = tuple[int, ...]
-
-OPS = ("copy_lhs", "add", "sub", "mul", "div", "dot")
 
 
 class Target(IntEnum):
@@ -19,19 +20,31 @@ class Target(IntEnum):
     E = 2
 
 
-class Op(IntEnum):
-    """How a message is made of its operands; `Op("add")` reads the names in `OPS`."""
+class Op(Enum):
+    """How a message is made of its operands; called with a name, gives the operator."""
 
-    COPY = 0
-    ADD = 1
-    SUB = 2
-    MUL = 3
-    DIV = 4
-    DOT = 5
+    COPY = "copy_lhs"
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    DOT = "dot"
+
+
+OPS = tuple(op.value for op in Op)
+
+
+class Operand(NamedTuple):
+    """A tensor that has a row per source, destination or edge."""
+
+    values: Tensor | None  # (rows of the target, *shape); None where only the shape matters
+    target: Target
+    shape: Shape  # trailing
 
     @classmethod
-    def _missing_(cls, value: object) -> Op | None:
-        return cls(OPS.index(value)) if value in OPS else None
+    def of(cls, values: Tensor, target: Target) -> Operand:
+        """The operand with the trailing shape of its values."""
+        return cls(values, target, tuple(values.shape[1:]))
 
 
 def aligned_shapes(op: Op, lhs_shape: Shape, rhs_shape: Shape | None) -> tuple[Shape, Shape, Shape]:
@@ -50,12 +63,17 @@ def aligned_shapes(op: Op, lhs_shape: Shape, rhs_shape: Shape | None) -> tuple[S
             f"The operands of dot have trailing shapes {lhs_shape} and {rhs_shape}; "
             "their last dimensions must be equal. Reshape one of them."
         )
-    if any(a != b and a != 1 and b != 1 for a, b in zip(lhs, rhs)):
+    if any(a != b and a != 1 and b != 1 for a, b in zip(lhs, rhs, strict=True)):
         raise GraphError(
-            f"The operands of {OPS[op]} have trailing shapes {lhs_shape} and {rhs_shape}, which do not broadcast: "
+            f"The operands of {op.value} have trailing shapes {lhs_shape} and {rhs_shape}, which do not broadcast: "
             "aligned at the right, sizes must be equal or 1. Reshape one of them."
         )
-    return lhs, rhs, tuple(b if a == 1 else a for a, b in zip(lhs, rhs))
+    return lhs, rhs, tuple(b if a == 1 else a for a, b in zip(lhs, rhs, strict=True))
+
+
+def aligned_message_shape(op: Op, full: Shape) -> Shape:
+    """The shape of a message in the dimensions of its operands' product space."""
+    return (*full[:-1], 1) if op is Op.DOT else full
 
 
 def message_shape(op: Op | str, lhs_shape: Shape, rhs_shape: Shape | None = None) -> Shape:
@@ -66,9 +84,7 @@ def message_shape(op: Op | str, lhs_shape: Shape, rhs_shape: Shape | None = None
     """
     op = Op(op)
     full = aligned_shapes(op, tuple(lhs_shape), None if rhs_shape is None else tuple(rhs_shape))[2]
-    if op is not Op.DOT:
-        return full
-    return full[:-1] + (1,) if lhs_shape or rhs_shape else ()
+    return aligned_message_shape(op, full) if lhs_shape or rhs_shape else ()
 
 
 def operand_values_needed(op: Op | str, wrt: str) -> tuple[bool, bool]:

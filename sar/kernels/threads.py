@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ def run_balanced(kernel: Callable[..., None], indptr: NDArray[Any], width: int, 
         kernel: a function that releases the GIL and does not write to other ranges' results.
         indptr: (groups + 1,) edges of group i are indptr[i]:indptr[i + 1].
         width: elements per edge, to judge whether threads pay.
+        *args: passed on.
     """
     groups, edges = len(indptr) - 1, int(indptr[-1])
     count = min(torch.get_num_threads(), groups) if edges * width > SERIAL_WORK else 1
@@ -31,7 +33,7 @@ def run_balanced(kernel: Callable[..., None], indptr: NDArray[Any], width: int, 
         return
     cuts = [0, *np.searchsorted(indptr, np.arange(1, count) * edges // count).tolist(), groups]
     pool = _get_pool(count - 1)
-    others = [pool.submit(kernel, begin, end, *args) for begin, end in zip(cuts[1:-1], cuts[2:])]
+    others = [pool.submit(kernel, begin, end, *args) for begin, end in pairwise(cuts[1:])]
     kernel(cuts[0], cuts[1], *args)
     for other in others:
         other.result()

@@ -108,11 +108,11 @@ def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
         ConfigError: the file is missing, damaged, heterogeneous or does not fit the schema.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except FileNotFoundError as error:
         raise ConfigError(f"there is no file '{path}'.") from error
-    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"'{path}' cannot be read as an .npz file of plain arrays: {error}") from error
     if any(key.startswith("edges/") for key in arrays):
         raise ConfigError(f"'{path}' holds a heterogeneous graph; expected a homogeneous one (src, dst, num_nodes).")
@@ -124,7 +124,8 @@ def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
 
 def write_npz(data: GraphData, path: str | PathLike[str]) -> None:
     """Write a graph so that `read_npz` gives it back."""
-    np.savez(path, src=data.src, dst=data.dst, num_nodes=np.int64(data.num_nodes), **data.node_data)
+    fields: dict[str, Any] = dict(data.node_data)  # Any: savez has a keyword that is no array
+    np.savez(path, src=data.src, dst=data.dst, num_nodes=np.int64(data.num_nodes), **fields)
 
 
 def _dense_features(arrays: Mapping[str, Array]) -> Array:
@@ -149,4 +150,5 @@ def _one_split(key: str, masks: Array, split: int) -> Array:
         return masks
     if not 0 <= split < len(masks):
         raise ConfigError(f"split {split} of '{key}' was asked for; it has splits 0 to {len(masks) - 1}.")
-    return masks[split]
+    mask: Array = masks[split]
+    return mask

@@ -23,14 +23,14 @@ ROWS = [
 
 
 def demo(*arguments: str, mark: str = "demo") -> subprocess.CompletedProcess[str]:
-    """Run `sar demo` within two minutes, with its processes marked."""
+    """Run `sar demo` within four minutes, with its processes marked."""
     return subprocess.run(
         [sys.executable, "-m", "sar.cli", "demo", *arguments],
         cwd=REPOSITORY,
         env=os.environ | {MARK + "_DEMO": mark},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 
@@ -59,21 +59,26 @@ def test_demo_trains_compares_and_draws(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert processes_left(mark) == []
     assert "600 nodes, 7,800 edges with self-loops, 64 features, 8 classes" in done.stdout
-    assert done.stderr.count("3/3") >= 4 and "validation 0." in done.stderr
+    assert done.stderr.count("3/3") >= 4
+    assert "validation 0." in done.stderr
 
     rows = markdown_rows(tmp_path / "out" / "demo.md")
     assert [(row["model"], row["trained by"]) for row in rows] == ROWS
     for workers, single in (rows[:2], rows[2:]):
         assert workers["test accuracy"] == single["test accuracy"]
-        assert float(workers["largest logit difference"]) < 1e-4 and single["largest logit difference"] == ""
-        assert float(workers["MB sent / epoch"]) > 0 and single["MB sent / epoch"] == "-"
+        assert float(workers["largest logit difference"]) < 1e-4
+        assert single["largest logit difference"] == ""
+        assert float(workers["MB sent / epoch"]) > 0
+        assert single["MB sent / epoch"] == "-"
         for row in (workers, single):
-            assert 0 < float(row["s / epoch"]) < 10 and float(row["peak memory (MB)"]) >= 0
+            assert 0 < float(row["s / epoch"]) < 10
+            assert float(row["peak memory (MB)"]) >= 0
             assert all(cell in done.stdout for cell in row.values())
 
     picture = imread(tmp_path / "out" / "demo.png")
     height, width, _ = picture.shape
-    assert 300 < height < 1000 and 1000 < width < 3000
+    assert 300 < height < 1000
+    assert 1000 < width < 3000
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50  # not blank
 
 
@@ -82,7 +87,7 @@ def test_demo_on_three_parts_of_a_graph_from_a_file(tmp_path: Path) -> None:
     done = demo("--data", str(tmp_path), "--dataset", "mine", "--parts", "3", "--epochs", "1", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "mine: 300 nodes, 3,300 edges with self-loops, 8 features, 3 classes" in done.stdout
-    assert [row["trained by"] for row in markdown_rows(tmp_path / "demo.md")][0] == "3 workers, sar"
+    assert next(row["trained by"] for row in markdown_rows(tmp_path / "demo.md")) == "3 workers, sar"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,8 @@ def test_demo_ends_with_one_line_where_it_cannot_run(tmp_path: Path, arguments: 
     mark = str(tmp_path)
     done = demo(*arguments, "--out", str(tmp_path / "out"), mark=mark)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("sar demo: ") and message in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("sar demo: ")
+    assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
     assert processes_left(mark) == []

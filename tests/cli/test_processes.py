@@ -3,7 +3,8 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
 import pytest
@@ -12,6 +13,13 @@ import torch.distributed as dist
 
 from sar.cli.processes import WorkerError, run_workers
 from sar.errors import CommunicationTimeout, PeerError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_resource_tracker() -> Iterator[None]:
+    """End multiprocessing's own helper, which otherwise lives as long as the program that once started a process."""
+    yield
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 def alive(process: int) -> bool:
@@ -71,11 +79,13 @@ def test_the_cause_of_a_failure_is_shown_and_nothing_is_left(how: str, message: 
     processes: list[int] = []
     with pytest.raises(WorkerError, match=message):
         run_workers(fail_on_worker_one, how, n_workers=2, n_threads=1, time_limit=60, on_progress=processes.append)
-    assert len(processes) == 2 and not any(alive(process) for process in processes)
+    assert len(processes) == 2
+    assert not any(alive(process) for process in processes)
 
 
 def test_workers_that_overrun_their_time_are_killed() -> None:
     processes: list[int] = []
     with pytest.raises(CommunicationTimeout, match=r"\[0, 1\] did not finish within 8 s"):
         run_workers(sleep, n_workers=2, n_threads=1, time_limit=8, on_progress=processes.append)
-    assert len(processes) == 2 and not any(alive(process) for process in processes)
+    assert len(processes) == 2
+    assert not any(alive(process) for process in processes)

@@ -132,7 +132,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("scenario", ["random", "isolated", "ring of partitions", "all on the last worker"])
+@pytest.mark.parametrize("scenario", ["isolated", "first worker without nodes"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_gradients(pool, world_size, program, scenario):
@@ -152,9 +152,9 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_settings_do_not_change_the_numbers(pool, world_size, settings):
     parts = SCENARIOS["random"](world_size)
     cases = [(residual_connections, (layer,)) for layer in LAYERS]
-    cases += [(different_calls_share_an_input, (layer,)) for layer in LAYERS]
+    cases += [(different_calls_share_an_input, ("weighted",))]
     check(pool, parts, random_data(parts, torch.float64), cases, settings=settings)

@@ -8,9 +8,7 @@ from tests.parity.harness import build
 from tests.parity.scenarios import SCENARIOS
 
 COUNTS = [
-    f"{prefix}{what}"
-    for prefix in ("num_", "number_of_")
-    for what in ("nodes", "src_nodes", "dst_nodes", "edges")
+    f"{prefix}{what}" for prefix in ("num_", "number_of_") for what in ("nodes", "src_nodes", "dst_nodes", "edges")
 ]
 
 

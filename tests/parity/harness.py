@@ -28,7 +28,7 @@ MODES = (1, 2, 3)
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
-@dataclass
+@dataclass(repr=False)
 class Data:
     """Rows of one worker, or of the whole graph: features of nodes and of edges by name."""
 
@@ -120,9 +120,7 @@ def merge(by_rank: Sequence[Results]) -> Results:
     return whole
 
 
-def assert_close(
-    actual: Tensor, expected: Tensor, tolerance: float | None = None, least_scale: float = 0.1
-) -> None:
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float | None = None, least_scale: float = 0.1) -> None:
     """Equal shape, dtype, NaN and inf; values that differ by `tolerance` times the scale of `expected` at most."""
     assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     assert actual.dtype == expected.dtype, f"{actual.dtype}, expected {expected.dtype}"

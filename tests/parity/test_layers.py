@@ -63,8 +63,11 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario, dtype",
+    [(scenario, torch.float64) for scenario in SCENARIOS] + [("isolated", torch.float32), ("star", torch.float32)],
+    ids=str,
+)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_layers(pool, world_size, scenario, dtype):
     parts = SCENARIOS[scenario](world_size)
@@ -99,11 +102,12 @@ class Sage(nn.Module):
 class Gin(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = dgl.nn.GINConv(nn.Sequential(nn.Linear(1433, 16), nn.ReLU(), nn.Linear(16, 16)), "max")
+        self.encode = nn.Linear(1433, 16)
+        self.first = dgl.nn.GINConv(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)), "max")
         self.second = dgl.nn.GINConv(nn.Linear(16, 7), "sum", learn_eps=True)
 
     def forward(self, graph, x):
-        return self.second(graph, self.first(graph, x).relu())
+        return self.second(graph, self.first(graph, self.encode(x)).relu())
 
 
 class Gat(nn.Module):

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import mutually_broadcastable_shapes
 from torch import Tensor
 
 from tests.graphs import partition_in_memory, random_graph
-from tests.parity.harness import Data, check
+from tests.parity.harness import Data, assert_close, check, run_program, weighted_sum
 
 REDUCERS = ("sum", "mean", "max", "min")
 PAIRS = ("u{}e", "e{}u", "u{}v", "v{}u", "v{}e", "e{}v")
@@ -24,29 +24,46 @@ OPERATORS = ("add", "sub", "mul", "div", "dot")
 SETTINGS = [{}, {"comm_buffer_bytes": 512}, {"pipeline_depth": 0}, {"pipeline_depth": 3, "max_collective_size": 16}]
 
 
-def aggregate(graph, data, message, reducer, wants_gradient):
+def aggregate(graph, data, message, reducer, wants_gradient, ties=False):
     """`update_all` with built-ins, or `apply_edges` where there is no reducer."""
     fields = operands(graph, data, message, wants_gradient)
+    function = getattr(fn, message)(*fields, "m")
     if reducer is None:
-        graph.apply_edges(describe(message, fields))
+        graph.apply_edges(function)
         result, kind = graph.edata.pop("m"), "edge"
+    elif isinstance(graph, dgl.DGLGraph) and reducer in ("max", "min") and (ties or graph.num_edges() == 0):
+        result, kind = extremum(graph, function, reducer), "node"
     else:
-        graph.update_all(describe(message, fields), reducer_of(graph, reducer)("m", "out"))
+        graph.update_all(function, getattr(fn, reducer)("m", "out"))
         result, kind = graph.dstdata.pop("out"), "node"
     results = {f"{kind} result": result}
     if any(field.requires_grad for field in fields.values()):
         cotangent = data.nodes["cotangent"] if kind == "node" else data.edges["cotangent"]
-        flat = result.reshape(len(result), result.shape[1:].numel())
-        (flat * cotangent[:, : flat.shape[1]]).sum().backward()
+        weighted_sum(result, cotangent).backward()
     for name, field in fields.items():
         if field.requires_grad:
             results[f"{'edge' if name == 'e' else 'node'} {name}.grad"] = field.grad
     return results
 
 
-def reducer_of(graph, name):
-    """The built-in reducer; for a reference without edges a sum, as DGL sends a maximum's gradient to node 0 there."""
-    return fn.sum if isinstance(graph, dgl.DGLGraph) and graph.num_edges() == 0 else getattr(fn, name)
+def extremum(graph, function, reducer):
+    """Maximum or minimum of messages on one machine, by torch: of equal messages the last takes the gradient.
+
+    DGL itself sends it to the last edge in float32 without broadcasting, to the first one otherwise, and to node 0 where
+    there is no edge at all.
+    """
+    graph.apply_edges(function)
+    messages = graph.edata.pop("m")
+    if len(messages) == 0:
+        return messages.new_zeros(graph.num_nodes(), *messages.shape[1:]) + 0 * messages.sum()
+    dst = graph.edges(order="eid")[1]
+    index = dst.reshape(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
+    best = messages.detach().new_zeros(graph.num_nodes(), *messages.shape[1:])
+    best = best.scatter_reduce(0, index, messages.detach(), f"a{reducer}", include_self=False)
+    number = torch.arange(len(dst)).reshape(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
+    number = number.masked_fill(messages.detach() != best[dst], -1)
+    last = torch.full(best.shape, -1).scatter_reduce(0, index, number, "amax")
+    return messages.gather(0, last.clamp(min=0)).masked_fill(last < 0, 0)
 
 
 def operands(graph, data, message, wants_gradient):
@@ -58,10 +75,6 @@ def operands(graph, data, message, wants_gradient):
         frame = {"u": graph.srcdata, "v": graph.dstdata, "e": graph.edata}[target]
         frame[target] = fields[target]
     return fields
-
-
-def describe(message, fields):
-    return getattr(fn, message)(*fields, "m")
 
 
 @st.composite
@@ -84,11 +97,11 @@ def cut_graphs(draw, workers: int):
 @st.composite
 def feature_shapes(draw, operator: str) -> tuple[tuple[int, ...], ...]:
     """Shapes of u, v and e behind their first dimension, each able to meet each."""
-    shapes = draw(mutually_broadcastable_shapes(num_shapes=3, max_dims=3, max_side=3)).input_shapes
-    if operator == "dot":
-        last = draw(st.integers(1, 4))
-        shapes = tuple((*shape[:2], last) for shape in shapes)
-    return shapes
+    if operator != "dot":
+        return draw(mutually_broadcastable_shapes(num_shapes=3, max_dims=3, max_side=3)).input_shapes
+    shapes = draw(mutually_broadcastable_shapes(num_shapes=3, max_dims=2, max_side=3)).input_shapes
+    last = draw(st.integers(1, 4))
+    return tuple((*shape, last) for shape in shapes)
 
 
 def values(shape: tuple[int, ...], ties: bool, dtype: torch.dtype, seed: int) -> Tensor:
@@ -117,7 +130,7 @@ def inputs(draw, workers: int, operator: str):
         {"e": values((edges, *e), ties, dtype, seed + 3), "cotangent": values((edges, 81), False, dtype, seed + 4)},
     )
     wants_gradient = draw(st.sampled_from(["uve", "u", "v", "e", "ue", "uv", "ve"]))
-    return parts, data, wants_gradient, draw(st.sampled_from(SETTINGS))
+    return parts, data, (wants_gradient, ties), draw(st.sampled_from(SETTINGS))
 
 
 @pytest.mark.parametrize("operator", ["copy", *OPERATORS])
@@ -128,10 +141,8 @@ def test_messages(pool, world_size, operator):
     @settings(max_examples=5)
     @given(inputs(world_size, operator))
     def property_holds(drawn):
-        parts, data, wants_gradient, config = drawn
-        cases = [
-            (aggregate, (message, reducer, wants_gradient)) for message in messages for reducer in (*REDUCERS, None)
-        ]
+        parts, data, options, config = drawn
+        cases = [(aggregate, (message, reducer, *options)) for message in messages for reducer in (*REDUCERS, None)]
         check(pool, parts, data, cases, settings=config)
 
     property_holds()
@@ -141,3 +152,20 @@ def test_every_message_function_of_dgl_is_covered():
     offered = {name for name in dir(fn) if name.startswith("copy_") or re.fullmatch("[uve]_[a-z]+_[uve]", name)}
     covered = {"copy_u", "copy_e"} | {pair.format(f"_{operator}_") for pair in PAIRS for operator in OPERATORS}
     assert covered == offered
+
+
+@pytest.mark.parametrize("message", ["copy_e", "u_mul_v", "u_sub_e"])
+@pytest.mark.parametrize("reducer", ["max", "min"])
+def test_the_reference_for_ties_is_dgl_where_there_are_none(message, reducer):
+    graph = random_graph(7, 20, 80, isolated=3)
+    parts = partition_in_memory(graph, torch.zeros(20, dtype=torch.int64), 1)
+    data = Data(
+        {name: values((20, 2, 3), False, torch.float64, seed) for seed, name in enumerate("uv")}
+        | {"cotangent": values((20, 6), False, torch.float64, 3)},
+        {"e": values((80, 2, 3), False, torch.float64, 4)},
+    )
+    ours = run_program(aggregate, parts.reference(), data, message, reducer, "uve", True)
+    theirs = run_program(aggregate, parts.reference(), data, message, reducer, "uve", False)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert_close(ours[name], value)

@@ -38,7 +38,8 @@ def test_community_graph_is_a_simple_symmetric_graph_of_the_size_asked_for() -> 
     assert np.all(np.diff(pairs) > 0)
     assert np.array_equal(np.sort(graph.dst * 3000 + graph.src), pairs)
     assert not np.any(graph.src == graph.dst)
-    assert graph.node_data["feat"].shape == (3000, 16) and graph.node_data["feat"].dtype == np.float32
+    assert graph.node_data["feat"].shape == (3000, 16)
+    assert graph.node_data["feat"].dtype == np.float32
     assert np.bincount(graph.node_data["label"]).min() > 500
 
 
@@ -129,9 +130,11 @@ def test_missing_and_truncated_npz_files_are_refused(tmp_path: Path) -> None:
         read_npz(tmp_path / "graph.npz")
     write_npz(community_graph(200, 1000), tmp_path / "graph.npz")
     whole = (tmp_path / "graph.npz").read_bytes()
-    (tmp_path / "graph.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_npz(tmp_path / "graph.npz")
+    np.save(tmp_path / "array.npy", np.arange(3))
+    for damaged in (whole[: len(whole) // 2], b"", (tmp_path / "array.npy").read_bytes()):
+        (tmp_path / "graph.npz").write_bytes(damaged)
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_npz(tmp_path / "graph.npz")
 
 
 def test_reverse_edges_and_self_loops() -> None:
@@ -173,7 +176,8 @@ def test_a_graph_of_dgl_data_is_loaded() -> None:
 
 
 def test_dgl_data_gets_the_folder_and_gives_all_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    dgl = require_dgl()
+    require_dgl()
+    import dgl
     import dgl.data
 
     asked = {}
@@ -190,7 +194,8 @@ def test_dgl_data_gets_the_folder_and_gives_all_fields(monkeypatch: pytest.Monke
     graph = load_dataset("Pubmed", "somewhere")
     assert asked == {"raw_dir": "somewhere", "verbose": False}
     assert graph.node_data["train_mask"].tolist() == [True, False, False]
-    assert graph.node_data["feat"].shape == (3, 2) and graph.src.tolist() == [0, 1]
+    assert graph.node_data["feat"].shape == (3, 2)
+    assert graph.src.tolist() == [0, 1]
 
 
 def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +242,9 @@ def ogb(monkeypatch: pytest.MonkeyPatch) -> type[FakeOgb]:
 
 def test_ogb_graphs_are_converted_and_leave_no_pickle(ogb: type[FakeOgb], tmp_path: Path) -> None:
     graph = load_dataset("ogbn-arxiv", tmp_path)
-    assert graph.src.tolist() == [0, 1, 2] and graph.dst.tolist() == [1, 2, 3] and graph.num_nodes == 4
+    assert graph.src.tolist() == [0, 1, 2]
+    assert graph.dst.tolist() == [1, 2, 3]
+    assert graph.num_nodes == 4
     assert graph.node_data["label"].tolist() == [0, 2, -1, 1]
     assert graph.node_data["train_mask"].tolist() == [True, False, False, True]
     assert graph.node_data["val_mask"].tolist() == [False, True, False, False]

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from sar.adapters.dgl.graph_file import LocalGraph, read_graph_file
+from sar.adapters.dgl.graph_file import DST, SRC, LocalGraph, read_graph_file
 from sar.adapters.dgl.partition_json import IdRanges, PartitionJson
-from sar.common_tuples import CanonicalEtype
+from sar.common_tuples import EID, CanonicalEtype
 from sar.errors import PartitionError
 
 
@@ -49,10 +49,10 @@ def types_of(ids: torch.Tensor, ranges: IdRanges) -> torch.Tensor:
 
 
 def _complete(names: dict[int, CanonicalEtype | None], spec: PartitionJson, graph: LocalGraph) -> None:
-    edge_types = types_of(graph.edge_id, spec.edge_ranges)
+    edge_types = types_of(graph.edges[EID], spec.edge_ranges)
     for type_id in [type_id for type_id, name in names.items() if name is None]:
         edges = (edge_types == type_id).nonzero()
         if len(edges):
-            ends = torch.stack([graph.src[edges[0]], graph.dst[edges[0]]]).long()
+            ends = torch.stack([graph.edges[end][edges[0]] for end in (SRC, DST)]).long()
             src_type, dst_type = types_of(graph.node_id[ends].view(-1), spec.node_ranges).tolist()
             names[type_id] = (spec.node_types[src_type], spec.edge_types[type_id], spec.node_types[dst_type])

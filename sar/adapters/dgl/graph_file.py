@@ -6,6 +6,7 @@ The file holds the partition's nodes and halo as a homogeneous graph with local 
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from torch import Tensor
 
@@ -13,25 +14,25 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.common_tuples import EID, NID, ORIG_ID
 from sar.errors import PartitionError
 
+SRC: Final = "src"
+DST: Final = "dst"
+
 
 @dataclass
 class LocalGraph:
     """The graph of one partition, with everything that the reader has no use for dropped.
 
-    src, dst: (E,) edges between local nodes, in the order of the fields below.
-    node_id, edge_id: (N,), (E,) global IDs.
+    node_id: (N,) global IDs of the partition's nodes and halo.
     is_inner: (N,) whether the partition owns the node.
-    orig_node_id, orig_edge_id: IDs in the input graph, which DGL wrote up to 0.9.
+    orig_node_id: (N,) IDs in the input graph, which DGL wrote up to 0.9.
+    edges: (E,) each: `src` and `dst` (local nodes), `_ID` (global), and `orig_id` where DGL wrote it.
     lacks_part_id: nodes have no `part_id`, as DGL's dispatch pipeline writes them.
     """
 
-    src: Tensor
-    dst: Tensor
     node_id: Tensor
-    edge_id: Tensor
     is_inner: Tensor
     orig_node_id: Tensor | None
-    orig_edge_id: Tensor | None
+    edges: dict[str, Tensor]
     lacks_part_id: bool
 
 
@@ -55,13 +56,10 @@ def read_graph_file(path: Path) -> LocalGraph:
         )
     src, dst = graph.edges(order="eid")
     return LocalGraph(
-        src=src,
-        dst=dst,
         node_id=nodes[NID],
-        edge_id=edges[EID],
         is_inner=nodes["inner_node"].bool(),
         orig_node_id=nodes.get(ORIG_ID),
-        orig_edge_id=edges.get(ORIG_ID),
+        edges={SRC: src, DST: dst} | {key: edges[key] for key in (EID, ORIG_ID) if key in edges},
         lacks_part_id="part_id" not in nodes,
     )
 

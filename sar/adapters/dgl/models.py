@@ -25,7 +25,8 @@ class GraphSAGE(nn.Module):
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, F) -> (N, C)
         for layer in self.layers[:-1]:
             x = functional.relu(layer(graph, x))
-        return self.layers[-1](graph, x)
+        logits: Tensor = self.layers[-1](graph, x)
+        return logits
 
 
 class GAT(nn.Module):
@@ -41,7 +42,8 @@ class GAT(nn.Module):
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, F) -> (N, C)
         x = functional.elu(self.first(graph, x).flatten(1))
-        return self.last(graph, x).squeeze(1)
+        logits: Tensor = self.last(graph, x)  # (N, 1, C)
+        return logits.squeeze(1)
 
 
 def dgl_graph(src: Tensor, dst: Tensor, num_nodes: int) -> Any:

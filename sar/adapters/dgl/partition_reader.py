@@ -1,5 +1,6 @@
 """Read one partition of a directory that DGL's partitioners wrote, with features streamed from disk."""
 
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sar.adapters.dgl.shards import build_shards
 from sar.adapters.dgl.shim import require_dgl
 from sar.adapters.dgl.tensor_file import load
 from sar.adapters.dgl.visible_edges import order_edges
+from sar.comm.process_group import engine
 from sar.common_tuples import NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
 from sar.errors import PartitionError
 
@@ -39,11 +41,14 @@ def load_dgl_partition_data(
 
     Raises:
         PartitionError: a file is missing, damaged or truncated; the directory does not fit the number of workers; or it
-            was written without reshuffling, without halo, or for GraphBolt only.
+            was written without reshuffling, without halo, or for GraphBolt only. The other workers get a `PeerError`
+            from their next distributed call.
     """
-    device = torch.device(device)
-    spec = read_partition_json(partition_json_file)
-    part = own_partition_idx
+    with engine().guard() if comm.is_initialized() else nullcontext():
+        return _load(read_partition_json(partition_json_file), own_partition_idx, torch.device(device))
+
+
+def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData:
     _check_run(spec, part)
     graph = read_graph_file(_graph_path(spec, part))
     from_dispatch = graph.lacks_part_id and spec.path.name == _DISPATCH_JSON

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def _quiet() -> Iterator[None]:
         for descriptor, _ in saved:
             os.dup2(said.fileno(), descriptor)
         try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)  # DGL leaves files open, to be closed as garbage
                 yield
         finally:
             for descriptor, copy in saved:

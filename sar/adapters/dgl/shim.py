@@ -109,7 +109,7 @@ def require_dgl() -> Any:
 def _explain(torch_version: str, built_for: list[str]) -> str:
     libraries = ", ".join(built_for) or "no version"
     return (
-        f"GraphBolt of the installed DGL was not built for torch {torch_version} (it has libraries for {libraries}), so sar "
-        "has put it out of action; the rest of DGL works. Use DGL without GraphBolt (sar.DataLoader, dgl.dataloading, "
-        "use_graphbolt=False), or install a torch that it was built for."
+        f"GraphBolt of the installed DGL was not built for torch {torch_version} (it has libraries for {libraries}), "
+        "so sar has put it out of action; the rest of DGL works. Use DGL without GraphBolt (sar.DataLoader, "
+        "dgl.dataloading, use_graphbolt=False), or install a torch that it was built for."
     )

@@ -110,13 +110,15 @@ def _draw_losses(axes: Axes, comparison: Comparison) -> None:
     axes.grid(axis="y", alpha=0.25)
     axes.legend(frameon=False)
     gap = max(abs(a - b) for a, b in zip(single, distributed, strict=True))
-    axes.annotate(f"largest gap {gap:.0e}", (0.97, 0.62), xycoords="axes fraction", ha="right", fontsize=9, color=IDEAL)
+    axes.annotate(
+        f"at most {gap:.0e} apart", (0.97, 0.62), xycoords="axes fraction", ha="right", fontsize=9, color=IDEAL
+    )
 
 
 def _draw_memory(axes: Axes, comparisons: Sequence[Comparison]) -> None:
     width = 0.8
     position = 0.0
-    centres = []
+    centres: list[float] = []
     for comparison in comparisons:
         start = position
         peaks = [comparison.single.peak_rise, *(run.peak_rise for run in comparison.distributed)]
@@ -125,7 +127,7 @@ def _draw_memory(axes: Axes, comparisons: Sequence[Comparison]) -> None:
             axes.annotate(f"{peak / MEGA:.0f}", (position, peak / MEGA), ha="center", va="bottom", fontsize=9)
             position += 1
         ideal = comparison.single.peak_rise / len(comparison.distributed) / MEGA
-        label = f"ideal, 1/{len(comparison.distributed)} of one process" if not centres else None
+        label = "" if centres else f"ideal, 1/{len(comparison.distributed)} of one process"
         axes.hlines(ideal, start + 0.5, position - 0.5, color=IDEAL, linewidth=1.4, linestyle=(0, (2, 2)), label=label)
         centres.append((start + position - 1) / 2)
         position += 0.6

@@ -1,0 +1,196 @@
+"""Collectives on whole tensors, and the errors where workers ask for different things."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import sar
+from sar import comm
+from tests.core.attempts import Failure, catch
+
+
+def reduce_all(mine, op):
+    everything = []
+    for tensor in mine:
+        comm.all_reduce(tensor, getattr(dist.ReduceOp, op), move_to_comm_device=True)
+        everything.append(tensor)
+    return everything
+
+
+@pytest.mark.parametrize("op, combine", [("SUM", torch.sum), ("MAX", torch.amax), ("MIN", torch.amin)])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_reduce(pool, world_size, op, combine):
+    generator = torch.Generator().manual_seed(0)
+    shapes, dtypes = [(), (0, 2), (5, 3)], [torch.float32, torch.float64, torch.int64]
+    mine = [
+        [torch.randint(-9, 9, shape, generator=generator).to(dtype) for shape in shapes for dtype in dtypes]
+        for _ in range(world_size)
+    ]
+    expected = [combine(torch.stack(values), 0).to(values[0].dtype) for values in zip(*mine, strict=True)]
+    for result in pool.run(reduce_all, op, per_rank=mine):
+        for actual, value in zip(result, expected, strict=True):
+            assert torch.equal(actual, value)
+
+
+def reduce_a_transposed_parameter():
+    parameter = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    comm.all_reduce(parameter.data.t(), dist.ReduceOp.SUM)
+    return parameter.detach()
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_all_reduce_is_in_place_on_strided_tensors(pool, world_size):
+    for result in pool.run(reduce_a_transposed_parameter):
+        assert torch.equal(result, 2 * torch.arange(6.0).reshape(2, 3))
+
+
+def parcel(sender, receiver, dtype=torch.float32):
+    """What one worker sends to another: of a length, and with contents, that tell the pair."""
+    return torch.full((sender + 2 * receiver, 2), 10.0 * sender + receiver, dtype=dtype)
+
+
+def exchange(with_sizes):
+    rank, size = sar.rank(), sar.world_size()
+    sizes = [rank * 2 + sender for sender in range(size)] if with_sizes else None
+    return comm.exchange_tensors([parcel(rank, receiver) for receiver in range(size)], sizes)
+
+
+@pytest.mark.parametrize("with_sizes", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_exchange_tensors(pool, world_size, with_sizes):
+    for rank, received in enumerate(pool.run(exchange, with_sizes)):
+        assert len(received) == world_size
+        for sender, tensor in enumerate(received):
+            assert torch.equal(tensor, parcel(sender, rank))
+
+
+def exchange_in_place(dtype):
+    rank, size = sar.rank(), sar.world_size()
+    received = [torch.empty_like(parcel(sender, rank, dtype)) for sender in range(size)]
+    comm.all_to_all(received, [parcel(rank, receiver, dtype) for receiver in range(size)], move_to_comm_device=True)
+    return received
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_all_to_all(pool, world_size, dtype):
+    for rank, received in enumerate(pool.run(exchange_in_place, dtype)):
+        for sender, tensor in enumerate(received):
+            assert torch.equal(tensor, parcel(sender, rank, dtype))
+
+
+def pass_around(step):
+    rank, size = sar.rank(), sar.world_size()
+    source, reader = (rank - step) % size, (rank + step) % size
+    received = torch.empty(source + 1, 3, dtype=torch.float64)
+    comm.exchange_single_tensor(source, reader, received, torch.full((rank + 1, 3), float(rank)).double())
+    return received
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_exchange_single_tensor(pool, world_size, step):
+    for rank, received in enumerate(pool.run(pass_around, step)):
+        source = (rank - step) % world_size
+        assert torch.equal(received, torch.full((source + 1, 3), float(source)).double())
+
+
+def disagree(how):
+    """Every rank fails; then an agreed call works."""
+    sar.Config.timeout = 10
+    failure = catch(WRONG[how])
+    total = torch.ones(1)
+    comm.all_reduce(total, dist.ReduceOp.SUM)
+    return failure, total.item()
+
+
+def unlike_shapes():
+    comm.all_reduce(torch.ones(2 + sar.rank()), dist.ReduceOp.SUM)
+
+
+def unlike_dtypes():
+    comm.all_reduce(torch.ones(2, dtype=[torch.float32, torch.float64][sar.rank()]), dist.ReduceOp.SUM)
+
+
+def unlike_calls():
+    if sar.rank() == 0:
+        comm.all_reduce(torch.ones(2), dist.ReduceOp.SUM)
+    else:
+        comm.exchange_tensors([torch.ones(2), torch.ones(2)])
+
+
+def unexpected_sizes():
+    comm.exchange_tensors([torch.ones(3), torch.ones(3)], [3, 4])
+
+
+def unlike_widths():
+    comm.exchange_tensors([torch.ones(3, 1 + sar.rank())] * 2)
+
+
+def too_few_tensors():
+    comm.exchange_tensors([torch.ones(3)])
+
+
+def unfit_room():
+    comm.all_to_all([torch.empty(2), torch.empty(2)], [torch.ones(2), torch.ones(3)])
+
+
+def nobody_sends():
+    """Both want to receive from worker 0, which sends to itself."""
+    comm.exchange_single_tensor(0, sar.rank(), torch.empty(2), torch.ones(2))
+
+
+def unlike_lengths():
+    other = 1 - sar.rank()
+    comm.exchange_single_tensor(other, other, torch.empty(2), torch.ones(2 + sar.rank()))
+
+
+def unlike_models():
+    sar.sync_params(torch.nn.Linear(2, 3 + sar.rank()))
+
+
+def unlike_gradients():
+    sar.gather_grads(torch.nn.Linear(2, 3, bias=sar.rank() == 0))
+
+
+WRONG = {
+    function.__name__: function
+    for function in (
+        unlike_shapes,
+        unlike_dtypes,
+        unlike_calls,
+        unexpected_sizes,
+        unlike_widths,
+        too_few_tensors,
+        unfit_room,
+        nobody_sends,
+        unlike_lengths,
+        unlike_models,
+        unlike_gradients,
+    )
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+@pytest.mark.parametrize("world_size", [2])
+def test_disagreements_fail_on_every_worker(pool, how):
+    for failure, total in pool.run(disagree, how):
+        assert isinstance(failure, Failure), "went through"
+        assert failure.kind in ("DisagreementError", "ConfigError", "PeerError"), failure
+        assert len(failure.message) > 40
+        assert total == 2
+
+
+def collectives_uninitialised():
+    return [
+        catch(comm.all_reduce, torch.ones(1), dist.ReduceOp.SUM),
+        catch(sar.rank),
+        catch(sar.gather_grads, torch.nn.Linear(1, 1)),
+    ]
+
+
+def test_calls_before_set_up():
+    """The test process itself never calls `initialize_comms`."""
+    for failure in collectives_uninitialised():
+        assert failure.kind == "NotInitializedError"
+        assert "initialize_comms" in failure.message

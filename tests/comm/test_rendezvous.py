@@ -1,0 +1,119 @@
+"""`nfs_ip_init`: workers find worker 0 through a shared file, and do not believe an old one."""
+
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import sar
+from sar.comm.rendezvous import stop_announcing
+from sar.errors import CommunicationTimeout, ConfigError
+from tests.comm.launch import free_port, launch
+
+
+@pytest.fixture(autouse=True)
+def short_and_tidy(monkeypatch):
+    monkeypatch.setattr(sar.Config, "timeout", 10.0)
+    yield
+    stop_announcing()
+
+
+def waiting_worker(path):
+    """A worker 1 that waits in a thread."""
+    executor = ThreadPoolExecutor(1)
+    result = executor.submit(sar.nfs_ip_init, 1, str(path))
+    executor.shutdown(wait=False)
+    return result
+
+
+def test_the_others_get_worker_0s_address(tmp_path):
+    path = tmp_path / "ip"
+    early = waiting_worker(path)
+    address = sar.nfs_ip_init(0, str(path))
+    assert socket.inet_aton(address)
+    assert early.result(10) == address
+    assert sar.nfs_ip_init(2, str(path)) == address
+
+
+def closed_port():
+    """What a run that is gone left behind."""
+    return f"127.0.0.1 {free_port()} 0123456789abcdef\n"
+
+
+@pytest.mark.parametrize("content", [closed_port(), "", "10.0.0.1\n", "a b c", "127.0.0.1 99999999 abc"])
+def test_a_stale_file_is_not_believed(tmp_path, content):
+    path = tmp_path / "ip"
+    path.write_text(content)
+    early = waiting_worker(path)
+    time.sleep(1)
+    assert not early.done(), "took what the old file says"
+    address = sar.nfs_ip_init(0, str(path))
+    assert early.result(10) == address
+
+
+def test_a_service_that_took_over_the_port_is_not_believed(tmp_path):
+    """The file is of a run that is gone; its port now belongs to something else, which talks."""
+    path = tmp_path / "ip"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"220 mail.example.org ESMTP ready for you\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        path.write_text(f"127.0.0.1 {server.getsockname()[1]} 0123456789abcdef\n")
+        early = waiting_worker(path)
+        time.sleep(1)
+        assert not early.done()
+        address = sar.nfs_ip_init(0, str(path))
+        assert early.result(10) == address
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_nobody_announces(tmp_path, monkeypatch):
+    monkeypatch.setattr(sar.Config, "timeout", 0.5)
+    path = tmp_path / "ip"
+    with pytest.raises(CommunicationTimeout, match="no file") as error:
+        sar.nfs_ip_init(1, str(path))
+    assert str(path) in str(error.value)
+    assert "0.5 s" in str(error.value)
+    path.write_text(closed_port())
+    with pytest.raises(CommunicationTimeout, match="does not confirm it"):
+        sar.nfs_ip_init(1, str(path))
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot write its address"):
+        sar.nfs_ip_init(0, str(tmp_path / "missing" / "ip"))
+
+
+def test_a_whole_run_and_its_successor(tmp_path):
+    """Two runs through one file, one after the other, while a run goes on at the same time through another file."""
+    code = """
+import os, sar
+me = int(os.environ["MINE"])
+sar.Config.timeout = 30
+sar.initialize_comms(me, 2, sar.nfs_ip_init(me, os.environ["IP_FILE"]), master_port_number=int(os.environ["PORT"]))
+"""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text(closed_port())
+    ports = [free_port(), free_port()]
+    environments = [
+        {"MINE": str(rank), "IP_FILE": str(path), "PORT": str(port)}
+        for path, port in zip((first, second), ports, strict=True)
+        for rank in (1, 0)
+    ]
+    reports = launch(code, environments)
+    assert [report["port"] for report in reports] == [ports[0], ports[0], ports[1], ports[1]]
+    assert [report["sum"] for report in reports] == [3.0] * 4
+    assert os.listdir(tmp_path) == [], "the files are gone once everybody is connected"
+    successor = [environment | {"PORT": str(ports[1])} for environment in environments[:2]]
+    assert [report["rank"] for report in launch(code, successor)] == [1, 0]

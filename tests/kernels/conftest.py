@@ -1,0 +1,30 @@
+"""Fixtures of the kernel tests: which implementation runs, and on how many threads."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sar.kernels import dispatch, edge_block, threads
+
+
+@pytest.fixture(params=["numba", "reference"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test that asks for it runs with the Numba kernels and as where Numba is not installed."""
+    if request.param == "reference":
+        monkeypatch.setattr(dispatch, "numba_kernels", lambda: None)
+        monkeypatch.setattr(edge_block, "numba_kernels", lambda: None)
+    else:
+        assert dispatch.numba_kernels() is not None, "the tests need numba"
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(params=[1, 3])
+def num_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Threads that kernels use, on graphs of any size."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    monkeypatch.setattr(threads, "SERIAL_WORK", -1)
+    yield request.param
+    torch.set_num_threads(before)

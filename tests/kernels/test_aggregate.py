@@ -1,0 +1,189 @@
+"""Sums, maxima, minima and per-edge results against the plain loops of the oracle."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sar.kernels import OPS, EdgeBlock, Target, aggregate_cmp, aggregate_sum, edge_apply, message_shape
+from tests.kernels import oracle
+
+U, V, E = Target.U, Target.V, Target.E
+DTYPES = [torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16]
+ATTEMPTS = 300
+
+pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
+
+
+@st.composite
+def cases(draw: st.DrawFn, kind: str = "any") -> dict[str, Any]:
+    """A graph in tiles, an operation on operands that broadcast, and the messages by the oracle."""
+    graph, tiles = draw(oracle.tiled_graphs())
+    op = draw(st.sampled_from(OPS))
+    lhs_shape, rhs_shape = draw(st.sampled_from(oracle.DOT_SHAPES if op == "dot" else oracle.SHAPES))
+    lhs_target, rhs_target = draw(st.sampled_from(Target)), draw(st.sampled_from(Target))
+    dtype, seed = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**20))
+    lhs = oracle.draw_values(seed, graph.rows(lhs_target), lhs_shape, dtype, kind)
+    divisor = kind if op != "div" else "nonzero"
+    rhs = oracle.draw_values(seed + 1, graph.rows(rhs_target), rhs_shape, dtype, divisor)
+    return {
+        "graph": graph,
+        "tiles": tiles,
+        "operation": (op, lhs, lhs_target, None if op == "copy_lhs" else rhs, rhs_target),
+        "shape": message_shape(op, lhs_shape, None if op == "copy_lhs" else rhs_shape),
+        "messages": oracle.messages(graph, op, lhs.double(), lhs_target, rhs.double(), rhs_target),
+        "dtype": torch.promote_types(dtype, torch.float32),
+    }
+
+
+def arguments(case: dict[str, Any], tile: oracle.Tile) -> tuple[Any, ...]:
+    op, lhs, lhs_target, rhs, rhs_target = case["operation"]
+    lhs, rhs = oracle.rows_of_tile(lhs, lhs_target, tile), oracle.rows_of_tile(rhs, rhs_target, tile)
+    return tile[2], op, lhs, lhs_target, rhs, rhs_target
+
+
+@settings(max_examples=ATTEMPTS)
+@given(cases())
+def test_sum(case: dict[str, Any]) -> None:
+    graph = case["graph"]
+    start = oracle.draw_values(5, graph.num_dst, case["shape"], case["dtype"])
+    out = start.clone()
+    for tile in case["tiles"]:
+        aggregate_sum(*arguments(case, tile), out)
+    expected = start.double() + oracle.aggregated_sum(graph, case["messages"], case["shape"])
+    torch.testing.assert_close(out, expected.to(out.dtype), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("largest", (True, False))
+@settings(max_examples=ATTEMPTS)
+@given(case=cases("few"))
+def test_maximum_and_minimum(case: dict[str, Any], largest: bool) -> None:
+    graph, shape = case["graph"], case["shape"]
+    out = torch.full((graph.num_dst, *shape), -torch.inf if largest else torch.inf, dtype=case["dtype"])
+    arg = torch.full(out.shape, -1, dtype=torch.int32)
+    for tile in case["tiles"]:
+        aggregate_cmp(*arguments(case, tile), out, arg, largest)
+    best, winner = oracle.aggregated_best(graph, [m.to(out.dtype).double() for m in case["messages"]], shape, largest)
+    torch.testing.assert_close(out, best.to(out.dtype), rtol=1e-6, atol=1e-6)
+    # Of dot products and quotients, whose round-off depends on order, equal ones need not be equal in the last bit.
+    if case["operation"][0] not in ("dot", "div"):
+        assert arg.tolist() == winner.tolist()
+
+
+@settings(max_examples=ATTEMPTS)
+@given(cases())
+def test_edge_apply(case: dict[str, Any]) -> None:
+    graph = case["graph"]
+    start = oracle.draw_values(5, graph.num_edge_rows, case["shape"], case["dtype"])
+    out = start.clone()
+    for tile in case["tiles"]:
+        edge_apply(*arguments(case, tile), out)
+    expected = start.clone()  # rows of no edge stay
+    for row, message in zip(graph.ids, case["messages"], strict=True):
+        expected[row] = message
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_half_result_of_edges() -> None:
+    graph = oracle.make_graph([(0, 0)], 1, 1)
+    x = torch.full((1, 4096), 1 / 64, dtype=torch.float16)
+    out = torch.empty(2, 1, dtype=torch.float16)
+    edge_apply(graph.block, "dot", x, U, x, V, out)
+    assert out[0].item() == 1.0  # the sum of 4096 terms of 2**-12 stalls when it is itself a float16
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+def test_half_is_summed_in_single_precision(dtype: torch.dtype) -> None:
+    graph = oracle.make_graph([(0, 0)] * 5000, 1, 1)
+    out = torch.zeros(1, 2)
+    aggregate_sum(graph.block, "copy_lhs", torch.ones(1, 2, dtype=dtype), U, None, U, out)
+    assert out.tolist() == [[5000.0, 5000.0]]
+
+
+def test_integers_can_be_copied() -> None:
+    graph = oracle.make_graph([(0, 1), (1, 1), (2, 1)], 3, 2)
+    x = torch.tensor([[2**40], [7], [2**40]])
+    out = torch.zeros(2, 1, dtype=torch.int64)
+    aggregate_sum(graph.block, "copy_lhs", x, U, None, U, out)
+    assert out.tolist() == [[0], [2**41 + 7]]
+    best, arg = torch.full((2, 1), torch.iinfo(torch.int64).min), torch.full((2, 1), -1)
+    aggregate_cmp(graph.block, "copy_lhs", x, U, None, U, best, arg, True)
+    assert best[1].item() == 2**40
+    assert arg.tolist() == [[-1], [2]]
+
+
+nan, inf = torch.nan, torch.inf
+
+
+def test_sum_keeps_nan_and_infinity() -> None:
+    graph = oracle.make_graph([(0, 0), (1, 0), (2, 1), (0, 2), (0, 2), (2, 3), (0, 3)], 3, 4)
+    out = torch.zeros(4, 1)
+    aggregate_sum(graph.block, "copy_lhs", torch.tensor([[1.0], [nan], [inf]]), U, None, U, out)
+    torch.testing.assert_close(out, torch.tensor([[nan], [inf], [2.0], [inf]]), equal_nan=True)
+    out = torch.zeros(4, 1)
+    x = torch.tensor([[1.0], [-inf], [inf]])
+    aggregate_sum(graph.block, "mul", x, U, torch.tensor([[-1.0]] * 4), V, out)
+    torch.testing.assert_close(out, torch.tensor([[inf], [-inf], [-2.0], [-inf]]))
+    graph = oracle.make_graph([(0, 0), (1, 0)], 2, 1)
+    aggregate_sum(graph.block, "copy_lhs", torch.tensor([[inf], [-inf]]), U, None, U, out := torch.zeros(1, 1))
+    assert out.isnan().all()
+
+
+def test_division_by_zero() -> None:
+    graph = oracle.make_graph([(0, 0), (1, 0), (2, 0)], 3, 1)
+    out = torch.zeros(4, 1)
+    edge_apply(graph.block, "div", torch.tensor([[1.0], [-1.0], [0.0]]), U, torch.zeros(1, 1), V, out)
+    torch.testing.assert_close(out[:3], torch.tensor([[inf], [-inf], [nan]]), equal_nan=True)
+
+
+@pytest.mark.parametrize("width", (1, 40))
+@pytest.mark.parametrize("largest", (True, False))
+def test_maximum_ignores_nan_and_keeps_infinity(largest: bool, width: int) -> None:
+    sign = 1.0 if largest else -1.0
+    values = sign * torch.tensor([[nan], [1.0], [-inf], [inf], [2.0]]).expand(5, width)
+    edges = [(0, 0), (1, 0), (0, 0), (0, 1), (2, 2), (2, 2), (1, 3), (3, 3), (4, 3), (2, 4), (0, 4)]
+    graph = oracle.make_graph(edges, 5, 6)
+    out, arg = torch.full((6, width), -sign * inf), torch.full((6, width), -1, dtype=torch.int64)
+    aggregate_cmp(graph.block, "copy_lhs", values, U, None, U, out, arg, largest)
+    assert (sign * out[:, 0]).tolist() == [1.0, -inf, -inf, inf, -inf, -inf]
+    assert arg[:, 0].tolist() == [1, -1, 5, 7, 9, -1]
+    assert torch.equal(out, out[:, :1].expand_as(out))
+    assert torch.equal(arg, arg[:, :1].expand_as(arg))
+
+
+@pytest.mark.parametrize("order", ((0, 1), (1, 0)))
+def test_last_edge_wins_whatever_the_order_of_blocks(order: tuple[int, int]) -> None:
+    graph = oracle.make_graph([(0, 0), (1, 0), (0, 0), (1, 0), (0, 0)], 2, 1, ids=[3, 9, 4, 1, 2])
+    tiles = [graph.block.select_sources(0, 1), graph.block.select_sources(1, 2)]
+    out, arg = torch.full((1, 1), -inf), torch.full((1, 1), -1, dtype=torch.int32)
+    for i in order:
+        aggregate_cmp(tiles[i], "copy_lhs", torch.ones(1, 1), U, None, U, out, arg, True)
+    assert arg.item() == 9
+
+
+def test_non_contiguous_results() -> None:
+    graph = oracle.make_graph([(0, 0), (1, 1), (1, 0)], 2, 2)
+    whole = torch.zeros(2, 6)
+    aggregate_sum(graph.block, "copy_lhs", torch.tensor([[1.0, 2.0], [3.0, 4.0]]), U, None, U, whole[:, 2:4])
+    assert whole.tolist() == [[0, 0, 4, 6, 0, 0], [0, 0, 3, 4, 0, 0]]
+
+
+def test_wide_indices() -> None:
+    block = oracle.make_graph([(0, 0), (1, 1), (1, 0)], 2, 2, ids=[2, 0, 1]).block
+    wide = EdgeBlock(block.rows, block.indptr.long(), block.cols, 2, 2, block.edge_ids.long())
+    x, w = torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0], [30.0]])
+    out = torch.zeros(2, 1)
+    aggregate_sum(wide, "mul", x, U, w, E, out)
+    assert out.tolist() == [[1 * 30 + 2 * 10], [2 * 20]]
+
+
+def test_operands_that_do_not_fit_are_refused() -> None:
+    block = oracle.make_graph([(0, 0), (1, 1)], 2, 2).block
+    with pytest.raises(AssertionError):
+        aggregate_sum(block, "copy_lhs", torch.ones(1, 1), U, None, U, torch.zeros(2, 1))
+    with pytest.raises(AssertionError):
+        aggregate_sum(block, "copy_lhs", torch.ones(1, 1), E, None, U, torch.zeros(2, 1))
+    with pytest.raises(AssertionError):
+        aggregate_sum(block, "copy_lhs", torch.ones(2, 1), U, None, U, torch.zeros(2, 2))

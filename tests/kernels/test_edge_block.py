@@ -1,0 +1,82 @@
+"""The structure of blocks: building, cutting by source, transposing."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sar.kernels import EdgeBlock, index_dtype
+from tests.kernels import oracle
+
+
+def edges_of(block: EdgeBlock, first_source: int = 0) -> list[tuple[int, int, int]]:
+    """(source, destination, edge ID) of each edge in order, read off the CSC arrays."""
+    edges = []
+    for i, row in enumerate(block.rows.tolist()):
+        for p in range(int(block.indptr[i]), int(block.indptr[i + 1])):
+            edge_id = block.edge_offset + p if block.edge_ids is None else int(block.edge_ids[p])
+            edges.append((int(block.cols[p]) + first_source, row, edge_id))
+    return edges
+
+
+@given(oracle.graphs())
+def test_from_coo(graph: oracle.Graph) -> None:
+    block = graph.block
+    assert edges_of(block) == graph.ends()
+    assert block.rows.tolist() == sorted(set(graph.dst))
+    assert block.num_edges == len(graph.src)
+    assert block.edge_bound == max(graph.ids, default=-1) + 1
+    assert {block.rows.dtype, block.indptr.dtype, block.cols.dtype} == {torch.int32}
+
+
+@given(oracle.graphs(), st.data())
+def test_destinations_and_ids(graph: oracle.Graph, data: st.DataObject) -> None:
+    begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(graph.src))] * 2)))
+    assert graph.block.destinations(begin, end).tolist() == graph.dst[begin:end]
+    assert graph.block.ids(begin, end).tolist() == graph.ids[begin:end]
+
+
+@given(oracle.graphs(), st.data())
+def test_select_sources(graph: oracle.Graph, data: st.DataObject) -> None:
+    begin, end = sorted(data.draw(st.tuples(*[st.integers(0, graph.num_src)] * 2)))
+    tile = graph.block.select_sources(begin, end)
+    assert edges_of(tile, begin) == [edge for edge in graph.ends() if begin <= edge[0] < end]
+    assert (tile.num_src, tile.num_dst) == (end - begin, graph.num_dst)
+    assert tile.rows.tolist() == sorted({row for _, row, _ in edges_of(tile)})
+    assert {tile.rows.dtype, tile.indptr.dtype, tile.cols.dtype} == {torch.int32}
+    middle = data.draw(st.integers(0, tile.num_src))
+    part = tile.select_sources(middle, tile.num_src)  # a tile of a tile
+    assert edges_of(part, begin + middle) == [edge for edge in edges_of(tile, begin) if edge[0] >= begin + middle]
+
+
+def test_a_tile_of_all_sources_is_the_block() -> None:
+    block = oracle.make_graph([(0, 0), (1, 1)], 2, 2).block
+    assert block.select_sources(0, 2) is block
+
+
+@pytest.mark.usefixtures("implementation")
+@given(graph=oracle.graphs(), wide=st.booleans())
+def test_transposed(graph: oracle.Graph, wide: bool) -> None:
+    block = graph.block
+    if wide:
+        block = EdgeBlock(block.rows, block.indptr.long(), block.cols, block.num_src, block.num_dst)
+    indptr, dst, positions = block.transposed()
+    by_source = sorted(range(block.num_edges), key=lambda p: graph.src[p])
+    assert positions.tolist() == by_source
+    assert dst.tolist() == [graph.dst[p] for p in by_source]
+    assert indptr.tolist() == [sum(s < source for s in graph.src) for source in range(block.num_src + 1)]
+    assert (indptr.dtype, dst.dtype, positions.dtype) == (torch.int32,) * 3
+    assert block.transposed() is block.transposed()
+
+
+def test_to_another_device() -> None:
+    block = oracle.make_graph([(0, 0), (1, 1)], 2, 2, ids=[4, 2]).block
+    assert block.to("cpu") is block
+    moved = block.to("meta")
+    assert {part.device.type for part in (moved.rows, moved.indptr, moved.cols, moved.edge_ids)} == {"meta"}
+    assert (moved.num_src, moved.num_dst, moved.num_edges) == (2, 2, 2)
+
+
+def test_index_dtype() -> None:
+    assert index_dtype(2**31 - 1) == torch.int32
+    assert index_dtype(2**31) == torch.int64

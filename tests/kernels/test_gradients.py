@@ -1,0 +1,143 @@
+"""Gradients of operands against autograd through the plain loops of the oracle."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sar.kernels import OPS, Target, aggregate_grad, message_shape, operand_values_needed
+from tests.kernels import oracle
+
+U, V, E = Target.U, Target.V, Target.E
+DTYPES = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
+ATTEMPTS = 400
+
+pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
+
+
+@dataclass
+class Case:
+    """One derivative to take."""
+
+    graph: oracle.Graph
+    tiles: list[oracle.Tile]
+    op: str
+    wrt: str
+    lhs: Tensor
+    lhs_target: Target
+    rhs: Tensor
+    rhs_target: Target
+    seed: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Trailing shape of the messages."""
+        return message_shape(self.op, tuple(self.lhs.shape[1:]), tuple(self.rhs.shape[1:]))
+
+    def messages(self) -> tuple[Tensor, list[Tensor]]:
+        """The operand in question as a leaf, and the messages that depend on it."""
+        lhs, rhs = (operand.double().requires_grad_() for operand in (self.lhs, self.rhs))
+        values = oracle.messages(self.graph, self.op, lhs, self.lhs_target, rhs, self.rhs_target)
+        return (lhs if self.wrt == "lhs" else rhs), values
+
+    def check(self, grad: Tensor, grad_target: Target, arg: Tensor | None, leaf: Tensor, loss: Tensor) -> None:
+        """Compare the kernel's gradient, added to what is there, with that of the loss by autograd."""
+        loss.backward()
+        expected = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        operand = self.lhs if self.wrt == "lhs" else self.rhs
+        dtype = torch.promote_types(operand.dtype, torch.float32)
+        start = oracle.draw_values(7, len(operand), tuple(operand.shape[1:]), dtype).contiguous()
+        out = start.clone()
+        needs_lhs, needs_rhs = operand_values_needed(self.op, self.wrt)
+        target = self.lhs_target if self.wrt == "lhs" else self.rhs_target
+        for tile in self.tiles:
+            aggregate_grad(
+                tile[2],
+                self.op,
+                self.wrt,
+                oracle.rows_of_tile(self.lhs, self.lhs_target, tile) if needs_lhs else None,
+                self.lhs_target,
+                oracle.rows_of_tile(self.rhs, self.rhs_target, tile) if needs_rhs else None,
+                self.rhs_target,
+                grad,
+                grad_target,
+                arg,
+                oracle.rows_of_tile(out, target, tile),
+                lhs_shape=tuple(self.lhs.shape[1:]),
+                rhs_shape=None if self.op == "copy_lhs" else tuple(self.rhs.shape[1:]),
+            )
+        torch.testing.assert_close(out.double(), start.double() + expected, rtol=1e-4, atol=1e-4)
+
+
+@st.composite
+def cases(draw: st.DrawFn, kind: str = "any") -> Case:
+    graph, tiles = draw(oracle.tiled_graphs())
+    op = draw(st.sampled_from(OPS))
+    lhs_shape, rhs_shape = draw(st.sampled_from(oracle.DOT_SHAPES if op == "dot" else oracle.SHAPES))
+    lhs_target, rhs_target = draw(st.sampled_from(Target)), draw(st.sampled_from(Target))
+    dtype, seed = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**20))
+    lhs = oracle.draw_values(seed, graph.rows(lhs_target), lhs_shape, dtype, kind)
+    divisor = kind if op != "div" else "nonzero"
+    rhs = oracle.draw_values(seed + 1, graph.rows(rhs_target), rhs_shape, dtype, divisor)
+    wrt = draw(st.sampled_from(("lhs", "rhs"))) if op != "copy_lhs" else "lhs"
+    return Case(graph, tiles, op, wrt, lhs, lhs_target, rhs, rhs_target, seed)
+
+
+@settings(max_examples=ATTEMPTS)
+@given(cases())
+def test_of_sum(case: Case) -> None:
+    leaf, values = case.messages()
+    grad = oracle.draw_values(case.seed + 2, case.graph.num_dst, case.shape, case.lhs.dtype)
+    total = oracle.aggregated_sum(case.graph, values, case.shape)
+    case.check(grad, V, None, leaf, (total * grad.double()).sum() + 0 * leaf.sum())
+
+
+@settings(max_examples=ATTEMPTS)
+@given(cases())
+def test_of_edges(case: Case) -> None:
+    leaf, values = case.messages()
+    grad = oracle.draw_values(case.seed + 2, case.graph.num_edge_rows, case.shape, case.lhs.dtype)
+    loss = sum(((m * grad[row].double()).sum() for row, m in zip(case.graph.ids, values, strict=True)), 0 * leaf.sum())
+    case.check(grad, E, None, leaf, loss)
+
+
+@settings(max_examples=ATTEMPTS)
+@given(case=cases("few"), largest=st.booleans())
+def test_of_maximum_and_minimum(case: Case, largest: bool) -> None:
+    leaf, values = case.messages()
+    grad = oracle.draw_values(case.seed + 2, case.graph.num_dst, case.shape, case.lhs.dtype)
+    best, arg = oracle.aggregated_best(case.graph, values, case.shape, largest)
+    loss = (best.where(arg >= 0, 0) * grad.double()).sum()
+    case.check(grad, V, arg.to(torch.int32), leaf, loss + 0 * leaf.sum())
+
+
+inf = torch.inf
+
+
+@pytest.mark.parametrize(("op", "operand", "expected"), (("mul", [-inf, 2.0], [2.0]), ("div", [-1e-45, 2.0], [0.5])))
+def test_losers_do_not_reach_the_gradient(op: str, operand: list[float], expected: list[float]) -> None:
+    """0 times the infinite derivative of an edge that was not the maximum would be NaN."""
+    graph = oracle.make_graph([(0, 0), (0, 0)], 1, 1)
+    rhs, out, arg = torch.tensor(operand), torch.zeros(1), torch.tensor([1], dtype=torch.int32)
+    aggregate_grad(graph.block, op, "lhs", None, U, rhs, E, torch.ones(1), V, arg, out, lhs_shape=(), rhs_shape=())
+    assert out.tolist() == expected
+
+
+def test_nan_and_infinity_reach_the_gradient() -> None:
+    graph = oracle.make_graph([(0, 0), (1, 0), (2, 0)], 3, 1)
+    out = torch.zeros(3, 1)
+    rhs = torch.tensor([[torch.nan], [inf], [0.0]])
+    arguments = (graph.block, "mul", "lhs", None, U, rhs, E, torch.full((1, 1), inf), V, None, out)
+    aggregate_grad(*arguments, lhs_shape=(1,), rhs_shape=(1,))
+    torch.testing.assert_close(out, torch.tensor([[torch.nan], [inf], [torch.nan]]), equal_nan=True)
+
+
+def test_zero_divisors_of_no_edge_are_left_alone() -> None:
+    graph = oracle.make_graph([(0, 0)], 2, 2)
+    x, out = torch.tensor([[2.0], [0.0]]), torch.zeros(2, 1)
+    arguments = (graph.block, "div", "rhs", x, V, x, U, torch.ones(2, 1), V, None, out)
+    aggregate_grad(*arguments, lhs_shape=(1,), rhs_shape=(1,))
+    assert out.tolist() == [[-0.5], [0.0]]

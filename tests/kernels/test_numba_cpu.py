@@ -1,0 +1,166 @@
+"""What the Numba kernels promise beyond their results: threads, compilation ahead of use, large blocks."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sar.kernels import (
+    EdgeBlock,
+    Target,
+    aggregate_cmp,
+    aggregate_grad,
+    aggregate_sum,
+    compiled,
+    edge_apply,
+    reference,
+    threads,
+    warm_up,
+)
+
+U, V, E = Target.U, Target.V, Target.E
+
+
+def power_law_block(num_nodes: int = 500, num_edges: int = 20_000) -> EdgeBlock:
+    """A block with hubs, of more edges than are handled one by one."""
+    random = torch.Generator().manual_seed(0)
+    src, dst = (num_nodes * torch.rand(2, num_edges, generator=random) ** 3).long()
+    dst, order = dst.sort(stable=True)
+    return EdgeBlock.from_coo(src[order], dst, num_nodes, num_nodes)
+
+
+def everything(block: EdgeBlock) -> list[Tensor]:
+    """Results of each kernel, on features that take its different inner loops."""
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(block.num_src, 4, 17, generator=random)
+    w = torch.rand(block.num_edges, 4, 1, generator=random)
+    total, best, scores = torch.zeros_like(x), torch.full_like(x, -torch.inf), torch.empty_like(w)
+    arg = torch.full(x.shape, -1, dtype=torch.int32)
+    grad_x, grad_w, grad_best = torch.zeros_like(x), torch.zeros_like(w), torch.zeros_like(x)
+    shapes = {"lhs_shape": (4, 17), "rhs_shape": (4, 1)}
+    aggregate_sum(block, "mul", x, U, w, E, total)
+    aggregate_cmp(block, "mul", x, U, w, E, best, arg, True)
+    edge_apply(block, "dot", x, U, x, V, scores)
+    aggregate_grad(block, "mul", "lhs", None, U, w, E, x, V, None, grad_x, **shapes)
+    aggregate_grad(block, "mul", "rhs", x, U, None, E, x, V, None, grad_w, **shapes)
+    aggregate_grad(block, "mul", "lhs", None, U, w, E, x, V, arg, grad_best, **shapes)
+    return [total, best, arg, scores, grad_x, grad_w, grad_best]
+
+
+def test_large_block_as_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = power_law_block()
+    fast = everything(block)
+    monkeypatch.setattr("sar.kernels.dispatch.numba_kernels", lambda: None)
+    monkeypatch.setattr(reference, "CHUNK_ELEMENTS", 100_000)  # several chunks, which cut rows apart
+    for a, b in zip(fast, everything(block), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+def test_equal_bits_on_any_number_of_threads() -> None:
+    block, before, results = power_law_block(), torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3, 7):
+            torch.set_num_threads(count)
+            results.append(everything(block))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("count", (1, 2, 3, 8))
+def test_ranges_cover_all_groups_and_are_balanced(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    edges = np.random.default_rng(0).integers(0, 20, 1000)
+    indptr = np.concatenate([[0], np.cumsum(edges)])
+    ranges, names = [], set()
+
+    def kernel(begin: int, end: int, argument: str) -> None:
+        assert argument == "passed on"
+        ranges.append((begin, end))
+        names.add(threading.current_thread().name)
+        time.sleep(0.05)
+
+    threads.run_balanced(kernel, indptr, 1000, "passed on")
+    ranges.sort()
+    assert len(ranges) == count == len(names)
+    assert [0, *(end for _, end in ranges)] == [*(begin for begin, _ in ranges), 1000]
+    assert all(abs(indptr[end] - indptr[begin] - indptr[-1] / count) <= 40 for begin, end in ranges)
+
+
+def test_small_work_stays_in_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    calls = []
+    threads.run_balanced(lambda begin, end: calls.append((begin, end)), np.array([0, 1, 2, 3]), 8)
+    assert calls == [(0, 3)]
+
+
+def test_errors_of_any_thread_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+    def kernel(begin: int, end: int) -> None:
+        if begin > 0:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        threads.run_balanced(kernel, np.arange(0, 10**6, 1000), 1000)
+
+
+SCRIPT = """
+import os, signal, numpy as np, torch
+from sar.kernels import threads
+
+torch.set_num_threads(3)
+signal.alarm(60)
+
+def total():
+    parts = []
+    threads.run_balanced(lambda begin, end: parts.append(end - begin), np.arange(0, 10**6, 1000), 1000)
+    return sum(parts), len(parts)
+
+print(*total())
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    os._exit(0 if total() == (999, 3) else 1)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_pool_works_after_a_fork_and_does_not_keep_the_process() -> None:
+    root = str(Path(__file__).resolve().parents[2])
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (process.stdout.split(), process.returncode) == (["999", "3", "0"], 0), process.stderr
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_warm_up_compiles_what_is_used(dtype: torch.dtype) -> None:
+    kernels = (compiled.accumulate, compiled.compare, compiled.assign, compiled.accumulate_where)
+    warm_up(dtype)
+    before = [len(kernel.signatures) for kernel in kernels]
+    block = power_law_block(20, 50)
+    x, w = torch.ones(20, 2, 3, dtype=dtype), torch.ones(50, 2, 1, dtype=dtype)
+    arg = torch.full(x.shape, -1, dtype=torch.int32)
+    for tile, rows in ((block, slice(0, 20)), (block.select_sources(5, 15), slice(5, 15))):
+        aggregate_sum(tile, "copy_lhs", x[rows], U, None, U, x.clone())
+        aggregate_cmp(tile, "add", x[rows], U, w, E, x.clone(), arg, False)
+        edge_apply(tile, "dot", x[rows], U, x, V, w.clone())
+        for target, out in ((U, x[rows].clone()), (V, x.clone())):
+            for winners in (None, arg):
+                shapes = {"lhs_shape": (2, 3), "rhs_shape": (2, 1)}
+                aggregate_grad(tile, "mul", "lhs", None, target, w, E, x, V, winners, out, **shapes)
+    assert [len(kernel.signatures) for kernel in kernels] == before

@@ -1,0 +1,157 @@
+"""`DistributedBN1D` against `torch.nn.BatchNorm1d` on all rows together."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import sar
+from tests.core.attempts import catch
+from tests.parity.harness import assert_close, merge, weighted_sum
+
+ROWS = {1: [9], 2: [6, 3], 3: [0, 5, 4], 4: [1, 0, 7, 1]}
+OPTIONS = [
+    {},
+    {"affine": False},
+    {"momentum": None},
+    {"momentum": 0.3, "eps": 0.1},
+    {"track_running_stats": False},
+    {"momentum": None, "affine": False},
+]
+
+
+def normalise(batches, options, dtype):
+    """Three training steps, an evaluation and one more step; everything that torch's module would have too."""
+    torch.manual_seed(3)
+    if dist.is_initialized():
+        norm = sar.DistributedBN1D(4, **options).to(dtype)
+    else:
+        norm = nn.BatchNorm1d(4, **options).to(dtype)
+    if norm.affine if isinstance(norm, nn.BatchNorm1d) else norm.weight is not None:
+        nn.init.uniform_(norm.weight)
+        nn.init.uniform_(norm.bias)
+    results = {}
+    for step, (rows, cotangent) in enumerate(batches):
+        norm.train(step != 3)
+        x = rows.clone().requires_grad_()
+        out = norm(x)
+        norm.zero_grad()
+        weighted_sum(out, cotangent).backward()
+        results |= {f"node {step}": out.detach(), f"node {step} x.grad": x.grad}
+        results |= {f"sum {step} {name}.grad": value.grad.clone() for name, value in norm.named_parameters()}
+        results |= {f"same {step} {name}": value.clone() for name, value in norm.named_buffers()}
+    return results
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_batch_norm(pool, world_size, dtype, options):
+    """The rows are far from 0, where E[x^2] - E[x]^2 would lose all digits in float32."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (
+            torch.randn(9, 4, generator=generator, dtype=torch.float64).add(300).to(dtype),
+            torch.randn(9, 4, generator=generator, dtype=torch.float64).to(dtype),
+        )
+        for _ in range(5)
+    ]
+    expected = {name: value for name, value in normalise(batches, options, dtype).items()}
+    mine = [
+        [(x.split(ROWS[world_size])[rank], c.split(ROWS[world_size])[rank]) for x, c in batches]
+        for rank in range(world_size)
+    ]
+    actual = merge(pool.run(normalise, options, dtype, per_rank=mine))
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        if value.dtype == torch.int64:
+            assert torch.equal(actual[name], value), name
+        else:
+            assert_close(actual[name], value, tolerance=1e-4 if dtype == torch.float32 else 1e-9, least_scale=1)
+
+
+def single_row(rows, options, training):
+    norm = sar.DistributedBN1D(4, **options).train(training)
+    failure = catch(norm, rows)
+    return failure, sar.DistributedBN1D(4)(torch.ones(2, 4)).shape
+
+
+@pytest.mark.parametrize(
+    "options, training", [({}, True), ({"track_running_stats": False}, True), ({"track_running_stats": False}, False)]
+)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_one_row_on_all_workers_together_is_refused(pool, world_size, options, training):
+    """Where statistics of the batch are used, as torch does."""
+    torch_norm = nn.BatchNorm1d(4, **options).train(training)
+    with pytest.raises(ValueError, match="Expected more than 1 value"):
+        torch_norm(torch.ones(1, 4))
+    rows = [torch.ones(1 if rank == world_size - 1 else 0, 4) for rank in range(world_size)]
+    for failure, shape in pool.run(single_row, options, training, per_rank=rows):
+        assert failure is not None
+        assert "SarError" in failure.bases
+        assert "more than one" in failure.message
+        assert shape == (2, 4), "works on"
+
+
+def one_row_each(rows):
+    return sar.DistributedBN1D(4, affine=False)(rows)
+
+
+@pytest.mark.parametrize("world_size", [3])
+def test_one_row_on_each_worker_is_enough(pool, world_size):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    out = torch.cat(pool.run(one_row_each, per_rank=list(x.split(1))))
+    assert_close(out, nn.BatchNorm1d(4, affine=False)(x))
+
+
+def local_only(rows):
+    return sar.DistributedBN1D(4, distributed=False)(rows).detach()
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_not_distributed(pool, world_size):
+    x = torch.randn(9, 4, generator=torch.Generator().manual_seed(2))
+    for out, rows in zip(pool.run(local_only, per_rank=list(x.split([6, 3]))), x.split([6, 3]), strict=True):
+        assert_close(out, nn.BatchNorm1d(4)(rows).detach())
+
+
+def test_without_communication_it_is_torchs():
+    x = torch.randn(7, 4, generator=torch.Generator().manual_seed(4))
+    assert not sar.comm.is_initialized()
+    assert_close(sar.DistributedBN1D(4)(x).detach(), nn.BatchNorm1d(4)(x).detach())
+
+
+def gradient_on_one_rank(rows, chosen):
+    norm = sar.DistributedBN1D(4, affine=False)
+    x = rows.clone().requires_grad_(sar.rank() == chosen)
+    norm(x).pow(3).sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_gradient_wanted_on_one_rank_only(pool, world_size):
+    whole = torch.randn(9, 4, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    nn.BatchNorm1d(4, affine=False)(whole).pow(3).sum().backward()
+    results = pool.run(gradient_on_one_rank, 1, per_rank=list(whole.detach().split([6, 3])))
+    assert results[0] is None
+    assert_close(results[1], whole.grad[6:])
+
+
+def state_dict_of_torch():
+    torch_norm = nn.BatchNorm1d(4)
+    torch_norm(torch.randn(5, 4))
+    norm = sar.DistributedBN1D(4)
+    norm.load_state_dict(torch_norm.state_dict())
+    x = torch.randn(3, 4)
+    return (
+        norm.eval()(x).detach(),
+        torch_norm.eval()(x).detach(),
+        set(norm.state_dict()) == set(torch_norm.state_dict()),
+    )
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_state_dicts_are_interchangeable_with_torch(pool, world_size):
+    for ours, theirs, same_keys in pool.run(state_dict_of_torch):
+        assert same_keys
+        assert_close(ours, theirs)
