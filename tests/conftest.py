@@ -1,4 +1,4 @@
-"""Set-up shared by all tests: hypothesis profile, the worker pool fixture, order of tests, and a check for leftovers."""
+"""Set-up shared by all tests: hypothesis profile, worker pool, order of tests, and a check for leftovers."""
 
 import time
 from collections.abc import Iterator

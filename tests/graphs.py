@@ -1,4 +1,4 @@
-"""Graphs for tests: random edge lists, `PartitionData` made of them in memory, and the single-machine graph to compare with."""
+"""Graphs for tests: random ones, their `PartitionData` made in memory, and the single-machine graph to compare with."""
 
 import os
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def random_graph(
     isolated: int = 0,
     no_in_edges: int = 0,
 ) -> EdgeList:
-    """Draw about `num_edges` edges; the last `isolated` nodes have none, the `no_in_edges` before them only out-edges."""
+    """Draw edges; the last `isolated` nodes have none, the `no_in_edges` before them only out-edges."""
     random = np.random.default_rng(seed)
     sources = num_nodes - isolated
     destinations = sources - no_in_edges

@@ -116,7 +116,7 @@ class WorkerPool:
     """`world_size` worker processes in one gloo process group, with sar initialised.
 
     The workers start at the first case. All are replaced, in a fresh process group, after a case that failed in `run`,
-    and after one in which a worker died, overran its limit, or ended unlike the others (an exception here, a value there).
+    and after one in which a worker died, overran its limit, or ended unlike the others (one raised, another returned).
     """
 
     def __init__(self, world_size: int):
@@ -309,7 +309,7 @@ def _join(channel: Connection, rank: int, world_size: int) -> Callable[[], None]
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
         torch.manual_seed(0)
-        np.random.seed(0)
+        np.random.seed(0)  # noqa: NPY002  what user code may draw from
         random.seed(0)
 
     return reset

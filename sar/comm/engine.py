@@ -10,10 +10,13 @@ A wait ends in one of four ways. The data arrives; `Config.timeout` passes; the 
 process died; or the peer itself closed its connections because it raised an error (`Engine.abort`). gloo has no call
 for the last: a receive that times out closes every connection of its group, so that is what `abort` does, after it has
 left a note with the reason in the store. Whoever loses a connection looks for the note, closes its own connections
-(so that the news travels on to those who wait for *it*), and raises. No thread watches and nobody polls.
+(so that the news travels on to those who wait for *it*), and raises. No thread watches, and nobody polls while data is
+on its way.
 
 After an error the group is gone on every worker. The next distributed call builds a new one, of the next *generation*;
-a worker that has not yet noticed finds its old connections closed at its next call. Only a death is final.
+a worker that has not yet noticed finds its old connections closed at its next call. A worker that fails again before
+the new group exists leaves its note in the new generation, where those who wait for the group look. Only a death is
+final.
 """
 
 import hashlib
@@ -39,6 +42,7 @@ T = TypeVar("T")
 NOTE_KEY: Final = "abort"
 NOTE_PATIENCE: Final = 3.0
 """Seconds to look for a peer's note after its connection closed: it writes the note first, but the store may lag."""
+POLL_SECONDS: Final = 0.02
 REBUILD_TIMEOUT: Final = 300.0
 """Seconds that the other workers have to come back after an error."""
 CLOSING_TAG: Final = 2**31 - 1
@@ -71,7 +75,6 @@ class Engine:
         self.calls = 0  # agreed on in this generation; equal on all workers
         self._root_store = store
         self._group: Any = None
-        self._store: dist.Store | None = None
         self._fatal: str | None = None
 
     # -- the group and its generations
@@ -82,23 +85,47 @@ class Engine:
         if self._fatal is not None:
             raise PeerError(f"{self._fatal}\nThis is final: restart all workers.")
         if self._group is None:
-            self._store = dist.PrefixStore(f"sar/{self.generation}", self._root_store)
             limit = Config.timeout if self.generation == 0 else min(Config.timeout, REBUILD_TIMEOUT)
             try:
+                self._wait_for_all(limit)
                 self._group = dist.ProcessGroupGloo(self._store, self.rank, self.world_size, timedelta(seconds=limit))
             except RuntimeError as error:
+                if isinstance(error, CommunicationError):
+                    raise
                 self._fatal = (
-                    f"Worker {self.rank} could not connect to all {self.world_size} workers within {limit:.0f} s: "
-                    f"{_first_line(error)} Check that all are running; if they are, check SAR_SOCKET_NAME."
+                    f"Worker {self.rank} could not connect to all {self.world_size} workers: {_first_line(error)} "
+                    "Check that all are running; if they are, check SAR_SOCKET_NAME."
                 )
                 raise CommunicationTimeout(self._fatal) from error
             self.calls = 0
         return self._group
 
+    @property
+    def _store(self) -> dist.Store:
+        """This generation's part of the store."""
+        return dist.PrefixStore(f"sar/{self.generation}", self._root_store)
+
+    def _wait_for_all(self, limit: float) -> None:
+        """Wait until every worker is about to build this generation's group, or one of them has failed before that."""
+        deadline = time.monotonic() + limit
+        self._store.set(f"ready/{self.rank}", "")
+        keys = [f"ready/{rank}" for rank in range(self.world_size)]
+        while not self._store.check(keys):
+            note = self._read_note(0)
+            if note is not None:
+                found = PeerError(f"Worker {note['rank']} raised {note['error']}: {note['message']}")
+                self.abort(found)
+                raise found
+            if time.monotonic() > deadline:
+                absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                raise RuntimeError(f"workers {absent} did not come within {limit:.0f} s.")
+            time.sleep(POLL_SECONDS)
+
     def abort(self, error: BaseException, *, fatal: bool = False) -> None:
         """Tell all workers that this one cannot go on, and why: see [Note: agreement and failure]."""
-        if self._group is not None and self.world_size > 1:
+        if self.world_size > 1:
             self._leave_note(error, fatal)
+        if self._group is not None and self.world_size > 1:
             peer = (self.rank + 1) % self.world_size
             try:
                 self._group.recv([torch.empty(1, dtype=torch.uint8)], peer, CLOSING_TAG).wait(timedelta(milliseconds=1))
@@ -106,6 +133,11 @@ class Engine:
                 logger.debug("closed the connections of generation %d", self.generation)
         self._group = None
         self.generation += 1
+
+    def close(self) -> None:
+        """Leave the group for good; peers that still wait for this worker see it end."""
+        self._fatal = f"Worker {self.rank} has left."
+        self._group = None
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -211,7 +243,6 @@ class Engine:
         """Write down why this worker gives up; the first note of a generation stays."""
         note = {"rank": self.rank, "error": type(error).__name__, "message": str(error), "fatal": fatal}
         try:
-            assert self._store is not None
             self._store.compare_set(NOTE_KEY, "", json.dumps(note))
         except RuntimeError:
             logger.warning("the store is gone; other workers will see only closed connections")
@@ -219,7 +250,6 @@ class Engine:
     def _read_note(self, patience: float) -> dict[str, Any] | None:
         """The first note of this generation, if one appears within `patience` seconds."""
         deadline = time.monotonic() + patience
-        assert self._store is not None
         while True:
             try:
                 if self._store.check([NOTE_KEY]):
@@ -229,11 +259,10 @@ class Engine:
                 return None  # the store went with the worker that hosted it
             if time.monotonic() >= deadline:
                 return None
-            time.sleep(0.05)
+            time.sleep(POLL_SECONDS)
 
     def _report(self, call: str) -> None:
         """Let the others find out, through the store, which call this worker is in."""
-        assert self._store is not None
         try:
             self._store.set(f"at/{self.calls}/{self.rank}", call)
         except RuntimeError:
@@ -241,7 +270,6 @@ class Engine:
 
     def _whereabouts(self, call: str) -> str:
         """Say which call each worker is in, as far as they report it within `NOTE_PATIENCE`."""
-        assert self._store is not None
         deadline = time.monotonic() + NOTE_PATIENCE
         lines = []
         self._report(call)
@@ -249,7 +277,7 @@ class Engine:
             for rank in range(self.world_size):
                 key = f"at/{self.calls}/{rank}"
                 while not (known := self._store.check([key])) and time.monotonic() < deadline:
-                    time.sleep(0.05)
+                    time.sleep(POLL_SECONDS)
                 lines.append(f"  worker {rank}: {self._store.get(key).decode() if known else 'no answer'}")
         except RuntimeError:
             lines.append("  the store cannot be reached: the process that hosts it, usually worker 0, has ended")

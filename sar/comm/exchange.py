@@ -148,6 +148,7 @@ class Exchange:
         keep: bool = False,
         grads: RowFormat | None = None,
         deliver: Callable[[Tensor, list[Tensor]], None] | None = None,
+        reverse: bool = False,
     ) -> Iterator[Portion]:
         """Fetch tiles and send gradients home, step by step: see [Note: one sweep].
 
@@ -159,20 +160,23 @@ class Exchange:
             keep: leave the fetched rows to the caller, instead of reusing their buffers after each step.
             grads: format of the gradients to send home; None to send none.
             deliver: called with rows of this worker, (n,), and their gradients from one reader, (n, ...) each.
+            reverse: walk the steps from the last to the first.
 
         Returns:
             An iterator over the tiles that this worker receives.
         """
         self._number = self.engine.calls
         rows = RowFormat.of(fields) if fields is not None else None
+        steps = self.steps[::-1] if reverse else self.steps
         outward: deque[_Transfer] = deque()
         if fields is not None and rows is not None:
-            for step in self.steps[: max(self.depth, 1)]:
+            for step in steps[: max(self.depth, 1)]:
                 outward.append(self._post_rows(step, fields, rows, keep))
-        return self._steps(device, fields, rows, outward, keep, grads, deliver)
+        return self._walk(steps, device, fields, rows, outward, keep, grads, deliver)
 
-    def _steps(
+    def _walk(
         self,
+        steps: list[Step],
         device: torch.device,
         fields: list[Tensor] | None,
         rows: RowFormat | None,
@@ -183,11 +187,11 @@ class Exchange:
     ) -> Iterator[Portion]:
         homeward: deque[_Transfer] = deque()
         posted = len(outward)
-        for i, step in enumerate(self.steps):
+        for i, step in enumerate(steps):
             fetched, transfer = None, None
             if fields is not None and rows is not None:
-                while posted < min(i + self.depth + 1, len(self.steps)):
-                    outward.append(self._post_rows(self.steps[posted], fields, rows, keep))
+                while posted < min(i + self.depth + 1, len(steps)):
+                    outward.append(self._post_rows(steps[posted], fields, rows, keep))
                     posted += 1
                 transfer = outward.popleft()
                 self._wait_receive(transfer)

@@ -1,5 +1,6 @@
 """Setting up this worker's communication, and asking about it."""
 
+import atexit
 import os
 import socket
 from datetime import timedelta
@@ -80,6 +81,7 @@ def initialize_comms(
     engine.agree("initialize_comms")
     stop_announcing()
     _current = _Communication(engine, BufferPool(device), backend, *master)
+    atexit.register(_shut_down, started=master[0] is not None)
     logger.info("worker %d of %d is connected over %s", engine.rank, engine.world_size, backend)
 
 
@@ -132,6 +134,14 @@ def _get() -> _Communication:
     if _current is None:
         raise NotInitializedError("Communication is not set up; call sar.initialize_comms() first, on every worker.")
     return _current
+
+
+def _shut_down(started: bool) -> None:
+    """Join gloo's threads while the interpreter is whole; left to its end, the process now and then aborts."""
+    if _current is not None:
+        _current.engine.close()
+    if started and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _start(

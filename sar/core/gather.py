@@ -29,7 +29,7 @@ class _Gather(torch.autograd.Function):
         return column.index_select(0, _node_rows(block, target))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         dtype = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
         out = torch.zeros(ctx.shape, dtype=dtype, device=grad.device)
@@ -101,7 +101,7 @@ class _Combine(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         block, combine = ctx.block, ctx.combine
         if combine.reducer is None:

@@ -10,13 +10,12 @@ from torch import Tensor
 from sar.comm import process_group
 from sar.comm.exchange import Settings
 from sar.common_tuples import CanonicalEtype, PartitionData
+from sar.core.batches import NodeBatch
 from sar.core.frames import Frame, TypedFrames
-from sar.core.messages import Message, Operand, parse_message, parse_reduction
+from sar.core.message_passing import Passing, apply_nodes, reduce_across
 from sar.core.queries import ALL, GraphQueries
-from sar.core.sequential import Call, check_operands, run
 from sar.core.shard import Relation, Structure, build_structure
 from sar.errors import GraphError
-from sar.kernels import Target
 
 Self = TypeVar("Self", bound="GraphShardManager")
 
@@ -117,16 +116,20 @@ class GraphShardManager(GraphQueries):
         self,
         message_func: Any,
         reduce_func: Any,
-        apply_node_func: Callable[..., Any] | None = None,
+        apply_node_func: Callable[[NodeBatch], Mapping[str, Tensor]] | None = None,
         etype: str | CanonicalEtype | None = None,
     ) -> None:
-        """Send messages along all edges and reduce them at their destinations.
+        """Send messages along all edges, reduce them at their destinations, and set the result in `dstdata`.
 
         Args:
-            message_func: a built-in message function of `dgl.function`.
-            reduce_func: its sum, mean, max or min. Nodes without messages get 0; infinite maxima and minima become 0
-                and NaN is ignored by both, as in DGL; of equal messages the last in the visible order gets the gradient.
-            apply_node_func: not supported so far.
+            message_func: a message function of `dgl.function`, or a Python function of an `EdgeBatch` that returns a
+                dictionary of messages, (E_batch, ...) each. A Python function runs on one tile of edges at a time, and
+                again in the backward; it must not keep state.
+            reduce_func: sum, mean, max or min of `dgl.function`, or a Python function of a `NodeBatch` that returns a
+                dictionary of new fields; with the latter the worker holds the messages of all its edges. Nodes without
+                messages get 0. Infinite maxima and minima become 0 and NaN is ignored by both, as in DGL; of equal
+                messages the last in the visible order gets the gradient.
+            apply_node_func: a Python function of a `NodeBatch` of all destinations, called with the result.
             etype: edge type; may be left out where there is one.
 
         Raises:
@@ -134,56 +137,83 @@ class GraphShardManager(GraphQueries):
             GraphError: for functions or operands that cannot be used.
             CommunicationError: where another worker failed or makes another call.
         """
-        if apply_node_func is not None:
-            raise GraphError("update_all does not take apply_node_func so far; apply the function to dstdata instead.")
         with self._structure.engine.guard():
             relation = self._relation(etype)
-            message = parse_message(message_func)
-            reduction = parse_reduction(reduce_func, message)
-            result = self._compute(relation, message, reduction.reducer)
-            self._node_frames[relation.etype[2]][reduction.out_field] = result
+            results = self._passing(relation).update_all(message_func, reduce_func)
+            self._set_results(relation.etype[2], results, apply_node_func)
+
+    def multi_update_all(
+        self,
+        etype_dict: Mapping[str | CanonicalEtype, tuple[Any, ...]],
+        cross_reducer: Any,
+        apply_node_func: Callable[[NodeBatch], Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        """`update_all` along several edge types, and a reduction across those that share a destination type.
+
+        Args:
+            etype_dict: (message function, reduce function[, apply function]) for every edge type to use.
+            cross_reducer: sum, mean, max, min, stack, or a function of a list of tensors.
+            apply_node_func: as in `update_all`, called once for every destination type.
+
+        Raises:
+            As `update_all`.
+        """
+        with self._structure.engine.guard():
+            made: dict[CanonicalEtype, dict[str, Tensor]] = {}
+            for etype, (message_func, reduce_func, *apply_func) in etype_dict.items():
+                relation = self._relation(etype)
+                results = self._passing(relation).update_all(message_func, reduce_func)
+                if apply_func and apply_func[0] is not None:
+                    ntype = relation.etype[2]
+                    results = apply_nodes(apply_func[0], results, self._node_frames[ntype], ntype)
+                made[relation.etype] = results
+            ordered = [etype for etype in self._relations if etype in made]
+            for ntype in dict.fromkeys(etype[2] for etype in ordered):
+                results = reduce_across([made[etype] for etype in ordered if etype[2] == ntype], cross_reducer)
+                self._set_results(ntype, results, apply_node_func)
 
     def apply_edges(
         self, func: Any, edges: Any = ALL, etype: str | CanonicalEtype | None = None, inplace: bool = False
     ) -> None:
-        """Compute a field of every edge from its source, destination and other fields.
+        """Compute fields of the edges from those of their sources, destinations and their own, and set them in `edata`.
 
         Args:
-            func: a built-in message function of `dgl.function`.
-            edges: all edges; subsets are not supported so far.
+            func: a message function of `dgl.function` or a Python function, as in `update_all`.
+            edges: local IDs of the edges to set, (K,) integer; the others keep what they have, or get 0. Default all.
             etype: edge type; may be left out where there is one.
             inplace: accepted as DGL does, without effect.
 
         Raises:
             As `update_all`.
         """
-        if not (isinstance(edges, str) and edges == ALL):
-            raise GraphError("apply_edges works on all edges so far; leave `edges` out and select afterwards.")
         with self._structure.engine.guard():
             relation = self._relation(etype)
-            message = parse_message(func)
-            self._edge_frames[relation.etype][message.out_field] = self._compute(relation, message, None)
+            frame = self._edge_frames[relation.etype]
+            for name, values in self._passing(relation).apply_edges(func).items():
+                if not (isinstance(edges, str) and edges == ALL):
+                    chosen = torch.as_tensor(edges, device=self.device).long()
+                    before = frame[name] if name in frame else torch.zeros_like(values)
+                    values = before.index_copy(0, chosen, values[chosen])
+                frame[name] = values
 
-    def _compute(self, relation: Relation, message: Message, reducer: str | None) -> Tensor:
-        lhs = self._operand(relation, message.lhs)
-        rhs = self._operand(relation, message.rhs) if message.rhs is not None else None
-        check_operands(message, reducer, lhs, rhs)
-        settings = Settings.current(one_shot=self.one_shot)
-        lhs_shape, rhs_shape = tuple(lhs.shape[1:]), tuple(rhs.shape[1:]) if rhs is not None else None
-        words = (
-            f"{f'update_all, {reducer}' if reducer else 'apply_edges'} of {message} along {relation.etype}: "
-            f"{lhs.dtype}, widths {lhs_shape} and {rhs_shape}, gradients {'on' if torch.is_grad_enabled() else 'off'}, "
-            f"graph {self._structure.signature}, {settings}"
-        )
-        engine, pool = self._structure.engine, process_group.buffer_pool()
-        call = Call(engine, pool, relation, message, reducer, settings, lhs_shape, rhs_shape, lhs.dtype, words)
-        return run(call, lhs, rhs)
-
-    def _operand(self, relation: Relation, operand: Operand) -> Tensor:
+    def _passing(self, relation: Relation) -> Passing:
         source, _, destination = relation.etype
-        if operand.target is Target.E:
-            return self._edge_frames[relation.etype][operand.field]
-        return self._node_frames[source if operand.target is Target.U else destination][operand.field]
+        return Passing(
+            self._structure,
+            relation,
+            self._node_frames[source],
+            self._node_frames[destination],
+            self._edge_frames[relation.etype],
+            Settings.current(one_shot=self.one_shot),
+        )
+
+    def _set_results(
+        self, ntype: str, results: dict[str, Tensor], apply_func: Callable[[NodeBatch], Mapping[str, Tensor]] | None
+    ) -> None:
+        frame = self._node_frames[ntype]
+        if apply_func is not None:
+            results = apply_nodes(apply_func, results, frame, ntype)
+        frame.update(results)
 
     # -- other views of the same graph
 

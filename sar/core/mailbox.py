@@ -35,11 +35,10 @@ def reduce_mailboxes(
     indptr, edge_ids = relation.in_edges
     pieces: list[Mapping[str, Tensor]] = []
     rows: list[Tensor] = []
-    for degree in relation.in_degrees.unique().tolist() or [0]:
+    for degree in relation.in_degrees[relation.in_degrees > 0].unique().tolist():
         members = (relation.in_degrees == degree).nonzero().squeeze(1)
-        if degree:
-            rows.append(members)
-            pieces.append(_reduce_bucket(relation, function, messages, nodes, members, degree, indptr, edge_ids))
+        rows.append(members)
+        pieces.append(_reduce_bucket(relation, function, messages, nodes, members, degree, indptr, edge_ids))
     if not pieces:
         # Nobody here has a message. No rows tell what fields there are, and tie the parameters into the graph.
         members = relation.in_degrees.new_empty(0)
@@ -67,7 +66,9 @@ def _reduce_bucket(
     slots = torch.arange(degree, device=members.device)
     chosen = edge_ids[(indptr[members].unsqueeze(1) + slots).flatten()]
     mailbox = {name: m.index_select(0, chosen).view(len(members), degree, *m.shape[1:]) for name, m in messages.items()}
-    batch = NodeBatch(members, RowView(nodes, lambda column: column.index_select(0, members)), mailbox, relation.etype[2])
+    batch = NodeBatch(
+        members, RowView(nodes, lambda column: column.index_select(0, members)), mailbox, relation.etype[2]
+    )
     return checked_results(function, function(batch), len(members))
 
 
@@ -79,7 +80,9 @@ def checked_results(function: Callable[..., object], results: object, rows: int)
     """
     name = getattr(function, "__qualname__", repr(function))
     if not isinstance(results, Mapping):
-        raise GraphError(f"{name} returned a {type(results).__name__}; expected a dictionary from field name to tensor.")
+        raise GraphError(
+            f"{name} returned a {type(results).__name__}; expected a dictionary from field name to tensor."
+        )
     for field, value in results.items():
         if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != rows:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -36,19 +36,16 @@ class Message:
         return f"{self.op.name.lower()}({self.lhs}{f', {self.rhs}' if self.rhs else ''})"
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """A built-in reducer and the name of what it makes."""
-
-    reducer: str
-    out_field: str
+def is_builtin(function: Any) -> bool:
+    """Whether a message or reduce function is one of `dgl.function`, rather than a Python function."""
+    return hasattr(function, "out_field") and hasattr(function, "name")
 
 
 def parse_message(function: Any) -> Message:
-    """Read a message function of `dgl.function`.
+    """Read a built-in message function.
 
     Raises:
-        GraphError: for anything that is not one.
+        GraphError: for one that is not known.
     """
     if hasattr(function, "binary_op"):
         lhs = Operand(Target(function.lhs), function.lhs_field)
@@ -56,32 +53,28 @@ def parse_message(function: Any) -> Message:
         return Message(Op(function.binary_op), lhs, rhs, function.out_field)
     if hasattr(function, "in_field") and hasattr(function, "target"):
         return Message(Op.COPY, Operand(Target(function.target), function.in_field), None, function.out_field)
-    raise GraphError(
-        f"{_named(function)} is not a built-in message function; only those of dgl.function are supported so far."
-    )
+    raise GraphError(f"{function!r} is not a message function; expected one of dgl.function, or a Python function.")
 
 
-def parse_reduction(function: Any, message: Message) -> Reduction:
-    """Read a reducer of `dgl.function` that reduces what `message` makes.
+def parse_reduction(function: Any, made: str | None) -> tuple[str, str]:
+    """Read a built-in reducer: its name, and the field that it makes.
+
+    Args:
+        function: the reducer.
+        made: the field that the message function makes, where that is known.
 
     Raises:
-        GraphError: for anything that is not one, or that reads another field.
+        GraphError: for a reducer that is not known, or that reads another field.
     """
-    if not hasattr(function, "msg_field") or getattr(function, "name", None) not in REDUCERS:
+    if not hasattr(function, "msg_field") or function.name not in REDUCERS:
         raise GraphError(
-            f"{_named(function)} is not a built-in reducer; of those in dgl.function, {', '.join(REDUCERS)} are "
-            "supported so far."
+            f"{function!r} is not a reducer; expected {', '.join(REDUCERS)} of dgl.function, or a function."
         )
-    if function.msg_field != message.out_field:
+    if made is not None and function.msg_field != made:
         raise GraphError(
-            f"The message function makes {message.out_field!r}, but the reducer reads {function.msg_field!r}; "
-            "give both the same name."
+            f"The message function makes {made!r}, but the reducer reads {function.msg_field!r}; use one name for both."
         )
-    return Reduction(function.name, function.out_field)
-
-
-def _named(function: Any) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)
+    return function.name, function.out_field
 
 
 def message_has_parameters(param_fn: Callable[..., Any]) -> Callable[[Function], Function]:

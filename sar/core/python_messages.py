@@ -1,9 +1,9 @@
 """Python message functions: run tile by tile, and again in the backward.
 
 [Note: replay]
-Each tile's call of the message function runs under `torch.utils.checkpoint` (non-reentrant), so that nothing it computes
-outlives the tile, and autograd finds every parameter and every captured tensor by itself. What surrounds the tiles is a
-frame of four autograd functions. In the order of the backward:
+Each tile's call of the message function runs under `torch.utils.checkpoint` (non-reentrant), so that nothing that it
+computes outlives the tile, and autograd finds every parameter and every captured tensor by itself. What surrounds the
+tiles is a frame of autograd functions. In the order of the backward:
 
 - `_End`, on the results: agrees with the other workers on the backward and posts the first tile.
 - `_Combine`, one for each tile: hands its messages their gradient. Tiles are combined in place, and nothing is saved.
@@ -11,19 +11,18 @@ frame of four autograd functions. In the order of the backward:
   takes the tile's rows from the sweep again; when gradients have come back to `_Fetch`, they go home.
 - `_Begin`, on the source fields: takes in what is still on its way home.
 
-Autograd runs what was made last first, so all workers go through the tiles in the reverse order of the forward, which is
-the order of the backward's sweep. All tensors that a tile reads are handed in when the call is made: a frame that
+Autograd runs what was made last first, so all workers go through the tiles in the reverse order of the forward, which
+is the order of the backward's sweep. All tensors that a tile reads are handed in when the call is made: a frame that
 changes later does not change the replay.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from sar.comm.engine import Engine
 from sar.comm.exchange import BufferPool, Exchange, Portion, Settings
@@ -38,14 +37,17 @@ from sar.kernels import EdgeBlock, Target
 MessageFunction = Callable[[EdgeBatch], Mapping[str, Tensor]]
 
 
-@dataclass
-class _Recording:
-    """What a message function read and made when it was called on no edges."""
+class _Recording(NamedTuple):
+    """The fields that a message function reads, and what it made when it was called on no edges, (0, ...) each."""
 
     src: dict[str, Tensor]
     dst: dict[str, Tensor]
     edge: dict[str, Tensor]
-    made: dict[str, Tensor]  # (0, ...) each
+    made: dict[str, Tensor]
+
+    def read(self) -> list[Tensor]:
+        """All fields read."""
+        return [*self.src.values(), *self.dst.values(), *self.edge.values()]
 
 
 class _Recorded(dict[str, Tensor]):
@@ -57,27 +59,41 @@ class _Recorded(dict[str, Tensor]):
         )
 
 
-@dataclass
 class PythonCall:
     """One `update_all` or `apply_edges` with a Python message function.
 
-    reducer: sum, mean, max or min, of the field `reduced`; None to return the messages of all edges.
-    describe: puts a call into words, for the agreement.
+    Args:
+        engine, pool, relation, settings: as in a built-in call.
+        function: takes an `EdgeBatch`, returns messages, (E_batch, ...) each.
+        reducer: sum, mean, max or min of the message `reduced`; None to return the messages of all edges.
+        find_edges: global IDs of sources and destinations, and edge IDs, of the edges of a block.
     """
 
-    engine: Engine
-    pool: BufferPool
-    relation: Relation
-    function: MessageFunction
-    settings: Settings
-    reducer: str | None
-    reduced: str | None
-    find_edges: Callable[[EdgeBlock, Tile | None], tuple[Tensor, Tensor, Tensor]]
-    words: str = ""
-    _sweep: Iterator[Portion] | None = None
-    _portion: Portion | None = None
-    _home: list[Tensor] = field(default_factory=list)
-    _refetched: list[Tensor] | None = None
+    def __init__(
+        self,
+        engine: Engine,
+        pool: BufferPool,
+        relation: Relation,
+        settings: Settings,
+        function: MessageFunction,
+        reducer: str | None,
+        reduced: str | None,
+        find_edges: Callable[[EdgeBlock, Tile | None], tuple[Tensor, Tensor, Tensor]],
+    ) -> None:
+        self.engine = engine
+        self.pool = pool
+        self.relation = relation
+        self.settings = settings
+        self.function = function
+        self.reducer = reducer
+        self.reduced = reduced
+        self.find_edges = find_edges
+        self.words = ""
+        self._src: list[Tensor] = []  # source fields, as they were at the call
+        self._watched: list[tuple[Tensor, int]] = []  # all fields read, and their versions then
+        self._sweep: Iterator[Portion] | None = None  # of the backward under way
+        self._portion: Portion | None = None  # the tile at hand
+        self._home: list[Tensor] = []  # gradients of the source fields
 
     def run(self, src: Fields, dst: Fields, edge: Fields, describe: Callable[[str], str]) -> dict[str, Tensor]:
         """Call the function on all edges and combine what it makes.
@@ -118,12 +134,14 @@ class PythonCall:
 
         def call(block: EdgeBlock) -> Mapping[str, Tensor]:
             none = block.num_edges == 0
-            views = [
-                RowView(fields, lambda c, t=target: c[:0] if none else gather_rows(c, block, t), read)  # type: ignore[misc]
-                for fields, target, read in zip((src, dst, edge), Target, reads, strict=False)
-            ]
-            views[2] = RowView(edge, lambda c: c[:0] if none else c[block.ids(0, block.num_edges)], reads[2])
-            batch = EdgeBatch(*views, self.relation.etype, block.num_edges, lambda: self.find_edges(block, None))
+            batch = EdgeBatch(
+                RowView(src, lambda c: c[:0] if none else gather_rows(c, block, Target.U), reads[0]),
+                RowView(dst, lambda c: c[:0] if none else gather_rows(c, block, Target.V), reads[1]),
+                RowView(edge, lambda c: c[:0] if none else c[block.ids(0, block.num_edges)], reads[2]),
+                self.relation.etype,
+                block.num_edges,
+                lambda: self.find_edges(block, None),
+            )
             return checked_results(self.function, self.function(batch), block.num_edges)
 
         try:
@@ -133,8 +151,10 @@ class PythonCall:
                 raise
             with torch.random.fork_rng():
                 made = {name: m[:0] for name, m in call(own).items()}
-        chosen = [{k: fields[k] for k in sorted(read)} for fields, read in zip((src, dst, edge), reads, strict=True)]
-        return _Recording(*chosen, dict(made))
+        src, dst, edge = (
+            {k: fields[k] for k in sorted(read)} for fields, read in zip((src, dst, edge), reads, strict=True)
+        )
+        return _Recording(src, dst, edge, dict(made))
 
     # -- forward
 
@@ -142,14 +162,16 @@ class PythonCall:
         relation, rank = self.relation, self.engine.rank
         gradients = torch.is_grad_enabled()
         names, src = list(made), list(recording.src.values())
+        device = relation.in_degrees.device
         token = torch.empty(0)
+        self._src = [t.detach() for t in src]
+        self._watched = [(t, t._version) for t in recording.read()] if gradients else []
         if distributed:
-            self._refetched = None if self.settings.keep else [t.detach() for t in src]
             token, *own_src = _Begin.apply(torch.empty(0, requires_grad=gradients), self, *src)
         else:
             own_src = src
         combines = [Combine(relation, self.reducer, m) for m in made.values()]
-        totals = [combine.start(token.device if not src else src[0].device) for combine in combines]
+        totals = [combine.start(device) for combine in combines]
         shards = {k: v.split([b.num_edges for b in relation.blocks]) for k, v in recording.edge.items()}
 
         def add(block: EdgeBlock, shard: int, tile: Tile | None) -> None:
@@ -158,15 +180,16 @@ class PythonCall:
             offset = sum(b.num_edges for b in relation.blocks[:shard])
             arguments = (recording, names, block, offset, tile, token, *tensors, *pieces)
             if gradients and not (self.settings.keep and distributed):
-                messages = checkpoint(self._messages, *arguments, use_reentrant=False)
+                # Early stopping leaves by an exception, which would look like a failure on its way through `guard`.
+                with set_checkpoint_early_stop(False):
+                    messages = checkpoint(self._messages, *arguments, use_reentrant=False)
             else:
                 messages = self._messages(*arguments)
             for i, (combine, message) in enumerate(zip(combines, messages, strict=True)):
                 totals[i] = combine.add(totals[i], message, block)
 
         if distributed:
-            exchange = self._exchange(src)
-            portions = exchange.sweep(src[0].device, [t.detach() for t in src], keep=self.settings.keep and gradients)
+            portions = self._exchange().sweep(device, self._src, keep=self.settings.keep and gradients)
             add(relation.blocks[rank], rank, None)
             for self._portion in portions:
                 tile = self._portion.tile
@@ -191,7 +214,7 @@ class PythonCall:
         """What the function makes on the edges of a block; the fetch comes first: see [Note: replay]."""
         given = iter(tensors)
         if tile is None:
-            src = _Recorded(zip(recording.src, given, strict=False)) if len(recording.src) else _Recorded()
+            src = _Recorded((k, next(given)) for k in recording.src)
         else:
             token, *rows = _Fetch.apply(token, self, tile)
             src = _Recorded(zip(recording.src, rows, strict=True))
@@ -210,11 +233,13 @@ class PythonCall:
             made = checked_results(self.function, self.function(batch), block.num_edges)
             for name in names:
                 if name not in made:
-                    raise GraphError(f"{self._name} makes {name!r} on some edges only; let it always make the same fields.")
+                    raise GraphError(
+                        f"{self._name} makes {name!r} on some edges only; let it always make the same fields."
+                    )
         return tuple(_Tie.apply(made[name], token) if made[name].is_floating_point() else made[name] for name in names)
 
-    def _exchange(self, src: list[Tensor]) -> Exchange:
-        tile_rows = self.settings.tile_rows(RowFormat.of(src))
+    def _exchange(self) -> Exchange:
+        tile_rows = self.settings.tile_rows(RowFormat.of(self._src))
         return Exchange(self.engine, self.relation.plan, self.settings, tile_rows, self.pool, self.words)
 
     # -- backward, driven by autograd
@@ -222,19 +247,24 @@ class PythonCall:
     def rows(self, tile: Tile) -> list[Tensor]:
         """The tile's source rows, from the forward's sweep or the backward's."""
         portion = self._portion if self._sweep is None else self._advance(tile)
-        assert portion is not None and portion.rows is not None
+        assert portion is not None
+        assert portion.rows is not None
         return portion.rows
 
-    def start_backward(self, src: list[Tensor]) -> None:
+    def start_backward(self) -> None:
         """Agree on the backward and post its first tile."""
         with self.engine.guard():
+            if any(t._version != version for t, version in self._watched):
+                raise GraphError(
+                    f"A field that {self._name} read was changed in place before the backward; change a copy instead."
+                )
             self.engine.agree(f"backward of {self.words}")
-            differentiable = [t for t in src if t.is_floating_point()]
+            differentiable = [t for t in self._src if t.is_floating_point()]
             self._home = [torch.zeros_like(t) for t in differentiable]
             self._portion = None
-            self._sweep = self._exchange(src).sweep(
-                src[0].device,
-                self._refetched,
+            self._sweep = self._exchange().sweep(
+                self.relation.in_degrees.device,
+                None if self.settings.keep else self._src,
                 grads=RowFormat.of(differentiable) if differentiable else None,
                 deliver=self._deliver,
                 reverse=True,
@@ -278,7 +308,7 @@ class _Begin(torch.autograd.Function):
         return (torch.empty(0), *[t.view_as(t) for t in src])
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         own = [grad for grad, use in zip(grads, ctx.differentiable, strict=True) if use]
         total = iter(ctx.call.finish_backward(own))
@@ -295,7 +325,7 @@ class _Fetch(torch.autograd.Function):
         return (torch.empty(0), *rows)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Tensor, None, None]:
         ctx.call.return_grads(ctx.tile, [g for g, use in zip(grads, ctx.differentiable, strict=True) if use])
         return torch.zeros(0), None, None
@@ -309,7 +339,7 @@ class _Tie(torch.autograd.Function):
         return message.view_as(message)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         return grad, torch.zeros(0)
 
 
@@ -320,9 +350,9 @@ class _End(torch.autograd.Function):
         return tuple(t.view_as(t) for t in totals)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.call.start_backward(ctx.call.src)
+        ctx.call.start_backward()
         return (None, *grads)
 
 

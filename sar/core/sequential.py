@@ -158,7 +158,7 @@ class _Builtin(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
         call: Call = ctx.call
         with call.engine.guard():
@@ -198,7 +198,7 @@ def _forward(
         _accumulate(call, block, operands, out, arg)
 
     if call.reducer == "mean":
-        out /= _degrees_like(relation, out)
+        out /= relation.degrees_like(out)
     elif arg is not None:
         # As DGL does, whether infinite for want of messages or by value.
         infinite = out.isinf()
@@ -246,7 +246,7 @@ def _backward(ctx: Any, call: Call, grad: Tensor) -> dict[str, Tensor]:
     shapes = {"lhs": call.lhs_shape, "rhs": call.rhs_shape}
     grad = grad.to(call.sum_dtype)
     if call.reducer == "mean":
-        grad = grad / _degrees_like(call.relation, grad)
+        grad = grad / call.relation.degrees_like(grad)
     grads = {
         operand: torch.zeros(
             call.rows(call.target(operand)), *(shapes[operand] or ()), dtype=call.sum_dtype, device=grad.device
@@ -307,8 +307,3 @@ def _backward_blocks(
     for portion in portions:
         rows = portion.rows[0] if portion.rows is not None else ctx.kept.get(portion.tile)
         yield call.relation.tile(portion.tile), rows, portion.grads[0] if portion.grads is not None else None
-
-
-def _degrees_like(relation: Relation, values: Tensor) -> Tensor:
-    """In-degrees, at least 1, shaped to divide (N_dst, ...) values."""
-    return relation.in_degrees.clamp(min=1).to(values.dtype).view(-1, *[1] * (values.dim() - 1))

@@ -2,9 +2,11 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sar.comm.collectives import exchange_tensors
 from sar.comm.engine import Engine
@@ -47,6 +49,16 @@ class Relation:
             self._tiles[tile] = self.blocks[tile.peer].select_sources(tile.begin, tile.end)
         return self._tiles[tile]
 
+    @cached_property
+    def in_edges(self) -> tuple[Tensor, Tensor]:
+        """In-edges by destination: (N_dst + 1,) offsets, and (E,) edge IDs, int64, each node's in the visible order."""
+        destinations = torch.cat([block.destinations(0, block.num_edges) for block in self.blocks])
+        return functional.pad(self.in_degrees.cumsum(0), (1, 0)), torch.argsort(destinations, stable=True)
+
+    def degrees_like(self, values: Tensor) -> Tensor:
+        """In-degrees, at least 1, shaped to divide (N_dst, ...) values."""
+        return self.in_degrees.clamp(min=1).to(values.dtype).view(-1, *[1] * (values.dim() - 1))
+
     def to(self, device: torch.device) -> "Relation":
         """The relation with its structure on another device."""
         return replace(
@@ -65,13 +77,15 @@ class Structure:
     """All relations of a graph, and how its nodes are spread.
 
     node_ranges: [start, end) of global node IDs of every partition.
-    counts: nodes of every type on this worker, and on all workers.
+    node_ids: global IDs of this worker's nodes of every type, ascending, (N_type,) int64 each.
+    counts, counts_global: nodes of every type on this worker, and on all workers.
     signature: equal on workers that hold parts of the same graph.
     """
 
     engine: Engine
     device: torch.device
     node_ranges: list[tuple[int, int]]
+    node_ids: dict[str, Tensor]
     counts: dict[str, int]
     counts_global: dict[str, int]
     relations: list[Relation]
@@ -79,7 +93,10 @@ class Structure:
 
     def to(self, device: torch.device) -> "Structure":
         """The structure on another device."""
-        return replace(self, device=device, relations=[relation.to(device) for relation in self.relations])
+        node_ids = {ntype: ids.to(device) for ntype, ids in self.node_ids.items()}
+        return replace(
+            self, device=device, node_ids=node_ids, relations=[relation.to(device) for relation in self.relations]
+        )
 
 
 def build_structure(data: PartitionData, engine: Engine) -> tuple[Structure, list[dict[str, Tensor]]]:
@@ -115,27 +132,32 @@ def build_structure(data: PartitionData, engine: Engine) -> tuple[Structure, lis
         counts = dict(zip(names, index.counts, strict=True))
         counts_global = dict(zip(names, totals, strict=True))
         device = data.all_shard_edges[0].edges[0].device
-        return Structure(engine, device, list(data.node_ranges), counts, counts_global, relations, signature), features
+        return Structure(
+            engine, device, list(data.node_ranges), index.node_ids, counts, counts_global, relations, signature
+        ), features
 
 
 class _TypeIndex:
     """Numbers this worker's nodes within their types."""
 
     def __init__(self, data: PartitionData, rank: int) -> None:
-        start, end = data.node_ranges[rank]
-        self.types = {name: i for i, name in enumerate(data.node_type_names)}
-        kinds = data.node_features.get(NTYPE)
-        if kinds is None or len(self.types) == 1:
-            self._position, self.counts = None, [end - start]
-            return
-        self._position = torch.empty(end - start, dtype=torch.int32, device=kinds.device)
-        self.counts = torch.bincount(kinds, minlength=len(self.types)).tolist()
-        for kind, count in enumerate(self.counts):
-            self._position[kinds == kind] = torch.arange(count, dtype=torch.int32, device=kinds.device)
+        (start, end), names = data.node_ranges[rank], data.node_type_names
+        device = data.all_shard_edges[0].edges[0].device
+        nodes = torch.arange(start, end, device=device)
+        self._position: Tensor | None = None
+        if len(names) == 1:
+            self.node_ids = {names[0]: nodes}
+        else:
+            kinds = data.node_features[NTYPE].to(device)
+            self.node_ids = {name: nodes[kinds == kind] for kind, name in enumerate(names)}
+            self._position = torch.empty(end - start, dtype=torch.int32, device=device)
+            for ids in self.node_ids.values():
+                self._position[ids - start] = torch.arange(len(ids), dtype=torch.int32, device=device)
+        self.counts = [len(ids) for ids in self.node_ids.values()]
 
     def count(self, ntype: str) -> int:
         """This worker's nodes of a type."""
-        return int(self.counts[self.types[ntype]])
+        return len(self.node_ids[ntype])
 
     def __call__(self, nodes: Tensor) -> Tensor:
         """Positions within their types, int32, of partition-local node IDs."""

@@ -91,6 +91,13 @@ class EdgeBlock:
             return 0
         return self.edge_offset + self.num_edges if self.edge_ids is None else int(self.edge_ids.max()) + 1
 
+    @cached_property
+    def renumbered(self) -> EdgeBlock:
+        """The same block with positions as edge IDs, for operands that have rows for its own edges only."""
+        if self.edge_ids is None and self.edge_offset == 0:
+            return self
+        return EdgeBlock(self.rows, self.indptr, self.cols, self.num_src, self.num_dst)
+
     def destinations(self, begin: int, end: int) -> Tensor:
         """Destination rows, (end - begin,) int64, of the edges at positions begin to end."""
         positions = torch.arange(begin, end, dtype=self.indptr.dtype, device=self.device)

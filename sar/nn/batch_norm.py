@@ -14,9 +14,10 @@ from sar.errors import GraphError
 class DistributedBN1D(nn.Module):
     """`torch.nn.BatchNorm1d` over the nodes of all workers.
 
-    y = (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased variance over all rows of all workers. Workers
-    send (count, mean, sum of squared deviations), which are combined pairwise (Chan, Golub and LeVeque 1983), so that
-    nothing cancels; `running_var` takes the unbiased variance, as in torch. A worker without rows contributes nothing.
+    y = (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased variance over all rows of all workers.
+    Workers send (count, mean, sum of squared deviations), which are combined as by Chan, Golub and LeVeque (1983), so
+    that nothing cancels; `running_var` takes the unbiased variance, as in torch. A worker without rows contributes
+    nothing.
 
     Args:
         n_feats: F, number of features.
@@ -142,7 +143,7 @@ class _Normalise(torch.autograd.Function):
         return y, mean, var, count
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         normal, scale, weight = ctx.saved_tensors
         grad = grad.to(normal.dtype)

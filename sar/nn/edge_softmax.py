@@ -39,11 +39,15 @@ def edge_softmax(graph: GraphShardManager, logits: Tensor, eids: Any = ALL, norm
     if not logits.dtype.is_floating_point:
         raise GraphError(f"The logits are {logits.dtype}; expected floating point.")
     if chosen is None:
-        result: Tensor = _EdgeSoftmax.apply(logits, relation.blocks)
-        return result
+        return _softmax(logits, relation.blocks)
     # Edges that are left out weigh exp(-inf) = 0.
     spread = logits.new_full((relation.num_edges, *logits.shape[1:]), -torch.inf).index_copy(0, chosen, logits)
-    return _EdgeSoftmax.apply(spread, relation.blocks)[chosen]
+    return _softmax(spread, relation.blocks)[chosen]
+
+
+def _softmax(logits: Tensor, blocks: list[EdgeBlock]) -> Tensor:
+    result: Tensor = _EdgeSoftmax.apply(logits, blocks)
+    return result
 
 
 class _EdgeSoftmax(torch.autograd.Function):
@@ -55,7 +59,7 @@ class _EdgeSoftmax(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (out,) = ctx.saved_tensors
         return edge_softmax_backward(ctx.blocks, out, grad), None

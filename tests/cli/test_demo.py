@@ -1,5 +1,6 @@
 """`sar demo`, run as a user runs it."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from sar.cli.demo import _graph, add_arguments
 from sar.partition.community_graph import community_graph
 from sar.partition.graph_data import write_npz
 from tests.leftovers import MARK
@@ -82,12 +84,14 @@ def test_demo_trains_compares_and_draws(tmp_path: Path) -> None:
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50  # not blank
 
 
-def test_demo_on_three_parts_of_a_graph_from_a_file(tmp_path: Path) -> None:
+def test_demo_takes_a_graph_from_a_file(tmp_path: Path) -> None:
     write_npz(community_graph(300, 3000, num_features=8, num_classes=3), tmp_path / "mine.npz")
-    done = demo("--data", str(tmp_path), "--dataset", "mine", "--parts", "3", "--epochs", "1", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "mine: 300 nodes, 3,300 edges with self-loops, 8 features, 3 classes" in done.stdout
-    assert next(row["trained by"] for row in markdown_rows(tmp_path / "demo.md")) == "3 workers, sar"
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    graph, name = _graph(parser.parse_args(["--data", str(tmp_path), "--dataset", "mine"]))
+    assert (name, graph.num_nodes, len(graph.src)) == ("mine", 300, 3300)
+    assert graph.node_data["feat"].shape == (300, 8)
+    assert graph.node_data["train_mask"].sum() == 180
 
 
 @pytest.mark.parametrize(

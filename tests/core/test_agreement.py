@@ -111,8 +111,14 @@ def aggregate_otherwise(graph, data, difference):
 
 @pytest.mark.parametrize(
     "difference",
-    [{"width": 5}, {"dtype": torch.float32}, {"message": "u_add_e"}, {"message": "copy_u"}, {"reducer": "mean"}]
-    + [{"reducer": None}],
+    [
+        {"width": 5},
+        {"dtype": torch.float32},
+        {"message": "u_add_e"},
+        {"message": "copy_u"},
+        {"reducer": "mean"},
+        {"reducer": None},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("world_size", [2])

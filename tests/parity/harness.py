@@ -164,8 +164,8 @@ def check(
 ) -> None:
     """Compare all cases in all modes with single-machine DGL, and report all differences together.
 
-    With `reference_data`, of another precision, the results are compared in that precision. Sums of numbers around 1 may
-    cancel, so errors are measured against `least_scale` where a result is smaller.
+    With `reference_data`, of another precision, the results are compared in that precision. Sums of numbers around 1
+    may cancel, so errors are measured against `least_scale` where a result is smaller.
     """
     reference = parts.reference()
     expected = [run_program(program, reference, reference_data or data, *args) for program, args in cases]

@@ -49,8 +49,8 @@ def aggregate(graph, data, message, reducer, wants_gradient, ties=False):
 def extremum(graph, function, reducer):
     """Maximum or minimum of messages on one machine, by torch: of equal messages the last takes the gradient.
 
-    DGL itself sends it to the last edge in float32 without broadcasting, to the first one otherwise, and to node 0 where
-    there is no edge at all.
+    DGL itself sends it to the last edge in float32 without broadcasting, to the first one otherwise, and to node 0
+    where there is no edge at all.
     """
     graph.apply_edges(function)
     messages = graph.edata.pop("m")

@@ -72,7 +72,7 @@ def test_an_infinite_maximum_is_zero_and_takes_no_gradient(pool, world_size):
     )
     for (result,) in run_everywhere(pool, parts, data, [(aggregate, ("u_mul_e", "max", "ue"))]).values():
         assert result["node result"].flatten().tolist() == [0, 2, 3, 0, 0]
-        taken = dict(zip(parts.edge_ids.tolist(), result["edge e.grad"].flatten().tolist()))
+        taken = dict(zip(parts.edge_ids.tolist(), result["edge e.grad"].flatten().tolist(), strict=True))
         assert taken == {0: 0, 1: 0, 2: 0, 3: 1, 4: 0, 5: 1}
         assert result["node u.grad"].flatten().tolist() == [0, 0, 0, 0, 5]
 

@@ -1,0 +1,85 @@
+"""What travels: each halo row once a fetch, within the limits of messages, and again in the backward where needed."""
+
+import dgl.function as fn
+import pytest
+import torch
+
+import sar
+from sar import comm
+from tests.graphs import PartitionedGraph
+from tests.parity.harness import build, deal, random_data
+from tests.parity.scenarios import SCENARIOS
+
+WIDTH, ITEM = 6, 8
+SLACK = 400
+"""Bytes per message for alignment, and per call for the agreement."""
+
+
+def halo_rows(parts: PartitionedGraph) -> list[list[int]]:
+    """[sender][reader]: distinct nodes of one worker that another reads."""
+    owner = torch.repeat_interleave(torch.arange(len(parts.node_counts)), torch.tensor(parts.node_counts))
+    return [
+        [
+            0
+            if sender == reader
+            else len(parts.src[(owner[parts.src] == sender) & (owner[parts.dst] == reader)].unique())
+            for reader in range(len(parts.node_counts))
+        ]
+        for sender in range(len(parts.node_counts))
+    ]
+
+
+def measure(mine, message, mode, settings):
+    """(bytes, messages) sent in the forward and in the backward."""
+    partition, data = mine
+    graph = build(partition, mode)
+    for name, value in settings.items():
+        setattr(sar.Config, name, value)
+    graph.ndata["x"], graph.edata["w"] = data.leaf("x"), data.edges["w"]
+    fields = ("x", "w") if message == "u_mul_e" else ("x",) if message == "copy_u" else ("x", "x")
+    start = comm.statistics()
+    graph.update_all(getattr(fn, message)(*fields, "m"), fn.sum("m", "out"))
+    middle = comm.statistics()
+    graph.ndata["out"].sum().backward()
+    there, back = middle - start, comm.statistics() - middle
+    return (there.bytes_sent, there.messages_sent), (back.bytes_sent, back.messages_sent)
+
+
+@pytest.mark.parametrize("mode", [1, 2, 3])
+@pytest.mark.parametrize("message, reads_sources", [("copy_u", False), ("u_mul_e", False), ("u_mul_v", True)])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_each_row_travels_once_and_again_only_where_needed(pool, world_size, message, reads_sources, mode):
+    """The backward sends gradients home, and rows again if a derivative has their values and mode 1 dropped them."""
+    parts = SCENARIOS["random"](world_size)
+    rows = halo_rows(parts)
+    results = pool.run(measure, message, mode, {}, per_rank=deal(parts, random_data(parts, torch.float64)))
+    for rank, (there, back) in enumerate(results):
+        out = sum(rows[rank]) * WIDTH * ITEM
+        home = sum(sender[rank] for sender in rows) * WIDTH * ITEM
+        again = out if reads_sources and mode == 1 else 0
+        assert out <= there[0] <= out + SLACK
+        assert home + again <= back[0] <= home + again + SLACK
+        assert there[1] == world_size - 1
+
+
+@pytest.mark.parametrize(
+    "settings, elements",
+    [
+        ({"max_collective_size": 13}, 13),
+        ({"max_collective_size": 24, "pipeline_depth": 0}, 24),
+        ({"max_collective_size": 1}, WIDTH),
+        ({"comm_buffer_bytes": 1}, WIDTH),
+        ({"comm_buffer_bytes": 4 * WIDTH * ITEM, "pipeline_depth": 0}, WIDTH),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_messages_stay_within_the_limits(pool, world_size, settings, elements):
+    """A message never holds less than one row."""
+    parts = SCENARIOS["random"](world_size)
+    rows = halo_rows(parts)
+    results = pool.run(measure, "copy_u", 1, settings, per_rank=deal(parts, random_data(parts, torch.float64)))
+    for rank, (there, back) in enumerate(results):
+        rows_a_message = max(elements // WIDTH, 1)
+        assert there[1] >= sum(-(-count // rows_a_message) for count in rows[rank])
+        assert back[1] >= sum(-(-sender[rank] // rows_a_message) for sender in rows)
