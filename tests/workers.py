@@ -287,6 +287,7 @@ def _serve(descriptor: int, rank: int, world_size: int) -> None:
             outcome = _outcome(module, name, arguments)
             faulthandler.cancel_dump_traceback_later()
             channel.send_bytes(outcome)
+    faulthandler.dump_traceback_later(CLOSE_LIMIT / 2, exit=True)
     dist.destroy_process_group()
 
 

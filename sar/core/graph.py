@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from sar.core.batches import NodeBatch
 from sar.core.frames import Frame, TypedFrames
 from sar.core.message_passing import Passing, apply_nodes, reduce_across
 from sar.core.queries import ALL, GraphQueries
+from sar.core.self_loops import with_self_loops, without_self_loops
 from sar.core.shard import Relation, Structure, build_structure
 from sar.errors import GraphError
 
@@ -139,7 +141,7 @@ class GraphShardManager(GraphQueries):
         """
         with self._structure.engine.guard():
             relation = self._relation(etype)
-            results = self._passing(relation).update_all(message_func, reduce_func)
+            results = self.passing(relation.etype).update_all(message_func, reduce_func)
             self._set_results(relation.etype[2], results, apply_node_func)
 
     def multi_update_all(
@@ -162,7 +164,7 @@ class GraphShardManager(GraphQueries):
             made: dict[CanonicalEtype, dict[str, Tensor]] = {}
             for etype, (message_func, reduce_func, *apply_func) in etype_dict.items():
                 relation = self._relation(etype)
-                results = self._passing(relation).update_all(message_func, reduce_func)
+                results = self.passing(relation.etype).update_all(message_func, reduce_func)
                 if apply_func and apply_func[0] is not None:
                     ntype = relation.etype[2]
                     results = apply_nodes(apply_func[0], results, self._node_frames[ntype], ntype)
@@ -189,14 +191,16 @@ class GraphShardManager(GraphQueries):
         with self._structure.engine.guard():
             relation = self._relation(etype)
             frame = self._edge_frames[relation.etype]
-            for name, values in self._passing(relation).apply_edges(func).items():
+            for name, values in self.passing(relation.etype).apply_edges(func).items():
                 if not (isinstance(edges, str) and edges == ALL):
                     chosen = torch.as_tensor(edges, device=self.device).long()
                     before = frame[name] if name in frame else torch.zeros_like(values)
                     values = before.index_copy(0, chosen, values[chosen])
                 frame[name] = values
 
-    def _passing(self, relation: Relation) -> Passing:
+    def passing(self, etype: str | CanonicalEtype | None = None) -> Passing:
+        """One edge type with its frames, ready for message passing; for layers that need more than `update_all`."""
+        relation = self._relation(etype)
         source, _, destination = relation.etype
         return Passing(
             self._structure,
@@ -234,6 +238,28 @@ class GraphShardManager(GraphQueries):
             node_frames={kind: frame.to(device) for kind, frame in self._node_frames.items()},
             edge_frames={kind: frame.to(device) for kind, frame in self._edge_frames.items()},
         )
+
+    def remove_self_loop(self: Self) -> Self:
+        """A homogeneous graph without edges from a node to itself; fields are kept. A collective call."""
+        return self._with_edges("without self-loops", without_self_loops)
+
+    def add_self_loop(self: Self) -> Self:
+        """A homogeneous graph with one more edge from each node to itself, 1 in its fields. A collective call."""
+        first_node = self.node_ranges[self._structure.engine.rank][0]
+        return self._with_edges("with self-loops", partial(with_self_loops, first_node=first_node))
+
+    def _with_edges(self: Self, how: str, change: Callable[..., tuple[Relation, dict[str, Tensor]]]) -> Self:
+        if not self.is_homogeneous:
+            raise GraphError("Self-loops are changed on homogeneous graphs only.")
+        engine = self._structure.engine
+        with engine.guard():
+            old = self._relation(None)
+            relation, columns = change(old, dict(self._edge_frames[old.etype]), engine)
+        structure = self._structure.with_relations([relation], how)
+        frame = self._edge_frames[old.etype]
+        edge_frames = {old.etype: Frame(relation.num_edges, frame.device, frame.what, columns)}
+        node_frames = _cloned(self._node_frames)
+        return self._with(structure=structure, relations=[relation], edge_frames=edge_frames, node_frames=node_frames)
 
     def get_full_partition_graph(self, delete_shard_data: bool = True) -> "DistributedBlock":
         """The same graph in one-shot mode (3): every call fetches all that it needs at once and keeps it.

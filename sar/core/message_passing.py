@@ -19,7 +19,9 @@ from sar.core.python_messages import PythonCall
 from sar.core.sequential import Call, check_operands, run
 from sar.core.shard import Relation, Structure
 from sar.errors import GraphError
-from sar.kernels import EdgeBlock, Target
+from sar.kernels import EdgeBlock, Op, Target
+
+COPY_SOURCE = Message(Op.COPY, Operand(Target.U, "values"), None, "values")
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,22 @@ class Passing:
     def _run_builtin(self, message: Message, reducer: str | None) -> Tensor:
         lhs = self._operand(message.lhs)
         rhs = self._operand(message.rhs) if message.rhs is not None else None
+        return run(self.builtin_call(message, reducer, lhs, rhs), lhs, rhs)
+
+    def copy_to_edges(self, values: Tensor) -> Tensor:
+        """The row of each edge's source, (E, ...), of (N_src, ...) values."""
+        return run(self.builtin_call(COPY_SOURCE, None, values), values, None)
+
+    def builtin_call(self, message: Message, reducer: str | None, lhs: Tensor, rhs: Tensor | None = None) -> Call:
+        """The call that computes `message` of such operands, and reduces it unless `reducer` is None."""
         check_operands(message, reducer, lhs, rhs)
         lhs_shape, rhs_shape = tuple(lhs.shape[1:]), tuple(rhs.shape[1:]) if rhs is not None else None
         what = f"update_all, {reducer}" if reducer else "apply_edges"
         words = self._describe(f"{what} of {message}: {lhs.dtype}, widths {lhs_shape} and {rhs_shape}")
         engine, pool = self.structure.engine, process_group.buffer_pool()
-        call = Call(
+        return Call(
             engine, pool, self.relation, message, reducer, self.settings, lhs_shape, rhs_shape, lhs.dtype, words
         )
-        return run(call, lhs, rhs)
 
     def _run_python(self, func: Any, reducer: str | None, reduced: str | None) -> dict[str, Tensor]:
         engine, pool = self.structure.engine, process_group.buffer_pool()

@@ -17,6 +17,8 @@ changes later does not change the replay.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import update_wrapper
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -84,7 +86,7 @@ class PythonCall:
         self.pool = pool
         self.relation = relation
         self.settings = settings
-        self.function = function
+        self.function = with_fixed_closure(function)
         self.reducer = reducer
         self.reduced = reduced
         self.find_edges = find_edges
@@ -354,6 +356,21 @@ class _End(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         ctx.call.start_backward()
         return (None, *grads)
+
+
+def with_fixed_closure(function: MessageFunction) -> MessageFunction:
+    """A copy of the function that keeps the values which the variables around it have now.
+
+    A replay comes later, when the variable of a loop around a lambda has moved on.
+    """
+    if not isinstance(function, FunctionType) or not function.__closure__:
+        return function
+    try:
+        cells = tuple(CellType(cell.cell_contents) for cell in function.__closure__)
+    except ValueError:  # a variable that is not bound yet
+        return function
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    return update_wrapper(copy, function)
 
 
 def _empty_like(block: EdgeBlock) -> EdgeBlock:

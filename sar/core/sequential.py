@@ -15,7 +15,7 @@ gradient, and its output is marked non-differentiable where nobody needs one.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,21 @@ from sar.kernels import (
 )
 
 LHS, RHS = 1, 2  # flags in the agreement: this operand needs a gradient here
+
+
+class Saved(NamedTuple):
+    """What a backward works with.
+
+    needs: whether lhs and rhs need a gradient on some worker.
+    values: the operands, where the derivatives read them.
+    arg: winning edges of a maximum or minimum.
+    kept: fetched source rows, where they are kept.
+    """
+
+    needs: dict[str, bool]
+    values: dict[str, Tensor | None]
+    arg: Tensor | None
+    kept: dict[Tile, Tensor]
 
 
 @dataclass(frozen=True)
@@ -144,15 +159,11 @@ class _Builtin(torch.autograd.Function):
                     flags |= theirs
             ctx.call = call
             ctx.needs = {"lhs": bool(flags & LHS), "rhs": bool(flags & RHS)}
-            ctx.values = call.values_needed(ctx.needs)
-            out, arg, ctx.kept = _forward(
-                call, lhs, rhs, keep=call.settings.keep and ctx.values.get(call.source, False)
+            reads = call.values_needed(ctx.needs)
+            out, arg, ctx.kept = evaluate(
+                call, lhs, rhs, keep=call.settings.keep and reads.get(call.source or "", False)
             )
-        ctx.save_for_backward(
-            lhs if ctx.values["lhs"] else None,
-            rhs if ctx.values["rhs"] else None,
-            arg if flags else None,
-        )
+        ctx.save_for_backward(lhs if reads["lhs"] else None, rhs if reads["rhs"] else None, arg if flags else None)
         if not flags:
             ctx.mark_non_differentiable(out)
         return out
@@ -162,7 +173,8 @@ class _Builtin(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
         call: Call = ctx.call
         with call.engine.guard():
-            grads = _backward(ctx, call, grad)
+            lhs, rhs, arg = ctx.saved_tensors
+            grads = pull_back(call, Saved(ctx.needs, {"lhs": lhs, "rhs": rhs}, arg, ctx.kept), grad)
         return (
             None,
             grads["lhs"].to(call.dtype) if ctx.needs_input_grad[1] else None,
@@ -171,10 +183,10 @@ class _Builtin(torch.autograd.Function):
         )
 
 
-def _forward(
+def evaluate(
     call: Call, lhs: Tensor, rhs: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor | None, dict[Tile, Tensor]]:
-    """Returns the result, the winning edges of a maximum or minimum, and the fetched rows to keep."""
+    """The result of an agreed call, the winning edges of a maximum or minimum, and the fetched rows to keep."""
     shape = message_shape(call.message.op, call.lhs_shape, call.rhs_shape)
     relation, device = call.relation, lhs.device
     arg = None
@@ -239,10 +251,9 @@ def _accumulate(
         aggregate_cmp(*message, arg, call.reducer == "max")
 
 
-def _backward(ctx: Any, call: Call, grad: Tensor) -> dict[str, Tensor]:
-    """Gradients of both operands on this worker, for those that need one somewhere."""
-    lhs, rhs, arg = ctx.saved_tensors
-    values: dict[str, Tensor | None] = {"lhs": lhs, "rhs": rhs}
+def pull_back(call: Call, saved: Saved, grad: Tensor) -> dict[str, Tensor]:
+    """Gradients of both operands on this worker, for those that need one somewhere; agrees first where it exchanges."""
+    values = dict(saved.values)
     shapes = {"lhs": call.lhs_shape, "rhs": call.rhs_shape}
     grad = grad.to(call.sum_dtype)
     if call.reducer == "mean":
@@ -251,11 +262,11 @@ def _backward(ctx: Any, call: Call, grad: Tensor) -> dict[str, Tensor]:
         operand: torch.zeros(
             call.rows(call.target(operand)), *(shapes[operand] or ()), dtype=call.sum_dtype, device=grad.device
         )
-        for operand, need in ctx.needs.items()
+        for operand, need in saved.needs.items()
         if need
     }
     own_source_grad = grads.get(call.source) if call.source else None
-    for block, rows, source_grad in _backward_blocks(ctx, call, values, own_source_grad, grad.device):
+    for block, rows, source_grad in _backward_blocks(call, saved, own_source_grad, grad.device):
         if rows is not None and call.source is not None:
             values[call.source] = rows
         for operand in grads:
@@ -271,7 +282,7 @@ def _backward(ctx: Any, call: Call, grad: Tensor) -> dict[str, Tensor]:
                 call.target("rhs"),
                 grad,
                 Target.E if call.reducer is None else Target.V,
-                arg,
+                saved.arg,
                 out,
                 lhs_shape=call.lhs_shape,
                 rhs_shape=call.rhs_shape,
@@ -280,17 +291,16 @@ def _backward(ctx: Any, call: Call, grad: Tensor) -> dict[str, Tensor]:
 
 
 def _backward_blocks(
-    ctx: Any, call: Call, values: dict[str, Tensor | None], own_grad: Tensor | None, device: torch.device
+    call: Call, saved: Saved, own_grad: Tensor | None, device: torch.device
 ) -> Iterator[tuple[EdgeBlock, Tensor | None, Tensor | None]]:
     """All blocks of edges, with fetched source rows where their values are needed, and where source gradients go."""
     if not call.distributed or call.source is None:
         for block in call.relation.blocks:
             yield block, None, own_grad
         return
-    refetch = ctx.values[call.source] and not call.settings.keep
-    if own_grad is not None or refetch:
+    own = saved.values[call.source] if not call.settings.keep else None
+    if own_grad is not None or own is not None:
         call.engine.agree(f"backward of {call.words}")
-    own = values[call.source]
 
     def deliver(rows: Tensor, incoming: list[Tensor]) -> None:
         assert own_grad is not None
@@ -299,11 +309,11 @@ def _backward_blocks(
 
     portions: Iterator[Portion] = call.exchange.sweep(
         device,
-        [own] if refetch and own is not None else None,
+        [own] if own is not None else None,
         grads=RowFormat.of([own_grad]) if own_grad is not None else None,
         deliver=deliver,
     )
     yield call.own_block, None, own_grad
     for portion in portions:
-        rows = portion.rows[0] if portion.rows is not None else ctx.kept.get(portion.tile)
+        rows = portion.rows[0] if portion.rows is not None else saved.kept.get(portion.tile)
         yield call.relation.tile(portion.tile), rows, portion.grads[0] if portion.grads is not None else None

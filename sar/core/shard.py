@@ -91,6 +91,11 @@ class Structure:
     relations: list[Relation]
     signature: str
 
+    def with_relations(self, relations: list[Relation], how: str) -> "Structure":
+        """The structure with other edges; `how` they came about makes the signature another one."""
+        counts = [relation.num_edges_global for relation in relations]
+        return replace(self, relations=relations, signature=_digest(f"{self.signature} {how} {counts}"))
+
     def to(self, device: torch.device) -> "Structure":
         """The structure on another device."""
         node_ids = {ntype: ids.to(device) for ntype, ids in self.node_ids.items()}
@@ -128,13 +133,17 @@ def build_structure(data: PartitionData, engine: Engine) -> tuple[Structure, lis
             relations.append(_build_relation(etype, shards[k], int(all_edges[:, k].sum()), data, index, engine))
             first_id = int(all_edges[: engine.rank].sum() + all_edges[engine.rank, :k].sum())
             features.append(join_features(shards[k], first_id))
-        signature = hashlib.blake2b(f"{graph} {totals} {all_edges.tolist()}".encode(), digest_size=4).hexdigest()
+        signature = _digest(f"{graph} {totals} {all_edges.tolist()}")
         counts = dict(zip(names, index.counts, strict=True))
         counts_global = dict(zip(names, totals, strict=True))
         device = data.all_shard_edges[0].edges[0].device
         return Structure(
             engine, device, list(data.node_ranges), index.node_ids, counts, counts_global, relations, signature
         ), features
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 class _TypeIndex:

@@ -26,6 +26,7 @@ u64 = np.uint64
 ZERO, ONE = u64(0), u64(1)
 AHEAD = u64(8)  # edges between asking for a row and using it
 CACHE_LINE = 64  # bytes
+LEAD = 512  # bytes of a row that are asked for; the processor sees the pattern and fetches the rest by itself
 
 
 class Walk(NamedTuple):
@@ -36,7 +37,7 @@ class Walk(NamedTuple):
     other: NDArray[Any]  # (E,): row of the other end of each edge
     positions: NDArray[Any]  # (E,): position of each edge in the block; empty: its index here
     edge_ids: NDArray[Any]  # (E,): edge ID at each position; empty: edge_offset + position
-    edge_offset: np.uint64
+    edge_offset: Index
 
 
 class Layout(NamedTuple):
@@ -46,16 +47,16 @@ class Layout(NamedTuple):
     out. Operands of trailing shapes (H, D) and (H, 1), for instance, meet in H runs of D.
     """
 
-    length: np.uint64
+    length: Index
     a_offsets: NDArray[Any]  # (runs,) uint64
     b_offsets: NDArray[Any]
     out_offsets: NDArray[Any]
     a_step: Index
     b_step: Index
     out_step: Index
-    a_width: np.uint64  # elements in a row
-    b_width: np.uint64
-    out_width: np.uint64
+    a_width: Index  # elements in a row
+    b_width: Index
+    out_width: Index
 
 
 @inline
@@ -82,7 +83,8 @@ def _look_ahead(whose: int, walk: Walk, p: Index, operand: Array, width: Index) 
     p += AHEAD
     if whose != OWN and p < u64(walk.other.size):
         start = (u64(walk.other[p]) if whose == OTHER else _edge(walk, p)) * width
-        for i in range(start, start + width, u64(CACHE_LINE // operand.itemsize)):
+        size = u64(operand.itemsize)
+        for i in range(start, start + min(width, u64(LEAD) // size), u64(CACHE_LINE) // size):
             prefetch(operand, i)
 
 

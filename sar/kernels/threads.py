@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 SERIAL_WORK = 1 << 16  # elements below which handing work to another thread costs more than it saves
 
 _pool: ThreadPoolExecutor | None = None
+_pool_size = 0
 
 
 def run_balanced(kernel: Callable[..., None], indptr: NDArray[Any], width: int, *args: object) -> None:
@@ -40,9 +41,9 @@ def run_balanced(kernel: Callable[..., None], indptr: NDArray[Any], width: int, 
 
 
 def _get_pool(threads: int) -> ThreadPoolExecutor:
-    global _pool
-    if _pool is None or _pool._max_workers < threads:
-        _pool = ThreadPoolExecutor(threads, thread_name_prefix="sar-kernel")
+    global _pool, _pool_size
+    if _pool is None or _pool_size < threads:
+        _pool, _pool_size = ThreadPoolExecutor(threads, thread_name_prefix="sar-kernel"), threads
     return _pool
 
 

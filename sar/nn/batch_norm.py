@@ -1,6 +1,6 @@
 """Batch normalisation with the statistics of the whole graph."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -83,24 +83,39 @@ class DistributedBN1D(nn.Module):
                 x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
         together = process_group.is_initialized() if self.distributed is None else self.distributed
-        engine = process_group.engine() if together else None
-        anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and engine is not None)
-        y, mean, var, count = _Normalise.apply(anchor, x, self.weight, self.bias, self.eps, engine, self.training)
-        if self.training:
-            self._track(mean, var, count)
-        return y  # type: ignore[no-any-return]
-
-    @torch.no_grad()
-    def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked += 1
-        share = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_((var * count / (count - 1)).to(self.running_var.dtype), share)
+        return normalise(self, x, process_group.engine() if together else None)
 
     def extra_repr(self) -> str:
         return f"{self.n_feats}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}"
+
+
+def normalise(module: "DistributedBN1D | nn.BatchNorm1d", x: Tensor, engine: Engine | None) -> Tensor:
+    """Normalise (N_i, F) rows by the statistics of all workers, with the parameters and buffers of `module`.
+
+    Args:
+        module: a `DistributedBN1D` or `torch.nn.BatchNorm1d`; in training its running statistics take part in the new.
+        x: (N_i, F) floating point.
+        engine: the workers to combine; None for this one alone.
+
+    Returns:
+        (N_i, F).
+    """
+    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and engine is not None)
+    result = _Normalise.apply(anchor, x, module.weight, module.bias, module.eps, engine, module.training)
+    y, mean, var, count = cast("tuple[Tensor, Tensor, Tensor, Tensor]", result)
+    if module.training:
+        _track(module, mean, var, count)
+    return y
+
+
+@torch.no_grad()
+def _track(module: "DistributedBN1D | nn.BatchNorm1d", mean: Tensor, var: Tensor, count: Tensor) -> None:
+    if module.running_mean is None or module.running_var is None or module.num_batches_tracked is None:
+        return
+    module.num_batches_tracked += 1
+    share = module.momentum if module.momentum is not None else 1 / float(module.num_batches_tracked)
+    module.running_mean.lerp_(mean.to(module.running_mean.dtype), share)
+    module.running_var.lerp_((var * count / (count - 1)).to(module.running_var.dtype), share)
 
 
 class _Normalise(torch.autograd.Function):

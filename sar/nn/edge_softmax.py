@@ -1,4 +1,4 @@
-"""Softmax over the in-edges of each destination."""
+"""Softmax over the in-edges of each destination, or the out-edges of each source."""
 
 from typing import Any
 
@@ -8,46 +8,56 @@ from torch.autograd.function import once_differentiable
 
 from sar.core.graph import GraphShardManager
 from sar.core.queries import ALL
+from sar.core.reverse import max_at_sources, sum_at_sources
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, edge_softmax_backward, edge_softmax_forward
 
 
 def edge_softmax(graph: GraphShardManager, logits: Tensor, eids: Any = ALL, norm_by: str = "dst") -> Tensor:
-    """Normalise the logits of each destination's in-edges: exp(x_e) / sum of exp(x_e') over edges e' into dst(e).
+    """Normalise the logits of the edges that share a node: exp(x_e) / sum of exp(x_e') over edges e' at that node.
 
-    A destination's in-edges are all on its own worker, so nothing is communicated.
+    By destination nothing is communicated, because a node's in-edges are all on its own worker. By source it is a
+    collective call.
 
     Args:
         graph: a distributed graph with one edge type.
         logits: (E, *) floating point, in the visible edge order; with `eids`, a row for each of those.
         eids: local edge IDs to which the softmax is confined, (K,) integer; default all.
-        norm_by: `dst`. (`src` is not supported so far.)
+        norm_by: `dst` (default) or `src`.
 
     Returns:
         (E, *) or (K, *), like `logits`.
 
     Raises:
-        GraphError: for logits of another length or several edge types.
+        GraphError: for logits of another length, several edge types, or another `norm_by`.
     """
-    if norm_by != "dst":
-        raise GraphError(f"edge_softmax with norm_by={norm_by!r} is not supported so far; expected 'dst'.")
-    relation = graph._relation(None)
+    if norm_by not in ("dst", "src"):
+        raise GraphError(f"edge_softmax got norm_by={norm_by!r}; expected 'dst' or 'src'.")
+    num_edges = graph.num_edges()
     chosen = None if isinstance(eids, str) and eids == ALL else torch.as_tensor(eids, device=logits.device).long()
-    rows = relation.num_edges if chosen is None else len(chosen)
+    rows = num_edges if chosen is None else len(chosen)
     if logits.dim() == 0 or len(logits) != rows:
         raise GraphError(f"The logits have shape {tuple(logits.shape)}; expected {rows} rows, one for each edge.")
     if not logits.dtype.is_floating_point:
         raise GraphError(f"The logits are {logits.dtype}; expected floating point.")
+    normalise = _by_destination if norm_by == "dst" else _by_source
     if chosen is None:
-        return _softmax(logits, relation.blocks)
+        return normalise(graph, logits)
     # Edges that are left out weigh exp(-inf) = 0.
-    spread = logits.new_full((relation.num_edges, *logits.shape[1:]), -torch.inf).index_copy(0, chosen, logits)
-    return _softmax(spread, relation.blocks)[chosen]
+    spread = logits.new_full((num_edges, *logits.shape[1:]), -torch.inf).index_copy(0, chosen, logits)
+    return normalise(graph, spread)[chosen]
 
 
-def _softmax(logits: Tensor, blocks: list[EdgeBlock]) -> Tensor:
-    result: Tensor = _EdgeSoftmax.apply(logits, blocks)
+def _by_destination(graph: GraphShardManager, logits: Tensor) -> Tensor:
+    result: Tensor = _EdgeSoftmax.apply(logits, graph.passing().relation.blocks)
     return result
+
+
+def _by_source(graph: GraphShardManager, logits: Tensor) -> Tensor:
+    passing = graph.passing()
+    greatest = max_at_sources(graph, logits).nan_to_num(neginf=0.0)
+    weights = (logits - passing.copy_to_edges(greatest)).exp()
+    return weights / passing.copy_to_edges(sum_at_sources(graph, weights))
 
 
 class _EdgeSoftmax(torch.autograd.Function):

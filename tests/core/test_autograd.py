@@ -118,6 +118,24 @@ def only_edges_take_a_gradient(graph, data, layer):
     return gradients(x, w)
 
 
+def parameters_captured_by_a_message_function(graph, data):
+    """Autograd finds what a Python function uses, on every tile."""
+    x, w = leaves(data)
+    model, scale = nn.Linear(6, 6).to(x.dtype), nn.Parameter(torch.tensor(0.5, dtype=x.dtype))
+    graph.ndata["h"] = x
+
+    def message(edges):
+        return {"m": model(edges.src["h"] * w.mean()).sin() * scale, "n": edges.dst["h"] - edges.src["h"]}
+
+    graph.apply_edges(message)
+    out = graph.edata.pop("m") * graph.edata.pop("n")
+    weighted_sum(out, data.edges["edge cotangent"]).backward()
+    graph.ndata.pop("h")
+    module = nn.Module()
+    module.model, module.scale = model, scale
+    return {"node x.grad": x.grad, "edge out": out, **parameter_gradients(module)}
+
+
 PROGRAMS = [
     accumulated_over_two_backwards,
     retained_and_run_twice,
@@ -138,6 +156,14 @@ PROGRAMS = [
 def test_gradients(pool, world_size, program, scenario):
     parts = SCENARIOS[scenario](world_size)
     check(pool, parts, random_data(parts, torch.float64), [(program, (layer,)) for layer in LAYERS])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_parameters_captured_by_a_message_function(pool, world_size):
+    parts = SCENARIOS["isolated"](world_size)
+    data = random_data(parts, torch.float64)
+    data.edges["w"] = torch.full_like(data.edges["w"], 0.7)  # whose local mean is the global one
+    check(pool, parts, data, [(parameters_captured_by_a_message_function, ())])
 
 
 SETTINGS = [

@@ -1,6 +1,7 @@
-"""Small layers of one built-in each, for tests of how calls combine; written alike for DGL's graph and for sar's."""
+"""Small layers of one message and one reduce function each, written alike for DGL's graph and for sar's."""
 
 import dgl.function as fn
+import torch
 from torch import Tensor
 
 
@@ -29,7 +30,27 @@ def scored(graph, h: Tensor, w: Tensor) -> Tensor:
         return graph.ndata["out"]
 
 
-LAYERS = {layer.__name__: layer for layer in (weighted, pairwise, largest, scored)}
+def gated(graph, h: Tensor, w: Tensor) -> Tensor:
+    """A Python message function of both ends and the edge, summed."""
+
+    def message(edges):
+        return {"m": torch.tanh(edges.src["h"] * edges.data["w"] - edges.dst["h"])}
+
+    return _aggregate(graph, message, fn.sum("m", "out"), h, w)
+
+
+def ordered(graph, h: Tensor, w: Tensor) -> Tensor:
+    """A Python reduce function in which the order of the messages matters."""
+
+    def reduce(nodes):
+        messages = nodes.mailbox["m"]
+        place = torch.arange(1.0, messages.shape[1] + 1, dtype=messages.dtype)
+        return {"out": (messages / place[:, None]).sum(1) * nodes.data["h"].cos()}
+
+    return _aggregate(graph, fn.u_mul_e("h", "w", "m"), reduce, h, w)
+
+
+LAYERS = {layer.__name__: layer for layer in (weighted, pairwise, largest, scored, gated, ordered)}
 
 
 def _aggregate(graph, message, reducer, h: Tensor, w: Tensor) -> Tensor:

@@ -1,0 +1,134 @@
+"""DGL layers whose own forward cannot be right on a distributed graph: what they do there instead.
+
+Each function takes the place of a layer's `forward`, with the layer's own parameters. It serves distributed graphs; on
+all others `patch_dgl` calls the original.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.adapters.dgl.shim import require_dgl
+from sar.comm import process_group
+from sar.core.graph import GraphShardManager
+from sar.core.reverse import sum_at_sources
+from sar.errors import GraphError
+from sar.nn.batch_norm import normalise
+
+Forward = Callable[..., Any]
+
+
+def edge_weight_norm(layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
+    """`EdgeWeightNorm`: the original reverses the graph, for the sums of each source's weights."""
+    fn = require_dgl().function
+    passing = graph.passing()
+    with graph.local_scope():
+        if edge_weight.dim() != 1:
+            raise GraphError(f"EdgeWeightNorm takes one weight an edge, (E,); got {tuple(edge_weight.shape)}.")
+        if layer._norm == "both" and not bool((edge_weight > 0).all()):
+            raise GraphError("EdgeWeightNorm with norm='both' needs positive edge weights; some are not.")
+        graph.edata["w"] = edge_weight
+        if layer._norm == "none":
+            return edge_weight
+        graph.update_all(fn.copy_e("w", "m"), fn.sum("m", "in"))
+        received = graph.dstdata["in"] + layer._eps
+        power = -0.5 if layer._norm == "both" else -1.0
+        graph.dstdata["in"] = received**power
+        graph.apply_edges(fn.v_mul_e("in", "w", "normalised"))
+        normalised: Tensor = graph.edata["normalised"]
+        if layer._norm == "both":
+            sent = (sum_at_sources(graph, edge_weight) + layer._eps) ** power
+            normalised = passing.copy_to_edges(sent) * normalised
+        return normalised
+
+
+def edge_conv(layer: Any, graph: Any, feat: Any) -> Tensor:
+    """`EdgeConv`: with `batch_norm` the original normalises over the edges of one worker."""
+    fn = require_dgl().function
+    source, destination = feat if isinstance(feat, tuple) else (feat, feat)
+    with graph.local_scope():
+        if not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any()):
+            raise GraphError("There are nodes without in-edges; add self-loops, or set allow_zero_in_degree=True.")
+        graph.srcdata["x"], graph.dstdata["x"] = source, destination
+        graph.apply_edges(fn.v_sub_u("x", "x", "theta"))
+        graph.edata["theta"] = layer.theta(graph.edata["theta"])
+        graph.dstdata["phi"] = layer.phi(destination)
+        if layer.batch_norm:
+            graph.apply_edges(fn.e_add_v("theta", "phi", "e"))
+            graph.edata["e"] = batch_norm(layer.bn, graph.edata["e"])
+            graph.update_all(fn.copy_e("e", "m"), fn.max("m", "out"))
+        else:
+            graph.update_all(fn.e_add_v("theta", "phi", "m"), fn.max("m", "out"))
+        return graph.dstdata["out"]
+
+
+def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | None = None) -> Tensor:
+    """A tower of `PNAConv` or `DGNConv`: the original divides by and normalises over the local nodes."""
+    scale = graph.num_nodes_global() ** -0.5
+    with graph.local_scope():
+        graph.ndata["h"] = node_feat
+        if layer.edge_feat_size > 0:
+            if edge_feat is None:
+                raise GraphError("The layer was made with edge_feat_size > 0; pass edge features.")
+            graph.edata["a"] = edge_feat
+        graph.update_all(layer.message, layer.reduce_func)
+        h = layer.U(torch.cat([node_feat, graph.ndata["h_neigh"]], dim=-1)) * scale
+        dropped: Tensor = layer.dropout(batch_norm(layer.batchnorm, h))
+        return dropped
+
+
+def gated_graph_conv(layer: Any, graph: Any, feat: Tensor, etypes: Tensor | None = None) -> Tensor:
+    """`GatedGraphConv`: the original looks at the local edges of one type after the other, and there may be none."""
+    fn = require_dgl().function
+    with graph.local_scope():
+        if etypes is None and layer._n_etypes > 1:
+            raise GraphError(f"The layer was made for {layer._n_etypes} edge types; pass etypes.")
+        if etypes is not None and len(etypes) and not 0 <= int(etypes.min()) <= int(etypes.max()) < layer._n_etypes:
+            raise GraphError(
+                f"Edge types reach from {etypes.min()} to {etypes.max()}; expected [0, {layer._n_etypes})."
+            )
+        feat = torch.nn.functional.pad(feat, (0, layer._out_feats - feat.shape[1]))
+        for _ in range(layer._n_steps):
+            total = torch.zeros_like(feat)
+            for kind, linear in enumerate(layer.linears):
+                graph.ndata["h"] = linear(feat)
+                if etypes is None:
+                    graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "a"))
+                else:
+                    graph.edata["is_kind"] = (etypes == kind).to(feat.dtype).unsqueeze(1)
+                    graph.update_all(fn.u_mul_e("h", "is_kind", "m"), fn.sum("m", "a"))
+                total = total + graph.ndata["a"]
+            feat = layer.gru(total, feat)
+        return feat
+
+
+def batch_norm(module: torch.nn.BatchNorm1d, x: Tensor) -> Tensor:
+    """`module` with the statistics of all workers."""
+    if module.training or module.running_mean is None:
+        return normalise(module, x, process_group.engine())
+    return module(x)  # type: ignore[no-any-return]
+
+
+def serving_both(original: Forward, distributed: Forward) -> Forward:
+    """A `forward` that is `distributed` on distributed graphs and `original` on all others."""
+
+    @wraps(original)
+    def forward(layer: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = distributed if isinstance(graph, GraphShardManager) else original
+        return chosen(layer, graph, *args, **kwargs)
+
+    return forward
+
+
+def layers_to_patch() -> dict[type, Forward]:
+    """The layers of the installed DGL, and the function that serves each on distributed graphs."""
+    conv = require_dgl().nn.pytorch.conv
+    return {
+        conv.EdgeWeightNorm: edge_weight_norm,
+        conv.EdgeConv: edge_conv,
+        conv.GatedGraphConv: gated_graph_conv,
+        conv.pnaconv.PNAConvTower: pna_tower,
+    }
