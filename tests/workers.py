@@ -9,6 +9,7 @@ shared memory, so nothing outlives the workers.
     pool.outcomes(case, 1, 2)                      # [Ok(value=...), Err(kind="ZeroDivisionError", ...)]
 """
 
+import atexit
 import contextlib
 import datetime
 import faulthandler
@@ -289,6 +290,8 @@ def _serve(descriptor: int, rank: int, world_size: int) -> None:
             channel.send_bytes(outcome)
     faulthandler.dump_traceback_later(CLOSE_LIMIT / 2, exit=True)
     dist.destroy_process_group()
+    atexit._run_exitfuncs()
+    os._exit(0)  # finalising torch, numba and DGL would take seconds on a busy machine
 
 
 def _join(channel: Connection, rank: int, world_size: int) -> Callable[[], None]:

@@ -110,15 +110,20 @@ class Engine:
         deadline = time.monotonic() + limit
         self._store.set(f"ready/{self.rank}", "")
         keys = [f"ready/{rank}" for rank in range(self.world_size)]
-        while not self._store.check(keys):
+        while True:
             note = self._read_note(0)
             if note is not None:
                 found = PeerError(f"Worker {note['rank']} raised {note['error']}: {note['message']}")
+                self._fatal = str(found) if note["fatal"] else None
                 self.abort(found)
                 raise found
+            if self._store.check(keys):
+                return
             if time.monotonic() > deadline:
                 absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-                raise RuntimeError(f"workers {absent} did not come within {limit:.0f} s.")
+                late = CommunicationTimeout(f"workers {absent} did not come within {limit:.0f} s.")
+                self._leave_note(late, fatal=True)
+                raise RuntimeError(str(late))
             time.sleep(POLL_SECONDS)
 
     def abort(self, error: BaseException, *, fatal: bool = False) -> None:

@@ -12,6 +12,7 @@ from sar.comm import process_group
 from sar.comm.exchange import Settings
 from sar.common_tuples import CanonicalEtype, PartitionData
 from sar.core.batches import NodeBatch
+from sar.core.empty import views_of_nothing
 from sar.core.frames import Frame, TypedFrames
 from sar.core.message_passing import Passing, apply_nodes, reduce_across
 from sar.core.queries import ALL, GraphQueries
@@ -103,7 +104,7 @@ class GraphShardManager(GraphQueries):
         node_frames, edge_frames = self._node_frames, self._edge_frames
         self._node_frames, self._edge_frames = _cloned(node_frames), _cloned(edge_frames)
         try:
-            with self._structure.engine.guard():
+            with self._structure.engine.guard(), views_of_nothing(min(self.num_nodes(), self.num_edges())):
                 yield
         finally:
             self._node_frames, self._edge_frames = node_frames, edge_frames

@@ -40,10 +40,8 @@ def reduce_mailboxes(
         rows.append(members)
         pieces.append(_reduce_bucket(relation, function, messages, nodes, members, degree, indptr, edge_ids))
     if not pieces:
-        # Nobody here has a message. No rows tell what fields there are, and tie the parameters into the graph.
-        members = relation.in_degrees.new_empty(0)
-        rows.append(members)
-        pieces.append(_reduce_bucket(relation, function, messages, nodes, members, 1, indptr, edge_ids))
+        rows.append(relation.in_degrees.new_empty(0))
+        pieces.append(_reduce_nothing(relation, function, messages, nodes))
     index = torch.cat(rows)
     results = {}
     for name in pieces[0]:
@@ -70,6 +68,26 @@ def _reduce_bucket(
         members, RowView(nodes, lambda column: column.index_select(0, members)), mailbox, relation.etype[2]
     )
     return checked_results(function, function(batch), len(members))
+
+
+def _reduce_nothing(
+    relation: Relation, function: ReduceFunction, messages: dict[str, Tensor], nodes: Fields
+) -> Mapping[str, Tensor]:
+    """What the function makes where no node has a message: no rows, but of the right fields and shapes."""
+
+    def call(rows: int) -> Mapping[str, Tensor]:
+        # Made of the messages, so that the backward reaches the other workers from here too.
+        mailbox = {
+            name: torch.cat([m[:0], m.new_zeros(rows, *m.shape[1:])]).unsqueeze(1) for name, m in messages.items()
+        }
+        data = RowView(nodes, lambda column: column.new_zeros(rows, *column.shape[1:]))
+        members = relation.in_degrees.new_zeros(rows)
+        return checked_results(function, function(NodeBatch(members, data, mailbox, relation.etype[2])), rows)
+
+    try:
+        return call(0)
+    except Exception:  # not every function takes an empty batch: show it a node of zeros
+        return {name: made[:0] for name, made in call(1).items()}
 
 
 def checked_results(function: Callable[..., object], results: object, rows: int) -> Mapping[str, Tensor]:

@@ -30,6 +30,7 @@ from sar.comm.engine import Engine
 from sar.comm.exchange import BufferPool, Exchange, Portion, Settings
 from sar.comm.plan import RowFormat, Tile
 from sar.core.batches import EdgeBatch, Fields, RowView
+from sar.core.empty import views_of_nothing
 from sar.core.gather import Combine, gather_rows
 from sar.core.mailbox import checked_results
 from sar.core.shard import Relation
@@ -130,29 +131,23 @@ class PythonCall:
         return getattr(self.function, "__qualname__", repr(self.function))
 
     def _record(self, src: Fields, dst: Fields, edge: Fields) -> _Recording:
-        """Find out what the function reads and makes, on no edges; on the own ones where it cannot do without."""
-        own = self.relation.blocks[self.engine.rank]
+        """Find out what the function reads and makes, on no edges where it can do without."""
         reads: tuple[set[str], set[str], set[str]] = (set(), set(), set())
 
-        def call(block: EdgeBlock) -> Mapping[str, Tensor]:
-            none = block.num_edges == 0
-            batch = EdgeBatch(
-                RowView(src, lambda c: c[:0] if none else gather_rows(c, block, Target.U), reads[0]),
-                RowView(dst, lambda c: c[:0] if none else gather_rows(c, block, Target.V), reads[1]),
-                RowView(edge, lambda c: c[:0] if none else c[block.ids(0, block.num_edges)], reads[2]),
-                self.relation.etype,
-                block.num_edges,
-                lambda: self.find_edges(block, None),
-            )
-            return checked_results(self.function, self.function(batch), block.num_edges)
+        def call(rows: int) -> Mapping[str, Tensor]:
+            def take(column: Tensor) -> Tensor:
+                return column[:rows] if len(column) >= rows else column.new_zeros(rows, *column.shape[1:])
 
-        try:
-            made = call(_empty_like(own))
-        except Exception:
-            if own.num_edges == 0:
-                raise
-            with torch.random.fork_rng():
-                made = {name: m[:0] for name, m in call(own).items()}
+            ids = torch.zeros(rows, dtype=torch.int64, device=self.relation.in_degrees.device)
+            u, v, e = RowView(src, take, reads[0]), RowView(dst, take, reads[1]), RowView(edge, take, reads[2])
+            batch = EdgeBatch(u, v, e, self.relation.etype, rows, lambda: (ids, ids, ids))
+            return checked_results(self.function, self.function(batch), rows)
+
+        with torch.random.fork_rng():
+            try:
+                made = call(0)
+            except Exception:  # not every function takes an empty batch: show it an edge
+                made = {name: m[:0] for name, m in call(1).items()}
         src, dst, edge = (
             {k: fields[k] for k in sorted(read)} for fields, read in zip((src, dst, edge), reads, strict=True)
         )
@@ -231,7 +226,7 @@ class PythonCall:
             block.num_edges,
             lambda: self.find_edges(block, tile),
         )
-        with self.engine.guard():
+        with self.engine.guard(), views_of_nothing(block.num_edges):
             made = checked_results(self.function, self.function(batch), block.num_edges)
             for name in names:
                 if name not in made:
@@ -371,11 +366,6 @@ def with_fixed_closure(function: MessageFunction) -> MessageFunction:
         return function
     copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
     return update_wrapper(copy, function)
-
-
-def _empty_like(block: EdgeBlock) -> EdgeBlock:
-    none = block.cols[:0]
-    return EdgeBlock(none, block.indptr.new_zeros(1), none, block.num_src, block.num_dst)
 
 
 def _described(fields: dict[str, Tensor]) -> str:

@@ -182,5 +182,4 @@ SETTINGS = [
 def test_settings_do_not_change_the_numbers(pool, world_size, settings):
     parts = SCENARIOS["random"](world_size)
     cases = [(residual_connections, (layer,)) for layer in LAYERS]
-    cases += [(different_calls_share_an_input, ("weighted",))]
     check(pool, parts, random_data(parts, torch.float64), cases, settings=settings)

@@ -5,14 +5,16 @@ all others `patch_dgl` calls the original.
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import process_group
+from sar.comm.collectives import all_reduce
 from sar.core.graph import GraphShardManager
 from sar.core.reverse import sum_at_sources
 from sar.errors import GraphError
@@ -62,7 +64,8 @@ def edge_conv(layer: Any, graph: Any, feat: Any) -> Tensor:
             graph.update_all(fn.copy_e("e", "m"), fn.max("m", "out"))
         else:
             graph.update_all(fn.e_add_v("theta", "phi", "m"), fn.max("m", "out"))
-        return graph.dstdata["out"]
+        made: Tensor = graph.dstdata["out"]
+        return made
 
 
 def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | None = None) -> Tensor:
@@ -105,11 +108,21 @@ def gated_graph_conv(layer: Any, graph: Any, feat: Tensor, etypes: Tensor | None
         return feat
 
 
+def label_propagation(original: Forward, layer: Any, graph: Any, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`LabelPropagation`: the original counts the classes that one worker sees."""
+    if labels.dim() == 1 or labels.shape[1] == 1:
+        classes = torch.tensor([int(labels.max()) + 1 if len(labels) else 0])
+        all_reduce(classes, dist.ReduceOp.MAX, move_to_comm_device=True)
+        labels = torch.nn.functional.one_hot(labels.view(-1), int(classes))
+    return original(layer, graph, labels, mask)  # type: ignore[no-any-return]
+
+
 def batch_norm(module: torch.nn.BatchNorm1d, x: Tensor) -> Tensor:
     """`module` with the statistics of all workers."""
     if module.training or module.running_mean is None:
         return normalise(module, x, process_group.engine())
-    return module(x)  # type: ignore[no-any-return]
+    evaluated: Tensor = module(x)
+    return evaluated
 
 
 def serving_both(original: Forward, distributed: Forward) -> Forward:
@@ -125,10 +138,11 @@ def serving_both(original: Forward, distributed: Forward) -> Forward:
 
 def layers_to_patch() -> dict[type, Forward]:
     """The layers of the installed DGL, and the function that serves each on distributed graphs."""
-    conv = require_dgl().nn.pytorch.conv
+    conv, utils = require_dgl().nn.pytorch.conv, require_dgl().nn.pytorch.utils
     return {
         conv.EdgeWeightNorm: edge_weight_norm,
         conv.EdgeConv: edge_conv,
         conv.GatedGraphConv: gated_graph_conv,
         conv.pnaconv.PNAConvTower: pna_tower,
+        utils.LabelPropagation: partial(label_propagation, utils.LabelPropagation.forward),
     }

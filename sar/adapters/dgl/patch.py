@@ -32,8 +32,8 @@ def patch_dgl() -> None:
     """Let DGL's layers run on distributed graphs; on ordinary graphs they do what they did.
 
     Replaces the name `edge_softmax` wherever DGL's layers have bound it (GATConv, GATv2Conv, DotGatConv, ...), in
-    `dgl.ops` and in `dgl.nn.functional`, and the `forward` of EdgeWeightNorm, EdgeConv, GatedGraphConv and the towers
-    of PNAConv and DGNConv. A second call changes nothing; `unpatch_dgl` undoes it.
+    `dgl.ops` and in `dgl.nn.functional`, and the `forward` of some others: see `layers.py`.
+    A second call changes nothing; `unpatch_dgl` undoes it.
 
     Raises:
         DglError: where DGL cannot be imported.

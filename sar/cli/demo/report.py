@@ -124,7 +124,7 @@ def _draw_memory(axes: Axes, comparisons: Sequence[Comparison]) -> None:
         peaks = [comparison.single.peak_rise, *(run.peak_rise for run in comparison.distributed)]
         for index, peak in enumerate(peaks):
             axes.bar(position, peak / MEGA, width, color=DISTRIBUTED if index else SINGLE)
-            axes.annotate(f"{peak / MEGA:.0f}", (position, peak / MEGA), ha="center", va="bottom", fontsize=9)
+            axes.text(position, 0.02 * max(peaks) / MEGA, f"{peak / MEGA:.0f}", ha="center", va="bottom", color="white")
             position += 1
         ideal = comparison.single.peak_rise / len(comparison.distributed) / MEGA
         label = "" if centres else f"ideal, 1/{len(comparison.distributed)} of one process"
