@@ -57,12 +57,16 @@ def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_c
                 f"all_to_all got {len(recv_tensors)} tensors to receive into and {len(send_tensors)} to send; "
                 f"expected one of each for all {me.world_size} workers."
             )
+        rows = _described(send_tensors[0][:0])
         for tensor in (*recv_tensors, *send_tensors):
             _check_device(me, tensor, move_to_comm_device)
-        for mine, arrived in zip(recv_tensors, exchange_tensors(send_tensors), strict=True):
-            if mine.shape != arrived.shape or mine.dtype != arrived.dtype:
-                raise ConfigError(f"all_to_all expected {_described(mine)}, but its sender sent {_described(arrived)}.")
-            mine.detach().copy_(arrived)
+            if _described(tensor[:0]) != rows:
+                raise ConfigError(
+                    f"all_to_all got {_described(tensor)} among rows like {rows}; give all the same form."
+                )
+        arrived = exchange_tensors(send_tensors, [len(tensor) for tensor in recv_tensors])
+        for mine, theirs in zip(recv_tensors, arrived, strict=True):
+            mine.detach().copy_(theirs)
 
 
 def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None = None) -> list[Tensor]:
@@ -82,8 +86,6 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
         sample = tensors[0]
         call = f"exchange_tensors of {_described(sample[:0])} rows"
         me.agree(call)
-        if me.world_size == 1:
-            return [tensors[0].detach().to(me.device)]
         sizes = me.all_gather(torch.tensor([len(t) for t in tensors]), call)
         arriving = [int(theirs[me.rank]) for theirs in sizes]
         if recv_sizes is not None and list(recv_sizes) != arriving:
@@ -109,9 +111,8 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
     with me.guard():
         call = "exchange_single_tensor"
         me.agree(call)
-        if recv_idx == send_idx == me.rank or me.world_size == 1:
-            recv_tensor.detach().copy_(send_tensor)
-            return
+        if not (0 <= recv_idx < me.world_size and 0 <= send_idx < me.world_size):
+            raise ConfigError(f"There are no workers {recv_idx} or {send_idx}; expected ranks below {me.world_size}.")
         mine = torch.tensor([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes])
         theirs = me.all_gather(mine, call)
         expected, offered = int(theirs[recv_idx][3]), int(theirs[send_idx][2])
@@ -122,6 +123,9 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
                 f"Worker {recv_idx} sends {expected} bytes where worker {me.rank} expects {recv_tensor.nbytes}, "
                 f"or worker {send_idx} expects {offered} where {send_tensor.nbytes} are sent."
             )
+        if recv_idx == me.rank:
+            recv_tensor.detach().copy_(send_tensor)
+            return
         arrived = torch.empty_like(recv_tensor, device=me.device, memory_format=torch.contiguous_format)
         _swap(me, recv_idx, arrived, send_idx, send_tensor.detach(), call)
         recv_tensor.detach().copy_(arrived)

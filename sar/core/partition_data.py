@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sar.comm.engine import Engine
 from sar.common_tuples import EID, ETYPE, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
 
@@ -85,6 +86,30 @@ def join_features(shards: list[Shard], first_id: int) -> dict[str, Tensor]:
         count = sum(len(shard.src) for shard in shards)
         joined[EID] = torch.arange(first_id, first_id + count, device=shards[0].src.device)
     return joined
+
+
+def check_edge_ids(features: list[dict[str, Tensor]], engine: Engine) -> None:
+    """Check, together with all workers, that their edge IDs fit together: the last step of the construction.
+
+    IDs as partitioners give them run on from one partition to the next. Where every worker has such a run, they must
+    join; IDs of another kind are taken as they are.
+
+    Raises:
+        PartitionError: where the runs do not join, because the workers hold parts of different graphs.
+    """
+    ids = torch.cat([columns[EID] for columns in features])
+    first, last = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
+    runs = torch.stack(engine.all_gather(torch.tensor([first, last, len(ids)]), "checking edge IDs")).tolist()
+    expected = 0
+    for rank, (first, last, count) in enumerate(runs):
+        if last - first + 1 != count:
+            return
+        if count and first != expected:
+            raise PartitionError(
+                f"The edges of worker {rank} have the IDs {first} to {last}; expected them to begin at {expected}, "
+                "after those of the workers before. The workers hold parts of different graphs: load one partitioning."
+            )
+        expected += count
 
 
 def _concatenated(name: str, pieces: list[Tensor]) -> Tensor:

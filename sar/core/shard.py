@@ -12,7 +12,7 @@ from sar.comm.collectives import exchange_tensors
 from sar.comm.engine import Engine
 from sar.comm.plan import HaloPlan, Tile
 from sar.common_tuples import NTYPE, CanonicalEtype, PartitionData
-from sar.core.partition_data import Shard, check_partition, join_features, select_relation
+from sar.core.partition_data import Shard, check_edge_ids, check_partition, join_features, select_relation
 from sar.kernels import EdgeBlock
 
 
@@ -133,6 +133,7 @@ def build_structure(data: PartitionData, engine: Engine) -> tuple[Structure, lis
             relations.append(_build_relation(etype, shards[k], int(all_edges[:, k].sum()), data, index, engine))
             first_id = int(all_edges[: engine.rank].sum() + all_edges[engine.rank, :k].sum())
             features.append(join_features(shards[k], first_id))
+        check_edge_ids(features, engine)
         signature = _digest(f"{graph} {totals} {all_edges.tolist()}")
         counts = dict(zip(names, index.counts, strict=True))
         counts_global = dict(zip(names, totals, strict=True))

@@ -74,7 +74,7 @@ class DistributedBN1D(nn.Module):
             (N_i, F).
 
         Raises:
-            GraphError: for another shape, or in training with a single row on all workers together.
+            GraphError: for another shape, or where statistics are to be taken of a single row on all workers together.
         """
         if x.dim() != 2 or x.shape[1] != self.n_feats:
             raise GraphError(f"DistributedBN1D got {tuple(x.shape)}; expected (nodes, {self.n_feats}).")
@@ -146,8 +146,10 @@ class _Normalise(torch.autograd.Function):
                 flags = max(engine.agree(ctx.words, flags))
                 statistics = [theirs.to(x.device) for theirs in engine.all_gather(own.cpu(), ctx.words)]
         count, mean, var = _combined(statistics)
-        if training and count <= 1:
-            raise GraphError("DistributedBN1D in training needs more than one row on all workers together.")
+        if count <= 1:
+            raise GraphError(
+                "DistributedBN1D needs more than one row on all workers together to take their statistics."
+            )
         scale = (var + eps).rsqrt()
         normal = (wide - mean) * scale
         y = normal if weight is None or bias is None else normal * weight + bias

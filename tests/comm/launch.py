@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,14 +12,15 @@ from typing import Any
 from tests.workers import REPOSITORY
 
 REPORT = """
-import json, torch, sar
+import json, os, torch, sar
 from sar import comm
 total = torch.tensor([sar.rank() + 1.0])
 comm.all_reduce(total, torch.distributed.ReduceOp.SUM)
-print("REPORT", json.dumps({"rank": sar.rank(), "size": sar.world_size(), "sum": total.item(),
-    "backend": comm.backend(), "device": str(sar.comm_device()), "ip": comm.master_ip(), "port": comm.master_port()}))
+report = {"rank": sar.rank(), "size": sar.world_size(), "sum": total.item(), "backend": comm.backend(),
+    "device": str(sar.comm_device()), "ip": comm.master_ip(), "port": comm.master_port()}
+os.write(1, f"REPORT {json.dumps(report)}\\n".encode())
 """
-"""Code that ends each script: the set-up is proved by a reduction."""
+"""Code that ends each script: the set-up is proved by a reduction. One write, as processes may share a pipe."""
 
 LAUNCHER_PREFIXES = ("SLURM_", "OMPI_", "PMI_", "MV2_", "MPI_", "TORCHELASTIC_")
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -61,9 +63,4 @@ def finish(processes: Sequence["subprocess.Popen[str]"], timeout: float) -> list
             process.wait()
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output
-    return [
-        json.loads(line.removeprefix("REPORT "))
-        for output in outputs
-        for line in output.splitlines()
-        if line.startswith("REPORT ")
-    ]
+    return [json.loads(report) for output in outputs for report in re.findall(r"REPORT (\{[^}]*\})", output)]
