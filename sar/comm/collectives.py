@@ -114,15 +114,15 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
         if not (0 <= recv_idx < me.world_size and 0 <= send_idx < me.world_size):
             raise ConfigError(f"There are no workers {recv_idx} or {send_idx}; expected ranks below {me.world_size}.")
         mine = torch.tensor([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes])
-        theirs = me.all_gather(mine, call)
-        expected, offered = int(theirs[recv_idx][3]), int(theirs[send_idx][2])
-        if int(theirs[recv_idx][1]) != me.rank or int(theirs[send_idx][0]) != me.rank:
-            raise ConfigError(f"Worker {recv_idx} does not send to {me.rank}, or {send_idx} does not receive from it.")
-        if expected != recv_tensor.nbytes or offered != send_tensor.nbytes:
-            raise ConfigError(
-                f"Worker {recv_idx} sends {expected} bytes where worker {me.rank} expects {recv_tensor.nbytes}, "
-                f"or worker {send_idx} expects {offered} where {send_tensor.nbytes} are sent."
-            )
+        table = torch.stack(me.all_gather(mine, call)).tolist()
+        # Everybody checks everybody, so that all workers come to the same verdict.
+        for rank, (source, _, expected, _) in enumerate(table):
+            _, reader, _, offered = table[source]
+            if reader != rank or expected != offered:
+                raise ConfigError(
+                    f"Worker {rank} wants {expected} bytes from worker {source}, which sends {offered} bytes to worker "
+                    f"{reader}. Let the two name each other, with tensors of equal size."
+                )
         if recv_idx == me.rank:
             recv_tensor.detach().copy_(send_tensor)
             return
