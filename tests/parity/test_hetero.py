@@ -1,0 +1,155 @@
+"""Heterogeneous graphs read from a partition directory: layers over several relations equal single-machine DGL."""
+
+from pathlib import Path
+
+import dgl
+import dgl.function as fn
+import dgl.nn.pytorch as dglnn
+import pytest
+import torch
+import torch.distributed as dist
+
+import sar
+from tests.parity.harness import assert_close, weighted_sum
+
+COUNTS = {"paper": 40, "author": 25, "topic": 20}
+RELATIONS = {
+    ("author", "writes", "paper"): 120,
+    ("paper", "written by", "author"): 110,
+    ("paper", "cites", "paper"): 90,
+    ("paper", "about", "topic"): 40,
+}
+WIDTH, OUT = 4, 3
+
+
+def whole_graph():
+    generator = torch.Generator().manual_seed(1)
+    edges = {
+        etype: tuple(torch.randint(COUNTS[etype[end]], (count,), generator=generator) for end in (0, 2))
+        for etype, count in RELATIONS.items()
+    }
+    graph = dgl.heterograph(edges, num_nodes_dict=COUNTS)
+    for ntype, count in COUNTS.items():
+        graph.nodes[ntype].data["x"] = torch.randn(count, WIDTH, generator=generator)
+        graph.nodes[ntype].data["cotangent"] = torch.randn(count, 8, generator=generator)
+    for etype, count in RELATIONS.items():
+        graph.edges[etype].data["w"] = torch.rand(count, 1, generator=generator) + 0.5
+    return graph
+
+
+def hetero_conv(graph, x):
+    convs = {
+        "writes": dglnn.SAGEConv(WIDTH, OUT, "mean"),
+        "written by": dglnn.GraphConv(WIDTH, OUT, norm="right", allow_zero_in_degree=True),
+        "cites": dglnn.SAGEConv(WIDTH, OUT, "pool"),
+        "about": dglnn.GINConv(torch.nn.Linear(WIDTH, OUT), "max"),
+    }
+    layer = dglnn.HeteroGraphConv(convs, aggregate="sum")
+    return layer, layer(graph, x)
+
+
+def attention(graph, x):
+    layer = dglnn.GATConv((WIDTH, WIDTH), OUT, 2, residual=True, allow_zero_in_degree=True)
+    return layer, {"paper": layer(graph["writes"], (x["author"], x["paper"])).flatten(1)}
+
+
+def multi_update(cross_reducer, graph, x):
+    with graph.local_scope():
+        for ntype, h in x.items():
+            graph.nodes[ntype].data["h"] = h
+        functions = {
+            "writes": (fn.copy_u("h", "m"), fn.sum("m", "out")),
+            "written by": (lambda edges: {"m": edges.src["h"] * edges.dst["h"]}, fn.sum("m", "out")),
+            "cites": (fn.u_mul_e("h", "w", "m"), fn.mean("m", "out")),
+            "about": (fn.copy_u("h", "m"), lambda nodes: {"out": nodes.mailbox["m"].cumsum(1)[:, -1]}),
+        }
+        graph.multi_update_all(functions, cross_reducer)
+        return torch.nn.Module(), {ntype: graph.nodes[ntype].data["out"].flatten(1) for ntype in COUNTS}
+
+
+def relation_views(graph, x):
+    """Each relation by itself, through `graph[etype]`."""
+    made = {}
+    for etype in RELATIONS:
+        view = graph[etype]
+        view.srcdata["h"] = x[etype[0]]
+        view.apply_edges(fn.copy_u("h", "s"))
+        view.edata["s"] = view.edata["s"] * view.edata["w"]
+        view.update_all(fn.copy_e("s", "m"), fn.sum("m", "out"))
+        degrees = torch.stack([view.in_degrees(), torch.full_like(view.in_degrees(), view.num_src_nodes() > 0)], 1)
+        made[etype[2]] = made.get(etype[2], 0) + view.dstdata["out"] * degrees[:, :1]
+    return torch.nn.Module(), made
+
+
+PROGRAMS = {
+    "hetero_conv": hetero_conv,
+    "attention": attention,
+    "relation_views": relation_views,
+    **{
+        f"multi_update {how}": lambda graph, x, how=how: multi_update(how, graph, x)
+        for how in ("sum", "mean", "max", "min", "stack")
+    },
+}
+
+
+def run(graph, features, cotangents, name):
+    torch.manual_seed(3)
+    x = {ntype: h.clone().requires_grad_() for ntype, h in features.items()}
+    layer, outputs = PROGRAMS[name](graph, x)
+    loss = sum(weighted_sum(outputs[ntype], cotangents[ntype]) for ntype in outputs)
+    loss.backward()
+    if dist.is_initialized():
+        sar.gather_grads(layer)
+    grads = {f"x {ntype}": h.grad for ntype, h in x.items() if h.grad is not None}
+    parameters = {name: p.grad for name, p in layer.named_parameters()}
+    return {k: v.detach() for k, v in outputs.items()}, grads, parameters
+
+
+def run_on_worker(path, mode, names):
+    sar.patch_dgl()
+    data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
+    sar.Config.disable_sr = mode == 2
+    graph = sar.construct_full_graph(data)
+    assert graph.ntypes == data.node_type_names
+    assert sorted(graph.canonical_etypes) == sorted(RELATIONS)
+    assert {t: graph.num_nodes_global(t) for t in graph.ntypes} == COUNTS
+    assert {etype: graph.num_edges_global(etype) for etype in graph.canonical_etypes} == RELATIONS
+    if mode == 3:
+        graph = graph.get_full_partition_graph()
+    rows = {key: {t: data.node_features[f"{t}/{key}"] for t in COUNTS} for key in ("x", "cotangent")}
+    return [run(graph, rows["x"], rows["cotangent"], name) for name in names]
+
+
+@pytest.fixture(scope="module", params=["metis", "random"])
+def directory(request, tmp_path_factory):
+    def make(world_size: int) -> tuple[Path, dict[str, torch.Tensor]]:
+        out = tmp_path_factory.mktemp("hetero")
+        node_map, _ = dgl.distributed.partition_graph(
+            whole_graph(), "hetero", world_size, str(out), part_method=request.param, return_mapping=True
+        )
+        return out / "hetero.json", node_map
+
+    return make
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_relations_together(pool, world_size, directory):
+    path, node_map = directory(world_size)
+    graph, names = whole_graph(), list(PROGRAMS)
+    features = {t: graph.nodes[t].data["x"] for t in COUNTS}
+    cotangents = {t: graph.nodes[t].data["cotangent"] for t in COUNTS}
+    expected = [run(whole_graph(), features, cotangents, name) for name in names]
+    for mode in (1, 2, 3):
+        by_rank = pool.run(run_on_worker, str(path), mode, names, timeout=120)
+        for number, (outputs, grads, parameters) in enumerate(expected):
+            parts = [results[number] for results in by_rank]
+            for ntype, value in outputs.items():
+                assert_close(torch.cat([p[0][ntype] for p in parts]), value[node_map[ntype]])
+            for ntype in COUNTS:
+                mine = torch.cat([p[1][f"x {ntype}"] for p in parts]) if f"x {ntype}" in parts[0][1] else None
+                if f"x {ntype}" in grads:
+                    assert_close(mine, grads[f"x {ntype}"][node_map[ntype]])
+                else:
+                    assert mine is None or not mine.any()
+            for key, value in parameters.items():
+                assert_close(parts[0][2][key], value)
