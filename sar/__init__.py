@@ -23,6 +23,7 @@ from sar.core import (  # noqa: E402
     GraphShardManager,
     HeteroGraphShardManager,
     construct_full_graph,
+    construct_mfgs,
 )
 from sar.core.features import suffix_key_lookup  # noqa: E402
 from sar.core.messages import message_has_parameters  # noqa: E402
@@ -45,6 +46,7 @@ __all__ = [
     "comm_device",
     "common_tuples",
     "construct_full_graph",
+    "construct_mfgs",
     "core",
     "edge_softmax",
     "gather_grads",

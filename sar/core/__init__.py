@@ -1,8 +1,9 @@
 """The engine, free of DGL: the distributed graph and what happens when a layer calls it."""
 
 from sar.core.graph import DistributedBlock, GraphShardManager, construct_full_graph
+from sar.core.mfg import construct_mfgs
 
 HeteroGraphShardManager = GraphShardManager
 """SAR's name: one class serves homogeneous and heterogeneous graphs."""
 
-__all__ = ["DistributedBlock", "GraphShardManager", "HeteroGraphShardManager", "construct_full_graph"]
+__all__ = ["DistributedBlock", "GraphShardManager", "HeteroGraphShardManager", "construct_full_graph", "construct_mfgs"]

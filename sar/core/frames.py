@@ -1,10 +1,13 @@
-"""Node and edge frames: named columns of equal length, and the mappings through which users see them."""
+"""Node and edge frames: named columns of equal length, and the views through which users see them."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sar.common_tuples import CanonicalEtype
 from sar.errors import FieldError, GraphError
 
 
@@ -94,3 +97,54 @@ class TypedFrames(MutableMapping[str, dict[object, Tensor]]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+
+@dataclass(frozen=True)
+class Frames:
+    """All frames of a graph, by type; `src` and `dst` are one and the same, except on message flow graphs."""
+
+    src: dict[str, Frame]
+    dst: dict[str, Frame]
+    edge: dict[CanonicalEtype, Frame]
+
+    def clone(self) -> "Frames":
+        """The same columns under mappings of their own."""
+        return self._each(Frame.clone)
+
+    def to(self, device: torch.device) -> "Frames":
+        """The frames with their columns on another device."""
+        return self._each(lambda frame: frame.to(device))
+
+    def _each(self, change: Callable[[Frame], Frame]) -> "Frames":
+        src = {ntype: change(frame) for ntype, frame in self.src.items()}
+        dst = src if self.dst is self.src else {ntype: change(frame) for ntype, frame in self.dst.items()}
+        return Frames(src, dst, {etype: change(frame) for etype, frame in self.edge.items()})
+
+
+def frame_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Frame | TypedFrames:
+    """The frame of the one type there is, or a view of those of all types."""
+    return frames[kinds[0]] if len(kinds) == 1 else TypedFrames({kind: frames[kind] for kind in kinds})
+
+
+class SpaceView:
+    """What `g.nodes` and `g.edges` give: frames by type, and local IDs."""
+
+    def __init__(self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]]) -> None:
+        self._frames = frames
+        self._resolve = resolve
+
+    def __getitem__(self, kind: Any) -> "_Space":
+        return _Space(self._frames[self._resolve(kind)[0]])
+
+    def __call__(self, kind: Any = None) -> Tensor:
+        """Local IDs, ascending, (N,) int64."""
+        kinds = self._resolve(kind)
+        if len(kinds) != 1:
+            raise GraphError(f"There are several types; name one of {kinds}.")
+        frame = self._frames[kinds[0]]
+        return torch.arange(frame.rows, device=frame.device)
+
+
+class _Space:
+    def __init__(self, data: Frame) -> None:
+        self.data = data

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from sar.comm.exchange import Settings
 from sar.common_tuples import CanonicalEtype, PartitionData
 from sar.core.batches import NodeBatch
 from sar.core.empty import views_of_nothing
-from sar.core.frames import Frame, TypedFrames
+from sar.core.frames import Frame, Frames, SpaceView, TypedFrames, frame_of
 from sar.core.message_passing import Passing, apply_nodes, reduce_across
 from sar.core.queries import ALL, GraphQueries
 from sar.core.self_loops import with_self_loops, without_self_loops
@@ -40,13 +41,11 @@ class GraphShardManager(GraphQueries):
         self,
         structure: Structure,
         relations: list[Relation],
-        node_frames: dict[str, Frame],
-        edge_frames: dict[CanonicalEtype, Frame],
+        frames: Frames,
         partition_book: Any = None,
     ) -> None:
         super().__init__(structure, relations)
-        self._node_frames = node_frames
-        self._edge_frames = edge_frames
+        self._frames = frames
         self.partition_book = partition_book
 
     # -- frames
@@ -54,46 +53,48 @@ class GraphShardManager(GraphQueries):
     @property
     def srcdata(self) -> Frame | TypedFrames:
         """Fields of the source nodes; the same frame as `dstdata` where sources are destinations."""
-        return self._frame_of(self._node_frames, self.srctypes)
+        return frame_of(self._frames.src, self.srctypes)
 
     @property
     def dstdata(self) -> Frame | TypedFrames:
         """Fields of the destination nodes."""
-        return self._frame_of(self._node_frames, self.dsttypes)
+        return frame_of(self._frames.dst, self.dsttypes)
 
     @property
     def ndata(self) -> Frame | TypedFrames:
-        """Fields of the nodes."""
-        return self._frame_of(self._node_frames, self.ntypes)
+        """Fields of the nodes; as in DGL not there on message flow graphs."""
+        return frame_of(self._node_frames, self.ntypes)
 
     @property
     def edata(self) -> Frame | TypedFrames:
         """Fields of the edges in the visible order; at first the partition's edge features and edge IDs (`_ID`)."""
-        return self._frame_of(self._edge_frames, self.canonical_etypes)
-
-    @staticmethod
-    def _frame_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Frame | TypedFrames:
-        return frames[kinds[0]] if len(kinds) == 1 else TypedFrames({kind: frames[kind] for kind in kinds})
+        return frame_of(self._frames.edge, self.canonical_etypes)
 
     @property
-    def nodes(self) -> "SpaceView":
+    def _node_frames(self) -> dict[str, Frame]:
+        if self.is_block:
+            raise GraphError("On a message flow graph sources and destinations differ; use srcdata or dstdata.")
+        return self._frames.dst
+
+    @property
+    def nodes(self) -> SpaceView:
         """`g.nodes[ntype].data` is the frame of a node type; `g.nodes(ntype)` are this worker's local IDs."""
         return SpaceView(self._node_frames, lambda ntype: self._ntype(ntype, self.ntypes))
 
     @property
-    def srcnodes(self) -> "SpaceView":
+    def srcnodes(self) -> SpaceView:
         """As `nodes`, of source types."""
-        return SpaceView(self._node_frames, lambda ntype: self._ntype(ntype, self.srctypes))
+        return SpaceView(self._frames.src, lambda ntype: self._ntype(ntype, self.srctypes))
 
     @property
-    def dstnodes(self) -> "SpaceView":
+    def dstnodes(self) -> SpaceView:
         """As `nodes`, of destination types."""
-        return SpaceView(self._node_frames, lambda ntype: self._ntype(ntype, self.dsttypes))
+        return SpaceView(self._frames.dst, lambda ntype: self._ntype(ntype, self.dsttypes))
 
     @property
-    def edges(self) -> "SpaceView":
+    def edges(self) -> SpaceView:
         """`g.edges[etype].data` is the frame of an edge type."""
-        return SpaceView(self._edge_frames, lambda etype: [self._relation(etype).etype])
+        return SpaceView(self._frames.edge, lambda etype: [self._relation(etype).etype])
 
     @contextmanager
     def local_scope(self) -> Iterator[None]:
@@ -101,17 +102,17 @@ class GraphShardManager(GraphQueries):
 
         An exception raised inside reaches all other workers as a `PeerError`, because they may be waiting for this one.
         """
-        node_frames, edge_frames = self._node_frames, self._edge_frames
-        self._node_frames, self._edge_frames = _cloned(node_frames), _cloned(edge_frames)
+        frames, self._frames = self._frames, self._frames.clone()
+        least = min(self.num_src_nodes(), self.num_dst_nodes(), self.num_edges())
         try:
-            with self._structure.engine.guard(), views_of_nothing(min(self.num_nodes(), self.num_edges())):
+            with self._structure.engine.guard(), views_of_nothing(least):
                 yield
         finally:
-            self._node_frames, self._edge_frames = node_frames, edge_frames
+            self._frames = frames
 
     def local_var(self: Self) -> Self:
         """The same graph with frames of its own, so that what is set on either is not seen on the other."""
-        return self._with(node_frames=_cloned(self._node_frames), edge_frames=_cloned(self._edge_frames))
+        return self._with(frames=self._frames.clone())
 
     # -- message passing
 
@@ -168,7 +169,7 @@ class GraphShardManager(GraphQueries):
                 results = self.passing(relation.etype).update_all(message_func, reduce_func)
                 if apply_func and apply_func[0] is not None:
                     ntype = relation.etype[2]
-                    results = apply_nodes(apply_func[0], results, self._node_frames[ntype], ntype)
+                    results = apply_nodes(apply_func[0], results, self._frames.dst[ntype], ntype)
                 made[relation.etype] = results
             ordered = [etype for etype in self._relations if etype in made]
             for ntype in dict.fromkeys(etype[2] for etype in ordered):
@@ -191,7 +192,7 @@ class GraphShardManager(GraphQueries):
         """
         with self._structure.engine.guard():
             relation = self._relation(etype)
-            frame = self._edge_frames[relation.etype]
+            frame = self._frames.edge[relation.etype]
             for name, values in self.passing(relation.etype).apply_edges(func).items():
                 if not (isinstance(edges, str) and edges == ALL):
                     chosen = torch.as_tensor(edges, device=self.device).long()
@@ -206,16 +207,16 @@ class GraphShardManager(GraphQueries):
         return Passing(
             self._structure,
             relation,
-            self._node_frames[source],
-            self._node_frames[destination],
-            self._edge_frames[relation.etype],
+            self._frames.src[source],
+            self._frames.dst[destination],
+            self._frames.edge[relation.etype],
             Settings.current(one_shot=self.one_shot),
         )
 
     def _set_results(
         self, ntype: str, results: dict[str, Tensor], apply_func: Callable[[NodeBatch], Mapping[str, Tensor]] | None
     ) -> None:
-        frame = self._node_frames[ntype]
+        frame = self._frames.dst[ntype]
         if apply_func is not None:
             results = apply_nodes(apply_func, results, frame, ntype)
         frame.update(results)
@@ -236,8 +237,7 @@ class GraphShardManager(GraphQueries):
         return self._with(
             structure=structure,
             relations=[moved[etype] for etype in self._relations],
-            node_frames={kind: frame.to(device) for kind, frame in self._node_frames.items()},
-            edge_frames={kind: frame.to(device) for kind, frame in self._edge_frames.items()},
+            frames=self._frames.to(device),
         )
 
     def remove_self_loop(self: Self) -> Self:
@@ -255,12 +255,12 @@ class GraphShardManager(GraphQueries):
         engine = self._structure.engine
         with engine.guard():
             old = self._relation(None)
-            relation, columns = change(old, dict(self._edge_frames[old.etype]), engine)
+            relation, columns = change(old, dict(self._frames.edge[old.etype]), engine)
         structure = self._structure.with_relations([relation], how)
-        frame = self._edge_frames[old.etype]
-        edge_frames = {old.etype: Frame(relation.num_edges, frame.device, frame.what, columns)}
-        node_frames = _cloned(self._node_frames)
-        return self._with(structure=structure, relations=[relation], edge_frames=edge_frames, node_frames=node_frames)
+        frame = self._frames.edge[old.etype]
+        edge = {old.etype: Frame(relation.num_edges, frame.device, frame.what, columns)}
+        frames = replace(self._frames.clone(), edge=edge)
+        return self._with(structure=structure, relations=[relation], frames=frames)
 
     def get_full_partition_graph(self, delete_shard_data: bool = True) -> "DistributedBlock":
         """The same graph in one-shot mode (3): every call fetches all that it needs at once and keeps it.
@@ -272,8 +272,7 @@ class GraphShardManager(GraphQueries):
         return DistributedBlock(
             self._structure,
             list(self._relations.values()),
-            _cloned(self._node_frames),
-            _cloned(self._edge_frames),
+            self._frames.clone(),
             self.partition_book,
         )
 
@@ -281,8 +280,7 @@ class GraphShardManager(GraphQueries):
         parts = {
             "structure": self._structure,
             "relations": list(self._relations.values()),
-            "node_frames": self._node_frames,
-            "edge_frames": self._edge_frames,
+            "frames": self._frames,
             "partition_book": self.partition_book,
         }
         return type(self)(**(parts | changes))
@@ -301,30 +299,6 @@ class DistributedBlock(GraphShardManager):
     one_shot = True
 
 
-class SpaceView:
-    """What `g.nodes` and `g.edges` give: frames by type, and local IDs."""
-
-    def __init__(self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]]) -> None:
-        self._frames = frames
-        self._resolve = resolve
-
-    def __getitem__(self, kind: Any) -> "_Space":
-        return _Space(self._frames[self._resolve(kind)[0]])
-
-    def __call__(self, kind: Any = None) -> Tensor:
-        """Local IDs, ascending, (N,) int64."""
-        kinds = self._resolve(kind)
-        if len(kinds) != 1:
-            raise GraphError(f"There are several types; name one of {kinds}.")
-        frame = self._frames[kinds[0]]
-        return torch.arange(frame.rows, device=frame.device)
-
-
-class _Space:
-    def __init__(self, data: Frame) -> None:
-        self.data = data
-
-
 def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
     """Make the distributed graph of a partitioned graph; called by all workers together.
 
@@ -340,18 +314,18 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
     """
     engine = process_group.engine()
     structure, features = build_structure(partition_data, engine)
-    node_frames = {
-        ntype: Frame(count, structure.device, f"nodes of type {ntype!r}") for ntype, count in structure.counts.items()
-    }
-    edge_frames = {
-        relation.etype: Frame(relation.num_edges, structure.device, f"edges of type {relation.etype}", columns)
+    return make_graph(structure, features, partition_data.partition_book)
+
+
+def make_graph(structure: Structure, features: list[dict[str, Tensor]], partition_book: Any) -> GraphShardManager:
+    """A graph with empty node frames, and `features` of each relation's edges."""
+    device = structure.device
+    dst = {ntype: Frame(count, device, f"nodes of type {ntype!r}") for ntype, count in structure.dst.counts.items()}
+    src = dst
+    if structure.is_block:
+        src = {t: Frame(count, device, f"source nodes of type {t!r}") for t, count in structure.src.counts.items()}
+    edge = {
+        relation.etype: Frame(relation.num_edges, device, f"edges of type {relation.etype}", columns)
         for relation, columns in zip(structure.relations, features, strict=True)
     }
-    return GraphShardManager(structure, structure.relations, node_frames, edge_frames, partition_data.partition_book)
-
-
-_Kind = TypeVar("_Kind")
-
-
-def _cloned(frames: dict[_Kind, Frame]) -> dict[_Kind, Frame]:
-    return {kind: frame.clone() for kind, frame in frames.items()}
+    return GraphShardManager(structure, structure.relations, Frames(src, dst, edge), partition_book)

@@ -91,13 +91,14 @@ class Passing:
     def _find_edges(self, block: EdgeBlock, tile: Tile | None) -> tuple[Tensor, Tensor, Tensor]:
         """Global IDs of the sources and destinations of a block's edges, and edge IDs."""
         source, _, destination = self.relation.etype
-        node_ids, cols = self.structure.node_ids, block.cols.long()
+        cols = block.cols.long()
         if tile is None:
-            src = node_ids[source][cols]
+            src = self.structure.src.ids[source][cols]
         else:
             src = self.relation.halos[tile.peer][cols + tile.begin].long() + self.structure.node_ranges[tile.peer][0]
         ids = block.ids(0, block.num_edges)
-        return src, node_ids[destination][block.destinations(0, block.num_edges)], self.edge[EID][ids]
+        dst = self.structure.dst.ids[destination][block.destinations(0, block.num_edges)]
+        return src, dst, self.edge[EID][ids]
 
 
 def apply_nodes(

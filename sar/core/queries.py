@@ -18,12 +18,16 @@ class GraphQueries:
     Counts are local: nodes of this worker, edges into it. Those that end in `_global` are of the whole graph.
     """
 
-    is_block = False
     batch_size = 1
 
     def __init__(self, structure: Structure, relations: list[Relation]) -> None:
         self._structure = structure
         self._relations = {relation.etype: relation for relation in relations}
+
+    @property
+    def is_block(self) -> bool:
+        """Whether sources and destinations differ, as on message flow graphs."""
+        return self._structure.is_block
 
     # -- types
 
@@ -51,7 +55,7 @@ class GraphQueries:
     def ntypes(self) -> list[str]:
         """All node types."""
         if self._is_whole:
-            return list(self._structure.counts)
+            return list(self._structure.dst.ids)
         return list(dict.fromkeys(ntype for etype in self._relations for ntype in (etype[0], etype[2])))
 
     @property
@@ -94,16 +98,18 @@ class GraphQueries:
     # -- counts
 
     def num_nodes(self, ntype: str | None = None) -> int:
-        """Nodes of this worker, of one type or of all."""
-        return sum(self._structure.counts[t] for t in self._ntype(ntype, self.ntypes))
+        """Nodes of this worker, of one type or of all; on a message flow graph, of both sides together."""
+        return sum(self._structure.dst.counts[t] for t in self._ntype(ntype, self.ntypes)) + (
+            sum(self._structure.src.counts[t] for t in self._ntype(ntype, self.ntypes)) if self.is_block else 0
+        )
 
     def num_src_nodes(self, ntype: str | None = None) -> int:
         """Source nodes of this worker, of one type or of all."""
-        return sum(self._structure.counts[t] for t in self._ntype(ntype, self.srctypes))
+        return sum(self._structure.src.counts[t] for t in self._ntype(ntype, self.srctypes))
 
     def num_dst_nodes(self, ntype: str | None = None) -> int:
         """Destination nodes of this worker, of one type or of all."""
-        return sum(self._structure.counts[t] for t in self._ntype(ntype, self.dsttypes))
+        return sum(self._structure.dst.counts[t] for t in self._ntype(ntype, self.dsttypes))
 
     def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
         """Edges into this worker, of one type or of all."""
@@ -111,16 +117,18 @@ class GraphQueries:
         return sum(relation.num_edges for relation in relations)
 
     def num_nodes_global(self, ntype: str | None = None) -> int:
-        """Nodes of the whole graph, of one type or of all."""
-        return sum(self._structure.counts_global[t] for t in self._ntype(ntype, self.ntypes))
+        """As `num_nodes`, of all workers together."""
+        return sum(self._structure.dst.counts_global[t] for t in self._ntype(ntype, self.ntypes)) + (
+            sum(self._structure.src.counts_global[t] for t in self._ntype(ntype, self.ntypes)) if self.is_block else 0
+        )
 
     def num_src_nodes_global(self, ntype: str | None = None) -> int:
         """Source nodes of the whole graph, of one type or of all."""
-        return sum(self._structure.counts_global[t] for t in self._ntype(ntype, self.srctypes))
+        return sum(self._structure.src.counts_global[t] for t in self._ntype(ntype, self.srctypes))
 
     def num_dst_nodes_global(self, ntype: str | None = None) -> int:
         """Destination nodes of the whole graph, of one type or of all."""
-        return sum(self._structure.counts_global[t] for t in self._ntype(ntype, self.dsttypes))
+        return sum(self._structure.dst.counts_global[t] for t in self._ntype(ntype, self.dsttypes))
 
     def num_edges_global(self, etype: str | CanonicalEtype | None = None) -> int:
         """Edges of the whole graph, of one type or of all."""
@@ -162,6 +170,17 @@ class GraphQueries:
     def idtype(self) -> torch.dtype:
         """The dtype of node and edge IDs."""
         return torch.int64
+
+    @property
+    def seeds(self) -> Tensor:
+        """Global IDs of the destinations, in the order of their rows, type after type, (N_dst,) int64."""
+        return torch.cat([self._structure.dst.ids[t] for t in self.dsttypes])
+
+    @property
+    def input_nodes(self) -> Tensor:
+        """Partition-local IDs of the sources, in the order of their rows, type after type, (N_src,) int64."""
+        first = self.node_ranges[self._structure.engine.rank][0]
+        return torch.cat([self._structure.src.ids[t] for t in self.srctypes]) - first
 
     @property
     def node_ranges(self) -> list[tuple[int, int]]:

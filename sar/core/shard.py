@@ -73,35 +73,59 @@ class Relation:
 
 
 @dataclass(frozen=True)
+class NodeSet:
+    """The nodes on one side of a graph.
+
+    ids: global IDs of this worker's nodes of every type, in the order of its rows, (N_type,) int64 each.
+    counts_global: nodes of every type on all workers.
+    """
+
+    ids: dict[str, Tensor]
+    counts_global: dict[str, int]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """This worker's nodes of every type."""
+        return {ntype: len(ids) for ntype, ids in self.ids.items()}
+
+    def to(self, device: torch.device) -> "NodeSet":
+        """The node set on another device."""
+        return replace(self, ids={ntype: ids.to(device) for ntype, ids in self.ids.items()})
+
+
+@dataclass(frozen=True)
 class Structure:
     """All relations of a graph, and how its nodes are spread.
 
     node_ranges: [start, end) of global node IDs of every partition.
-    node_ids: global IDs of this worker's nodes of every type, ascending, (N_type,) int64 each.
-    counts, counts_global: nodes of every type on this worker, and on all workers.
+    src, dst: sources and destinations; one and the same, except on message flow graphs.
     signature: equal on workers that hold parts of the same graph.
     """
 
     engine: Engine
     device: torch.device
     node_ranges: list[tuple[int, int]]
-    node_ids: dict[str, Tensor]
-    counts: dict[str, int]
-    counts_global: dict[str, int]
+    src: NodeSet
+    dst: NodeSet
     relations: list[Relation]
     signature: str
+
+    @property
+    def is_block(self) -> bool:
+        """Whether this is a message flow graph."""
+        return self.src is not self.dst
 
     def with_relations(self, relations: list[Relation], how: str) -> "Structure":
         """The structure with other edges; `how` they came about makes the signature another one."""
         counts = [relation.num_edges_global for relation in relations]
-        return replace(self, relations=relations, signature=_digest(f"{self.signature} {how} {counts}"))
+        return replace(self, relations=relations, signature=digest(f"{self.signature} {how} {counts}"))
 
     def to(self, device: torch.device) -> "Structure":
         """The structure on another device."""
-        node_ids = {ntype: ids.to(device) for ntype, ids in self.node_ids.items()}
-        return replace(
-            self, device=device, node_ids=node_ids, relations=[relation.to(device) for relation in self.relations]
-        )
+        src = self.src.to(device)
+        dst = self.dst.to(device) if self.is_block else src
+        relations = [relation.to(device) for relation in self.relations]
+        return replace(self, device=device, src=src, dst=dst, relations=relations)
 
 
 def build_structure(data: PartitionData, engine: Engine) -> tuple[Structure, list[dict[str, Tensor]]]:
@@ -134,16 +158,14 @@ def build_structure(data: PartitionData, engine: Engine) -> tuple[Structure, lis
             first_id = int(all_edges[: engine.rank].sum() + all_edges[engine.rank, :k].sum())
             features.append(join_features(shards[k], first_id))
         check_edge_ids(features, engine)
-        signature = _digest(f"{graph} {totals} {all_edges.tolist()}")
-        counts = dict(zip(names, index.counts, strict=True))
-        counts_global = dict(zip(names, totals, strict=True))
+        signature = digest(f"{graph} {totals} {all_edges.tolist()}")
+        nodes = NodeSet(index.node_ids, dict(zip(names, totals, strict=True)))
         device = data.all_shard_edges[0].edges[0].device
-        return Structure(
-            engine, device, list(data.node_ranges), index.node_ids, counts, counts_global, relations, signature
-        ), features
+        return Structure(engine, device, list(data.node_ranges), nodes, nodes, relations, signature), features
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """A short name for what the text describes."""
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
@@ -191,7 +213,7 @@ def _build_relation(
         if p == engine.rank:
             halo, cols, sources = shard.src[:0].to(torch.int32), index(shard.src - first), num_src
         else:
-            halo, cols = _number_distinct(shard.src - first, last - first)
+            halo, cols = number_distinct(shard.src - first, last - first)
             sources = len(halo)
         block = EdgeBlock.from_coo(cols, index(shard.dst - start), sources, num_dst, edge_offset=offset)
         blocks.append(block)
@@ -210,7 +232,7 @@ def _build_relation(
     return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, own_degrees)
 
 
-def _number_distinct(nodes: Tensor, bound: int) -> tuple[Tensor, Tensor]:
+def number_distinct(nodes: Tensor, bound: int) -> tuple[Tensor, Tensor]:
     """The distinct nodes, ascending, and the position of each given one among them; int32, by counting, not sorting."""
     present = torch.zeros(bound, dtype=torch.bool, device=nodes.device)
     present[nodes] = True
