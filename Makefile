@@ -2,7 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := sar tests examples benchmarks
+SOURCES := sar tests examples
 
 .PHONY: venv demo test test-all check clean
 
