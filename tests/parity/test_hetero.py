@@ -153,3 +153,106 @@ def test_relations_together(pool, world_size, directory):
                     assert mine is None or not mine.any()
             for key, value in parameters.items():
                 assert_close(parts[0][2][key], value)
+
+
+class TwoLayers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        widths = ((WIDTH, OUT), (OUT, OUT))
+        self.layers = torch.nn.ModuleList(
+            dglnn.HeteroGraphConv({etype[1]: dglnn.SAGEConv(i, o, "mean") for etype in RELATIONS}) for i, o in widths
+        )
+
+    def forward(self, blocks, x):
+        for layer, block in zip(self.layers, blocks, strict=True):
+            x = {ntype: h.tanh() for ntype, h in layer(block, x).items()}
+        return x
+
+
+def train_on_blocks(blocks, features, cotangents):
+    torch.manual_seed(4)
+    x = {ntype: h.clone().requires_grad_() for ntype, h in features.items()}
+    model = TwoLayers()
+    outputs = model(blocks, x)
+    sum(weighted_sum(outputs[ntype], cotangents[ntype]) for ntype in outputs).backward()
+    if dist.is_initialized():
+        sar.gather_grads(model)
+    parameters = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {k: v.detach() for k, v in outputs.items()}, {k: h.grad for k, h in x.items()}, parameters
+
+
+def mfgs_on_worker(path, seeds, mode):
+    data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
+    sar.Config.disable_sr = mode == 2
+    first = data.node_ranges[sar.rank()][0]
+    kinds = data.node_features["_TYPE"]
+    # Rows within a type: partition-local IDs count through the types one after the other.
+    starts = {t: int((kinds < k).sum()) for k, t in enumerate(data.node_type_names)}
+    mine = torch.cat([rows + starts[t] for t, rows in seeds.items()]) + first
+    blocks = sar.construct_mfgs(data, mine, 2)
+    if mode == 3:
+        blocks = [block.get_full_partition_graph() for block in blocks]
+    types = blocks[0].srctypes
+    pieces = blocks[0].input_nodes.split([blocks[0].num_src_nodes(t) for t in types])
+    rows = {t: ids - starts[t] for t, ids in zip(types, pieces, strict=True)}
+    features = {t: data.node_features[f"{t}/x"][rows[t]] for t in rows}
+    cotangents = {t: data.node_features[f"{t}/cotangent"][seeds.get(t, torch.empty(0).long())] for t in COUNTS}
+    return train_on_blocks(blocks, features, cotangents), rows
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_message_flow_graphs_of_several_types(pool, world_size, directory):
+    path, node_map = directory(world_size)
+    graph = whole_graph()
+    counts = pool.run(own_counts, str(path))
+    generator = torch.Generator().manual_seed(6)
+    # Seeds of two types, in no order; the first worker has none of the second.
+    seeds = [
+        {
+            ntype: torch.randperm(count[ntype], generator=generator)[: 5 * (rank > 0 or ntype == "paper")]
+            for ntype in ("paper", "author")
+        }
+        for rank, count in enumerate(counts)
+    ]
+    starts = [{t: sum(count[t] for count in counts[:rank]) for t in COUNTS} for rank in range(world_size)]
+
+    def original(by_rank):
+        return {
+            t: torch.cat([node_map[t][rows[t] + starts[rank][t]] for rank, rows in enumerate(by_rank) if t in rows])
+            for t in by_rank[0]
+        }
+
+    wanted = original(seeds)
+    blocks, targets = [], wanted
+    for _ in range(2):
+        block = dgl.to_block(dgl.in_subgraph(graph, targets), targets)
+        targets = {t: block.srcnodes[t].data[dgl.NID] for t in COUNTS}
+        blocks.insert(0, block)
+    none = torch.empty(0, dtype=torch.int64)
+    cotangents = {t: graph.nodes[t].data["cotangent"][wanted.get(t, none)] for t in COUNTS}
+    inputs = {t: graph.nodes[t].data["x"][ids] for t, ids in targets.items()}
+    outputs, x_grads, parameters = train_on_blocks(blocks, inputs, cotangents)
+    for mode in (1, 2, 3):
+        by_rank = pool.run(_with_seeds, str(path), mode, per_rank=seeds)
+        read = original([rows for _, rows in by_rank])
+        for ntype in COUNTS:
+            assert sorted(read[ntype].tolist()) == sorted(targets[ntype].tolist())
+            place = {node: row for row, node in enumerate(targets[ntype].tolist())}
+            order = torch.tensor([place[node] for node in read[ntype].tolist()], dtype=torch.int64)
+            parts = [result for result, _ in by_rank]
+            if ntype in outputs:
+                assert_close(torch.cat([p[0][ntype] for p in parts]), outputs[ntype])
+            mine = [p[1][ntype] for p in parts]
+            if x_grads[ntype] is not None and len(x_grads[ntype]):
+                assert_close(torch.cat(mine), x_grads[ntype][order])
+        for name, grad in parameters.items():
+            assert_close(by_rank[0][0][2][name], grad)
+
+
+def own_counts(path):
+    data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
+    return {t: len(data.node_features[f"{t}/x"]) for t in COUNTS}
+
+
+def _with_seeds(seeds, path, mode):
+    return mfgs_on_worker(path, seeds, mode)
