@@ -130,7 +130,7 @@ class Engine:
         """Tell all workers that this one cannot go on, and why: see [Note: agreement and failure]."""
         if self.world_size > 1:
             self._leave_note(error, fatal)
-        if self._group is not None and self.world_size > 1:
+        if self._group is not None:  # only built where there are others
             peer = (self.rank + 1) % self.world_size
             try:
                 self._group.recv([torch.empty(1, dtype=torch.uint8)], peer, CLOSING_TAG).wait(timedelta(milliseconds=1))

@@ -7,7 +7,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sar.core.shard import Relation
-from sar.kernels import EdgeBlock, Op, Target, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply, index_dtype
+from sar.kernels import (
+    EdgeBlock,
+    Op,
+    Target,
+    accumulation_dtype,
+    aggregate_cmp,
+    aggregate_grad,
+    aggregate_sum,
+    edge_apply,
+    index_dtype,
+)
 
 
 def gather_rows(column: Tensor, block: EdgeBlock, target: Target) -> Tensor:
@@ -16,6 +26,12 @@ def gather_rows(column: Tensor, block: EdgeBlock, target: Target) -> Tensor:
         return column.index_select(0, _node_rows(block, target))
     gathered: Tensor = _Gather.apply(column, block, target)
     return gathered
+
+
+def add_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Add (n, ...) values to `rows`, (n,) and all distinct, of `total`, in place."""
+    rows = rows.long()  # distinct, so a plain read-add-write is right
+    total.index_copy_(0, rows, total.index_select(0, rows).add_(values))
 
 
 def _node_rows(block: EdgeBlock, target: Target) -> Tensor:
@@ -31,7 +47,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        dtype = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
+        dtype = accumulation_dtype(grad.dtype)
         out = torch.zeros(ctx.shape, dtype=dtype, device=grad.device)
         shape = tuple(ctx.shape[1:])
         aggregate_grad(
@@ -61,11 +77,9 @@ class Combine:
         """The result without any message."""
         if self.reducer is None:
             return torch.empty(self.relation.num_edges, *self.shape, dtype=self.dtype, device=device)
-        half = self.dtype in (torch.float16, torch.bfloat16)
         fill = {"max": -torch.inf, "min": torch.inf}.get(self.reducer, 0.0)
-        total = torch.full(
-            (self.relation.num_dst, *self.shape), fill, dtype=torch.float32 if half else self.dtype, device=device
-        )
+        shape = (self.relation.num_dst, *self.shape)
+        total = torch.full(shape, fill, dtype=accumulation_dtype(self.dtype), device=device)
         if self.reducer in ("max", "min"):
             self.winners = torch.full(total.shape, -1, dtype=index_dtype(self.relation.num_edges), device=device)
         return total

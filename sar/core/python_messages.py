@@ -31,7 +31,7 @@ from sar.comm.exchange import BufferPool, Exchange, Portion, Settings
 from sar.comm.plan import RowFormat, Tile
 from sar.core.batches import EdgeBatch, Fields, RowView
 from sar.core.empty import views_of_nothing
-from sar.core.gather import Combine, gather_rows
+from sar.core.gather import Combine, add_rows, gather_rows
 from sar.core.mailbox import checked_results
 from sar.core.shard import Relation
 from sar.errors import FieldError, GraphError
@@ -291,9 +291,8 @@ class PythonCall:
         return self._portion
 
     def _deliver(self, rows: Tensor, incoming: list[Tensor]) -> None:
-        rows = rows.long()
         for home, grad in zip(self._home, incoming, strict=True):
-            home.index_copy_(0, rows, home.index_select(0, rows).add_(grad))
+            add_rows(home, rows, grad)
 
 
 class _Begin(torch.autograd.Function):

@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from sar.comm.engine import Engine
 from sar.comm.exchange import BufferPool, Exchange, Portion, Settings
 from sar.comm.plan import RowFormat, Tile
+from sar.core.gather import add_rows
 from sar.core.messages import Message
 from sar.core.shard import Relation
 from sar.errors import GraphError
@@ -31,10 +32,12 @@ from sar.kernels import (
     EdgeBlock,
     Op,
     Target,
+    accumulation_dtype,
     aggregate_cmp,
     aggregate_grad,
     aggregate_sum,
     edge_apply,
+    index_dtype,
     message_shape,
     operand_values_needed,
 )
@@ -93,7 +96,7 @@ class Call:
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        return torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
+        return accumulation_dtype(self.dtype)
 
     @property
     def exchange(self) -> Exchange:
@@ -197,8 +200,7 @@ def evaluate(
     else:
         worst = -torch.inf if call.reducer == "max" else torch.inf
         out = torch.full((relation.num_dst, *shape), worst, dtype=call.sum_dtype, device=device)
-        index = torch.int32 if relation.num_edges < 2**31 else torch.int64
-        arg = torch.full(out.shape, -1, dtype=index, device=device)
+        arg = torch.full(out.shape, -1, dtype=index_dtype(relation.num_edges), device=device)
 
     operands: dict[str, Tensor | None] = {"lhs": lhs, "rhs": rhs}
     kept = {}
@@ -304,8 +306,7 @@ def _backward_blocks(
 
     def deliver(rows: Tensor, incoming: list[Tensor]) -> None:
         assert own_grad is not None
-        rows = rows.long()  # distinct, so a plain read-add-write is right
-        own_grad.index_copy_(0, rows, own_grad.index_select(0, rows).add_(incoming[0]))
+        add_rows(own_grad, rows, incoming[0])
 
     portions: Iterator[Portion] = call.exchange.sweep(
         device,

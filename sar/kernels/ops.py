@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from sar.errors import GraphError
@@ -85,6 +86,11 @@ def message_shape(op: Op | str, lhs_shape: Shape, rhs_shape: Shape | None = None
     op = Op(op)
     full = aligned_shapes(op, tuple(lhs_shape), None if rhs_shape is None else tuple(rhs_shape))[2]
     return aligned_message_shape(op, full) if lhs_shape or rhs_shape else ()
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are summed: half precisions in float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def operand_values_needed(op: Op | str, wrt: str) -> tuple[bool, bool]:

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from sar.comm import process_group
 from sar.comm.engine import Engine
 from sar.errors import GraphError
+from sar.kernels import accumulation_dtype
 
 
 class DistributedBN1D(nn.Module):
@@ -132,7 +133,7 @@ class _Normalise(torch.autograd.Function):
         engine: Engine | None,
         training: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        wide = x.to(accumulation_dtype(x.dtype))
         own_mean = wide.mean(0) if len(x) else wide.new_zeros(x.shape[1])
         own = torch.cat([wide.new_full((1,), len(x)), own_mean, (wide - own_mean).square().sum(0)])
         flags = int(any(ctx.needs_input_grad[1:4]))

@@ -24,7 +24,7 @@ class Model(nn.Module):
 
     def forward(self, blocks, x, weights):
         for layer, block, weight in zip(self.layers, blocks, weights, strict=True):
-            x = layer(block, x, weight) if weight is not None else layer(block, x)
+            x = layer(block, x) if weight is None else layer(block, x, edge_weight=weight.squeeze(1))
             x = x.flatten(1).tanh()
         return x
 
@@ -61,12 +61,7 @@ def step(blocks, x, edge_weights, cotangent, name):
     model = Model(make).double()
     x = x.clone().requires_grad_()
     weights = [w.clone().requires_grad_() for w in edge_weights] if weighted else [None] * len(blocks)
-    if weighted:
-        out = x
-        for layer, block, weight in zip(model.layers, blocks, weights, strict=True):
-            out = layer(block, out, edge_weight=weight.squeeze(1)).tanh()
-    else:
-        out = model(blocks, x, weights)
+    out = model(blocks, x, weights)
     weighted_sum(out, cotangent).backward()
     if dist.is_initialized():
         sar.gather_grads(model)
