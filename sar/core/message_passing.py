@@ -68,7 +68,7 @@ class Passing:
         check_operands(message, reducer, lhs, rhs)
         lhs_shape, rhs_shape = tuple(lhs.shape[1:]), tuple(rhs.shape[1:]) if rhs is not None else None
         what = f"update_all, {reducer}" if reducer else "apply_edges"
-        words = self._describe(f"{what} of {message}: {lhs.dtype}, widths {lhs_shape} and {rhs_shape}")
+        words = self.describe(f"{what} of {message}: {lhs.dtype}, widths {lhs_shape} and {rhs_shape}")
         engine, pool = self.structure.engine, process_group.buffer_pool()
         return Call(
             engine, pool, self.relation, message, reducer, self.settings, lhs_shape, rhs_shape, lhs.dtype, words
@@ -77,12 +77,13 @@ class Passing:
     def _run_python(self, func: Any, reducer: str | None, reduced: str | None) -> dict[str, Tensor]:
         engine, pool = self.structure.engine, process_group.buffer_pool()
         call = PythonCall(engine, pool, self.relation, self.settings, func, reducer, reduced, self._find_edges)
-        return call.run(self.src, self.dst, self.edge, self._describe)
+        return call.run(self.src, self.dst, self.edge, self.describe)
 
     def _operand(self, operand: Operand) -> Tensor:
         return {Target.U: self.src, Target.V: self.dst, Target.E: self.edge}[operand.target][operand.field]
 
-    def _describe(self, call: str) -> str:
+    def describe(self, call: str) -> str:
+        """A call in words that differ where workers do: along what, in which graph, with which settings."""
         return (
             f"{call}; along {self.relation.etype}, gradients {'on' if torch.is_grad_enabled() else 'off'}, "
             f"graph {self.structure.signature}, {self.settings}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -12,27 +15,31 @@ from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Not `fastmath=True`: its "nnan" and "ninf" allow to drop the comparisons that NaN and infinities depend on.
+FAST_MATH = ("contract", "reassoc", "nsz", "arcp")
+
 _OPTIONS = {
     "nogil": True,
     "error_model": "numpy",  # division by zero gives inf or NaN
-    # Not `fastmath=True`: its "nnan" and "ninf" allow to drop the comparisons that NaN and infinities depend on.
-    "fastmath": {"contract", "reassoc", "nsz", "arcp"},
+    "fastmath": set(FAST_MATH),
     # No reference counting: the loops only borrow their arrays, and an atomic count per edge is slower than the edge.
     "_nrt": False,
 }
 
 
 _njit: Any = numba.njit
-_intrinsic: Any = intrinsic
-_declare: Any = cgutils.get_or_insert_function
+typed_intrinsic: Any = intrinsic
+declare: Any = cgutils.get_or_insert_function
 
 
 def kernel(function: F) -> F:
     """Compile an entry point and keep its code on disk.
 
-    Numba looks for changes only in the file of the entry point, so it must stand in one file with all that it inlines.
-    It keeps code beside the source, else in the user's cache directory; where it can write neither, nothing is kept.
+    Numba keeps code beside the source, else in the user's cache directory; where it can write neither, nothing is kept.
+    It looks for changes only in the file of the entry point, but keeps code under the function's qualified name, which
+    therefore gets a digest of all files that the code may come from.
     """
+    function.__qualname__ = f"{function.__name__}_{_sources_digest()}"
     try:
         compiled: F = _njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:
@@ -46,7 +53,15 @@ def inline(function: F) -> F:
     return compiled
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
+@cache
+def _sources_digest() -> str:
+    digest = hashlib.blake2b(digest_size=4)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@typed_intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_context: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of array[index], for reading; harmless where the index is out of range."""
 
@@ -55,7 +70,7 @@ def prefetch(_context: Any, array: Any, index: Any) -> Any:
         number = ir.IntType(32)
         pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        function = _declare(builder.module, kind, "llvm.prefetch.p0")
+        function = declare(builder.module, kind, "llvm.prefetch.p0")
         read, all_levels, data_cache = number(0), number(3), number(1)
         builder.call(function, [pointer, read, all_levels, data_cache])
         return context.get_dummy_value()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sar.kernels._numba import inline, kernel, prefetch
+from sar.kernels.vectors import add_product, add_scaled, dot
 
 OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has
 # Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
@@ -60,12 +61,14 @@ class Layout(NamedTuple):
 
 
 @inline
-def _own(walk: Walk, group: Index) -> Index:
+def own_row(walk: Walk, group: Index) -> Index:
+    """The row that the edges of a group have in common."""
     return u64(walk.rows[group]) if walk.rows.size else group
 
 
 @inline
-def _edge(walk: Walk, p: Index) -> Index:
+def edge_row(walk: Walk, p: Index) -> Index:
+    """The row of an edge in edge operands."""
     position = u64(walk.positions[p]) if walk.positions.size else p
     return u64(walk.edge_ids[position]) if walk.edge_ids.size else walk.edge_offset + position
 
@@ -74,15 +77,15 @@ def _edge(walk: Walk, p: Index) -> Index:
 def _row(whose: int, walk: Walk, own: Index, p: Index) -> Index:
     if whose == OWN:
         return own
-    return u64(walk.other[p]) if whose == OTHER else _edge(walk, p)
+    return u64(walk.other[p]) if whose == OTHER else edge_row(walk, p)
 
 
 @inline
-def _look_ahead(whose: int, walk: Walk, p: Index, operand: Array, width: Index) -> None:
+def look_ahead(whose: int, walk: Walk, p: Index, operand: Array, width: Index) -> None:
     """Prefetch the operand's row of an edge soon to come; this hides most of the latency of random rows."""
     p += AHEAD
     if whose != OWN and p < u64(walk.other.size):
-        start = (u64(walk.other[p]) if whose == OTHER else _edge(walk, p)) * width
+        start = (u64(walk.other[p]) if whose == OTHER else edge_row(walk, p)) * width
         size = u64(operand.itemsize)
         for i in range(start, start + min(width, u64(LEAD) // size), u64(CACHE_LINE) // size):
             prefetch(operand, i)
@@ -142,12 +145,11 @@ def _run(operator: Any, store: Any) -> Any:
     return run
 
 
-def _combine(store: Any) -> Any:
+_Run = Any  # what `_run` makes
+
+
+def _combine(copy: _Run, add: _Run, multiply: _Run, divide: _Run) -> Any:
     """A function that stores op(a, b) for all runs of an edge, whose rows of a, b and out start at a0, b0 and o0."""
-    copy = _run(lambda sign, x, y: sign * x, store)
-    add = _run(lambda sign, x, y: x + sign * y, store)
-    multiply = _run(lambda sign, x, y: x * y, store)
-    divide = _run(lambda sign, x, y: x / y, store)
 
     @inline
     def combine(
@@ -179,9 +181,68 @@ def _combine(store: Any) -> Any:
     return combine
 
 
-_combine_set = _combine(_set)
-_combine_add = _combine(_add)
-_combine_best = _combine(_keep_best)
+def _runs(store: Any) -> tuple[_Run, _Run, _Run, _Run]:
+    """Copy, add, multiply and divide."""
+    return (
+        _run(lambda sign, x, y: sign * x, store),
+        _run(lambda sign, x, y: x + sign * y, store),
+        _run(lambda sign, x, y: x * y, store),
+        _run(lambda sign, x, y: x / y, store),
+    )
+
+
+def _adding_runs() -> tuple[_Run, _Run, _Run, _Run]:
+    """`_runs` that add, with vector code where it pays."""
+    plain_copy, add, _, divide = _runs(_add)
+
+    @inline
+    def copy(
+        lay: Layout,
+        sign: Any,
+        a: Array,
+        ia: Index,
+        b: Array,
+        ib: Index,
+        out: Array,
+        io: Index,
+        arg: Array,
+        edge_id: Any,
+        largest: bool,
+    ) -> None:
+        if lay.out_step == ZERO or lay.a_step == ZERO:
+            plain_copy(lay, sign, a, ia, b, ib, out, io, arg, edge_id, largest)
+        else:
+            add_scaled(out, io, a, ia, sign, lay.length)
+
+    @inline
+    def multiply(
+        lay: Layout,
+        sign: Any,
+        a: Array,
+        ia: Index,
+        b: Array,
+        ib: Index,
+        out: Array,
+        io: Index,
+        arg: Array,
+        edge_id: Any,
+        largest: bool,
+    ) -> None:
+        if lay.out_step == ZERO:
+            out[io] += dot(a, ia, b, ib, lay.length)
+        elif lay.a_step == ZERO:
+            add_scaled(out, io, b, ib, a[ia], lay.length)
+        elif lay.b_step == ZERO:
+            add_scaled(out, io, a, ia, b[ib], lay.length)
+        else:
+            add_product(out, io, a, ia, b, ib, lay.length)
+
+    return copy, add, multiply, divide
+
+
+_combine_set = _combine(*_runs(_set))
+_combine_add = _combine(*_adding_runs())
+_combine_best = _combine(*_runs(_keep_best))
 
 
 @kernel
@@ -200,14 +261,14 @@ def assign(
 ) -> None:
     """Write op(a, b) to out[edge] for the edges of groups begin to end."""
     for group in range(u64(begin), u64(end)):
-        own = _own(walk, group)
+        own = own_row(walk, group)
         for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
-            _look_ahead(a_rows, walk, p, a, lay.a_width)
+            look_ahead(a_rows, walk, p, a, lay.a_width)
             if op != COPY:
-                _look_ahead(b_rows, walk, p, b, lay.b_width)
+                look_ahead(b_rows, walk, p, b, lay.b_width)
             a0 = _row(a_rows, walk, own, p) * lay.a_width
             b0 = _row(b_rows, walk, own, p) * lay.b_width
-            o0 = _edge(walk, p) * lay.out_width
+            o0 = edge_row(walk, p) * lay.out_width
             _combine_set(op, sign, lay, a, a0, b, b0, out, o0, out, ZERO, False)
 
 
@@ -228,11 +289,11 @@ def accumulate(
 ) -> None:
     """Add op(a, b) of the edges of groups begin to end to rows of out, of either end or of the edges."""
     for group in range(u64(begin), u64(end)):
-        own = _own(walk, group)
+        own = own_row(walk, group)
         for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
-            _look_ahead(a_rows, walk, p, a, lay.a_width)
+            look_ahead(a_rows, walk, p, a, lay.a_width)
             if op != COPY:
-                _look_ahead(b_rows, walk, p, b, lay.b_width)
+                look_ahead(b_rows, walk, p, b, lay.b_width)
             a0 = _row(a_rows, walk, own, p) * lay.a_width
             b0 = _row(b_rows, walk, own, p) * lay.b_width
             o0 = _row(out_rows, walk, own, p) * lay.out_width
@@ -257,14 +318,14 @@ def compare(
 ) -> None:
     """Keep in out[own] the greatest (least) op(a, b) of the edges of groups begin to end, in arg[own] its edge ID."""
     for group in range(u64(begin), u64(end)):
-        own = _own(walk, group)
+        own = own_row(walk, group)
         for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
-            _look_ahead(a_rows, walk, p, a, lay.a_width)
+            look_ahead(a_rows, walk, p, a, lay.a_width)
             if op != COPY:
-                _look_ahead(b_rows, walk, p, b, lay.b_width)
+                look_ahead(b_rows, walk, p, b, lay.b_width)
             a0 = _row(a_rows, walk, own, p) * lay.a_width
             b0 = _row(b_rows, walk, own, p) * lay.b_width
-            edge_id = arg.dtype.type(_edge(walk, p))
+            edge_id = arg.dtype.type(edge_row(walk, p))
             _combine_best(op, sign, lay, a, a0, b, b0, out, own * lay.out_width, arg, edge_id, largest)
 
 
@@ -329,14 +390,14 @@ def accumulate_where(
     """
     sign = a.dtype.type(sign)
     for group in range(u64(begin), u64(end)):
-        own = _own(walk, group)
+        own = own_row(walk, group)
         for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
-            _look_ahead(a_rows, walk, p, a, lay.a_width)
-            _look_ahead(a_rows, walk, p, arg, lay.a_width)
+            look_ahead(a_rows, walk, p, a, lay.a_width)
+            look_ahead(a_rows, walk, p, arg, lay.a_width)
             a0 = _row(a_rows, walk, own, p) * lay.a_width
             b0 = _row(b_rows, walk, own, p) * lay.b_width
             o0 = _row(out_rows, walk, own, p) * lay.out_width
-            edge_id = arg.dtype.type(_edge(walk, p))
+            edge_id = arg.dtype.type(edge_row(walk, p))
             for h in range(u64(lay.a_offsets.size)):
                 ia, ib, io = a0 + lay.a_offsets[h], b0 + lay.b_offsets[h], o0 + lay.out_offsets[h]
                 if op == COPY:

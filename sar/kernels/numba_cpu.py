@@ -33,19 +33,19 @@ _NO_INDICES = np.empty(0, np.int32)
 
 def aggregate_sum(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
     """Numba kernel of `sar.kernels.aggregate_sum`."""
-    _run(compiled.accumulate, _by_destination(block), *_message(op, lhs, rhs), _flat(out), OWN)
+    _run(compiled.accumulate, by_destination(block), *_message(op, lhs, rhs), flat(out), OWN)
 
 
 def aggregate_cmp(
     block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor, arg: Tensor, largest: bool
 ) -> None:
     """Numba kernel of `sar.kernels.aggregate_cmp`."""
-    _run(compiled.compare, _by_destination(block), *_message(op, lhs, rhs), _flat(out), _flat(arg), largest)
+    _run(compiled.compare, by_destination(block), *_message(op, lhs, rhs), flat(out), flat(arg), largest)
 
 
 def edge_apply(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
     """Numba kernel of `sar.kernels.edge_apply`."""
-    _run(compiled.assign, _by_destination(block), *_message(op, lhs, rhs), _flat(out))
+    _run(compiled.assign, by_destination(block), *_message(op, lhs, rhs), flat(out))
 
 
 def aggregate_grad(
@@ -78,15 +78,15 @@ def aggregate_grad(
     assert other is not None
     layout = make_layout(full, grad_aligned, other_aligned, aligned)
     # Grouped by destination, several threads would write to one source's row.
-    by_source = operand.target is Target.U
-    walk, whose = (_by_source(block), _BY_SOURCE) if by_source else (_by_destination(block), _BY_DESTINATION)
-    factors = _flat(grad.values), whose[grad.target], _flat(other.values), whose[other.target]
-    to = _flat(out), whose[operand.target]
+    of_sources = operand.target is Target.U
+    walk, whose = (by_source(block), _BY_SOURCE) if of_sources else (by_destination(block), _BY_DESTINATION)
+    factors = flat(grad.values), whose[grad.target], flat(other.values), whose[other.target]
+    to = flat(out), whose[operand.target]
     if arg is None and code != compiled.DIV_RHS:
         _run(compiled.accumulate, walk, code, sign, layout, *factors, *to)
     else:
-        denominator = _flat(operand.values) if code == compiled.DIV_RHS else to[0]  # else not read
-        winners = _NO_INDICES if arg is None else _flat(arg)
+        denominator = flat(operand.values) if code == compiled.DIV_RHS else to[0]  # else not read
+        winners = _NO_INDICES if arg is None else flat(arg)
         _run(compiled.accumulate_where, walk, code, sign, layout, *factors, denominator, winners, *to)
 
 
@@ -98,7 +98,7 @@ def transpose(block: EdgeBlock) -> Transposed:
         torch.empty(block.num_edges, dtype=torch.int32),
         torch.empty(block.num_edges, dtype=dtype),
     )
-    compiled.transpose(*(_flat(tensor) for tensor in (block.rows, block.indptr, block.cols, *result)))
+    compiled.transpose(*(flat(tensor) for tensor in (block.rows, block.indptr, block.cols, *result)))
     return result
 
 
@@ -113,24 +113,27 @@ def _message(op: Op, lhs: Operand, rhs: Operand | None) -> tuple[Any, ...]:
     if rhs is None:
         rhs, rhs_aligned = lhs, lhs_aligned  # not read
     layout = make_layout(full, lhs_aligned, rhs_aligned, aligned_message_shape(op, full))
-    a, b = ((_flat(operand.values), _BY_DESTINATION[operand.target]) for operand in (lhs, rhs))
+    a, b = ((flat(operand.values), _BY_DESTINATION[operand.target]) for operand in (lhs, rhs))
     return *_OPERATIONS[op], layout, *a, *b
 
 
-def _by_destination(block: EdgeBlock) -> Walk:
-    rows, indptr, cols = _flat(block.rows), _flat(block.indptr), _flat(block.cols)
+def by_destination(block: EdgeBlock) -> Walk:
+    """The edges grouped by destination."""
+    rows, indptr, cols = flat(block.rows), flat(block.indptr), flat(block.cols)
     return Walk(rows, indptr, cols, _NO_INDICES, *_edge_ids(block))
 
 
-def _by_source(block: EdgeBlock) -> Walk:
-    indptr, dst, positions = (_flat(part) for part in block.transposed())
+def by_source(block: EdgeBlock) -> Walk:
+    """The edges grouped by source."""
+    indptr, dst, positions = (flat(part) for part in block.transposed())
     return Walk(_NO_INDICES, indptr, dst, positions, *_edge_ids(block))
 
 
 def _edge_ids(block: EdgeBlock) -> tuple[NDArray[Any], np.uint64]:
-    return _NO_INDICES if block.edge_ids is None else _flat(block.edge_ids), np.uint64(block.edge_offset)
+    return _NO_INDICES if block.edge_ids is None else flat(block.edge_ids), np.uint64(block.edge_offset)
 
 
-def _flat(tensor: Tensor | None) -> NDArray[Any]:
+def flat(tensor: Tensor | None) -> NDArray[Any]:
+    """The elements of a tensor, row after row; shares its memory where that is contiguous."""
     assert tensor is not None
     return tensor.detach().contiguous().view(-1).numpy()

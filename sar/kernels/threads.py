@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,13 @@ _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
 
 
-def run_balanced(kernel: Callable[..., None], indptr: NDArray[Any], width: int, *args: object) -> None:
+def run_balanced(
+    kernel: Callable[..., None],
+    indptr: NDArray[Any],
+    width: int,
+    *args: object,
+    private: Callable[[], Sequence[object]] = tuple,
+) -> None:
     """Call kernel(begin, end, *args) on ranges of groups with about equal numbers of edges, one per torch thread.
 
     Args:
@@ -26,16 +32,17 @@ def run_balanced(kernel: Callable[..., None], indptr: NDArray[Any], width: int, 
         indptr: (groups + 1,) edges of group i are indptr[i]:indptr[i + 1].
         width: elements per edge, to judge whether threads pay.
         *args: passed on.
+        private: called for every thread; makes further arguments that are its own.
     """
     groups, edges = len(indptr) - 1, int(indptr[-1])
     count = min(torch.get_num_threads(), groups) if edges * width > SERIAL_WORK else 1
     if count <= 1:
-        kernel(0, groups, *args)
+        kernel(0, groups, *args, *private())
         return
     cuts = [0, *np.searchsorted(indptr, np.arange(1, count) * edges // count).tolist(), groups]
     pool = _get_pool(count - 1)
-    others = [pool.submit(kernel, begin, end, *args) for begin, end in pairwise(cuts[1:])]
-    kernel(cuts[0], cuts[1], *args)
+    others = [pool.submit(kernel, begin, end, *args, *private()) for begin, end in pairwise(cuts[1:])]
+    kernel(cuts[0], cuts[1], *args, *private())
     for other in others:
         other.result()
 

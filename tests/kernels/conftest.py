@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sar.kernels import dispatch, edge_block, threads
+from sar.kernels import attention, dispatch, edge_block, threads
 
 
 @pytest.fixture(params=["numba", "reference"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test that asks for it runs with the Numba kernels and as where Numba is not installed."""
     if request.param == "reference":
-        monkeypatch.setattr(dispatch, "numba_kernels", lambda: None)
-        monkeypatch.setattr(edge_block, "numba_kernels", lambda: None)
+        for module in (attention, dispatch, edge_block):
+            monkeypatch.setattr(module, "numba_kernels", lambda: None)
     else:
         assert dispatch.numba_kernels() is not None, "the tests need numba"
     name: str = request.param

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sar.adapters.dgl.attention_layers import dot_gat_conv, gat_conv, gatv2_conv, in_one_pass
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import process_group
 from sar.comm.collectives import all_reduce
@@ -139,7 +140,9 @@ def serving_both(original: Forward, distributed: Forward) -> Forward:
 def layers_to_patch() -> dict[type, Forward]:
     """The layers of the installed DGL, and the function that serves each on distributed graphs."""
     conv, utils = require_dgl().nn.pytorch.conv, require_dgl().nn.pytorch.utils
+    attention = {conv.GATConv: gat_conv, conv.GATv2Conv: gatv2_conv, conv.DotGatConv: dot_gat_conv}
     return {
+        **{layer: in_one_pass(one_pass, layer.forward) for layer, one_pass in attention.items()},
         conv.EdgeWeightNorm: edge_weight_norm,
         conv.EdgeConv: edge_conv,
         conv.GatedGraphConv: gated_graph_conv,

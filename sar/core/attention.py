@@ -1,0 +1,251 @@
+"""One-pass attention across workers: softmax over a node's in-edges, and the weighted sum of their sources' features.
+
+[Note: one pass over shards]
+A destination's in-edges are in all shards, so their softmax is made as the shards come by: relative to the greatest
+score so far, as in `sar.kernels.attention`. What travels is the sources' features; a reader makes their scores itself.
+The backward fetches the features again (or has kept them), makes each weight anew from the logarithm of its
+destination's sum, and sends one gradient home. The rules about agreement are those of `core/sequential.py`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sar.comm import process_group
+from sar.comm.exchange import Exchange
+from sar.comm.plan import RowFormat, Tile
+from sar.core.gather import add_rows
+from sar.core.message_passing import Passing
+from sar.errors import GraphError
+from sar.kernels import EdgeBlock, accumulation_dtype
+from sar.kernels.attention import (
+    Attention,
+    Ends,
+    Gradients,
+    Running,
+    Score,
+    attend,
+    attend_grad,
+    destination_statistics,
+    project,
+    project_grad,
+)
+
+SEED_STEP = 0x9E3779B97F4A7C15  # between the dropout seeds of workers, whose edge IDs are the same numbers
+
+
+def attention(
+    passing: Passing,
+    score: Score,
+    x: Tensor,
+    y: Tensor,
+    *,
+    attn: Tensor | None = None,
+    attn_dst: Tensor | None = None,
+    factor: float,
+    dropout: float = 0.0,
+    edge_weight: Tensor | None = None,
+) -> Tensor:
+    """Sum the features of each node's sources, weighted by softmax(score) over its in-edges; a collective call.
+
+    Args:
+        passing: the relation.
+        score: how scores are made of x and y; see `Score`.
+        x: features of the sources, (N_src, H, D).
+        y: features of the destinations, (N_dst, H, D); may be x itself.
+        attn: (H, D) parameters of ADDITIVE (for sources) and DYNAMIC scores.
+        attn_dst: (H, D) parameters of ADDITIVE scores for destinations.
+        factor: slope of the leaky ReLU below 0, at least 0; for DOT, what products are multiplied with.
+        dropout: probability with which a weight is dropped; the seed comes from torch's default generator.
+        edge_weight: (E,) what each softmax is multiplied with, after dropout. Default 1.
+
+    Returns:
+        (N_dst, H, D), 0 for nodes without in-edges.
+
+    Raises:
+        GraphError: for operands that do not fit the graph or each other.
+        CommunicationError: where another worker failed or makes another call.
+    """
+    relation, engine = passing.relation, passing.structure.engine
+    _check(x, y, edge_weight, relation.num_src, relation.num_dst, relation.num_edges)
+    seed = int(torch.randint(2**62, ())) + engine.rank * SEED_STEP if dropout else 0
+    how = Attention(score, factor, dropout, seed % 2**64)
+    call = _Call(passing, how, passing.describe(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}"))
+    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and engine.world_size > 1)
+    result: Tensor = _Attention.apply(anchor, x, None if y is x else y, attn, attn_dst, edge_weight, call)
+    return result
+
+
+def _check(x: Tensor, y: Tensor, edge_weight: Tensor | None, num_src: int, num_dst: int, num_edges: int) -> None:
+    if x.dim() != 3 or y.dim() != 3 or len(x) != num_src or len(y) != num_dst or x.shape[1:] != y.shape[1:]:
+        raise GraphError(
+            f"Attention got features {tuple(x.shape)} of sources and {tuple(y.shape)} of destinations; "
+            f"expected ({num_src}, heads, dim) and ({num_dst}, heads, dim)."
+        )
+    if edge_weight is not None and edge_weight.shape != (num_edges,):
+        raise GraphError(f"Edge weights have shape {tuple(edge_weight.shape)}; expected ({num_edges},).")
+
+
+@dataclass(frozen=True)
+class _Call:
+    passing: Passing
+    how: Attention
+    words: str
+
+    @property
+    def distributed(self) -> bool:
+        return self.passing.structure.engine.world_size > 1
+
+    def exchange(self, x: Tensor) -> Exchange:
+        """The exchange of rows of x in float32 at least; its tiles are alike in the forward and the backward."""
+        passing = self.passing
+        tile_rows = passing.settings.tile_rows(RowFormat(((tuple(x.shape[1:]), accumulation_dtype(x.dtype)),)))
+        pool = process_group.buffer_pool()
+        return Exchange(passing.structure.engine, passing.relation.plan, passing.settings, tile_rows, pool, self.words)
+
+
+class _Attention(torch.autograd.Function):
+    """See [Note: one pass over shards]. y is None where it is x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        x: Tensor,
+        y: Tensor | None,
+        attn: Tensor | None,
+        attn_dst: Tensor | None,
+        edge_weight: Tensor | None,
+        call: _Call,
+    ) -> Tensor:
+        engine = call.passing.structure.engine
+        needed = any(ctx.needs_input_grad[1:])
+        with engine.guard():
+            if call.distributed:
+                needed = any([needed, *engine.agree(call.words, int(needed))])
+            keep = needed and call.passing.settings.keep
+            out, log_total, ctx.kept = _forward(call, x, x if y is None else y, attn, attn_dst, edge_weight, keep)
+        ctx.call = call
+        ctx.save_for_backward(*([x, y, attn, attn_dst, edge_weight, out, log_total] if needed else []))
+        result = out.to(x.dtype)
+        if not needed:
+            ctx.mark_non_differentiable(result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, (out, log_total) = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        with ctx.call.passing.structure.engine.guard():
+            grads = _backward(ctx.call, inputs, out, log_total, ctx.kept, grad)
+        needed = ctx.needs_input_grad[1:6]
+        return (
+            None,
+            *(g.to(i.dtype) if n and g is not None else None for g, i, n in zip(grads, inputs, needed, strict=True)),
+            None,
+        )
+
+
+def _forward(
+    call: _Call,
+    x: Tensor,
+    y: Tensor,
+    attn: Tensor | None,
+    attn_dst: Tensor | None,
+    edge_weight: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor, dict[Tile, Tensor]]:
+    """The result, (N_dst, H, D), the logarithms of the sums of exponentials, (N_dst, H), and fetched rows to keep."""
+    dtype = accumulation_dtype(x.dtype)
+    ends = _ends(dtype, x, y, attn, attn_dst, edge_weight)
+    relation = call.passing.relation
+    running, kept = Running.start(relation.num_dst, ends.x), {}
+    for block, rows, tile in _blocks(call, x, keep):
+        attend(block, call.how, ends if tile is None else ends._replace(x=rows.to(dtype)), running)
+        if keep and tile is not None:
+            kept[tile] = rows
+    return *running.finish(relation.in_degrees), kept
+
+
+def _ends(
+    dtype: torch.dtype,
+    x: Tensor,
+    y: Tensor,
+    attn: Tensor | None,
+    attn_dst: Tensor | None,
+    edge_weight: Tensor | None,
+) -> Ends:
+    """The operands of the kernels on this worker's own nodes."""
+    x, y = x.detach().to(dtype).contiguous(), y.detach().to(dtype)
+    if attn_dst is not None:
+        y = project(y, attn_dst.detach().to(dtype))
+    return Ends(
+        x,
+        y,
+        None if attn is None else attn.detach().to(dtype),
+        None if edge_weight is None else edge_weight.detach().to(dtype),
+    )
+
+
+def _blocks(call: _Call, x: Tensor, keep: bool) -> Iterator[tuple[EdgeBlock, Tensor, Tile | None]]:
+    """All blocks of edges with the rows of their sources, the own one first."""
+    relation, engine = call.passing.relation, call.passing.structure.engine
+    portions = call.exchange(x).sweep(x.device, [x], keep=keep) if call.distributed else ()
+    yield relation.blocks[engine.rank], x, None
+    for portion in portions:
+        assert portion.rows is not None
+        yield relation.tile(portion.tile), portion.rows[0], portion.tile
+
+
+def _backward(
+    call: _Call, inputs: tuple[Any, ...], out: Tensor, log_total: Tensor, kept: dict[Tile, Tensor], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the inputs: x, y, attn, attn_dst and edge_weight."""
+    x, y, attn, attn_dst, edge_weight = inputs
+    dtype = accumulation_dtype(x.dtype)
+    features = x if y is None else y
+    ends = _ends(dtype, x, features, attn, attn_dst, edge_weight)
+    grad = grad.to(dtype).contiguous()
+    stats = destination_statistics(call.how, log_total, grad, out)
+    x_grad = torch.zeros_like(ends.x)
+    # Where sources are destinations, both gradients go to one tensor.
+    features_grad = x_grad if y is None else x.new_zeros(y.shape, dtype=dtype)
+    grads = Gradients(
+        x_grad,
+        features_grad if attn_dst is None else torch.zeros_like(ends.y),
+        *(None if t is None else torch.zeros_like(t) for t in (ends.attn, ends.weight)),
+    )
+    for block, rows, rows_grad in _backward_blocks(call, x, x_grad, kept):
+        here, here_grads = ends._replace(x=rows.to(dtype)), grads._replace(x=rows_grad)
+        attend_grad(block, call.how, here, grad, stats, here_grads)
+    attn_dst_grad = None
+    if attn_dst is not None:
+        attn_dst_grad = torch.zeros_like(attn_dst, dtype=dtype)
+        project_grad(features.detach().to(dtype), attn_dst.to(dtype), grads.y, features_grad, attn_dst_grad)
+    return x_grad, None if y is None else features_grad, grads.attn, attn_dst_grad, grads.weight
+
+
+def _backward_blocks(
+    call: _Call, x: Tensor, x_grad: Tensor, kept: dict[Tile, Tensor]
+) -> Iterator[tuple[EdgeBlock, Tensor, Tensor]]:
+    """All blocks of edges with the rows of their sources and where the gradients of these go."""
+    relation, engine = call.passing.relation, call.passing.structure.engine
+    if not call.distributed:
+        yield relation.blocks[engine.rank], x, x_grad
+        return
+    engine.agree(f"backward of {call.words}")
+    portions = call.exchange(x).sweep(
+        x.device,
+        None if call.passing.settings.keep else [x],
+        grads=RowFormat.of([x_grad]),
+        deliver=lambda rows, incoming: add_rows(x_grad, rows, incoming[0]),
+    )
+    yield relation.blocks[engine.rank], x, x_grad
+    for portion in portions:
+        assert portion.grads is not None
+        rows = kept[portion.tile] if portion.rows is None else portion.rows[0]
+        yield relation.tile(portion.tile), rows, portion.grads[0]

@@ -1,0 +1,96 @@
+"""One-pass attention compiled with Numba, for float32 and float64 tensors in CPU memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sar.kernels import attention_loops as loops
+from sar.kernels.attention import Attention, Ends, Gradients, Running, Score
+from sar.kernels.edge_block import EdgeBlock
+from sar.kernels.numba_cpu import by_destination, by_source, flat
+from sar.kernels.threads import run_balanced
+
+
+def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:
+    """Numba kernel of `sar.kernels.attention.attend`."""
+    heads = _heads(how, ends.x)
+    x = ends.x
+    walk = by_destination(block)
+    run_balanced(
+        loops.attend, walk.indptr, x[0].numel(), walk, heads, *_operands(ends, from_score), *map(flat, running),
+        private=lambda: [flat(x.new_empty(loops.CHUNK * x.shape[1]))],
+    )  # fmt: skip
+
+
+def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
+    """Write the sums of grad * out over each head to stats[:, 1]."""
+    loops.head_sums(0, len(grad), _heads(how, grad), flat(grad), flat(out), flat(stats))
+
+
+def attend_grad(
+    block: EdgeBlock,
+    how: Attention,
+    ends: Ends,
+    from_score: Tensor | None,
+    grad: Tensor,
+    stats: Tensor,
+    grads: Gradients,
+    from_score_grad: Tensor | None,
+) -> None:
+    """Numba kernel of `sar.kernels.attention.attend_grad`, with the gradient of sources' scores left to the caller."""
+    heads, width = _heads(how, ends.x), ends.x[0].numel()
+    operands = (*_operands(ends, from_score), flat(grad), flat(stats))
+    none = ends.x.new_empty(0)
+    to_sources = [flat(t if t is not None else none) for t in (grads.x, from_score_grad, grads.weight)]
+    walk = by_source(block)
+    additive = how.score is Score.ADDITIVE
+    parts = _Parts(grads.y if additive else none)
+    run_balanced(loops.source_gradients, walk.indptr, width, walk, heads, *operands, *to_sources, private=parts.another)
+    parts.add_up()
+    if not additive:
+        walk = by_destination(block)
+        parts = _Parts(grads.attn if grads.attn is not None else none)
+        run_balanced(
+            loops.destination_gradients, walk.indptr, width, walk, heads, *operands, flat(grads.y),
+            private=parts.another,
+        )  # fmt: skip
+        parts.add_up()
+
+
+class _Parts:
+    """A sum to which each thread adds in a tensor of its own."""
+
+    def __init__(self, total: Tensor) -> None:
+        self._total = total
+        self._parts: list[Tensor] = []
+
+    def another(self) -> list[NDArray[Any]]:
+        """The tensor of one more thread; the first adds to the total itself."""
+        part = torch.zeros_like(self._total) if self._parts else self._total
+        self._parts.append(part)
+        return [flat(part)]
+
+    def add_up(self) -> None:
+        """Bring the other threads' parts into the total."""
+        for part in self._parts[1:]:
+            self._total += part
+
+
+def _heads(how: Attention, x: Tensor) -> loops.Heads:
+    _, heads, dim = x.shape
+    keep = 1 - how.dropout
+    drop, scale = round(how.dropout * 2**32), 1 / keep if keep > 0 else 0.0
+    return loops.Heads(
+        int(how.score), np.uint64(heads), np.uint64(dim), how.factor, np.uint64(how.seed), np.uint64(drop), scale
+    )
+
+
+def _operands(ends: Ends, from_score: Tensor | None) -> list[NDArray[Any]]:
+    none = ends.x.new_empty(0)
+    given = (ends.x, from_score, ends.y, ends.attn, ends.weight)
+    return [flat(none if tensor is None else tensor) for tensor in given]
