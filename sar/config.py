@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+import torch
+
 from sar.errors import ConfigError
 
 
@@ -23,6 +25,18 @@ class Config:
     comm_buffer_bytes: ClassVar[int] = 32 * 2**20
     """Bytes that all exchange buffers of a worker together may take in modes 1 and 2 (kept rows not counted)."""
 
+    cache_constant_inputs: ClassVar[bool] = False
+    """Keep what built-in `update_all`s made of operands that need no gradient, such as the input features, and take it
+    again as long as all workers pass the same unchanged tensors. Costs the memory of these results, which the calls
+    then share: do not change them in place."""
+
+    wire_dtype_features: ClassVar[torch.dtype | None] = None
+    """torch.bfloat16 or torch.float16: round features to it on their way between workers; sums are kept in float32.
+    None (the default) is exact."""
+
+    wire_dtype_gradients: ClassVar[torch.dtype | None] = None
+    """As `wire_dtype_features`, for gradients on their way home."""
+
     timeout: ClassVar[float] = 1800.0
     """Seconds that one wait for other workers may take. A peer's death is noticed at once, whatever this says."""
 
@@ -34,5 +48,9 @@ class Config:
             value = getattr(cls, name)
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"Config.{name} is {value!r}; expected an integer of at least {least}.")
+        for name in ("wire_dtype_features", "wire_dtype_gradients"):
+            value = getattr(cls, name)
+            if value not in (None, torch.bfloat16, torch.float16):
+                raise ConfigError(f"Config.{name} is {value!r}; expected None, torch.bfloat16 or torch.float16.")
         if not cls.timeout > 0:
             raise ConfigError(f"Config.timeout is {cls.timeout!r}; expected a positive number of seconds.")

@@ -4,8 +4,12 @@
 A sweep walks the plan's steps once. In each, this worker receives one tile of rows and sends one; in a backward it may
 also send the gradients of the tile it received and take in those of the tile it sent. `pipeline_depth` tiles are in
 flight while one is computed: step i + depth is posted before step i is waited for. Buffers come from a pool and are
-handed back as soon as both the reader and the wire are done with them, so at most 4 * (depth + 1) exist at a time; the
-tile size makes their sum fit `Config.comm_buffer_bytes`, whatever the number of workers, the halo and the width.
+handed back as soon as both the reader and the wire are done with them, so at most 2 * (depth + 1) exist at a time, or
+twice as many where one sweep both fetches and sends home. The tile size makes their sum fit `Config.comm_buffer_bytes`,
+whatever the number of workers, the halo and the width.
+
+[Note: wire precision]
+Features and gradients may travel in a half precision; they are widened on arrival, so that all sums are as they were.
 
 [Note: address]
 gloo matches a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out or
@@ -47,6 +51,9 @@ class Settings(NamedTuple):
     max_elements: int
     keep: bool  # keep fetched rows for the backward (modes 2 and 3)
     one_shot: bool  # post the whole exchange at once (mode 3)
+    wire_features: torch.dtype | None
+    wire_gradients: torch.dtype | None
+    cache: bool  # of results on constant operands
 
     @classmethod
     def current(cls, *, one_shot: bool = False) -> "Settings":
@@ -57,13 +64,22 @@ class Settings(NamedTuple):
             Config.max_collective_size,
             Config.disable_sr or one_shot,
             one_shot,
+            Config.wire_dtype_features,
+            Config.wire_dtype_gradients,
+            Config.cache_constant_inputs,
         )
 
-    def tile_rows(self, row: RowFormat) -> int:
-        """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks."""
+    def tile_rows(self, row: RowFormat, *, both_ways: bool = True) -> int:
+        """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks.
+
+        Args:
+            row: what travels of each row.
+            both_ways: whether one sweep fetches rows and sends gradients home; else buffers for one of them do.
+        """
         limits = [UNLIMITED_ROWS]
         if not self.one_shot and row.row_bytes:
-            limits.append(self.buffer_bytes // (4 * (self.depth + 1)) // row.row_bytes)
+            buffers = (4 if both_ways else 2) * (self.depth + 1)
+            limits.append(self.buffer_bytes // buffers // row.row_bytes)
         if self.max_elements and row.row_elements:
             limits.append(self.max_elements // row.row_elements)
         return 1 << max(min(limits), 1).bit_length() - 1
@@ -134,6 +150,7 @@ class Exchange:
     ) -> None:
         self.engine = engine
         self.plan = plan
+        self.settings = settings
         self.steps = plan.schedule(tile_rows)
         self.depth = len(self.steps) if settings.one_shot else settings.depth
         self.pool = pool
@@ -166,7 +183,7 @@ class Exchange:
             An iterator over the tiles that this worker receives.
         """
         self._number = self.engine.calls
-        rows = RowFormat.of(fields) if fields is not None else None
+        rows = RowFormat.of(fields).narrowed(self.settings.wire_features) if fields is not None else None
         steps = self.steps[::-1] if reverse else self.steps
         outward: deque[_Transfer] = deque()
         if fields is not None and rows is not None:
@@ -186,6 +203,7 @@ class Exchange:
         deliver: Callable[[Tensor, list[Tensor]], None] | None,
     ) -> Iterator[Portion]:
         homeward: deque[_Transfer] = deque()
+        home = grads.narrowed(self.settings.wire_gradients) if grads is not None else None
         posted = len(outward)
         for i, step in enumerate(steps):
             fetched, transfer = None, None
@@ -197,24 +215,27 @@ class Exchange:
                 self._wait_receive(transfer)
                 if step.receive is not None:
                     assert transfer.received is not None
-                    fetched = [v.to(device) for v in rows.views(transfer.received, _rows(step.receive))]
+                    views = rows.views(transfer.received, _rows(step.receive))
+                    fetched = [v.to(device, field.dtype) for v, field in zip(views, fields, strict=True)]
             returned, message = None, None
-            if grads is not None and step.receive is not None:
-                message = self.pool.take(grads.message_bytes(_rows(step.receive)))
-                returned = [v.to(device).zero_() for v in grads.views(message, _rows(step.receive))]
+            if grads is not None and home is not None and step.receive is not None:
+                message = self.pool.take(home.message_bytes(_rows(step.receive)))
+                views = home.views(message, _rows(step.receive))
+                returned = [v.to(device, dtype).zero_() for v, (_, dtype) in zip(views, grads.fields, strict=True)]
             if step.receive is not None:
                 yield Portion(step.receive, fetched, returned)
-            if grads is not None:
-                homeward.append(self._post_grads(step, grads, message, returned))
+            if grads is not None and home is not None:
+                homeward.append(self._post_grads(step, home, message, returned))
                 if len(homeward) > self.depth:
-                    self._take_home(homeward.popleft(), device, grads, deliver)
+                    self._take_home(homeward.popleft(), device, grads, home, deliver)
             if transfer is not None:
                 self._wait_send(transfer)
                 if not keep:
                     self.pool.give(transfer.received)
         while homeward:
             assert grads is not None
-            self._take_home(homeward.popleft(), device, grads, deliver)
+            assert home is not None
+            self._take_home(homeward.popleft(), device, grads, home, deliver)
 
     # -- posting
 
@@ -227,7 +248,7 @@ class Exchange:
             sent = self.pool.take(rows.message_bytes(_rows(step.send)))
             index = self._own_rows(step.send)
             for field, view in zip(fields, rows.views(sent, _rows(step.send)), strict=True):
-                if field.device == view.device:
+                if (field.device, field.dtype) == (view.device, view.dtype):
                     torch.index_select(field, 0, index, out=view)
                 else:
                     view.copy_(field.index_select(0, index))
@@ -239,7 +260,7 @@ class Exchange:
         received = None
         if message is not None and step.receive is not None and values is not None:
             for value, view in zip(values, grads.views(message, _rows(step.receive)), strict=True):
-                if value.device != view.device:
+                if (value.device, value.dtype) != (view.device, view.dtype):
                     view.copy_(value)
         if step.send is not None:
             received = self.pool.take(grads.message_bytes(_rows(step.send)))
@@ -300,11 +321,13 @@ class Exchange:
         transfer: _Transfer,
         device: torch.device,
         grads: RowFormat,
+        home: RowFormat,
         deliver: Callable[[Tensor, list[Tensor]], None] | None,
     ) -> None:
         self._wait_receive(transfer)
         if transfer.receive is not None and transfer.received is not None and deliver is not None:
-            values = [v.to(device) for v in grads.views(transfer.received, _rows(transfer.receive))]
+            views = home.views(transfer.received, _rows(transfer.receive))
+            values = [v.to(device, dtype) for v, (_, dtype) in zip(views, grads.fields, strict=True)]
             deliver(self._own_rows(transfer.receive), values)
         self._wait_send(transfer)
         self.pool.give(transfer.received)

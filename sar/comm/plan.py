@@ -39,6 +39,17 @@ class RowFormat:
         """The format of rows of these tensors, (N, ...) each."""
         return cls(tuple((tuple(t.shape[1:]), t.dtype) for t in tensors))
 
+    def narrowed(self, dtype: torch.dtype | None) -> "RowFormat":
+        """The format with `dtype` in place of wider floating-point types; None changes nothing."""
+        if dtype is None:
+            return self
+        return RowFormat(
+            tuple(
+                (shape, dtype if own.is_floating_point and own.itemsize > dtype.itemsize else own)
+                for shape, own in self.fields
+            )
+        )
+
     @property
     def row_elements(self) -> int:
         return sum(_product(shape) for shape, _ in self.fields)

@@ -15,6 +15,8 @@ gradient, and its output is marked non-differentiable where nobody needs one.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from sar.comm.engine import Engine
 from sar.comm.exchange import BufferPool, Exchange, Portion, Settings
 from sar.comm.plan import RowFormat, Tile
+from sar.core.constants import Constant
 from sar.core.gather import add_rows
 from sar.core.messages import Message
 from sar.core.shard import Relation
@@ -43,6 +46,7 @@ from sar.kernels import (
 )
 
 LHS, RHS = 1, 2  # flags in the agreement: this operand needs a gradient here
+CONSTANT = 4  # the result is at hand: see [Note: hits are joint]
 
 
 class Saved(NamedTuple):
@@ -104,7 +108,9 @@ class Call:
         shape = self.lhs_shape if self.source == "lhs" else self.rhs_shape
         assert shape is not None
         widest = RowFormat(((shape, self.sum_dtype),))
-        tile_rows = self.settings.tile_rows(widest)
+        # The gradients of these operations do not depend on values, so nothing is fetched while they go home.
+        linear = self.message.op in (Op.COPY, Op.ADD, Op.SUB)
+        tile_rows = self.settings.tile_rows(widest, both_ways=not linear)
         return Exchange(self.engine, self.relation.plan, self.settings, tile_rows, self.pool, self.words)
 
     def target(self, operand: str) -> Target:
@@ -130,7 +136,11 @@ def run(call: Call, lhs: Tensor, rhs: Tensor | None) -> Tensor:
         lhs, rhs: operands, (rows of their target, *shape) each.
     """
     anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and call.distributed)
-    result: Tensor = _Builtin.apply(anchor, lhs, rhs, call)
+    constant = None
+    if call.settings.cache and call.reducer is not None:
+        operands = [lhs] if rhs is None else [lhs, rhs]
+        constant = call.relation.constants.find((call.message, call.reducer), operands)
+    result: Tensor = _Builtin.apply(anchor, lhs, rhs, call, constant)
     return result
 
 
@@ -154,12 +164,20 @@ class _Builtin(torch.autograd.Function):
     """See [Note: forward and backward]."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, lhs: Tensor, rhs: Tensor | None, call: Call) -> Tensor:
-        flags = LHS * ctx.needs_input_grad[1] | RHS * ctx.needs_input_grad[2]
+    def forward(
+        ctx: Any, anchor: Tensor, lhs: Tensor, rhs: Tensor | None, call: Call, constant: Constant | None
+    ) -> Tensor:
+        known = constant.result if constant is not None else None
+        flags = LHS * ctx.needs_input_grad[1] | RHS * ctx.needs_input_grad[2] | CONSTANT * (known is not None)
         with call.engine.guard():
             if call.distributed:
-                for theirs in call.engine.agree(call.words, flags):
-                    flags |= theirs
+                everybodys = call.engine.agree(call.words, flags)
+                flags = reduce(or_, (theirs & (LHS | RHS) for theirs in everybodys)) | reduce(and_, everybodys)
+            if known is not None and flags == CONSTANT:
+                result = known.detach()
+                ctx.mark_non_differentiable(result)
+                return result
+            flags &= LHS | RHS
             ctx.call = call
             ctx.needs = {"lhs": bool(flags & LHS), "rhs": bool(flags & RHS)}
             reads = call.values_needed(ctx.needs)
@@ -169,11 +187,13 @@ class _Builtin(torch.autograd.Function):
         ctx.save_for_backward(lhs if reads["lhs"] else None, rhs if reads["rhs"] else None, arg if flags else None)
         if not flags:
             ctx.mark_non_differentiable(out)
+            if constant is not None:
+                constant.keep(out)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None, None, None]:
         call: Call = ctx.call
         with call.engine.guard():
             lhs, rhs, arg = ctx.saved_tensors
@@ -182,6 +202,7 @@ class _Builtin(torch.autograd.Function):
             None,
             grads["lhs"].to(call.dtype) if ctx.needs_input_grad[1] else None,
             grads["rhs"].to(call.dtype) if ctx.needs_input_grad[2] else None,
+            None,
             None,
         )
 

@@ -12,6 +12,7 @@ from sar.comm.collectives import exchange_tensors
 from sar.comm.engine import Engine
 from sar.comm.plan import HaloPlan, Tile
 from sar.common_tuples import NTYPE, CanonicalEtype, PartitionData
+from sar.core.constants import Constants
 from sar.core.partition_data import Shard, check_edge_ids, check_partition, join_features, select_relation
 from sar.kernels import EdgeBlock
 
@@ -26,6 +27,7 @@ class Relation:
     plan: the halo lists of all workers, as the exchange needs them.
     num_src, num_dst: this worker's nodes of source and destination type.
     in_degrees, out_degrees: (num_dst,) and (num_src,) int64; out-degrees count the edges into all workers.
+    constants: kept results of calls on operands that do not change.
     """
 
     etype: CanonicalEtype
@@ -37,6 +39,7 @@ class Relation:
     num_edges_global: int
     in_degrees: Tensor
     out_degrees: Tensor
+    constants: Constants = field(default_factory=Constants)
     _tiles: dict[Tile, EdgeBlock] = field(default_factory=dict)
 
     @property
@@ -68,6 +71,7 @@ class Relation:
             plan=self.plan.to(device),
             in_degrees=self.in_degrees.to(device),
             out_degrees=self.out_degrees.to(device),
+            constants=Constants(),
             _tiles={},
         )
 

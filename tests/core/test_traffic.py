@@ -69,7 +69,7 @@ def test_each_row_travels_once_and_again_only_where_needed(pool, world_size, mes
         ({"max_collective_size": 24, "pipeline_depth": 0}, 24),
         ({"max_collective_size": 1}, WIDTH),
         ({"comm_buffer_bytes": 1}, WIDTH),
-        ({"comm_buffer_bytes": 4 * WIDTH * ITEM, "pipeline_depth": 0}, WIDTH),
+        ({"comm_buffer_bytes": 2 * WIDTH * ITEM, "pipeline_depth": 0}, WIDTH),
     ],
     ids=str,
 )

@@ -1,0 +1,159 @@
+"""One-pass attention across workers against softmax and sum by the edge; memory that it may not take."""
+
+import dgl.nn
+import pytest
+import torch
+from torch.nn.functional import leaky_relu
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sar
+from sar.core.attention import SEED_STEP, attention
+from sar.kernels.attention import Attention, Score
+from sar.kernels.reference_attention import _kept
+from tests.core.attempts import catch
+from tests.graphs import partition_in_memory, random_graph
+from tests.parity.harness import MODES, assert_close, build, deal, merge, random_data
+from tests.parity.scenarios import SCENARIOS, scattered
+
+HEADS, DIM, DROPOUT, SLOPE, SEED = 2, 3, 0.4, 0.2, 7
+
+
+def parameters(dtype):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(HEADS, DIM, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for _ in "ab"]
+
+
+def leaves(data):
+    x, y, cotangent = (data.nodes[k][:, : HEADS * DIM].reshape(-1, HEADS, DIM) for k in ("x", "y", "cotangent"))
+    return (
+        x.clone().requires_grad_(),
+        y.clone().requires_grad_(),
+        data.edges["w"][:, 0].clone().requires_grad_(),
+        cotangent,
+    )
+
+
+def gradients_of(out, cotangent, x, y, weight, attn, attn_dst):
+    (out * cotangent).sum().backward()
+    results = {"node out": out.detach(), "node x": x.grad, "edge weight": weight.grad}
+    results |= {"node y": y.grad} if y is not x else {}
+    return results | {f"sum {k}": p.grad for k, p in (("attn", attn), ("attn_dst", attn_dst)) if p.grad is not None}
+
+
+def on_worker(mine, score, same, mode):
+    """What a worker gets; `same` uses one tensor for sources and destinations."""
+    partition, data = mine
+    graph = build(partition, mode)
+    x, y, weight, cotangent = leaves(data)
+    y = x if same else y
+    attn, attn_dst = parameters(x.dtype)
+    torch.manual_seed(SEED)
+    out = attention(
+        graph.passing(), score, x, y,
+        attn=None if score is Score.DOT else attn, attn_dst=attn_dst if score is Score.ADDITIVE else None,
+        factor=SLOPE, dropout=DROPOUT, edge_weight=weight,
+    )  # fmt: skip
+    return gradients_of(out, cotangent, x, y, weight, attn, attn_dst)
+
+
+def on_one_machine(parts, data, score, same):
+    """The same by the edge, with the fates that the workers' edges have."""
+    x, y, weight, cotangent = leaves(data)
+    y = x if same else y
+    attn, attn_dst = parameters(x.dtype)
+    src, dst = parts.src, parts.dst
+    if score is Score.ADDITIVE:
+        logits = leaky_relu((x * attn).sum(-1)[src] + (y * attn_dst).sum(-1)[dst], SLOPE)
+    elif score is Score.DYNAMIC:
+        logits = (leaky_relu(x[src] + y[dst], SLOPE) * attn).sum(-1)
+    else:
+        logits = SLOPE * (x[src] * y[dst]).sum(-1)
+    alpha = logits * 0
+    for d in dst.unique():
+        alpha = alpha + torch.where((dst == d).unsqueeze(1), logits, -torch.inf).softmax(0)
+    torch.manual_seed(SEED)
+    seed = int(torch.randint(2**62, ()))
+    edges = parts.split_edges(torch.arange(len(src)))
+    kept = [
+        _kept(Attention(score, SLOPE, DROPOUT, (seed + rank * SEED_STEP) % 2**64), torch.arange(len(own)), alpha)
+        for rank, own in enumerate(edges)
+    ]
+    alpha = alpha * torch.cat(kept) * weight.unsqueeze(1)
+    out = torch.zeros_like(x).index_add(0, dst, alpha.unsqueeze(2) * x[src])
+    return gradients_of(out, cotangent, x, y, weight, attn, attn_dst)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("score", Score)
+def test_scores_dropout_and_edge_weights(pool, world_size, score):
+    """Outputs and all gradients, in all modes, for one tensor on both sides and for two."""
+    for scenario in ("random", "isolated", "first worker without nodes", "no edges"):
+        parts = SCENARIOS[scenario](world_size)
+        data = random_data(parts, torch.float64)
+        for same in (False, True):
+            expected = on_one_machine(parts, data, score, same)
+            for mode in MODES:
+                results = merge(pool.run(on_worker, score, same, mode, per_rank=deal(parts, data)))
+                assert results.keys() == expected.keys()
+                for name, value in expected.items():
+                    assert_close(results[name], value)
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the largest floating-point tensor that any operation makes; integers are the structure of the graph."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                self.largest = max(self.largest, tensor.numel())
+        return made
+
+
+def largest_tensors(mine, one_pass):
+    """Elements of the largest tensor that a layer's second forward and backward make."""
+    partition, data = mine
+    sar.patch_dgl()
+    graph = build(partition, 1)
+    largest = []
+    for layer in (dgl.nn.GATConv(6, 4, 2, attn_drop=0.5), dgl.nn.GATv2Conv(6, 4, 2), dgl.nn.DotGatConv(6, 4, 2)):
+        layer._allow_zero_in_degree = True
+        for _ in range(2):
+            x = data.leaf("x")
+            with Sizes() as sizes:
+                out = layer(graph, x) if one_pass else layer(graph, x, get_attention=True)[0]
+                out.sum().backward()
+        largest.append(sizes.largest)
+    return largest
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_nothing_has_the_size_of_the_edges(pool, world_size):
+    """30 nodes, 6000 edges; with the weights asked for, there are tensors of that size, which shows that it is seen."""
+    parts = partition_in_memory(random_graph(1, 30, 6000), scattered(30, world_size), world_size)
+    mine = deal(parts, random_data(parts))
+    for largest in pool.run(largest_tensors, True, per_rank=mine):
+        assert max(largest) < 1000
+    for largest in pool.run(largest_tensors, False, per_rank=mine):
+        assert min(largest) > 2000
+
+
+def wrong_operands(mine):
+    partition, data = mine
+    passing = build(partition, 1).passing()
+    x = data.nodes["x"].reshape(-1, 2, 3)
+    return [
+        catch(lambda: attention(passing, Score.DOT, x[1:], x, factor=1.0)),
+        catch(lambda: attention(passing, Score.DOT, x, x[:, :1], factor=1.0)),
+        catch(lambda: attention(passing, Score.DOT, x, x, factor=1.0, edge_weight=data.edges["w"])),
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_operands_that_do_not_fit(pool, world_size):
+    """They are refused before anything is computed."""
+    parts = SCENARIOS["random"](world_size)
+    (errors,) = pool.run(wrong_operands, per_rank=deal(parts, random_data(parts)))
+    assert [error.kind for error in errors] == ["GraphError"] * 3
