@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import process_group
+from sar.comm.ddp import refuse_averaging
 from sar.comm.exchange import Settings
 from sar.common_tuples import CanonicalEtype, PartitionData
 from sar.core.batches import NodeBatch
@@ -206,6 +207,7 @@ class GraphShardManager(GraphQueries):
 
     def passing(self, etype: str | CanonicalEtype | None = None) -> Passing:
         """One edge type with its frames, ready for message passing; for layers that need more than `update_all`."""
+        refuse_averaging()
         relation = self._relation(etype)
         source, _, destination = relation.etype
         return Passing(
