@@ -74,14 +74,14 @@ MIXED = ("GraphConv weighted", "SAGEConv weighted", "GATConv")
 """Layers whose operands autocast mixes: DGL on the CPU refuses them."""
 
 
-def gradients(graph, data, name, reference_too):
-    """The forward under autocast, the backward outside, as torch advises; float32 without `reference_too` in DGL."""
+def gradients(graph, data, name, autocast_in_dgl):
+    """The forward under autocast, on one machine only if asked for; the backward outside, as torch advises."""
     if dist.is_initialized():
         sar.patch_dgl()
     build, call = LAYERS[name]
     layer = build()
     x, w = data.leaf("x"), data.leaf("w")
-    with torch.autocast("cpu", torch.bfloat16, enabled=reference_too or dist.is_initialized()):
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast_in_dgl or dist.is_initialized()):
         out = call(layer, graph, x, w).flatten(1)
     weighted_sum(out.float(), data.nodes["cotangent"]).backward()
     results = {"node output": out.float(), "node x.grad": x.grad, **parameter_gradients(layer)}
