@@ -9,6 +9,7 @@ from sar.adapters.dgl.partition_reader import load_dgl_partition_data  # noqa: E
 from sar.adapters.dgl.patch import patch_dgl, patched_edge_softmax, unpatch_dgl  # noqa: E402
 from sar.comm import (  # noqa: E402
     comm_device,
+    ddp_sum_hook,
     gather_grads,
     initialize_comms,
     nfs_ip_init,
@@ -48,6 +49,7 @@ __all__ = [
     "construct_full_graph",
     "construct_mfgs",
     "core",
+    "ddp_sum_hook",
     "edge_softmax",
     "gather_grads",
     "initialize_comms",

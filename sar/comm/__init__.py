@@ -8,6 +8,7 @@ from sar.comm.collectives import (
     gather_grads,
     sync_params,
 )
+from sar.comm.ddp import ddp_sum_hook
 from sar.comm.process_group import (
     backend,
     comm_device,
@@ -27,6 +28,7 @@ __all__ = [
     "all_to_all",
     "backend",
     "comm_device",
+    "ddp_sum_hook",
     "exchange_single_tensor",
     "exchange_tensors",
     "gather_grads",

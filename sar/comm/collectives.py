@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 from torch.nn import Module
 
+from sar.comm.ddp import refuse_second_sum
 from sar.comm.engine import Engine
 from sar.comm.process_group import engine
 from sar.comm.statistics import counters
@@ -150,10 +151,14 @@ def gather_grads(model: Module) -> None:
     Call it once per step, after the backward and before the optimiser. With a loss of (local sum / global count) the
     result is the gradient of the loss over the whole graph. A parameter without a gradient on all workers keeps None;
     without one on some of them, those count as zero.
+
+    Raises:
+        ConfigError: for a model in `DistributedDataParallel`, which needs `ddp_sum_hook` instead.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     me = engine()
     with me.guard(), torch.no_grad():
+        refuse_second_sum(model)
         call = f"gather_grads of {len(parameters)} parameters, {sum(p.numel() for p in parameters)} elements"
         me.agree(call)
         if me.world_size == 1 or not parameters:

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions
+from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.statistics import counters
 from sar.config import Config
@@ -150,6 +151,8 @@ class Engine:
         generation = self.generation
         try:
             yield
+        except _StopRecomputationError:  # how torch's checkpointing leaves a forward that it has seen enough of
+            raise
         except BaseException as error:
             if self.generation == generation:
                 self.abort(error)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from sar.comm import process_group
+from sar.comm.ddp import refuse_averaging
 from sar.comm.exchange import Settings
 from sar.common_tuples import CanonicalEtype, PartitionData
 from sar.core.batches import NodeBatch
+from sar.core.eager import uncompiled
 from sar.core.empty import views_of_nothing
 from sar.core.frames import Frame, Frames, SpaceView, TypedFrames, frame_of
 from sar.core.message_passing import Passing, apply_nodes, reduce_across
@@ -116,6 +118,7 @@ class GraphShardManager(GraphQueries):
 
     # -- message passing
 
+    @uncompiled
     def update_all(
         self,
         message_func: Any,
@@ -146,6 +149,7 @@ class GraphShardManager(GraphQueries):
             results = self.passing(relation.etype).update_all(message_func, reduce_func)
             self._set_results(relation.etype[2], results, apply_node_func)
 
+    @uncompiled
     def multi_update_all(
         self,
         etype_dict: Mapping[str | CanonicalEtype, tuple[Any, ...]],
@@ -176,6 +180,7 @@ class GraphShardManager(GraphQueries):
                 results = reduce_across([made[etype] for etype in ordered if etype[2] == ntype], cross_reducer)
                 self._set_results(ntype, results, apply_node_func)
 
+    @uncompiled
     def apply_edges(
         self, func: Any, edges: Any = ALL, etype: str | CanonicalEtype | None = None, inplace: bool = False
     ) -> None:
@@ -202,6 +207,7 @@ class GraphShardManager(GraphQueries):
 
     def passing(self, etype: str | CanonicalEtype | None = None) -> Passing:
         """One edge type with its frames, ready for message passing; for layers that need more than `update_all`."""
+        refuse_averaging()
         relation = self._relation(etype)
         source, _, destination = relation.etype
         return Passing(
@@ -240,10 +246,12 @@ class GraphShardManager(GraphQueries):
             frames=self._frames.to(device),
         )
 
+    @uncompiled
     def remove_self_loop(self: Self) -> Self:
         """A homogeneous graph without edges from a node to itself; fields are kept. A collective call."""
         return self._with_edges("without self-loops", without_self_loops)
 
+    @uncompiled
     def add_self_loop(self: Self) -> Self:
         """A homogeneous graph with one more edge from each node to itself, 1 in its fields. A collective call."""
         first_node = self.node_ranges[self._structure.engine.rank][0]

@@ -12,11 +12,12 @@ from sar.comm.exchange import Settings
 from sar.comm.plan import Tile
 from sar.common_tuples import EID
 from sar.core.batches import NodeBatch
+from sar.core.eager import uncompiled
 from sar.core.frames import Frame
 from sar.core.mailbox import checked_results, reduce_mailboxes
 from sar.core.messages import Message, Operand, is_builtin, parse_message, parse_reduction
 from sar.core.python_messages import PythonCall
-from sar.core.sequential import Call, check_operands, run
+from sar.core.sequential import Call, check_operands, promoted, run
 from sar.core.shard import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, Op, Target
@@ -57,8 +58,11 @@ class Passing:
     def _run_builtin(self, message: Message, reducer: str | None) -> Tensor:
         lhs = self._operand(message.lhs)
         rhs = self._operand(message.rhs) if message.rhs is not None else None
+        if rhs is not None:
+            lhs, rhs = promoted(lhs, rhs)
         return run(self.builtin_call(message, reducer, lhs, rhs), lhs, rhs)
 
+    @uncompiled
     def copy_to_edges(self, values: Tensor) -> Tensor:
         """The row of each edge's source, (E, ...), of (N_src, ...) values."""
         return run(self.builtin_call(COPY_SOURCE, None, values), values, None)

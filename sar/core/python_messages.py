@@ -5,7 +5,9 @@ Each tile's call of the message function runs under `torch.utils.checkpoint` (no
 computes outlives the tile, and autograd finds every parameter and every captured tensor by itself. What surrounds the
 tiles is a frame of autograd functions. In the order of the backward:
 
-- `_End`, on the results: agrees with the other workers on the backward and posts the first tile.
+- `_End`, on the results: agrees with the other workers on the backward and posts the first tile. It has saved the
+  fields, after all communication of the forward. So where the user checkpoints a layer, torch runs the forward again
+  before this backward posts anything, and does not leave it early in the middle of the exchange.
 - `_Combine`, one for each tile: hands its messages their gradient. Tiles are combined in place, and nothing is saved.
 - The tile's replay, set off by the first saved tensor that autograd asks for. Its first operation is `_Fetch`, which
   takes the tile's rows from the sweep again; when gradients have come back to `_Fetch`, they go home.
@@ -92,8 +94,7 @@ class PythonCall:
         self.reduced = reduced
         self.find_edges = find_edges
         self.words = ""
-        self._src: list[Tensor] = []  # source fields, as they were at the call
-        self._watched: list[tuple[Tensor, int]] = []  # all fields read, and their versions then
+        self._src: list[Tensor] = []  # source fields, as they were at the call, while an exchange is under way
         self._sweep: Iterator[Portion] | None = None  # of the backward under way
         self._portion: Portion | None = None  # the tile at hand
         self._home: list[Tensor] = []  # gradients of the source fields
@@ -162,7 +163,6 @@ class PythonCall:
         device = relation.in_degrees.device
         token = torch.empty(0)
         self._src = [t.detach() for t in src]
-        self._watched = [(t, t._version) for t in recording.read()] if gradients else []
         if distributed:
             token, *own_src = _Begin.apply(torch.empty(0, requires_grad=gradients), self, *src)
         else:
@@ -191,11 +191,11 @@ class PythonCall:
             for self._portion in portions:
                 tile = self._portion.tile
                 add(relation.tile(tile), tile.peer, tile)
-            totals = list(_End.apply(self, *totals)) if gradients else totals
+            totals = list(_End.apply(self, recording, *totals)) if gradients else totals
         else:
             for p, block in enumerate(relation.blocks):
                 add(block, p, None)
-        self._portion = None
+        self._portion, self._src = None, []
         return {name: combine.finish(total) for name, combine, total in zip(names, combines, totals, strict=True)}
 
     def _messages(
@@ -248,13 +248,10 @@ class PythonCall:
         assert portion.rows is not None
         return portion.rows
 
-    def start_backward(self) -> None:
+    def start_backward(self, end: Any) -> None:
         """Agree on the backward and post its first tile."""
         with self.engine.guard():
-            if any(t._version != version for t, version in self._watched):
-                raise GraphError(
-                    f"A field that {self._name} read was changed in place before the backward; change a copy instead."
-                )
+            self._src = list(end.saved_tensors[: end.num_src])  # raises where a field has been changed in place
             self.engine.agree(f"backward of {self.words}")
             differentiable = [t for t in self._src if t.is_floating_point()]
             self._home = [torch.zeros_like(t) for t in differentiable]
@@ -280,7 +277,7 @@ class PythonCall:
             assert self._sweep is not None
             for _ in self._sweep:
                 raise AssertionError("a tile was left out of the backward")
-            self._sweep = None
+            self._sweep, self._src = None, []
             return [home.add_(grad) for home, grad in zip(self._home, own, strict=True)]
 
     def _advance(self, tile: Tile) -> Portion:
@@ -341,15 +338,16 @@ class _Tie(torch.autograd.Function):
 
 class _End(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: PythonCall, *totals: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
+    def forward(ctx: Any, call: PythonCall, recording: _Recording, *totals: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.num_src = call, len(recording.src)
+        ctx.save_for_backward(*[t.detach() for t in recording.read()])
         return tuple(t.view_as(t) for t in totals)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.call.start_backward()
-        return (None, *grads)
+        ctx.call.start_backward(ctx)
+        return (None, None, *grads)
 
 
 def with_fixed_closure(function: MessageFunction) -> MessageFunction:

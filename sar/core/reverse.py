@@ -7,11 +7,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sar.comm.plan import RowFormat
+from sar.core.eager import uncompiled
 from sar.core.graph import GraphShardManager
 from sar.core.message_passing import COPY_SOURCE
 from sar.core.sequential import LHS, Call, Saved, evaluate, pull_back
 
 
+@uncompiled
 def sum_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
     """Sum the values of each node's out-edges into all workers: s_u = sum of x_e over edges e from u.
 
@@ -58,6 +60,7 @@ class _SumAtSources(torch.autograd.Function):
             return None, evaluate(call, grad.contiguous(), None, keep=False)[0], None
 
 
+@uncompiled
 @torch.no_grad()
 def max_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
     """The greatest of the values of each node's out-edges into all workers, (N_src, ...); -inf where there is none.

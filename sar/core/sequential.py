@@ -144,6 +144,18 @@ def run(call: Call, lhs: Tensor, rhs: Tensor | None) -> Tensor:
     return result
 
 
+def promoted(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+    """Both operands in the wider of their floating-point dtypes under autocast, which mixes them; as given elsewhere.
+
+    So does arithmetic in a Python message function. The conversion is the user's own rows', before they travel.
+    """
+    mixed = lhs.dtype != rhs.dtype and lhs.is_floating_point() and rhs.is_floating_point()
+    if not mixed or not torch.is_autocast_enabled(lhs.device.type):
+        return lhs, rhs
+    dtype = torch.promote_types(lhs.dtype, rhs.dtype)
+    return lhs.to(dtype), rhs.to(dtype)
+
+
 def check_operands(message: Message, reducer: str | None, lhs: Tensor, rhs: Tensor | None) -> tuple[int, ...]:
     """The trailing shape of the messages.
 
@@ -181,10 +193,11 @@ class _Builtin(torch.autograd.Function):
             ctx.call = call
             ctx.needs = {"lhs": bool(flags & LHS), "rhs": bool(flags & RHS)}
             reads = call.values_needed(ctx.needs)
-            out, arg, ctx.kept = evaluate(
-                call, lhs, rhs, keep=call.settings.keep and reads.get(call.source or "", False)
-            )
-        ctx.save_for_backward(lhs if reads["lhs"] else None, rhs if reads["rhs"] else None, arg if flags else None)
+            out, arg, kept = evaluate(call, lhs, rhs, keep=call.settings.keep and reads.get(call.source or "", False))
+        ctx.tiles = list(kept)
+        ctx.save_for_backward(
+            lhs if reads["lhs"] else None, rhs if reads["rhs"] else None, arg if flags else None, *kept.values()
+        )
         if not flags:
             ctx.mark_non_differentiable(out)
             if constant is not None:
@@ -196,8 +209,9 @@ class _Builtin(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None, None, None]:
         call: Call = ctx.call
         with call.engine.guard():
-            lhs, rhs, arg = ctx.saved_tensors
-            grads = pull_back(call, Saved(ctx.needs, {"lhs": lhs, "rhs": rhs}, arg, ctx.kept), grad)
+            lhs, rhs, arg, *rows = ctx.saved_tensors
+            kept = dict(zip(ctx.tiles, rows, strict=True))
+            grads = pull_back(call, Saved(ctx.needs, {"lhs": lhs, "rhs": rhs}, arg, kept), grad)
         return (
             None,
             grads["lhs"].to(call.dtype) if ctx.needs_input_grad[1] else None,

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from sar.comm import process_group
 from sar.comm.engine import Engine
+from sar.core.eager import uncompiled
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
 
@@ -90,6 +91,7 @@ class DistributedBN1D(nn.Module):
         return f"{self.n_feats}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}"
 
 
+@uncompiled
 def normalise(module: "DistributedBN1D | nn.BatchNorm1d", x: Tensor, engine: Engine | None) -> Tensor:
     """Normalise (N_i, F) rows by the statistics of all workers, with the parameters and buffers of `module`.
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sar.core.eager import uncompiled
 from sar.core.graph import GraphShardManager
 from sar.core.queries import ALL
 from sar.core.reverse import max_at_sources, sum_at_sources
@@ -13,6 +14,7 @@ from sar.errors import GraphError
 from sar.kernels import EdgeBlock, edge_softmax_backward, edge_softmax_forward
 
 
+@uncompiled
 def edge_softmax(graph: GraphShardManager, logits: Tensor, eids: Any = ALL, norm_by: str = "dst") -> Tensor:
     """Normalise the logits of the edges that share a node: exp(x_e) / sum of exp(x_e') over edges e' at that node.
 

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import sar
+from sar.comm import process_group
 from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
 from tests.parity.programs import LAYERS, largest, pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
@@ -109,6 +111,18 @@ def frozen_inputs_and_no_grad(graph, data, layer):
     return gradients(x, w, **{"node quiet": quiet})
 
 
+def inference_before_training(graph, data, layer):
+    """What an evaluation leaves behind, buffers for messages above all, is fit for training."""
+    x, w = leaves(data)
+    if dist.is_initialized():
+        process_group.buffer_pool()._free.clear()
+    with torch.inference_mode():
+        quiet = LAYERS[layer](graph, x, w)
+    out = LAYERS[layer](graph, x, w)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return gradients(x, w, **{"node quiet": quiet.clone()})
+
+
 def only_edges_take_a_gradient(graph, data, layer):
     x, w = leaves(data)
     out = LAYERS[layer](graph, x.detach(), w)
@@ -146,6 +160,7 @@ PROGRAMS = [
     fields_overwritten_before_backward,
     settings_changed_before_backward,
     frozen_inputs_and_no_grad,
+    inference_before_training,
     only_edges_take_a_gradient,
 ]
 

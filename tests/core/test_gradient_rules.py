@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import sar
+from sar.core.reverse import sum_at_sources
 from tests.core.attempts import fail_on_all_ranks
 from tests.parity.harness import assert_close, build, deal, random_data, weighted_sum
-from tests.parity.programs import LAYERS, pairwise, weighted
+from tests.parity.programs import LAYERS, gated, pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
 
 
@@ -66,13 +67,45 @@ def double_backward(graph, data, layer):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("mode", [1, 3])
+@pytest.mark.parametrize("mode", [1, 2, 3])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_double_backward_raises(pool, world_size, mode, layer):
     """`weighted` is linear in x, yet its second derivative in w and x is not 0: silence would be wrong."""
     for failure in fail_on_all_ranks(pool, SCENARIOS["random"](world_size), double_backward, layer, mode=mode):
         assert failure.kind in ("RuntimeError", "GraphError"), failure
         assert "twice" in failure.message or "double" in failure.message.lower(), failure.message
+
+
+def softmax_by_destination(graph, w):
+    return sar.edge_softmax(graph, w)
+
+
+def softmax_by_source(graph, w):
+    return sar.edge_softmax(graph, w, norm_by="src")
+
+
+def sums_at_sources(graph, w):
+    return sum_at_sources(graph, w)
+
+
+def batch_norm(graph, w):
+    return sar.DistributedBN1D(1).to(w.dtype)(w)
+
+
+def double_backward_of_edge_values(graph, data, program):
+    w = data.leaf("w")
+    (grad,) = torch.autograd.grad(program(graph, w).sin().sum(), w, create_graph=True)
+    grad.square().sum().backward()
+
+
+@pytest.mark.parametrize(
+    "program", [softmax_by_destination, softmax_by_source, sums_at_sources, batch_norm], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_double_backward_of_edge_values_raises(pool, world_size, program):
+    for failure in fail_on_all_ranks(pool, SCENARIOS["random"](2), double_backward_of_edge_values, program):
+        assert failure.kind == "RuntimeError", failure
+        assert "twice" in failure.message, failure.message
 
 
 def field_changed_in_place(graph, data):
@@ -92,7 +125,19 @@ def edge_field_changed_in_place(graph, data):
     out.sum().backward()
 
 
-@pytest.mark.parametrize("program", [field_changed_in_place, edge_field_changed_in_place], ids=lambda f: f.__name__)
+def field_of_a_python_function_changed_in_place(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    h = x * 1
+    out = gated(graph, h, w)
+    h.add_(1)
+    out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [field_changed_in_place, edge_field_changed_in_place, field_of_a_python_function_changed_in_place],
+    ids=lambda f: f.__name__,
+)
 @pytest.mark.parametrize("mode", [1, 2, 3])
 @pytest.mark.parametrize("world_size", [2])
 def test_a_needed_field_changed_in_place_is_an_error(pool, program, mode):

@@ -1,0 +1,90 @@
+"""Activation checkpointing around layers with distributed calls: the same gradients, over the same connections."""
+
+import dgl.nn
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import sar
+from sar.comm import process_group
+from tests.parity.harness import build, check, deal, parameter_gradients, random_data, weighted_sum
+from tests.parity.programs import LAYERS, weighted
+from tests.parity.scenarios import SCENARIOS
+
+
+def checkpointed_layers(graph, data, layer, ends_with_the_call):
+    """Two checkpoints; the last tensor that a forward saves lies in its distributed call, or after it."""
+    x, w = data.leaf("x"), data.leaf("w")
+    model = nn.Linear(6, 6).to(x.dtype)
+
+    def block(h):
+        made = LAYERS[layer](graph, LAYERS[layer](graph, model(h).tanh(), w), w)
+        return made if ends_with_the_call else made.sin()
+
+    return results(data, model, [block, block], x, w)
+
+
+def checkpointed_attention(graph, data):
+    if dist.is_initialized():
+        sar.patch_dgl()
+    x = data.leaf("x")
+    layers = [dgl.nn.GATConv(6, 3, 2, residual=True, allow_zero_in_degree=True) for _ in range(2)]
+    model = nn.ModuleList(layers).to(x.dtype)
+    return results(data, model, [lambda h, layer=layer: layer(graph, h).flatten(1) for layer in layers], x, x)
+
+
+def results(data, model, blocks, x, w):
+    h = x
+    for block in blocks:
+        h = checkpoint(block, h, use_reentrant=False) if dist.is_initialized() else block(h)
+    generation = process_group.engine().generation if dist.is_initialized() else 0
+    weighted_sum(h, data.nodes["cotangent"]).backward()
+    if dist.is_initialized():
+        assert process_group.engine().generation == generation, "the workers had to connect again"
+    gradients = {"node x.grad": x.grad, "node output": h, **parameter_gradients(model)}
+    return gradients if w is x or w.grad is None else {**gradients, "edge w.grad": w.grad}
+
+
+@pytest.mark.parametrize("scenario", ["isolated", "first worker without nodes"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gradients(pool, world_size, scenario):
+    parts = SCENARIOS[scenario](world_size)
+    cases = [(checkpointed_layers, (layer, last)) for layer in LAYERS for last in (False, True)]
+    check(pool, parts, random_data(parts, torch.float64), [*cases, (checkpointed_attention, ())], timeout=120)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_many_tiles(pool, world_size):
+    """A replay that stopped in the middle of an exchange would leave messages on their way."""
+    parts = SCENARIOS["isolated"](world_size)
+    settings = {"comm_buffer_bytes": 400, "pipeline_depth": 2}
+    cases = [(checkpointed_layers, (layer, True)) for layer in LAYERS]
+    check(pool, parts, random_data(parts, torch.float64), cases, settings=settings, timeout=120)
+
+
+def rows_saved(mine, mode):
+    """Rows that autograd saves, as a checkpoint or an offloading to the CPU sees them."""
+    partition, data = mine
+    graph, saved = build(partition, mode), []
+
+    def pack(tensor):
+        saved.append(len(tensor))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        weighted(graph, data.leaf("x"), data.leaf("w"))
+    return sum(saved)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_kept_rows_are_saved_by_autograd(pool, world_size):
+    """Rows that were kept any other way would stay in memory under a checkpoint."""
+    parts = SCENARIOS["random"](world_size)
+    mine = deal(parts, random_data(parts))
+    lean, keeping = (pool.run(rows_saved, mode, per_rank=mine) for mode in (1, 2))
+    halos = [
+        len(partition.all_shard_edges[1 - rank].edges[0].unique()) for rank, partition in enumerate(parts.partitions)
+    ]
+    assert [more - less for more, less in zip(keeping, lean, strict=True)] == halos
