@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from common import load, options, train
 from torch import Tensor, nn
 
-parser = options(__doc__, layers=16, alpha=0.1, lambda_=0.5)
+parser = options(__doc__, layers=16, alpha=0.1, lamda=0.5)
 
 
 class GCNII(nn.Module):
-    """H^(l) = relu(((1 - a) S H^(l-1) + a H^(0)) ((1 - b_l) I + b_l W_l)), with b_l = log(lambda / l + 1)."""
+    """H^(l) = relu(((1 - a) S H^(l-1) + a H^(0)) ((1 - b_l) I + b_l W_l)), with b_l = log(lamda / l + 1)."""
 
     def __init__(
         self,
@@ -25,13 +25,13 @@ class GCNII(nn.Module):
         num_classes: int,
         layers: int,
         alpha: float,
-        lambda_: float,
+        lamda: float,
         dropout: float,
     ):
         super().__init__()
         self.first = nn.Linear(num_features, hidden)
         self.layers = nn.ModuleList(
-            dgl.nn.GCN2Conv(hidden, layer, alpha, lambda_, bias=False, activation=F.relu)
+            dgl.nn.GCN2Conv(hidden, layer, alpha, lamda, bias=False, activation=F.relu)
             for layer in range(1, layers + 1)
         )
         self.last = nn.Linear(hidden, num_classes)
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> tuple[list[float], Tensor]:
         task.num_classes,
         arguments.layers,
         arguments.alpha,
-        arguments.lambda_,
+        arguments.lamda,
         arguments.dropout,
     )
     return train(model, (graph, x), task, arguments)

@@ -39,6 +39,9 @@ class HeteroGraphData:
         relations = {key[len("edges/") : -len("/src")] for key in arrays if key[:6] == "edges/" and key[-4:] == "/src"}
         if not num_nodes or not relations:
             raise ConfigError(f"expected num_nodes/NTYPE and edges/NTYPE:RELATION:NTYPE/src; found {sorted(arrays)}.")
+        unusable = sorted(ntype for ntype in num_nodes if "/" in ntype or ":" in ntype)
+        if unusable:
+            raise ConfigError(f"node types {unusable} have a slash or a colon in their names; rename them.")
         edges = {}
         for name in sorted(relations):
             source, relation, destination = [*name.split(":"), "", ""][:3]

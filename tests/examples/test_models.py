@@ -100,7 +100,7 @@ def appnp(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
 
 
 def gcnii(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
-    model = script.GCNII(whole.x.shape[1], a.hidden, whole.num_classes, a.layers, a.alpha, a.lambda_, a.dropout)
+    model = script.GCNII(whole.x.shape[1], a.hidden, whole.num_classes, a.layers, a.alpha, a.lamda, a.dropout)
     return whole.learn(model, (whole.graph, whole.x), a)
 
 

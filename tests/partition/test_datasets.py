@@ -172,6 +172,7 @@ def test_a_heterogeneous_npz_file_is_read(tmp_path: Path) -> None:
         ({"edges/author:writes:paper/dst": None}, "edges/author:writes:paper/dst is missing"),
         ({"edges/author:writes:paper/src": [0, 1, 2]}, "outside the nodes 0 to 1"),
         ({"label/paper": [0, 1]}, r"'label' has shape \(2,\); expected \(3,\)"),
+        ({"num_nodes/a/b": 1}, r"\['a/b'\] have a slash"),
         ({"num_nodes/author": None, "num_nodes/paper": None}, "expected num_nodes/NTYPE"),
     ],
 )
