@@ -1,15 +1,17 @@
-"""Divide a graph into one part per worker, in a directory that `full_graph.py` trains on.
+"""Divide a graph into one part per worker, in a directory that the other examples train on.
 
     python examples/partition_graph.py --dataset cora.npz --parts 2 --out partitions/cora
 
 The graph is an .npz file, or a name that `dgl.data` (cora, reddit, ...) or the Open Graph Benchmark (ogbn-arxiv, ...)
 knows. It gets the reverse of every edge and one self-loop per node; without a split of its own, a random one.
+A heterogeneous graph, from an .npz file, gets a reverse relation for each of its relations.
 """
 
 import argparse
 from pathlib import Path
 
 from sar.partition.datasets import load_dataset
+from sar.partition.graph_data import GraphData
 from sar.partition.write import partition_graph
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -17,20 +19,27 @@ parser.add_argument("--dataset", required=True, help="an .npz file, or a name")
 parser.add_argument("--data", help="folder of .npz files and of downloads")
 parser.add_argument("--parts", type=int, default=2, help="number of parts, which is the number of workers")
 parser.add_argument("--out", required=True, type=Path, help="directory to make")
+parser.add_argument(
+    "--leave-out", nargs="*", default=[], metavar="A:R:B", help="relations to drop, such as those that tell the labels"
+)
 
 
 def main() -> None:
     arguments = parser.parse_args()
-    graph = load_dataset(arguments.dataset, arguments.data).with_split().with_reverse_edges().with_self_loops()
+    graph = load_dataset(arguments.dataset, arguments.data)
+    if isinstance(graph, GraphData):
+        graph, script = graph.with_split().with_reverse_edges().with_self_loops(), "full_graph.py"
+    else:
+        graph, script = graph.without(arguments.leave_out).with_reverse_edges(), "rgcn.py"
     name = Path(arguments.dataset).stem
     report = partition_graph(graph, arguments.out, name, arguments.parts)
     print(
-        f"{graph.num_nodes:,} nodes and {len(graph.src):,} edges in parts of {report.nodes} nodes, {report.edges} edges"
+        f"{sum(report.nodes):,} nodes and {sum(report.edges):,} edges "
+        f"in parts of {report.nodes} nodes, {report.edges} edges"
     )
     print(f"edge cut {report.edge_cut:.1%}")
     print(
-        f"train with: torchrun --nproc-per-node {arguments.parts} examples/full_graph.py "
-        f"--partition-json {report.json_file}"
+        f"train with: torchrun --nproc-per-node {arguments.parts} examples/{script} --partition-json {report.json_file}"
     )
 
 

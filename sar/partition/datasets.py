@@ -9,11 +9,12 @@ import numpy as np
 
 from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
 from sar.errors import ConfigError
-from sar.partition.graph_data import Array, GraphData, read_npz
+from sar.partition.graph_data import Array, GraphData
+from sar.partition.hetero_data import HeteroGraphData, read_any_npz
 
 
-def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: int = 0) -> GraphData:
-    """Load a homogeneous graph with one class per node.
+def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: int = 0) -> GraphData | HeteroGraphData:
+    """Load a graph with one class per node; only an `.npz` file may hold a heterogeneous one.
 
     Args:
         name: an `.npz` file; or `cora` for `cora.npz` in `folder`; or, where there is no such file, a name known to
@@ -26,9 +27,9 @@ def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: in
         ConfigError: the name is unknown, the download failed, or the graph is of another kind.
     """
     if name.endswith(".npz"):
-        return read_npz(name, split)
+        return read_any_npz(name, split)
     if folder is not None and (file := Path(folder) / f"{name}.npz").exists():
-        return read_npz(file, split)
+        return read_any_npz(file, split)
     key = name.lower()
     if key.startswith("ogbn-"):
         return _through("ogb", name, lambda: _ogb_arrays(key, folder), split)

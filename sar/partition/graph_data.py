@@ -49,26 +49,8 @@ class GraphData:
                 f"a graph needs the arrays src, dst and num_nodes; found {sorted(arrays)}, not {missing}."
             )
         num_nodes = int(arrays["num_nodes"])
-        src, dst = (np.asarray(arrays[key], dtype=np.int64) for key in ("src", "dst"))
-        if src.ndim != 1 or src.shape != dst.shape:
-            raise ConfigError(f"src and dst have shapes {src.shape} and {dst.shape}; expected (E,) for both.")
-        if src.size and not (min(src.min(), dst.min()) >= 0 and max(src.max(), dst.max()) < num_nodes):
-            raise ConfigError(f"an edge ends outside the nodes 0 to {num_nodes - 1}.")
-        node_data = {}
-        if "feat_data" in arrays:
-            node_data["feat"] = _dense_features(arrays)
-        elif "feat" in arrays:
-            node_data["feat"] = np.asarray(arrays["feat"], dtype=np.float32)
-        if "label" in arrays:
-            node_data["label"] = np.asarray(arrays["label"], dtype=np.int64)
-        for key in SPLIT:
-            if key in arrays:
-                node_data[key] = _one_split(key, np.asarray(arrays[key], dtype=bool), split)
-        for key, value in node_data.items():
-            if value.ndim != (2 if key == "feat" else 1) or len(value) != num_nodes:
-                expected = f"({num_nodes}, F)" if key == "feat" else f"({num_nodes},)"
-                raise ConfigError(f"node field '{key}' has shape {value.shape}; expected {expected}, a row per node.")
-        return cls(src, dst, num_nodes, node_data)
+        src, dst = edge_ends(arrays["src"], arrays["dst"], num_nodes, num_nodes)
+        return cls(src, dst, num_nodes, node_fields(arrays, num_nodes, split))
 
     def with_reverse_edges(self) -> "GraphData":
         """The graph with every edge in both directions, without duplicates, sorted by (source, destination)."""
@@ -107,13 +89,7 @@ def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
     Raises:
         ConfigError: the file is missing, damaged, heterogeneous or does not fit the schema.
     """
-    try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no file '{path}'.") from error
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(f"'{path}' cannot be read as an .npz file of plain arrays: {error}") from error
+    arrays = read_arrays(path)
     if any(key.startswith("edges/") for key in arrays):
         raise ConfigError(f"'{path}' holds a heterogeneous graph; expected a homogeneous one (src, dst, num_nodes).")
     try:
@@ -122,10 +98,63 @@ def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
         raise ConfigError(f"'{path}': {error}") from error
 
 
+def read_arrays(path: str | PathLike[str]) -> dict[str, Array]:
+    """All arrays of an `.npz` file, none of them unpickled.
+
+    Raises:
+        ConfigError: the file is missing, damaged or holds other objects.
+    """
+    try:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file '{path}'.") from error
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"'{path}' cannot be read as an .npz file of plain arrays: {error}") from error
+
+
 def write_npz(data: GraphData, path: str | PathLike[str]) -> None:
     """Write a graph so that `read_npz` gives it back."""
     fields: dict[str, Any] = dict(data.node_data)  # Any: savez has a keyword that is no array
     np.savez(path, src=data.src, dst=data.dst, num_nodes=np.int64(data.num_nodes), **fields)
+
+
+def edge_ends(src: Array, dst: Array, num_sources: int, num_destinations: int) -> tuple[Array, Array]:
+    """The ends of edges as int64, (E,) each.
+
+    Raises:
+        ConfigError: they differ in length, or one is no node.
+    """
+    src, dst = (np.asarray(ids, dtype=np.int64) for ids in (src, dst))
+    if src.ndim != 1 or src.shape != dst.shape:
+        raise ConfigError(f"src and dst have shapes {src.shape} and {dst.shape}; expected (E,) for both.")
+    for ids, num_nodes in ((src, num_sources), (dst, num_destinations)):
+        if ids.size and not 0 <= ids.min() <= ids.max() < num_nodes:
+            raise ConfigError(f"an edge ends outside the nodes 0 to {num_nodes - 1}.")
+    return src, dst
+
+
+def node_fields(arrays: Mapping[str, Array], num_nodes: int, split: int = 0) -> dict[str, Array]:
+    """The fields of `GraphData.node_data` that `arrays` has, named as in the `.npz` file.
+
+    Raises:
+        ConfigError: one has another length than `num_nodes`.
+    """
+    fields = {}
+    if "feat_data" in arrays:
+        fields["feat"] = _dense_features(arrays)
+    elif "feat" in arrays:
+        fields["feat"] = np.asarray(arrays["feat"], dtype=np.float32)
+    if "label" in arrays:
+        fields["label"] = np.asarray(arrays["label"], dtype=np.int64)
+    for key in SPLIT:
+        if key in arrays:
+            fields[key] = _one_split(key, np.asarray(arrays[key], dtype=bool), split)
+    for key, value in fields.items():
+        if value.ndim != (2 if key == "feat" else 1) or len(value) != num_nodes:
+            expected = f"({num_nodes}, F)" if key == "feat" else f"({num_nodes},)"
+            raise ConfigError(f"node field '{key}' has shape {value.shape}; expected {expected}, a row per node.")
+    return fields
 
 
 def _dense_features(arrays: Mapping[str, Array]) -> Array:

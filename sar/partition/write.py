@@ -4,11 +4,10 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from sar.adapters.dgl.partition_writer import write_metis_partitions
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData
+from sar.partition.hetero_data import HeteroGraphData
 
 
 class PartitionReport(NamedTuple):
@@ -25,7 +24,9 @@ class PartitionReport(NamedTuple):
     edge_cut: float
 
 
-def partition_graph(data: GraphData, out_dir: str | PathLike[str], name: str, num_parts: int) -> PartitionReport:
+def partition_graph(
+    data: GraphData | HeteroGraphData, out_dir: str | PathLike[str], name: str, num_parts: int
+) -> PartitionReport:
     """Divide a graph with METIS (Karypis and Kumar, 1998) and write it in the format of `dgl.distributed`.
 
     Args:
@@ -37,19 +38,19 @@ def partition_graph(data: GraphData, out_dir: str | PathLike[str], name: str, nu
     Raises:
         ConfigError: the number of parts does not fit, or there are partitions in the directory already.
     """
-    if not 1 <= num_parts <= data.num_nodes:
-        raise ConfigError(
-            f"cannot divide {data.num_nodes} nodes into {num_parts} parts; expected 1 to {data.num_nodes}."
+    if isinstance(data, GraphData):
+        data = HeteroGraphData(
+            {"_N": data.num_nodes}, {("_N", "_E", "_N"): (data.src, data.dst)}, {"_N": data.node_data}
         )
+    num_nodes = sum(data.num_nodes.values())
+    if not 1 <= num_parts <= num_nodes:
+        raise ConfigError(f"cannot divide {num_nodes} nodes into {num_parts} parts; expected 1 to {num_nodes}.")
     folder = Path(out_dir)
     taken = sorted(file.name for file in (folder / f"{name}.json", *folder.glob("part[0-9]*")) if file.exists())
     if taken:
         raise ConfigError(f"'{folder}' already holds {', '.join(taken)}, and nothing is overwritten; name another one.")
     folder.mkdir(parents=True, exist_ok=True)
-    parts = write_metis_partitions((data.src, data.dst), data.num_nodes, data.node_data, folder, name, num_parts)
-    part_of = np.empty(data.num_nodes, dtype=np.int64)
-    for part, (nodes, _) in enumerate(parts):
-        part_of[nodes.numpy()] = part
-    cut = int(np.count_nonzero(part_of[data.src] != part_of[data.dst])) / max(1, len(data.src))
-    sizes = [(len(nodes), len(in_edges)) for nodes, in_edges in parts]
-    return PartitionReport(folder / f"{name}.json", [n for n, _ in sizes], [e for _, e in sizes], cut)
+    parts = write_metis_partitions(data.num_nodes, data.edges, data.node_data, folder, name, num_parts)
+    num_edges = sum(part.edges for part in parts)
+    cut = sum(part.cut for part in parts) / max(1, num_edges)
+    return PartitionReport(folder / f"{name}.json", [p.nodes for p in parts], [p.edges for p in parts], cut)

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from sar.cli.demo import _graph, add_arguments
+from sar.errors import ConfigError
 from sar.partition.community_graph import community_graph
 from sar.partition.graph_data import write_npz
 from tests.leftovers import MARK
@@ -92,6 +93,14 @@ def test_demo_takes_a_graph_from_a_file(tmp_path: Path) -> None:
     assert (name, graph.num_nodes, len(graph.src)) == ("mine", 300, 3300)
     assert graph.node_data["feat"].shape == (300, 8)
     assert graph.node_data["train_mask"].sum() == 180
+
+
+def test_demo_refuses_a_heterogeneous_graph(tmp_path: Path) -> None:
+    np.savez(tmp_path / "typed.npz", **{"num_nodes/a": 2, "edges/a:r:a/src": [0], "edges/a:r:a/dst": [1]})
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(ConfigError, match="'typed' is heterogeneous"):
+        _graph(parser.parse_args(["--data", str(tmp_path), "--dataset", "typed"]))
 
 
 @pytest.mark.parametrize(

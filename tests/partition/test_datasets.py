@@ -14,6 +14,7 @@ from sar.errors import ConfigError
 from sar.partition.community_graph import community_graph
 from sar.partition.datasets import load_dataset
 from sar.partition.graph_data import GraphData, read_npz, write_npz
+from sar.partition.hetero_data import HeteroGraphData
 from tests.graphs import DATA
 
 
@@ -123,6 +124,62 @@ def test_bad_npz_files_are_refused(tmp_path: Path, change: dict[str, Any], messa
     np.savez(tmp_path / "graph.npz", **{key: value for key, value in arrays.items() if value is not None})
     with pytest.raises(ConfigError, match=message):
         read_npz(tmp_path / "graph.npz")
+
+
+TYPED = {
+    "num_nodes/paper": 3,
+    "num_nodes/author": 2,
+    "edges/author:writes:paper/src": np.array([0, 1, 1], np.int32),
+    "edges/author:writes:paper/dst": np.array([0, 0, 2], np.int32),
+    "label/paper": [0, 1, -1],
+    "train_idx/paper": [1],
+    "train_idx_40/paper": [0, 1],
+    "test_idx/paper": [0],
+    "feat_data/author": np.array([5.0], np.float32),
+    "feat_indices/author": np.array([2], np.int32),
+    "feat_indptr/author": [0, 0, 1],
+    "feat_shape/author": [2, 3],
+    "target": "paper",
+}
+"""A small heterogeneous graph as in its `.npz` file."""
+
+
+def test_a_heterogeneous_npz_file_is_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "typed.npz", **TYPED)
+    graph = load_dataset("typed", tmp_path).with_reverse_edges()
+    assert isinstance(graph, HeteroGraphData)
+    assert graph.num_nodes == {"paper": 3, "author": 2}
+    assert {etype: [ids.tolist() for ids in ends] for etype, ends in graph.edges.items()} == {
+        ("author", "writes", "paper"): [[0, 1, 1], [0, 0, 2]],
+        ("paper", "writes reversed", "author"): [[0, 0, 2], [0, 1, 1]],
+    }
+    assert {
+        ntype: {key: value.tolist() for key, value in fields.items()} for ntype, fields in graph.node_data.items()
+    } == {
+        "paper": {"label": [0, 1, -1], "train_mask": [False, True, False], "test_mask": [True, False, False]},
+        "author": {"feat": [[0, 0, 0], [0, 0, 5]]},
+    }
+    assert list(graph.without(["author:writes:paper"]).edges) == [("paper", "writes reversed", "author")]
+    with pytest.raises(ConfigError, match=r"no edge types \['author:reads:paper'\]"):
+        graph.without(["author:reads:paper"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_nodes/author": None}, r"'author:writes:paper' is not NTYPE:RELATION:NTYPE of the types \['paper'\]"),
+        ({"edges/writes/src": [0]}, "'writes' is not NTYPE:RELATION:NTYPE"),
+        ({"edges/author:writes:paper/dst": None}, "edges/author:writes:paper/dst is missing"),
+        ({"edges/author:writes:paper/src": [0, 1, 2]}, "outside the nodes 0 to 1"),
+        ({"label/paper": [0, 1]}, r"'label' has shape \(2,\); expected \(3,\)"),
+        ({"num_nodes/a/b": 1}, r"\['a/b'\] have a slash"),
+        ({"num_nodes/author": None, "num_nodes/paper": None}, "expected num_nodes/NTYPE"),
+    ],
+)
+def test_bad_heterogeneous_npz_files_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "typed.npz", **{key: value for key, value in (TYPED | change).items() if value is not None})
+    with pytest.raises(ConfigError, match=message):
+        load_dataset("typed", tmp_path)
 
 
 def test_missing_and_truncated_npz_files_are_refused(tmp_path: Path) -> None:

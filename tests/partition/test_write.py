@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+import sar
 from sar.adapters.dgl.shim import require_dgl
 from sar.errors import ConfigError
 from sar.partition.community_graph import community_graph
+from sar.partition.hetero_data import HeteroGraphData
 from sar.partition.write import partition_graph
 
 
@@ -64,6 +66,56 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"already holds .*part0, part1"):
         partition_graph(graph, tmp_path, "two", 2)
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
+
+
+def small_types() -> HeteroGraphData:
+    """Types with fewer nodes and relations with fewer edges than parts, or none at all."""
+    rng = np.random.default_rng(0)
+    counts = {"paper": 60, "author": 25, "prize": 1, "editor": 0}
+    relations = {
+        ("author", "writes", "paper"): 150,
+        ("paper", "cites", "paper"): 200,
+        ("paper", "wins", "prize"): 2,
+        ("prize", "honours", "author"): 1,
+        ("editor", "accepts", "paper"): 0,
+    }
+    edges = {
+        e: (rng.integers(0, max(1, counts[e[0]]), n), rng.integers(0, counts[e[2]], n)) for e, n in relations.items()
+    }
+    return HeteroGraphData(counts, edges, {"paper": {"label": np.arange(60)}, "author": {"feat": rng.random((25, 3))}})
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_a_heterogeneous_graph_is_read_back_whole(tmp_path: Path, num_parts: int) -> None:
+    graph = small_types()
+    report = partition_graph(graph, tmp_path, "typed", num_parts)
+    loaded = [sar.load_dgl_partition_data(report.json_file, part, "cpu") for part in range(num_parts)]
+    assert loaded[0].node_type_names == sorted(graph.num_nodes)
+    assert loaded[0].edge_type_names == sorted(graph.edges)
+    assert [len(data.node_features["orig_id"]) for data in loaded] == report.nodes
+
+    kinds, original = (torch.cat([data.node_features[key] for data in loaded]) for key in ("_TYPE", "orig_id"))
+    for kind, ntype in enumerate(loaded[0].node_type_names):
+        assert sorted(original[kinds == kind].tolist()) == list(range(graph.num_nodes[ntype]))
+    for ntype, key in (("paper", "label"), ("author", "feat")):
+        rows = torch.cat([data.node_features[f"{ntype}/{key}"] for data in loaded])
+        ids = original[kinds == loaded[0].node_type_names.index(ntype)]
+        assert torch.equal(rows, torch.from_numpy(graph.node_data[ntype][key])[ids])
+
+    shards = [
+        (part, peer, shard) for part in range(num_parts) for peer, shard in enumerate(loaded[part].all_shard_edges)
+    ]
+    src, dst = (torch.cat([original[shard.edges[end]] for _, _, shard in shards]).numpy() for end in (0, 1))
+    kind, ids = (
+        torch.cat([shard.edge_features[key] for _, _, shard in shards]).numpy() for key in ("_TYPE", "orig_id")
+    )
+    for number, etype in enumerate(loaded[0].edge_type_names):
+        mine = kind == number
+        assert sorted(ids[mine]) == list(range(len(graph.edges[etype][0])))
+        assert np.array_equal(src[mine], graph.edges[etype][0][ids[mine]])
+        assert np.array_equal(dst[mine], graph.edges[etype][1][ids[mine]])
+    cut = sum(len(shard.edges[0]) for part, peer, shard in shards if part != peer)
+    assert report.edge_cut == cut / sum(report.edges)
 
 
 @pytest.mark.parametrize("num_parts", [0, 101])

@@ -16,6 +16,7 @@ from sar.errors import ConfigError
 from sar.partition.community_graph import community_graph
 from sar.partition.datasets import load_dataset
 from sar.partition.graph_data import GraphData, write_npz
+from sar.partition.hetero_data import HeteroGraphData
 from sar.partition.write import partition_graph
 
 HELP = "Train GraphSAGE and GAT with several workers and with one process, and compare."
@@ -66,9 +67,12 @@ def _graph(arguments: argparse.Namespace) -> tuple[GraphData, str]:
     """The graph to train on, in both directions and with self-loops, and its name."""
     if arguments.dataset is None:
         edges = arguments.nodes * arguments.degree // 2 * 2
+        graph: GraphData | HeteroGraphData
         graph, name = community_graph(arguments.nodes, edges, seed=arguments.seed), "communities"
     else:
         graph, name = load_dataset(arguments.dataset, arguments.data), Path(arguments.dataset).stem
+    if not isinstance(graph, GraphData):
+        raise ConfigError(f"'{name}' is heterogeneous; the demo's models need one node type and one edge type.")
     if "feat" not in graph.node_data:
         raise ConfigError(f"'{name}' has no node features, which the demo's models need; choose a graph that has them.")
     return graph.with_split(arguments.seed).with_reverse_edges().with_self_loops(), name

@@ -1,0 +1,271 @@
+"""The model examples on workers, against the same models on the whole graph in one process of plain DGL and torch.
+
+In float64, because Adam makes a whole step of a gradient that is nothing but rounding.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import dgl
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sar
+from sar.partition.community_graph import community_graph
+from sar.partition.datasets import load_dataset
+from sar.partition.graph_data import GraphData
+from sar.partition.hetero_data import HeteroGraphData
+from sar.partition.write import partition_graph
+from tests.examples.test_full_graph import run
+from tests.graphs import DATA
+from tests.parity.harness import assert_close
+from tests.workers import REPOSITORY, WorkerPool
+
+
+def example(name: str) -> Any:
+    """An example as a module, which finds its neighbours as it does when it is run."""
+    folder = str(REPOSITORY / "examples")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
+
+
+def run_on_worker(name: str, argv: list[str]) -> tuple[list[float], Tensor, Tensor]:
+    """Losses, this worker's final predictions, and the original IDs of its nodes with labels."""
+    torch.set_default_dtype(torch.float64)
+    losses, predictions = example(name).main(argv)
+    data = sar.load_dgl_partition_data(argv[1], sar.rank(), "cpu")
+    [target] = [t for t in data.node_type_names if f"{t}/label" in data.node_features]
+    mine = data.node_features["_TYPE"] == data.node_type_names.index(target)
+    return losses, predictions.detach(), data.node_features["orig_id"][mine]
+
+
+def train_alone(
+    model: nn.Module, inputs: tuple[Any, ...], labels: Tensor, train: Tensor, arguments: Any, more: Any = ()
+) -> tuple[list[float], Tensor]:
+    """The losses of training on one machine, and the predictions after it; `more` are further parameters."""
+    parameters = [*model.parameters(), *more]
+    optimizer = torch.optim.Adam(parameters, lr=arguments.lr, weight_decay=arguments.weight_decay)
+    losses = []
+    for _ in range(arguments.epochs):
+        loss = functional.cross_entropy(model(*inputs)[train], labels[train])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    model.eval()
+    with torch.no_grad():
+        return losses, model(*inputs)
+
+
+@dataclass
+class Whole:
+    """A whole homogeneous graph, with self-loops and both directions of each edge."""
+
+    graph: Any
+    x: Tensor  # (N, F)
+    labels: Tensor  # (N,)
+    train: Tensor  # (N,) bool
+    num_classes: int
+
+    @classmethod
+    def of(cls, data: GraphData) -> "Whole":
+        graph = dgl.graph((torch.from_numpy(data.src), torch.from_numpy(data.dst)), num_nodes=data.num_nodes)
+        x, labels, train = (torch.from_numpy(data.node_data[key]) for key in ("feat", "label", "train_mask"))
+        return cls(graph, x, labels, train, int(labels.max()) + 1)
+
+    def learn(self, model: nn.Module, inputs: tuple[Any, ...], arguments: Any) -> tuple[list[float], Tensor]:
+        return train_alone(model, inputs, self.labels, self.train, arguments)
+
+    def normalised(self) -> Tensor:
+        """D^-1/2 A D^-1/2, (N, N)."""
+        dense = self.x.new_zeros(len(self.x), len(self.x))
+        src, dst = self.graph.edges()
+        dense[dst, src] = 1
+        scale = dense.sum(1).pow(-0.5)
+        return scale.unsqueeze(1) * dense * scale
+
+
+def appnp(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
+    model = script.APPNP(whole.x.shape[1], a.hidden, whole.num_classes, a.steps, a.alpha, a.dropout)
+    return whole.learn(model, (whole.graph, whole.x), a)
+
+
+def gcnii(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
+    model = script.GCNII(whole.x.shape[1], a.hidden, whole.num_classes, a.layers, a.alpha, a.lamda, a.dropout)
+    return whole.learn(model, (whole.graph, whole.x), a)
+
+
+def jumping_knowledge(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
+    model = script.JumpingKnowledgeGCN(whole.x.shape[1], a.hidden, whole.num_classes, a.layers, a.mode, a.dropout)
+    return whole.learn(model, (whole.graph, whole.x), a)
+
+
+def sign(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
+    model = script.SIGN(whole.x.shape[1], a.hidden, whole.num_classes, a.hops, a.dropout)
+    model.norm = nn.BatchNorm1d(model.norm.n_feats)
+    propagate, features = whole.normalised(), [whole.x]
+    for _ in range(a.hops):
+        features.append(propagate @ features[-1])
+    return whole.learn(model, (features,), a)
+
+
+def correct_and_smooth(script: Any, whole: Whole, a: Any) -> tuple[list[float], Tensor]:
+    model = script.MLP(whole.x.shape[1], a.hidden, whole.num_classes, a.dropout)
+    losses, logits = whole.learn(model, (whole.x,), a)
+    propagate, soft = whole.normalised(), logits.softmax(1)
+    known, train = functional.one_hot(whole.labels, whole.num_classes).double(), whole.train.unsqueeze(1)
+
+    def spread(start: Tensor, alpha: float) -> Tensor:
+        now = start
+        for _ in range(a.steps):
+            now = alpha * propagate @ now + (1 - alpha) * start
+        return now
+
+    errors = torch.where(train, known - soft, 0.0)
+    average = errors.abs().sum() / whole.train.sum()
+    wrong = spread(errors, a.alpha_correct)
+    corrected = soft + average * wrong / wrong.abs().sum(1, keepdim=True)
+    return losses, spread(torch.where(train, known, corrected), a.alpha_smooth).float()  # as DGL's layer does
+
+
+Alone = Callable[[Any, Whole, Any], tuple[list[float], Tensor]]
+MODELS: dict[str, tuple[Alone, list[str]]] = {
+    "appnp": (appnp, []),
+    "gcnii": (gcnii, ["--layers", "6"]),
+    "jumping_knowledge cat": (jumping_knowledge, []),
+    "jumping_knowledge max": (jumping_knowledge, ["--mode", "max"]),
+    "jumping_knowledge lstm": (jumping_knowledge, ["--mode", "lstm"]),
+    "sign": (sign, []),
+    "correct_and_smooth": (correct_and_smooth, ["--steps", "20"]),
+}
+
+
+@pytest.fixture(scope="module")
+def communities() -> GraphData:
+    graph = community_graph(300, 2400, 12, 4).with_split().with_self_loops()
+    return replace(graph, node_data=graph.node_data | {"feat": graph.node_data["feat"].astype(np.float64)})
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Parameters in float64, in this process as on the workers."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def compare(results: list[Any], losses: list[float], predictions: Tensor) -> None:
+    """The workers' losses, and their predictions in the original order, with those of one process."""
+    for worker_losses, _, _ in results:
+        assert worker_losses == pytest.approx(losses, rel=1e-9)
+    assert losses[-1] < losses[0]
+    ids = torch.cat([ids for _, _, ids in results])
+    assert_close(torch.cat([made for _, made, _ in results]), predictions[ids])
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_is_the_same_as_on_one_machine(
+    pool: WorkerPool, tmp_path: Path, communities: GraphData, case: str, world_size: int
+) -> None:
+    alone, options = MODELS[case]
+    json_file = partition_graph(communities, tmp_path, "graph", world_size).json_file
+    name = case.split()[0]
+    argv = ["--partition-json", str(json_file), "--epochs", "5", "--hidden", "16", *options]
+    results = pool.run(run_on_worker, name, argv)
+    arguments = example(name).parser.parse_args(argv)
+    torch.manual_seed(0)
+    compare(results, *alone(example(name), Whole.of(communities), arguments))
+
+
+def small_types() -> HeteroGraphData:
+    """Labels on one of three types; a type of one node, and a relation of one edge."""
+    rng = np.random.default_rng(0)
+    counts = {"paper": 80, "author": 40, "prize": 1}
+    relations = {
+        ("author", "writes", "paper"): 200,
+        ("paper", "cites", "paper"): 160,
+        ("paper", "wins", "prize"): 5,
+        ("prize", "honours", "author"): 1,
+    }
+    edges = {etype: tuple(rng.integers(0, counts[etype[end]], n) for end in (0, 2)) for etype, n in relations.items()}
+    labels = rng.integers(-1, 3, 80)
+    split = rng.random(80) < 0.7
+    masks = {"train_mask": split & (labels >= 0), "test_mask": ~split & (labels >= 0)}
+    return HeteroGraphData(counts, edges, {"paper": {"label": labels, **masks}}).with_reverse_edges()
+
+
+def aifb() -> HeteroGraphData:
+    if not (DATA / "aifb_het.npz").exists():
+        pytest.skip("SAR_TEST_DATA names the folder of the test data sets")
+    return load_dataset("aifb_het", DATA).with_reverse_edges()
+
+
+def rgcn(data: HeteroGraphData, json_file: Path, num_parts: int, arguments: Any) -> tuple[list[float], Tensor]:
+    """Training on one machine, from the embeddings that the workers draw for their nodes."""
+    [(target, fields)] = [(ntype, fields) for ntype, fields in data.node_data.items() if fields]
+    labels, train = (torch.from_numpy(fields[key]) for key in ("label", "train_mask"))
+    edges = {etype: tuple(torch.from_numpy(ids) for ids in ends) for etype, ends in data.edges.items()}
+    graph = dgl.heterograph(edges, num_nodes_dict=data.num_nodes)
+    x = {ntype: torch.empty(count, arguments.hidden) for ntype, count in data.num_nodes.items()}
+    for part in range(num_parts):
+        own = sar.load_dgl_partition_data(json_file, part, "cpu")
+        kinds, ids = own.node_features["_TYPE"], own.node_features["orig_id"]
+        rows = {ntype: ids[kinds == kind] for kind, ntype in enumerate(own.node_type_names)}
+        drawn = example("rgcn").embeddings({t: len(r) for t, r in rows.items()}, arguments.hidden, part)
+        for ntype in rows:
+            x[ntype][rows[ntype]] = drawn[ntype].detach()
+    leaves = {ntype: nn.Parameter(rows) for ntype, rows in x.items()}
+    torch.manual_seed(0)
+    num_classes = int(labels.max()) + 1
+    model = example("rgcn").RGCN(sorted(edges), target, arguments.hidden, num_classes, arguments.layers)
+    return train_alone(model, (graph, leaves), labels, train, arguments, leaves.values())
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("graph, world_size", [(small_types, 1), (small_types, 2), (aifb, 2)])
+def test_rgcn_is_the_same_as_on_one_machine(
+    pool: WorkerPool, tmp_path: Path, graph: Callable[[], HeteroGraphData], world_size: int
+) -> None:
+    data = graph()
+    json_file = partition_graph(data, tmp_path, "typed", world_size).json_file
+    argv = ["--partition-json", str(json_file), "--epochs", "3"]
+    results = pool.run(run_on_worker, "rgcn", argv, timeout=120)
+    compare(results, *rgcn(data, json_file, world_size, example("rgcn").parser.parse_args(argv)))
+
+
+def test_a_heterogeneous_graph_from_its_file_to_the_printed_losses(tmp_path: Path) -> None:
+    data, file = small_types(), tmp_path / "typed.npz"
+    arrays: dict[str, Any] = {f"num_nodes/{ntype}": count for ntype, count in data.num_nodes.items()}
+    arrays |= {f"{name}/paper": values for name, values in data.node_data["paper"].items()}
+    forward = {":".join(etype): ends for etype, ends in data.edges.items() if "reversed" not in etype[1]}
+    arrays |= {
+        f"edges/{name}/{end}": ids
+        for name, ends in forward.items()
+        for end, ids in zip(("src", "dst"), ends, strict=True)
+    }
+    np.savez(file, **arrays)
+    left_out = "paper:wins:prize"
+    options = ["--parts", "2", "--out", str(tmp_path / "parts"), "--leave-out", left_out]
+    said = run(sys.executable, "examples/partition_graph.py", "--dataset", str(file), *options)
+    json_file = tmp_path / "parts" / "typed.json"
+    assert f"torchrun --nproc-per-node 2 examples/rgcn.py --partition-json {json_file}" in said
+
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    argv = ["--partition-json", str(json_file), "--epochs", "3"]
+    said = run(sys.executable, *torchrun, "examples/rgcn.py", *argv)
+    found = re.findall(r"^epoch \d+: loss ([\d.]+), accuracy train [\d.]+, test [\d.]+$", said, re.MULTILINE)
+    kept = {etype: ends for etype, ends in data.edges.items() if "wins" not in etype[1]}
+    alone = replace(data, edges=kept)
+    losses, _ = rgcn(alone, json_file, 2, example("rgcn").parser.parse_args(argv))
+    assert [float(loss) for loss in found] == pytest.approx(losses, abs=1e-5)
