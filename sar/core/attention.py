@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from sar.comm import process_group
 from sar.comm.exchange import Exchange
 from sar.comm.plan import RowFormat, Tile
+from sar.core.eager import uncompiled
 from sar.core.gather import add_rows
 from sar.core.message_passing import Passing
 from sar.errors import GraphError
@@ -38,6 +39,7 @@ from sar.kernels.attention import (
 SEED_STEP = 0x9E3779B97F4A7C15  # between the dropout seeds of workers, whose edge IDs are the same numbers
 
 
+@uncompiled
 def attention(
     passing: Passing,
     score: Score,
@@ -128,9 +130,10 @@ class _Attention(torch.autograd.Function):
             if call.distributed:
                 needed = any([needed, *engine.agree(call.words, int(needed))])
             keep = needed and call.passing.settings.keep
-            out, log_total, ctx.kept = _forward(call, x, x if y is None else y, attn, attn_dst, edge_weight, keep)
-        ctx.call = call
-        ctx.save_for_backward(*([x, y, attn, attn_dst, edge_weight, out, log_total] if needed else []))
+            out, log_total, kept = _forward(call, x, x if y is None else y, attn, attn_dst, edge_weight, keep)
+        ctx.call, ctx.tiles = call, list(kept)
+        if needed:
+            ctx.save_for_backward(x, y, attn, attn_dst, edge_weight, out, log_total, *kept.values())
         result = out.to(x.dtype)
         if not needed:
             ctx.mark_non_differentiable(result)
@@ -139,9 +142,10 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, (out, log_total) = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        inputs, (out, log_total, *rows) = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        kept = dict(zip(ctx.tiles, rows, strict=True))
         with ctx.call.passing.structure.engine.guard():
-            grads = _backward(ctx.call, inputs, out, log_total, ctx.kept, grad)
+            grads = _backward(ctx.call, inputs, out, log_total, kept, grad)
         needed = ctx.needs_input_grad[1:6]
         return (
             None,
