@@ -7,6 +7,7 @@ own destinations first, are its sources, which are the destinations of the layer
 contains, and two passes over a mask of the nodes.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -23,19 +24,22 @@ from sar.errors import GraphError
 from sar.kernels import EdgeBlock
 
 Rows = dict[str, Tensor]  # rows within each node type, int64
+Seeds = Tensor | Mapping[str, Tensor]
 
 
 def construct_mfgs(
-    partition_data: PartitionData, seed_nodes: Tensor, n_layers: int, keep_seed_nodes: bool = True
+    partition_data: PartitionData, seed_nodes: Seeds, n_layers: int, keep_seed_nodes: bool = True
 ) -> list[GraphShardManager]:
     """Make the message flow graphs of a model with `n_layers` layers; called by all workers together.
 
-    Degrees count the edges of the message flow graph, on all workers. `input_nodes` of the first graph are the nodes,
-    partition-local, whose features the model starts from; output rows follow `seed_nodes`.
+    Degrees count the edges of the message flow graph, on all workers. `input_nodes` of the first graph are the nodes
+    whose features the model starts from, as rows of this partition's features; output rows follow `seed_nodes`.
 
     Args:
         partition_data: this worker's partition.
-        seed_nodes: global IDs of nodes of this partition whose output is wanted, (S,) integer; may be empty.
+        seed_nodes: nodes of this partition whose output is wanted; may be empty. Either their global IDs, (S,) integer,
+            of all types together, or a dictionary from node type to rows of the partition's nodes of that type,
+            {ntype: (S_type,) integer}, such as `{"paper": data.node_features["paper/train_mask"].nonzero().squeeze(1)}`.
         n_layers: number of layers, at least 1.
         keep_seed_nodes: let each layer's sources begin with its destinations, as in DGL's blocks; without, sources are
             just the nodes that are read.
@@ -44,7 +48,7 @@ def construct_mfgs(
         One graph a layer, the input layer first.
 
     Raises:
-        GraphError: for seeds that are not integers, not of this partition, or given twice.
+        GraphError: for seeds that are not integers, not of this partition, of an unknown type, or given twice.
         PartitionError, CommunicationError: as `construct_full_graph`.
     """
     engine = process_group.engine()
@@ -65,27 +69,43 @@ def construct_mfgs(
     return layers
 
 
-def _find_rows(structure: Structure, seed_nodes: Tensor) -> Rows:
+def _find_rows(structure: Structure, seed_nodes: Seeds) -> Rows:
     """The rows of the seeds within their types, in the order given."""
-    start, end = structure.node_ranges[structure.engine.rank]
-    seeds = torch.as_tensor(seed_nodes, device=structure.device)
-    if seeds.dim() != 1 or (seeds.numel() and seeds.dtype not in (torch.int64, torch.int32)):
-        raise GraphError(f"seed_nodes is {seeds.dtype} {tuple(seeds.shape)}; expected integer IDs, (S,).")
-    seeds = seeds.long()
-    foreign = seeds[(seeds < start) | (seeds >= end)]
-    if len(foreign):
-        raise GraphError(
-            f"{len(foreign)} of the seed_nodes, such as {int(foreign[0])}, are not of this worker's partition, which "
-            f"owns [{start}, {end}); pass global IDs of its own nodes."
-        )
-    if len(seeds.unique()) < len(seeds):
-        raise GraphError(f"{len(seeds) - len(seeds.unique())} of the seed_nodes are given twice; pass each once.")
+    device = structure.device
+    if isinstance(seed_nodes, Mapping):
+        counts = structure.dst.counts
+        if not set(seed_nodes) <= set(counts):
+            raise GraphError(f"seed_nodes has the node types {sorted(seed_nodes)}; expected some of {list(counts)}.")
+        none = torch.empty(0, dtype=torch.int64)
+        return {
+            ntype: _checked(f"seed_nodes[{ntype!r}]", seed_nodes.get(ntype, none), (0, count), "rows", device)
+            for ntype, count in counts.items()
+        }
+    own = structure.node_ranges[structure.engine.rank]
+    seeds = _checked("seed_nodes", seed_nodes, own, "global IDs", device)
     rows = {}
     for ntype, ids in structure.dst.ids.items():
         place = torch.searchsorted(ids, seeds)
         found = ids[place.clamp(max=max(len(ids) - 1, 0))] == seeds if len(ids) else torch.zeros_like(place).bool()
         rows[ntype] = place[found]
     return rows
+
+
+def _checked(what: str, nodes: Tensor, allowed: tuple[int, int], kind: str, device: torch.device) -> Tensor:
+    """The nodes as int64, once it is sure that they are distinct integers in the allowed range."""
+    nodes = torch.as_tensor(nodes, device=device)
+    if nodes.dim() != 1 or (nodes.numel() and nodes.dtype not in (torch.int64, torch.int32)):
+        raise GraphError(f"{what} is {nodes.dtype} {tuple(nodes.shape)}; expected integer {kind}, (S,).")
+    nodes = nodes.long()
+    foreign = nodes[(nodes < allowed[0]) | (nodes >= allowed[1])]
+    if len(foreign):
+        raise GraphError(
+            f"{len(foreign)} of {what}, such as {int(foreign[0])}, are not of this worker's partition, which has the "
+            f"{kind} [{allowed[0]}, {allowed[1]}) there; pass {kind} of its own nodes."
+        )
+    if len(nodes.unique()) < len(nodes):
+        raise GraphError(f"{len(nodes) - len(nodes.unique())} of {what} are given twice; pass each once.")
+    return nodes
 
 
 class _Selection(NamedTuple):
@@ -124,8 +144,8 @@ def _layer(full: Structure, rows: Rows, keep_seeds: bool, depth: int) -> tuple[S
     counts = [len(sources[t]) for t in sources] + [len(rows[t]) for t in rows] + [len(c.positions) for c in chosen]
     totals = torch.stack(engine.all_gather(torch.tensor(counts), "counts of a message flow graph")).sum(0).tolist()
     types = len(sources)
-    src = NodeSet(_ids(full, sources), dict(zip(sources, totals[:types], strict=True)))
-    dst = NodeSet(_ids(full, rows), dict(zip(rows, totals[types : 2 * types], strict=True)))
+    src = NodeSet(_ids(full, sources), sources, dict(zip(sources, totals[:types], strict=True)))
+    dst = NodeSet(_ids(full, rows), rows, dict(zip(rows, totals[types : 2 * types], strict=True)))
     relations = [
         _relation(relation, selection, sources[relation.etype[0]], len(rows[relation.etype[2]]), total, engine)
         for relation, selection, total in zip(full.relations, chosen, totals[2 * types :], strict=True)

@@ -77,10 +77,12 @@ class NodeSet:
     """The nodes on one side of a graph.
 
     ids: global IDs of this worker's nodes of every type, in the order of its rows, (N_type,) int64 each.
+    rows: which of the partition's nodes of the type these are, counted from 0, (N_type,) int64 each.
     counts_global: nodes of every type on all workers.
     """
 
     ids: dict[str, Tensor]
+    rows: dict[str, Tensor]
     counts_global: dict[str, int]
 
     @property
@@ -90,7 +92,8 @@ class NodeSet:
 
     def to(self, device: torch.device) -> "NodeSet":
         """The node set on another device."""
-        return replace(self, ids={ntype: ids.to(device) for ntype, ids in self.ids.items()})
+        ids, rows = ({ntype: column.to(device) for ntype, column in x.items()} for x in (self.ids, self.rows))
+        return replace(self, ids=ids, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -159,8 +162,9 @@ def build_structure(data: PartitionData, engine: Engine) -> tuple[Structure, lis
             features.append(join_features(shards[k], first_id))
         check_edge_ids(features, engine)
         signature = digest(f"{graph} {totals} {all_edges.tolist()}")
-        nodes = NodeSet(index.node_ids, dict(zip(names, totals, strict=True)))
         device = data.all_shard_edges[0].edges[0].device
+        rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in index.node_ids.items()}
+        nodes = NodeSet(index.node_ids, rows, dict(zip(names, totals, strict=True)))
         return Structure(engine, device, list(data.node_ranges), nodes, nodes, relations, signature), features
 
 

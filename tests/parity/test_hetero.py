@@ -181,20 +181,20 @@ def train_on_blocks(blocks, features, cotangents):
     return {k: v.detach() for k, v in outputs.items()}, {k: h.grad for k, h in x.items()}, parameters
 
 
+def global_ids(data, rows):
+    """Global IDs of rows within types, type after type."""
+    ids, kinds = data.node_features["_ID"], data.node_features["_TYPE"]
+    return torch.cat([ids[kinds == data.node_type_names.index(ntype)][index] for ntype, index in rows.items()])
+
+
 def mfgs_on_worker(path, seeds, mode):
     data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
     sar.Config.disable_sr = mode == 2
-    first = data.node_ranges[sar.rank()][0]
-    kinds = data.node_features["_TYPE"]
-    # Rows within a type: partition-local IDs count through the types one after the other.
-    starts = {t: int((kinds < k).sum()) for k, t in enumerate(data.node_type_names)}
-    mine = torch.cat([rows + starts[t] for t, rows in seeds.items()]) + first
-    blocks = sar.construct_mfgs(data, mine, 2)
+    blocks = sar.construct_mfgs(data, global_ids(data, seeds) if mode == 2 else seeds, 2)
     if mode == 3:
         blocks = [block.get_full_partition_graph() for block in blocks]
-    types = blocks[0].srctypes
-    pieces = blocks[0].input_nodes.split([blocks[0].num_src_nodes(t) for t in types])
-    rows = {t: ids - starts[t] for t, ids in zip(types, pieces, strict=True)}
+    assert all(torch.equal(found, seeds.get(t, found[:0])) for t, found in blocks[-1].seeds.items())
+    rows = blocks[0].input_nodes
     features = {t: data.node_features[f"{t}/x"][rows[t]] for t in rows}
     cotangents = {t: data.node_features[f"{t}/cotangent"][seeds.get(t, torch.empty(0).long())] for t in COUNTS}
     return train_on_blocks(blocks, features, cotangents), rows
