@@ -39,7 +39,7 @@ def construct_mfgs(
         partition_data: this worker's partition.
         seed_nodes: nodes of this partition whose output is wanted; may be empty. Either their global IDs, (S,) integer,
             of all types together, or a dictionary from node type to rows of the partition's nodes of that type,
-            {ntype: (S_type,) integer}, such as `{"paper": data.node_features["paper/train_mask"].nonzero().squeeze(1)}`.
+            {ntype: (S_type,) integer}, such as `{"paper": train_mask.nonzero().squeeze(1)}`.
         n_layers: number of layers, at least 1.
         keep_seed_nodes: let each layer's sources begin with its destinations, as in DGL's blocks; without, sources are
             just the nodes that are read.
