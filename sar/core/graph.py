@@ -67,7 +67,14 @@ class GraphShardManager(GraphQueries):
 
     @property
     def edata(self) -> Frame | TypedFrames:
-        """Fields of the edges in the visible order; at first the partition's edge features and edge IDs (`_ID`)."""
+        """Fields of the edges in the visible order; at first the partition's edge features and edge IDs.
+
+        `_ID` (`dgl.EID`) are the partitioning's edge IDs, on message flow graphs and sampling graphs too. `orig_id` are
+        those of the input graph, counted within each edge type, where the data has them; otherwise the maps that
+        `dgl.distributed.partition_graph(..., return_mapping=True)` returns give them, at
+        `partition_book.map_to_per_etype(ids)[1]`. The same goes for nodes, with `_ID` and `orig_id` in
+        `PartitionData.node_features` and `map_to_per_ntype`.
+        """
         return frame_of(self._frames.edge, self.canonical_etypes)
 
     @property

@@ -55,8 +55,8 @@ def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionDa
     src, dst = shard.edges
     features = dict(shard.edge_features)
     kinds = features.pop(ETYPE, None)
-    rows = None
-    if kinds is not None and len(data.edge_type_names) > 1:
+    rows, several = None, len(data.edge_type_names) > 1
+    if kinds is not None and several:
         rows = (kinds == number).nonzero().squeeze(1)
         src, dst = src[rows], dst[rows]
     prefix = ":".join(data.edge_type_names[number]) + "/"
@@ -64,7 +64,7 @@ def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionDa
     for key, value in features.items():
         if key.startswith(prefix):
             selected[key.removeprefix(prefix)] = _checked_rows(key, value, len(src))
-        elif "/" not in key:
+        elif "/" not in key or not several:
             value = _checked_rows(key, value, len(shard.edges[0]))
             selected[key] = value if rows is None else value[rows]
     return _in_visible_order(Shard(src, dst, selected))
