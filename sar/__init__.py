@@ -1,12 +1,15 @@
 """Graph neural networks on graphs too large for one machine: a distributed graph for DGL layers, with exact results."""
 
-from sar.adapters.dgl.shim import install_shim
+from typing import TYPE_CHECKING, Any
+
+from sar.adapters.dgl.shim import install_shim, require_dgl
 
 install_shim()  # before anything imports dgl
 
 from sar import comm, common_tuples, core  # noqa: E402
 from sar.adapters.dgl.partition_reader import load_dgl_partition_data  # noqa: E402
 from sar.adapters.dgl.patch import patch_dgl, patched_edge_softmax, unpatch_dgl  # noqa: E402
+from sar.adapters.dgl.sampling_graph import make_sampling_graph  # noqa: E402
 from sar.comm import (  # noqa: E402
     comm_device,
     ddp_sum_hook,
@@ -25,6 +28,7 @@ from sar.core import (  # noqa: E402
     HeteroGraphShardManager,
     construct_full_graph,
     construct_mfgs,
+    halo_graph,
 )
 from sar.core.features import suffix_key_lookup  # noqa: E402
 from sar.core.messages import message_has_parameters  # noqa: E402
@@ -34,6 +38,19 @@ from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
 
 __version__ = "0.1.0"
 
+halo_graph.set_maker(make_sampling_graph)  # which imports DGL when it is called
+
+if TYPE_CHECKING:
+    RelGraphConv: Any
+else:
+
+    def __getattr__(name: str) -> Any:
+        """DGL's layers that scripts written for SAR take from here; looked up when they are used."""
+        if name == "RelGraphConv":
+            return require_dgl().nn.RelGraphConv
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "Config",
     "DistributedBN1D",
@@ -41,6 +58,7 @@ __all__ = [
     "GraphShardManager",
     "HeteroGraphShardManager",
     "PartitionData",
+    "RelGraphConv",
     "SarError",
     "ShardEdgesAndFeatures",
     "comm",

@@ -69,7 +69,14 @@ class GraphShardManager(GraphQueries):
 
     @property
     def edata(self) -> Frame | TypedFrames:
-        """Fields of the edges in the visible order; at first the partition's edge features and edge IDs (`_ID`)."""
+        """Fields of the edges in the visible order; at first the partition's edge features and edge IDs.
+
+        `_ID` (`dgl.EID`) are the partitioning's edge IDs, on message flow graphs and sampling graphs too. `orig_id` are
+        those of the input graph, counted within each edge type, where the data has them; otherwise the maps that
+        `dgl.distributed.partition_graph(..., return_mapping=True)` returns give them, at
+        `partition_book.map_to_per_etype(ids)[1]`. The same goes for nodes, with `_ID` and `orig_id` in
+        `PartitionData.node_features` and `map_to_per_ntype`.
+        """
         return frame_of(self._frames.edge, self.canonical_etypes)
 
     @property
@@ -269,6 +276,27 @@ class GraphShardManager(GraphQueries):
         edge = {old.etype: Frame(relation.num_edges, frame.device, frame.what, columns)}
         frames = replace(self._frames.clone(), edge=edge)
         return self._with(structure=structure, relations=[relation], frames=frames)
+
+    @property
+    def sampling_graph(self) -> Any:
+        """A `dgl.DGLGraph` of this worker's nodes, all edges into them and the edges' sources, to sample from.
+
+        The nodes of each type are this worker's, with the IDs that they have here, then the remote ones that it reads;
+        `ndata["_ID"]` are global IDs and `ndata["inner_node"]` tells own nodes, as in DGL's partitions. The edges are
+        those of this graph in the same order, with their fields as they are now. The structure is built at the first
+        access and kept; each access gives frames of its own. It is on the CPU, where DGL samples.
+
+        Raises:
+            GraphError: on message flow graphs.
+        """
+        if self.is_block:
+            raise GraphError("A message flow graph has no sampling_graph; take that of `construct_full_graph(data)`.")
+        shared = self._structure.sampling_graph
+        graph = (shared if self._is_whole else shared[next(iter(self._relations))]).local_var()
+        for etype in self._relations:
+            fields = self._frames.edge[etype].items()
+            graph.edges[etype].data.update({name: column.cpu() for name, column in fields})
+        return graph
 
     def get_full_partition_graph(self, delete_shard_data: bool = True) -> "DistributedBlock":
         """The same graph in one-shot mode (3): every call fetches all that it needs at once and keeps it.

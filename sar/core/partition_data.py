@@ -55,8 +55,8 @@ def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionDa
     src, dst = shard.edges
     features = dict(shard.edge_features)
     kinds = features.pop(ETYPE, None)
-    rows = None
-    if kinds is not None and len(data.edge_type_names) > 1:
+    rows, several = None, len(data.edge_type_names) > 1
+    if kinds is not None and several:
         rows = (kinds == number).nonzero().squeeze(1)
         src, dst = src[rows], dst[rows]
     prefix = ":".join(data.edge_type_names[number]) + "/"
@@ -64,14 +64,26 @@ def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionDa
     for key, value in features.items():
         if key.startswith(prefix):
             selected[key.removeprefix(prefix)] = _checked_rows(key, value, len(src))
-        elif "/" not in key:
+        elif "/" not in key or not several:
             value = _checked_rows(key, value, len(shard.edges[0]))
             selected[key] = value if rows is None else value[rows]
     return _in_visible_order(Shard(src, dst, selected))
 
 
-def join_features(shards: list[Shard], first_id: int) -> dict[str, Tensor]:
-    """Edge features of a relation in the visible edge order; edge IDs count from `first_id` where there are none."""
+def with_edge_ids(shards: list[Shard], first_id: int) -> list[Shard]:
+    """The shards of a relation with edge IDs, which count from `first_id` where there are none."""
+    if any(EID in shard.features for shard in shards):
+        return shards
+    numbered = []
+    for src, dst, features in shards:
+        ids = torch.arange(first_id, first_id + len(src), device=src.device)
+        numbered.append(Shard(src, dst, {**features, EID: ids}))
+        first_id += len(src)
+    return numbered
+
+
+def join_features(shards: list[Shard]) -> dict[str, Tensor]:
+    """Edge features of a relation in the visible edge order."""
     names = dict.fromkeys(name for shard in shards for name in shard.features)
     joined = {}
     for name in names:
@@ -82,13 +94,10 @@ def join_features(shards: list[Shard], first_id: int) -> dict[str, Tensor]:
             elif len(shard.src):
                 raise PartitionError(f"Edge feature {name!r} is missing on the shard from partition {p}.")
         joined[name] = _concatenated(name, pieces)
-    if EID not in joined:
-        count = sum(len(shard.src) for shard in shards)
-        joined[EID] = torch.arange(first_id, first_id + count, device=shards[0].src.device)
     return joined
 
 
-def check_edge_ids(features: list[dict[str, Tensor]], engine: Engine) -> None:
+def check_edge_ids(relations: list[list[Shard]], engine: Engine) -> None:
     """Check, together with all workers, that their edge IDs fit together: the last step of the construction.
 
     IDs as partitioners give them run on from one partition to the next. Where every worker has such a run, they must
@@ -97,9 +106,10 @@ def check_edge_ids(features: list[dict[str, Tensor]], engine: Engine) -> None:
     Raises:
         PartitionError: where the runs do not join, because the workers hold parts of different graphs.
     """
-    ids = torch.cat([columns[EID] for columns in features])
-    first, last = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
-    runs = torch.stack(engine.all_gather(torch.tensor([first, last, len(ids)]), "checking edge IDs")).tolist()
+    ids = [s.features[EID] for shards in relations for s in shards if EID in s.features and len(s.src)]
+    first, last = min((int(i.min()) for i in ids), default=0), max((int(i.max()) for i in ids), default=-1)
+    count = sum(len(i) for i in ids)
+    runs = torch.stack(engine.all_gather(torch.tensor([first, last, count]), "checking edge IDs")).tolist()
     expected = 0
     for rank, (first, last, count) in enumerate(runs):
         if last - first + 1 != count:

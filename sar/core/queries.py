@@ -172,15 +172,26 @@ class GraphQueries:
         return torch.int64
 
     @property
-    def seeds(self) -> Tensor:
-        """Global IDs of the destinations, in the order of their rows, type after type, (N_dst,) int64."""
-        return torch.cat([self._structure.dst.ids[t] for t in self.dsttypes])
+    def seeds(self) -> Tensor | dict[str, Tensor]:
+        """The destinations, in the order of their rows.
+
+        Returns:
+            Global IDs, (N_dst,) int64; with several node types, as `input_nodes`, rows of the partition's nodes of each
+            destination type, so that `data.node_features["paper/label"][g.seeds["paper"]]` are their labels.
+        """
+        dst = self._structure.dst
+        return {t: dst.rows[t] for t in self.dsttypes} if len(dst.ids) > 1 else next(iter(dst.ids.values()))
 
     @property
-    def input_nodes(self) -> Tensor:
-        """Partition-local IDs of the sources, in the order of their rows, type after type, (N_src,) int64."""
-        first = self.node_ranges[self._structure.engine.rank][0]
-        return torch.cat([self._structure.src.ids[t] for t in self.srctypes]) - first
+    def input_nodes(self) -> Tensor | dict[str, Tensor]:
+        """The sources, in the order of their rows, by which their features are found.
+
+        Returns:
+            Rows of this partition's nodes, (N_src,) int64; with several node types those of each source type, counted
+            within the type, so that `data.node_features["paper/feat"][g.input_nodes["paper"]]` are their features.
+        """
+        src = self._structure.src
+        return {t: src.rows[t] for t in self.srctypes} if len(src.ids) > 1 else next(iter(src.rows.values()))
 
     @property
     def node_ranges(self) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,16 @@ from sar.comm.collectives import exchange_tensors
 from sar.comm.engine import Engine
 from sar.comm.plan import HaloPlan, Tile
 from sar.common_tuples import NTYPE, CanonicalEtype, PartitionData
+from sar.core import halo_graph
 from sar.core.constants import Constants
-from sar.core.partition_data import Shard, check_edge_ids, check_partition, join_features, select_relation
+from sar.core.partition_data import (
+    Shard,
+    check_edge_ids,
+    check_partition,
+    join_features,
+    select_relation,
+    with_edge_ids,
+)
 from sar.kernels import EdgeBlock
 
 
@@ -81,10 +90,12 @@ class NodeSet:
     """The nodes on one side of a graph.
 
     ids: global IDs of this worker's nodes of every type, in the order of its rows, (N_type,) int64 each.
+    rows: which of the partition's nodes of the type these are, counted from 0, (N_type,) int64 each.
     counts_global: nodes of every type on all workers.
     """
 
     ids: dict[str, Tensor]
+    rows: dict[str, Tensor]
     counts_global: dict[str, int]
 
     @property
@@ -94,7 +105,8 @@ class NodeSet:
 
     def to(self, device: torch.device) -> "NodeSet":
         """The node set on another device."""
-        return replace(self, ids={ntype: ids.to(device) for ntype, ids in self.ids.items()})
+        ids, rows = ({ntype: column.to(device) for ntype, column in x.items()} for x in (self.ids, self.rows))
+        return replace(self, ids=ids, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,29 @@ class Structure:
         """Whether this is a message flow graph."""
         return self.src is not self.dst
 
+    @cached_property
+    def sampling_graph(self) -> Any:
+        """This worker's edges and their ends as one graph of a library, without fields of the user; made once."""
+        rank = self.engine.rank
+        halos = {ntype: ids[:0] for ntype, ids in self.src.ids.items()}  # global IDs
+        read = [
+            [halo.long() + first for halo, (first, _) in zip(relation.halos, self.node_ranges, strict=True)]
+            for relation in self.relations
+        ]
+        for relation, pieces in zip(self.relations, read, strict=True):
+            ntype = relation.etype[0]
+            halos[ntype] = torch.cat([halos[ntype], *pieces]).unique()
+        edges = {}
+        for relation, pieces in zip(self.relations, read, strict=True):
+            ntype = relation.etype[0]
+            places = [torch.searchsorted(halos[ntype], ids) + relation.num_src for ids in pieces]
+            places[rank] = torch.arange(relation.num_src, device=self.device)
+            src = torch.cat([place[block.cols.long()] for place, block in zip(places, relation.blocks, strict=True)])
+            dst = torch.cat([block.destinations(0, block.num_edges) for block in relation.blocks])
+            edges[relation.etype] = (src, dst)
+        nodes = {ntype: torch.cat([ids, halos[ntype]]) for ntype, ids in self.src.ids.items()}
+        return halo_graph.make(halo_graph.HaloGraph(nodes, self.src.counts, edges))
+
     def with_relations(self, relations: list[Relation], how: str) -> "Structure":
         """The structure with other edges; `how` they came about makes the signature another one."""
         counts = [relation.num_edges_global for relation in relations]
@@ -132,6 +167,54 @@ class Structure:
         return replace(self, device=device, src=src, dst=dst, relations=relations)
 
 
+@dataclass(frozen=True)
+class Outline:
+    """What the workers know of a graph before any of its edges is indexed.
+
+    nodes: as sources and as destinations.
+    index: numbers this worker's nodes within their types.
+    shards: this worker's edges in visible order, by edge type and source partition.
+    edges_global: edges of every type on all workers.
+    signature: equal on workers that hold parts of the same graph.
+    """
+
+    engine: Engine
+    device: torch.device
+    data: PartitionData
+    nodes: NodeSet
+    index: "TypeIndex"
+    shards: dict[CanonicalEtype, list[Shard]]
+    edges_global: list[int]
+    signature: str
+
+
+def agree_on_graph(data: PartitionData, engine: Engine) -> Outline:
+    """Check this worker's partition, and that all workers hold parts of the same graph; inside `engine.guard()`.
+
+    Raises:
+        PartitionError: where the data contradicts itself or the number of workers.
+        CommunicationError: where another worker raised, or holds another graph.
+    """
+    check_partition(data, engine.rank, engine.world_size)
+    names, etypes = data.node_type_names, data.edge_type_names
+    graph = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"
+    engine.agree(f"constructing the graph with {graph}")
+    index = TypeIndex(data, engine.rank)
+    totals = torch.stack(engine.all_gather(torch.tensor(index.counts), "node counts")).sum(0).tolist()
+    relations = [[select_relation(shard, k, data) for shard in data.all_shard_edges] for k in range(len(etypes))]
+    edges = torch.tensor([sum(len(shard.src) for shard in shards) for shards in relations])
+    all_edges = torch.stack(engine.all_gather(edges, "edge counts"))  # (W, relations)
+    shards = {}
+    for k, etype in enumerate(etypes):
+        first_id = int(all_edges[: engine.rank].sum() + all_edges[engine.rank, :k].sum())
+        shards[etype] = with_edge_ids(relations[k], first_id)
+    device = data.all_shard_edges[0].edges[0].device
+    rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in index.node_ids.items()}
+    nodes = NodeSet(index.node_ids, rows, dict(zip(names, totals, strict=True)))
+    signature = digest(f"{graph} {totals} {all_edges.tolist()}")
+    return Outline(engine, device, data, nodes, index, shards, all_edges.sum(0).tolist(), signature)
+
+
 def build_structure(data: PartitionData, engine: Engine) -> tuple[Structure, list[dict[str, Tensor]]]:
     """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
 
@@ -143,29 +226,17 @@ def build_structure(data: PartitionData, engine: Engine) -> tuple[Structure, lis
         The structure, and for every relation its edge features in the visible edge order, (E, ...) each.
 
     Raises:
-        PartitionError: where the data contradicts itself or the number of workers.
-        CommunicationError: where another worker raised, or holds another graph.
+        PartitionError, CommunicationError: as `agree_on_graph`.
     """
     with engine.guard():
-        check_partition(data, engine.rank, engine.world_size)
-        names = data.node_type_names
-        graph = f"node ranges {data.node_ranges}, node types {names}, edge types {data.edge_type_names}"
-        engine.agree(f"constructing the graph with {graph}")
-        index = _TypeIndex(data, engine.rank)
-        totals = torch.stack(engine.all_gather(torch.tensor(index.counts), "node counts")).sum(0).tolist()
-        shards = [[select_relation(s, k, data) for s in data.all_shard_edges] for k in range(len(data.edge_type_names))]
-        edges = torch.tensor([sum(len(shard.src) for shard in relation) for relation in shards])
-        all_edges = torch.stack(engine.all_gather(edges, "edge counts"))  # (W, relations)
+        graph = agree_on_graph(data, engine)
         relations, features = [], []
-        for k, etype in enumerate(data.edge_type_names):
-            relations.append(_build_relation(etype, shards[k], int(all_edges[:, k].sum()), data, index, engine))
-            first_id = int(all_edges[: engine.rank].sum() + all_edges[engine.rank, :k].sum())
-            features.append(join_features(shards[k], first_id))
-        check_edge_ids(features, engine)
-        signature = digest(f"{graph} {totals} {all_edges.tolist()}")
-        nodes = NodeSet(index.node_ids, dict(zip(names, totals, strict=True)))
-        device = data.all_shard_edges[0].edges[0].device
-        return Structure(engine, device, list(data.node_ranges), nodes, nodes, relations, signature), features
+        for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
+            relations.append(_build_relation(etype, shards, num_edges_global, data, graph.index, engine))
+            features.append(join_features(shards))
+        check_edge_ids(list(graph.shards.values()), engine)
+        ranges, nodes = list(data.node_ranges), graph.nodes
+        return Structure(engine, graph.device, ranges, nodes, nodes, relations, graph.signature), features
 
 
 def digest(text: str) -> str:
@@ -173,7 +244,7 @@ def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-class _TypeIndex:
+class TypeIndex:
     """Numbers this worker's nodes within their types."""
 
     def __init__(self, data: PartitionData, rank: int) -> None:
@@ -205,7 +276,7 @@ def _build_relation(
     shards: list[Shard],
     num_edges_global: int,
     data: PartitionData,
-    index: _TypeIndex,
+    index: TypeIndex,
     engine: Engine,
 ) -> Relation:
     num_src, num_dst = index.count(etype[0]), index.count(etype[2])
@@ -237,7 +308,13 @@ def _build_relation(
 
 
 def number_distinct(nodes: Tensor, bound: int) -> tuple[Tensor, Tensor]:
-    """The distinct nodes, ascending, and the position of each given one among them; int32, by counting, not sorting."""
+    """The distinct nodes, ascending, and the position of each given one among them; int32.
+
+    Where the nodes are many, by counting them, which is faster than sorting; `bound` is one more than the greatest.
+    """
+    if len(nodes) < bound // 16:
+        distinct, places = nodes.unique(return_inverse=True)
+        return distinct.to(torch.int32), places.to(torch.int32)
     present = torch.zeros(bound, dtype=torch.bool, device=nodes.device)
     present[nodes] = True
     position = present.cumsum(0, dtype=torch.int32)

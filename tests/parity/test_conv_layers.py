@@ -1,13 +1,14 @@
 """Every convolution of DGL on the distributed graph: outputs and all gradients equal single-machine DGL."""
 
+import dgl.nn.pytorch as dglnn
 import pytest
 import torch
 import torch.distributed as dist
 
 import sar
 from tests.graphs import EdgeList, PartitionedGraph, partition_in_memory, random_graph
-from tests.parity.conv_layers import CONVS, conv_gradients
-from tests.parity.harness import check, random_data
+from tests.parity.conv_layers import CONVS, IN, OUT, conv_gradients, edge_types
+from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS, scattered
 
 # DGL's own layer mixes float32 into other precisions, or refuses nodes without in-edges.
@@ -60,3 +61,23 @@ def test_python_functions_in_many_tiles(pool, world_size):
     cases = [(patched, (name,)) for name in names]
     settings = {"comm_buffer_bytes": 1000, "pipeline_depth": 2}
     check(pool, parts, random_data(parts, torch.float64), cases, (1, 2), settings, timeout=120)
+
+
+def with_state(graph, data, state):
+    """`sar.RelGraphConv` on workers, DGL's on one machine, both with the same parameters."""
+    conv = sar.RelGraphConv if dist.is_initialized() else dglnn.RelGraphConv
+    layer = conv(IN, OUT, 3, regularizer="basis", num_bases=2, layer_norm=True).double()
+    layer.load_state_dict(state)
+    x = data.leaf("x")
+    out = layer(graph, x, edge_types(data))
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_rel_graph_conv_is_dgls(pool, world_size):
+    torch.manual_seed(12)
+    layer = dglnn.RelGraphConv(IN, OUT, 3, regularizer="basis", num_bases=2, layer_norm=True).double()
+    assert isinstance(layer, sar.RelGraphConv)
+    parts = with_in_edges(world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(with_state, (layer.state_dict(),))])

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import sar
+from tests.hetero_graphs import partition_hetero
 from tests.parity.harness import assert_close, weighted_sum
 
 COUNTS = {"paper": 40, "author": 25, "topic": 20}
@@ -22,17 +23,20 @@ RELATIONS = {
 WIDTH, OUT = 4, 3
 
 
-def whole_graph():
+def whole_graph(without=()):
+    """The graph, empty of some node types and relations."""
+    counts = {t: 0 if t in without else count for t, count in COUNTS.items()}
+    relations = {etype: 0 if set(etype) & set(without) else count for etype, count in RELATIONS.items()}
     generator = torch.Generator().manual_seed(1)
     edges = {
-        etype: tuple(torch.randint(COUNTS[etype[end]], (count,), generator=generator) for end in (0, 2))
-        for etype, count in RELATIONS.items()
+        etype: tuple(torch.randint(max(counts[etype[end]], 1), (count,), generator=generator) for end in (0, 2))
+        for etype, count in relations.items()
     }
-    graph = dgl.heterograph(edges, num_nodes_dict=COUNTS)
-    for ntype, count in COUNTS.items():
+    graph = dgl.heterograph(edges, num_nodes_dict=counts)
+    for ntype, count in counts.items():
         graph.nodes[ntype].data["x"] = torch.randn(count, WIDTH, generator=generator)
         graph.nodes[ntype].data["cotangent"] = torch.randn(count, 8, generator=generator)
-    for etype, count in RELATIONS.items():
+    for etype, count in relations.items():
         graph.edges[etype].data["w"] = torch.rand(count, 1, generator=generator) + 0.5
     return graph
 
@@ -64,7 +68,9 @@ def multi_update(cross_reducer, graph, x):
             "about": (fn.copy_u("h", "m"), lambda nodes: {"out": nodes.mailbox["m"].cumsum(1)[:, -1]}),
         }
         graph.multi_update_all(functions, cross_reducer)
-        return torch.nn.Module(), {ntype: graph.nodes[ntype].data["out"].flatten(1) for ntype in COUNTS}
+        # DGL does not call a Python reduce function, nor set its field, where there is no edge.
+        frames = {ntype: graph.nodes[ntype].data for ntype in COUNTS}
+        return torch.nn.Module(), {ntype: frame["out"].flatten(1) for ntype, frame in frames.items() if "out" in frame}
 
 
 def relation_views(graph, x):
@@ -106,14 +112,19 @@ def run(graph, features, cotangents, name):
 
 
 def run_on_worker(path, mode, names):
-    sar.patch_dgl()
     data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
+    graph = sar.construct_full_graph(data)
+    assert {t: graph.num_nodes_global(t) for t in graph.ntypes} == COUNTS
+    assert {etype: graph.num_edges_global(etype) for etype in graph.canonical_etypes} == RELATIONS
+    return run_on_partition(data, mode, names)
+
+
+def run_on_partition(data, mode, names):
+    sar.patch_dgl()
     sar.Config.disable_sr = mode == 2
     graph = sar.construct_full_graph(data)
     assert graph.ntypes == data.node_type_names
     assert sorted(graph.canonical_etypes) == sorted(RELATIONS)
-    assert {t: graph.num_nodes_global(t) for t in graph.ntypes} == COUNTS
-    assert {etype: graph.num_edges_global(etype) for etype in graph.canonical_etypes} == RELATIONS
     if mode == 3:
         graph = graph.get_full_partition_graph()
     rows = {key: {t: data.node_features[f"{t}/{key}"] for t in COUNTS} for key in ("x", "cotangent")}
@@ -135,12 +146,49 @@ def directory(request, tmp_path_factory):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_relations_together(pool, world_size, directory):
     path, node_map = directory(world_size)
-    graph, names = whole_graph(), list(PROGRAMS)
+    names = list(PROGRAMS)
+    by_mode = {mode: pool.run(run_on_worker, str(path), mode, names, timeout=120) for mode in (1, 2, 3)}
+    compare(by_mode, whole_graph(), node_map, names)
+
+
+def some_on_the_last_worker(workers, ntypes):
+    """A partition for every node, the last for all of `ntypes`."""
+    generator = torch.Generator().manual_seed(8)
+    assignment = {t: torch.randint(workers, (count,), generator=generator) for t, count in COUNTS.items()}
+    return assignment | {t: torch.full((COUNTS[t],), workers - 1) for t in ntypes}
+
+
+# Not without "cites": where there is no edge at all, the gradient of DGL's maximum goes to node 0.
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    "away, without",
+    [
+        (["author"], []),
+        (["topic", "paper"], []),
+        (COUNTS, []),
+        ([], ["topic"]),
+        ([], ["writes", "written by"]),
+        (["paper"], ["author"]),
+    ],
+    ids=["no authors on a worker", "authors alone", "empty worker", "no topics", "no authorship", "no authors at all"],
+)
+def test_types_that_are_missing(pool, world_size, away, without):
+    graph = whole_graph(without)
+    assignment = {t: parts[: graph.num_nodes(t)] for t, parts in some_on_the_last_worker(world_size, away).items()}
+    parts = partition_hetero(graph, assignment, world_size)
+    names = list(PROGRAMS)
+    by_mode = {
+        mode: pool.run(run_on_partition, mode, names, per_rank=parts.partitions, timeout=120) for mode in (1, 2, 3)
+    }
+    compare(by_mode, graph, parts.node_ids, names)
+
+
+def compare(by_mode, graph, node_map, names):
+    """What the workers made in each mode with the programs on the whole graph; `node_map` as DGL returns it."""
     features = {t: graph.nodes[t].data["x"] for t in COUNTS}
     cotangents = {t: graph.nodes[t].data["cotangent"] for t in COUNTS}
-    expected = [run(whole_graph(), features, cotangents, name) for name in names]
-    for mode in (1, 2, 3):
-        by_rank = pool.run(run_on_worker, str(path), mode, names, timeout=120)
+    expected = [run(graph.local_var(), features, cotangents, name) for name in names]
+    for by_rank in by_mode.values():
         for number, (outputs, grads, parameters) in enumerate(expected):
             parts = [results[number] for results in by_rank]
             for ntype, value in outputs.items():
@@ -181,20 +229,20 @@ def train_on_blocks(blocks, features, cotangents):
     return {k: v.detach() for k, v in outputs.items()}, {k: h.grad for k, h in x.items()}, parameters
 
 
+def global_ids(data, rows):
+    """Global IDs of rows within types, type after type."""
+    ids, kinds = data.node_features["_ID"], data.node_features["_TYPE"]
+    return torch.cat([ids[kinds == data.node_type_names.index(ntype)][index] for ntype, index in rows.items()])
+
+
 def mfgs_on_worker(path, seeds, mode):
     data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
     sar.Config.disable_sr = mode == 2
-    first = data.node_ranges[sar.rank()][0]
-    kinds = data.node_features["_TYPE"]
-    # Rows within a type: partition-local IDs count through the types one after the other.
-    starts = {t: int((kinds < k).sum()) for k, t in enumerate(data.node_type_names)}
-    mine = torch.cat([rows + starts[t] for t, rows in seeds.items()]) + first
-    blocks = sar.construct_mfgs(data, mine, 2)
+    blocks = sar.construct_mfgs(data, global_ids(data, seeds) if mode == 2 else seeds, 2)
     if mode == 3:
         blocks = [block.get_full_partition_graph() for block in blocks]
-    types = blocks[0].srctypes
-    pieces = blocks[0].input_nodes.split([blocks[0].num_src_nodes(t) for t in types])
-    rows = {t: ids - starts[t] for t, ids in zip(types, pieces, strict=True)}
+    assert all(torch.equal(found, seeds.get(t, found[:0])) for t, found in blocks[-1].seeds.items())
+    rows = blocks[0].input_nodes
     features = {t: data.node_features[f"{t}/x"][rows[t]] for t in rows}
     cotangents = {t: data.node_features[f"{t}/cotangent"][seeds.get(t, torch.empty(0).long())] for t in COUNTS}
     return train_on_blocks(blocks, features, cotangents), rows

@@ -166,7 +166,8 @@ def _spread(mine, *args):
 
 
 def sources_only(partition, seeds):
-    blocks = sar.construct_mfgs(partition, seeds, 2, keep_seed_nodes=False)
+    rows = {"_N": seeds - partition.node_ranges[sar.rank()][0]}
+    blocks = sar.construct_mfgs(partition, rows, 2, keep_seed_nodes=False)
     x = torch.ones(blocks[0].num_src_nodes(), 1)
     for block in blocks:
         block.srcdata["h"] = x
@@ -198,6 +199,8 @@ BAD_SEEDS = {
     "negative": lambda first, last: torch.tensor([-1]),
     "twice": lambda first, last: torch.tensor([first, first]),
     "floating": lambda first, last: torch.tensor([float(first)]),
+    "of an unknown type": lambda first, last: {"paper": torch.tensor([first])},
+    "foreign rows": lambda first, last: {"_N": torch.tensor([last - first])},
 }
 
 
