@@ -7,7 +7,7 @@ The backward fetches the features again (or has kept them), makes each weight an
 destination's sum, and sends one gradient home. The rules about agreement are those of `core/sequential.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ def attention(
     factor: float,
     dropout: float = 0.0,
     edge_weight: Tensor | None = None,
+    remake: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Sum the features of each node's sources, weighted by softmax(score) over its in-edges; a collective call.
 
@@ -64,6 +65,7 @@ def attention(
         factor: slope of the leaky ReLU below 0, at least 0; for DOT, what products are multiplied with.
         dropout: probability with which a weight is dropped; the seed comes from torch's default generator.
         edge_weight: (E,) what each softmax is multiplied with, after dropout. Default 1.
+        remake: makes x again in the backward, from what is kept anyway, so that x is not kept. Default None.
 
     Returns:
         (N_dst, H, D), 0 for nodes without in-edges.
@@ -76,7 +78,8 @@ def attention(
     _check(x, y, edge_weight, relation.num_src, relation.num_dst, relation.num_edges)
     seed = int(torch.randint(2**62, ())) + engine.rank * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
-    call = _Call(passing, how, passing.describe(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}"))
+    words = passing.describe(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
+    call = _Call(passing, how, remake, words)
     anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and engine.world_size > 1)
     result: Tensor = _Attention.apply(anchor, x, None if y is x else y, attn, attn_dst, edge_weight, call)
     return result
@@ -96,6 +99,7 @@ def _check(x: Tensor, y: Tensor, edge_weight: Tensor | None, num_src: int, num_d
 class _Call:
     passing: Passing
     how: Attention
+    remake: Callable[[], Tensor] | None
     words: str
 
     @property
@@ -133,7 +137,9 @@ class _Attention(torch.autograd.Function):
             out, log_total, kept = _forward(call, x, x if y is None else y, attn, attn_dst, edge_weight, keep)
         ctx.call, ctx.tiles = call, list(kept)
         if needed:
-            ctx.save_for_backward(x, y, attn, attn_dst, edge_weight, out, log_total, *kept.values())
+            ctx.save_for_backward(
+                x if call.remake is None else None, y, attn, attn_dst, edge_weight, out, log_total, *kept.values()
+            )
         result = out.to(x.dtype)
         if not needed:
             ctx.mark_non_differentiable(result)
@@ -145,6 +151,9 @@ class _Attention(torch.autograd.Function):
         inputs, (out, log_total, *rows) = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
         kept = dict(zip(ctx.tiles, rows, strict=True))
         with ctx.call.passing.structure.engine.guard():
+            if ctx.call.remake is not None:
+                with torch.no_grad():
+                    inputs = ctx.call.remake(), *inputs[1:]
             grads = _backward(ctx.call, inputs, out, log_total, kept, grad)
         needed = ctx.needs_input_grad[1:6]
         return (

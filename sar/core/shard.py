@@ -23,7 +23,7 @@ from sar.core.partition_data import (
     select_relation,
     with_edge_ids,
 )
-from sar.kernels import EdgeBlock
+from sar.kernels import EdgeBlock, load_kernels
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,7 @@ def agree_on_graph(data: PartitionData, engine: Engine) -> Outline:
         PartitionError: where the data contradicts itself or the number of workers.
         CommunicationError: where another worker raised, or holds another graph.
     """
+    load_kernels()
     check_partition(data, engine.rank, engine.world_size)
     names, etypes = data.node_type_names, data.edge_type_names
     graph = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"

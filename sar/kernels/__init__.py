@@ -6,7 +6,7 @@ edges of a graph may come in several blocks.
 """
 
 from sar.kernels.dispatch import aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply, warm_up
-from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
+from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype, load_kernels
 from sar.kernels.ops import OPS, Op, Target, accumulation_dtype, message_shape, operand_values_needed
 from sar.kernels.softmax import edge_softmax_backward, edge_softmax_forward
 
@@ -24,6 +24,7 @@ __all__ = [
     "edge_softmax_backward",
     "edge_softmax_forward",
     "index_dtype",
+    "load_kernels",
     "message_shape",
     "operand_values_needed",
     "warm_up",

@@ -161,6 +161,12 @@ class EdgeBlock:
         )
 
 
+def load_kernels() -> None:
+    """Load the compiler of the CPU kernels now (0.5 s and 100 MB, once a process) and not in somebody's first epoch."""
+    edge = torch.zeros(1, dtype=torch.int32)
+    EdgeBlock.from_coo(edge, edge, 1, 1).transposed()
+
+
 def index_dtype(bound: int) -> torch.dtype:
     """The smallest integer type that kernels index with and that holds `bound`."""
     return torch.int32 if bound < 2**31 else torch.int64

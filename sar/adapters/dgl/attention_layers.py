@@ -8,7 +8,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from sar.core.attention import attention
 from sar.core.graph import GraphShardManager
@@ -35,6 +37,7 @@ def gat_conv(layer: Any, graph: GraphShardManager, feat: Features, edge_weight: 
         factor=layer.leaky_relu.negative_slope,
         dropout=layer.attn_drop.p if layer.training else 0.0,
         edge_weight=edge_weight,
+        remake=_remake(layer, project_src, source),
     )
     return _finish(layer, result, destination, layer.bias if layer.has_explicit_bias else None)
 
@@ -53,18 +56,18 @@ def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
         attn=layer.attn[0],
         factor=layer.leaky_relu.negative_slope,
         dropout=layer.attn_drop.p if layer.training else 0.0,
+        remake=_remake(layer, layer.fc_src, source),
     )
     return _finish(layer, result, destination, None)
 
 
 def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
     """`DotGatConv`: scores are products of projected features over the square root of their length."""
-    if isinstance(feat, tuple):
-        x, y = _heads(layer, layer.fc_src(feat[0])), _heads(layer, layer.fc_dst(feat[1]))
-    else:
-        x = _heads(layer, layer.fc(feat))
-        y = _own(graph, x)
-    return attention(graph.passing(), Score.DOT, x, y, factor=layer._out_feats**-0.5)
+    source, project_src = (feat[0], layer.fc_src) if isinstance(feat, tuple) else (feat, layer.fc)
+    x = _heads(layer, project_src(source))
+    y = _heads(layer, layer.fc_dst(feat[1])) if isinstance(feat, tuple) else _own(graph, x)
+    remake = _remake(layer, project_src, source)
+    return attention(graph.passing(), Score.DOT, x, y, factor=layer._out_feats**-0.5, remake=remake)
 
 
 def in_one_pass(one_pass: Forward, original: Forward) -> Forward:
@@ -101,6 +104,13 @@ def _own(graph: GraphShardManager, values: Tensor) -> Tensor:
 
 def _heads(layer: Any, projected: Tensor) -> Tensor:
     return projected.view(len(projected), layer._num_heads, layer._out_feats)
+
+
+def _remake(layer: Any, project: Any, source: Tensor) -> Callable[[], Tensor] | None:
+    """How to project `source` once more, where that is sure to give the same."""
+    if type(project) is not nn.Linear or torch.is_autocast_enabled(source.device.type):
+        return None
+    return lambda: _heads(layer, linear(source, project.weight, project.bias))
 
 
 def _finish(layer: Any, result: Tensor, destination: Tensor, bias: Tensor | None) -> Tensor:
