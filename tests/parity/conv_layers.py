@@ -234,7 +234,7 @@ REGISTRY = {
         lambda: dglnn.EGATConv(IN, 6, 2, 3, 2), partial(with_pair_and_edges, weight=True), NODE_AND_EDGE
     ),
     "EGATConv get_attention": Conv(
-        lambda: dglnn.EGATConv(IN, 6, 2, 3, 2, bias=False),
+        lambda: dglnn.EGATConv(IN, 6, 2, 3, 2),
         partial(with_pair_and_edges, get_attention=True),
         (*NODE_AND_EDGE, "edge"),
     ),
