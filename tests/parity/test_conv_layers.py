@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.graphs import EdgeList, PartitionedGraph, partition_in_memory, random_graph
+from tests.parity import layer_table
 from tests.parity.blocks import some_seeds
 from tests.parity.conv_layers import CONVS, REGISTRY, TAKES_BLOCKS, among, conv_gradients, layer_of, precision_of
 from tests.parity.harness import check, random_data
@@ -60,3 +61,8 @@ def test_python_functions_in_many_tiles(pool, world_size):
 def test_every_convolution_is_here():
     exported = [name for name in dglnn.conv.__all__ if not name.startswith(("Dense", "CuGraph"))]
     assert set(exported) <= {layer_of(name) for name in REGISTRY}
+
+
+def test_the_table_in_the_docs_is_of_these_layers():
+    everything = dict.fromkeys(REGISTRY, layer_table.WAYS)
+    assert layer_table.table(everything) in layer_table.PAGE.read_text(), "see layer_table.py for how to write it"
