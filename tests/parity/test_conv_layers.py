@@ -10,12 +10,21 @@ import torch
 from tests.graphs import EdgeList, PartitionedGraph, partition_in_memory, random_graph
 from tests.parity import layer_table
 from tests.parity.blocks import some_seeds
-from tests.parity.conv_layers import CONVS, REGISTRY, TAKES_BLOCKS, among, conv_gradients, layer_of, precision_of
+from tests.parity.conv_layers import (
+    CONVS,
+    ILL_CONDITIONED,
+    REGISTRY,
+    TAKES_BLOCKS,
+    among,
+    conv_gradients,
+    layer_of,
+    precision_of,
+)
 from tests.parity.harness import check, random_data
 from tests.parity.scenarios import SCENARIOS, scattered
 
-# On a worker without rows or edges DGL's own layer raises, or takes the statistics of nothing.
-NEEDS_ROWS = ("EGATConv", "EdgeConv batch_norm")
+# DGL refuses nodes without in-edges, or gives them NaN.
+NEEDS_IN_EDGES = ("EGATConv", "TWIRLSUnfoldingAndAttention")
 
 
 def with_in_edges(workers: int) -> PartitionedGraph:
@@ -30,9 +39,10 @@ def with_in_edges(workers: int) -> PartitionedGraph:
 def test_convolution(pool, world_size, name, record_property):
     parts = with_in_edges(world_size)
     data = random_data(parts, precision_of(name))
+    tolerance = 1e-6 if name in ILL_CONDITIONED else None
     record_property("layer", name)
     for mode in (1, 2, 3):
-        check(pool, parts, data, [(conv_gradients, (name,))], (mode,))
+        check(pool, parts, data, [(conv_gradients, (name,))], (mode,), tolerance=tolerance)
         record_property("runs", f"mode {mode}")
     if among(TAKES_BLOCKS, name):
         seeds = some_seeds(parts, "not the first" if world_size == 2 else "uneven")
@@ -40,13 +50,22 @@ def test_convolution(pool, world_size, name, record_property):
         record_property("runs", "MFG")
 
 
-@pytest.mark.parametrize("scenario", ["first worker without nodes", "star", "one node"])
+@pytest.mark.parametrize("scenario", ["first worker without nodes", "star"])
 @pytest.mark.parametrize("world_size", [3])
 def test_convolutions_on_workers_without_nodes_or_edges(pool, world_size, scenario):
     parts = SCENARIOS[scenario](world_size)
     for dtype in (torch.float32, torch.float64):
-        names = [name for name in CONVS if precision_of(name) == dtype and not among(NEEDS_ROWS, name)]
+        names = [name for name in CONVS if precision_of(name) == dtype]
+        names = [name for name in names if not among(NEEDS_IN_EDGES, name) and name not in ILL_CONDITIONED]
         check(pool, parts, random_data(parts, dtype), [(conv_gradients, (name,)) for name in names], (1,), timeout=200)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_reversible_layer_on_a_worker_with_one_node(pool, world_size):
+    """The slices that kernels then read of its output are not copies."""
+    parts = SCENARIOS["one node"](world_size)
+    cases = [(conv_gradients, (name,)) for name in CONVS if layer_of(name) == "GroupRevRes"]
+    check(pool, parts, random_data(parts, torch.float64), cases)
 
 
 @pytest.mark.parametrize("world_size", [2])
