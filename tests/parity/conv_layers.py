@@ -332,11 +332,11 @@ REGISTRY = {
         _gcn2(project_initial_features=False, activation=torch.tanh), with_initial_and_weight
     ),
     **{f"HeteroGraphConv {how}": Conv(partial(_typed, how), by_type) for how in ("sum", "mean", "max", "min", "stack")},
-    "LabelPropagation": Conv(lambda: dglnn.LabelPropagation(3, 0.4), of_classes),
+    "LabelPropagation classes": Conv(lambda: dglnn.LabelPropagation(3, 0.4), of_classes),
     "LabelPropagation scores, row, no clamp": Conv(
         lambda: dglnn.LabelPropagation(3, 0.4, norm_type="row", clamp=False), of_scores
     ),
-    "LabelPropagation normalize, reset": Conv(
+    "LabelPropagation classes, normalize, reset": Conv(
         lambda: dglnn.LabelPropagation(3, 0.4, normalize=True, reset=True), of_classes
     ),
 }
@@ -348,10 +348,11 @@ TAKES_BLOCKS = (
     "HeteroGraphConv",
 )
 NEEDS_PATCH = (
-    *("EdgeWeightNorm", "GATConv", "GATv2Conv", "EGATConv", "EdgeGATConv", "GatedGraphConv", "AGNNConv", "DotGatConv"),
-    *("PNAConv", "DGNConv", "HGTConv", "GroupRevRes", "RelGraphConv presorted", "TAGConv edge_weight"),
-    *("EdgeConv batch_norm", "SGConv edge_weight", "APPNPConv edge_weight", "GatedGCNConv", "LabelPropagation"),
-    *("TWIRLSConv norm batch, no precond", "GCN2Conv edge_weight, own weights, activation"),
+    *("GATConv", "GATv2Conv", "EGATConv", "EdgeGATConv", "AGNNConv", "DotGatConv", "HGTConv", "PNAConv", "DGNConv"),
+    *("EdgeWeightNorm both", "RelGraphConv presorted", "EdgeConv batch_norm", "GatedGraphConv etypes", "GatedGCNConv"),
+    *("TAGConv edge_weight", "SGConv edge_weight", "APPNPConv edge_weight", "TWIRLSConv norm batch, no precond"),
+    *("GroupRevRes", "GCN2Conv edge_weight, own weights, activation"),
+    *("LabelPropagation classes", "LabelPropagation classes, normalize, reset"),
 )
 # DGL's own layer mixes float32 into other precisions.
 SINGLE_PRECISION = ("APPNPConv", "TWIRLSConv", "TWIRLSUnfoldingAndAttention")

@@ -35,12 +35,13 @@ def with_in_edges(workers: int) -> PartitionedGraph:
 
 
 @pytest.mark.parametrize("name", CONVS)
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", layer_table.WORKERS)
 def test_convolution(pool, world_size, name, record_property):
     parts = with_in_edges(world_size)
     data = random_data(parts, precision_of(name))
     tolerance = 1e-6 if name in ILL_CONDITIONED else None
     record_property("layer", name)
+    record_property("workers", world_size)
     for mode in (1, 2, 3):
         check(pool, parts, data, [(conv_gradients, (name,))], (mode,), tolerance=tolerance)
         record_property("runs", f"mode {mode}")
