@@ -93,10 +93,6 @@ def with_distances(layer, graph, x, w, data):
 
 
 def with_coordinates(layer, graph, x, w, data):
-    return layer(graph, x, data.nodes["y"][:, :3])
-
-
-def with_coordinates_and_edges(layer, graph, x, w, data):
     return layer(graph, x, data.nodes["y"][:, :3], data.edges["e"] * w)
 
 
@@ -326,7 +322,7 @@ REGISTRY = {
     "GroupRevRes": Conv(lambda: dglnn.GroupRevRes(dglnn.SAGEConv(3, 3, "mean"), 2), plain),
     "GroupRevRes after update_all": Conv(lambda: dglnn.GroupRevRes(dglnn.SAGEConv(2, 2, "gcn"), 3), after_a_kernel),
     "EGNNConv": Conv(lambda: dglnn.EGNNConv(IN, 5, OUT), with_coordinates, ("node", "node")),
-    "EGNNConv edge_feat": Conv(lambda: dglnn.EGNNConv(IN, 5, OUT, 6), with_coordinates_and_edges, ("node", "node")),
+    "EGNNConv edge_feat": Conv(lambda: dglnn.EGNNConv(IN, 5, OUT, 6), with_coordinates, ("node", "node")),
     "GCN2Conv": Conv(_gcn2(), with_initial),
     "GCN2Conv edge_weight, own weights, activation": Conv(
         _gcn2(project_initial_features=False, activation=torch.tanh), with_initial_and_weight
@@ -383,10 +379,7 @@ def conv_gradients(graph, data: Data, name: str, seeds: Tensor | None = None) ->
     x, w = data.leaf("x"), data.leaf("w")
     made = conv.call(layer, part.graph, x[part.src], w[part.edges], part.take(data))
     outputs = made if isinstance(made, tuple) else (made,)
-    cotangents = {
-        "node": data.nodes["cotangent"][part.dst],
-        "edge": data.edges["edge cotangent"][part.edges],
-    }
+    cotangents = {"node": data.nodes["cotangent"][part.dst], "edge": data.edges["edge cotangent"][part.edges]}
     results: Results = {}
     loss = 0.0
     for number, (kind, output) in enumerate(zip(conv.outputs, outputs, strict=True)):
