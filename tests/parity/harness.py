@@ -30,10 +30,14 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 @dataclass(repr=False)
 class Data:
-    """Rows of one worker, or of the whole graph: features of nodes and of edges by name."""
+    """Rows of one worker, or of the whole graph: features of nodes and of edges by name.
+
+    partition: where the worker's rows belong; None for the whole graph.
+    """
 
     nodes: dict[str, Tensor]
     edges: dict[str, Tensor]
+    partition: PartitionData | None = None
 
     def leaf(self, name: str) -> Tensor:
         """A fresh copy that takes a gradient."""
@@ -88,6 +92,7 @@ def deal(parts: PartitionedGraph, data: Data) -> list[Mine]:
 
 def run_on_worker(mine: Mine, cases: Sequence[Case], modes: Sequence[int], settings: Mapping[str, Any]) -> Any:
     partition, data = mine
+    data.partition = partition
     for name, value in settings.items():
         setattr(sar.Config, name, value)
     results: dict[int, list[Results]] = {}

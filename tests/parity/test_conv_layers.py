@@ -1,27 +1,33 @@
-"""Every convolution of DGL on the distributed graph: outputs and all gradients equal single-machine DGL."""
+"""Every convolution of DGL on the distributed graph: outputs and all gradients equal single-machine DGL.
+
+`layer_table.py` makes the table of docs/layers.md from what passes here.
+"""
 
 import dgl.nn.pytorch as dglnn
 import pytest
 import torch
-import torch.distributed as dist
 
-import sar
 from tests.graphs import EdgeList, PartitionedGraph, partition_in_memory, random_graph
-from tests.parity.conv_layers import CONVS, IN, OUT, conv_gradients, edge_types
+from tests.parity import layer_table
+from tests.parity.blocks import some_seeds
+from tests.parity.conv_layers import (
+    CONVS,
+    ILL_CONDITIONED,
+    IN,
+    OUT,
+    REGISTRY,
+    TAKES_BLOCKS,
+    among,
+    conv_gradients,
+    edge_types,
+    layer_of,
+    precision_of,
+)
 from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS, scattered
 
-# DGL's own layer mixes float32 into other precisions, or refuses nodes without in-edges.
-SINGLE_PRECISION_ONLY = ("APPNPConv", "APPNPConv weighted", "TWIRLSConv", "TWIRLSConv attention")
-# It takes an input without rows for one that it has freed, and then skips its backward.
-NEEDS_NODES = ("GroupRevRes",)
-BATCH_STATISTICS = ("EdgeConv batch_norm",)
-
-
-def patched(graph, data, name):
-    if dist.is_initialized():  # on a worker; the single-machine reference is DGL as it is
-        sar.patch_dgl()
-    return conv_gradients(graph, data, name)
+# DGL refuses nodes without in-edges, or gives them NaN.
+NEEDS_IN_EDGES = ("EGATConv", "TWIRLSUnfoldingAndAttention")
 
 
 def with_in_edges(workers: int) -> PartitionedGraph:
@@ -31,34 +37,46 @@ def with_in_edges(workers: int) -> PartitionedGraph:
     return partition_in_memory(edges, scattered(30, workers), workers)
 
 
-@pytest.mark.parametrize("modes", [(1,), (2, 3)], ids=str)
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_all_convolutions(pool, world_size, modes):
+@pytest.mark.parametrize("name", CONVS)
+@pytest.mark.parametrize("world_size", layer_table.WORKERS)
+def test_convolution(pool, world_size, name, record_property):
     parts = with_in_edges(world_size)
-    cases = [(patched, (name,)) for name in CONVS if name not in SINGLE_PRECISION_ONLY]
-    check(pool, parts, random_data(parts, torch.float64), cases, modes, timeout=200)
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_convolutions_in_single_precision(pool, world_size):
-    parts = with_in_edges(world_size)
-    check(pool, parts, random_data(parts), [(patched, (name,)) for name in SINGLE_PRECISION_ONLY])
+    data = random_data(parts, precision_of(name))
+    tolerance = 1e-6 if name in ILL_CONDITIONED else None
+    record_property("layer", name)
+    record_property("workers", world_size)
+    for mode in (1, 2, 3):
+        check(pool, parts, data, [(conv_gradients, (name,))], (mode,), tolerance=tolerance)
+        record_property("runs", f"mode {mode}")
+    if among(TAKES_BLOCKS, name):
+        seeds = some_seeds(parts, "not the first" if world_size == 2 else "uneven")
+        check(pool, parts, data, [(conv_gradients, (name, torch.cat(seeds)))])
+        record_property("runs", "MFG")
 
 
 @pytest.mark.parametrize("scenario", ["first worker without nodes", "star"])
 @pytest.mark.parametrize("world_size", [3])
 def test_convolutions_on_workers_without_nodes_or_edges(pool, world_size, scenario):
     parts = SCENARIOS[scenario](world_size)
-    left_out = (*SINGLE_PRECISION_ONLY, *NEEDS_NODES, *BATCH_STATISTICS)
-    names = [name for name in CONVS if name not in left_out and not name.startswith("EGAT")]
-    check(pool, parts, random_data(parts, torch.float64), [(patched, (name,)) for name in names], (1,), timeout=200)
+    for dtype in (torch.float32, torch.float64):
+        names = [name for name in CONVS if precision_of(name) == dtype]
+        names = [name for name in names if not among(NEEDS_IN_EDGES, name) and name not in ILL_CONDITIONED]
+        check(pool, parts, random_data(parts, dtype), [(conv_gradients, (name,)) for name in names], (1,), timeout=200)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_reversible_layer_on_a_worker_with_one_node(pool, world_size):
+    """The slices that kernels then read of its output are not copies."""
+    parts = SCENARIOS["one node"](world_size)
+    cases = [(conv_gradients, (name,)) for name in CONVS if layer_of(name) == "GroupRevRes"]
+    check(pool, parts, random_data(parts, torch.float64), cases)
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_python_functions_in_many_tiles(pool, world_size):
     parts = with_in_edges(world_size)
-    names = ("NNConv max", "PNAConv edges", "HGTConv", "EGNNConv", "SAGEConv lstm", "EdgeWeightNorm both")
-    cases = [(patched, (name,)) for name in names]
+    names = ("NNConv max", "PNAConv", "HGTConv", "EGNNConv edge_feat", "SAGEConv lstm", "EdgeWeightNorm both")
+    cases = [(conv_gradients, (name,)) for name in names]
     settings = {"comm_buffer_bytes": 1000, "pipeline_depth": 2}
     check(pool, parts, random_data(parts, torch.float64), cases, (1, 2), settings, timeout=120)
 
@@ -81,3 +99,13 @@ def test_rel_graph_conv_is_dgls(pool, world_size):
     assert isinstance(layer, sar.RelGraphConv)
     parts = with_in_edges(world_size)
     check(pool, parts, random_data(parts, torch.float64), [(with_state, (layer.state_dict(),))])
+
+
+def test_every_convolution_is_here():
+    exported = [name for name in dglnn.conv.__all__ if not name.startswith(("Dense", "CuGraph"))]
+    assert set(exported) <= {layer_of(name) for name in REGISTRY}
+
+
+def test_the_table_in_the_docs_is_of_these_layers():
+    everything = dict.fromkeys(REGISTRY, layer_table.WAYS)
+    assert layer_table.table(everything) in layer_table.PAGE.read_text(), "see layer_table.py for how to write it"

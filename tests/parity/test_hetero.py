@@ -1,5 +1,6 @@
 """Heterogeneous graphs read from a partition directory: layers over several relations equal single-machine DGL."""
 
+from functools import partial
 from pathlib import Path
 
 import dgl
@@ -41,14 +42,14 @@ def whole_graph(without=()):
     return graph
 
 
-def hetero_conv(graph, x):
+def hetero_conv(aggregate, graph, x):
     convs = {
         "writes": dglnn.SAGEConv(WIDTH, OUT, "mean"),
         "written by": dglnn.GraphConv(WIDTH, OUT, norm="right", allow_zero_in_degree=True),
         "cites": dglnn.SAGEConv(WIDTH, OUT, "pool"),
         "about": dglnn.GINConv(torch.nn.Linear(WIDTH, OUT), "max"),
     }
-    layer = dglnn.HeteroGraphConv(convs, aggregate="sum")
+    layer = dglnn.HeteroGraphConv(convs, aggregate)
     return layer, layer(graph, x)
 
 
@@ -88,11 +89,11 @@ def relation_views(graph, x):
 
 
 PROGRAMS = {
-    "hetero_conv": hetero_conv,
     "attention": attention,
     "relation_views": relation_views,
     **{
-        f"multi_update {how}": lambda graph, x, how=how: multi_update(how, graph, x)
+        f"{program.__name__} {how}": partial(program, how)
+        for program in (hetero_conv, multi_update)
         for how in ("sum", "mean", "max", "min", "stack")
     },
 }

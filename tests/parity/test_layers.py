@@ -8,30 +8,9 @@ from torch import nn
 
 import sar
 from tests.graphs import load_cora, partition_in_memory
-from tests.parity.harness import Data, check, parameter_gradients, random_data, weighted_sum
+from tests.parity.conv_layers import conv_gradients
+from tests.parity.harness import Data, check, parameter_gradients, random_data
 from tests.parity.scenarios import SCENARIOS, scattered
-
-IN, OUT = 6, 4
-
-
-def graph_conv(norm):
-    return dgl.nn.GraphConv(IN, OUT, norm=norm, allow_zero_in_degree=True)
-
-
-def gin_conv(aggregator):
-    return dgl.nn.GINConv(nn.Linear(IN, OUT), aggregator, init_eps=0.3, learn_eps=True)
-
-
-def sage_conv(aggregator):
-    return dgl.nn.SAGEConv(IN, OUT, aggregator)
-
-
-def gat_conv(heads, residual=False):
-    return dgl.nn.GATConv(IN, 2, heads, residual=residual, allow_zero_in_degree=True)
-
-
-def residual_gat_conv(heads):
-    return gat_conv(heads, residual=True)
 
 
 def patch():
@@ -39,28 +18,13 @@ def patch():
         sar.patch_dgl()
 
 
-def layer_gradients(graph, data, build, option, weighted):
-    """One layer; the loss weighs each output differently."""
-    patch()
-    layer = build(option).to(data.nodes["x"].dtype)
-    x, w = data.leaf("x"), data.leaf("w")
-    out = layer(graph, x, edge_weight=w.squeeze(1)) if weighted else layer(graph, x)
-    weighted_sum(out, data.nodes["cotangent"]).backward()
-    results = {"node output": out, "node x.grad": x.grad, **parameter_gradients(layer)}
-    return results | ({"edge w.grad": w.grad} if weighted else {})
-
-
 LAYERS = [
-    *[(graph_conv, norm, weighted) for norm in ("both", "left", "right", "none") for weighted in (False, True)],
-    *[(sage_conv, aggregator, False) for aggregator in ("mean", "gcn", "pool")],
-    (sage_conv, "mean", True),
-    (sage_conv, "gcn", True),
-    *[(gin_conv, aggregator, False) for aggregator in ("sum", "mean", "max")],
-    (gat_conv, 1, False),
-    (gat_conv, 3, False),
-    (gat_conv, 3, True),
-    (residual_gat_conv, 2, False),
+    *[f"GraphConv {norm}{option}" for norm in ("both", "left", "right", "none") for option in ("", ", edge_weight")],
+    *[f"SAGEConv {how}" for how in ("mean", "mean, edge_weight", "gcn", "gcn, edge_weight", "pool")],
+    *("GINConv sum", "GINConv mean", "GINConv max"),
+    *("GATConv", "GATConv one head", "GATConv residual", "GATConv edge_weight"),
 ]
+"""Of `conv_layers`; how they run on all kinds of graphs and partitions."""
 
 
 FOUR_WORKERS = ("random", "isolated", "ring of partitions", "first worker without nodes")
@@ -79,8 +43,8 @@ FOUR_WORKERS = ("random", "isolated", "ring of partitions", "first worker withou
 def test_layers(pool, world_size, scenario, dtype):
     parts = SCENARIOS[scenario](world_size)
     # Without any edge DGL sends the gradient of a maximum to node 0; test_values tells what is right there.
-    layers = [layer for layer in LAYERS if scenario != "no edges" or layer[1] not in ("pool", "max")]
-    cases = [(layer_gradients, layer) for layer in layers]
+    layers = [name for name in LAYERS if scenario != "no edges" or not name.endswith((" pool", " max"))]
+    cases = [(conv_gradients, (name,)) for name in layers]
     check(pool, parts, random_data(parts, dtype), cases)
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import sar
+from tests.parity.blocks import reference_blocks, some_seeds
 from tests.parity.harness import assert_close, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS
 
@@ -90,28 +91,6 @@ def _first(block):
     return block.node_ranges[sar.rank()][0]
 
 
-def reference_blocks(graph, seeds):
-    blocks = []
-    for _ in range(2):
-        subgraph = dgl.in_subgraph(graph, seeds)
-        block = dgl.to_block(subgraph, seeds)
-        block.edata["edge"] = subgraph.edata[dgl.EID][block.edata[dgl.EID]]
-        seeds = block.srcdata[dgl.NID]
-        blocks.insert(0, block)
-    return blocks
-
-
-def some_seeds(parts, how):
-    """Global IDs by worker, in no order."""
-    generator = torch.Generator().manual_seed(2)
-    seeds = []
-    for rank, ids in enumerate(parts.split_nodes(torch.arange(parts.num_nodes))):
-        last = rank == len(parts.partitions) - 1
-        count = {"few": 3, "uneven": 1 + 6 * rank, "last only": 5 * last, "all": len(ids)}[how]
-        seeds.append(ids[torch.randperm(len(ids), generator=generator)[:count]])
-    return seeds
-
-
 @pytest.mark.parametrize("scenario", ["random", "isolated", "first worker without nodes", "star"])
 @pytest.mark.parametrize("how", ["few", "uneven", "last only", "all"])
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -119,7 +98,7 @@ def test_message_flow_graphs(pool, world_size, scenario, how):
     parts = SCENARIOS[scenario](world_size)
     data = random_data(parts, torch.float64)
     seeds = some_seeds(parts, how)
-    blocks = reference_blocks(parts.reference(), torch.cat(seeds))
+    blocks = reference_blocks(parts.reference(), torch.cat(seeds), 2)
     # On a worker without edges DGL's maximum and LSTM have no gradient where sar's have zeros.
     names = [name for name in MODELS if scenario == "random" or name not in ("sage lstm", "sage pool", "attention")]
     inputs = blocks[0].srcdata[dgl.NID]

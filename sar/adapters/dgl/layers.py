@@ -1,7 +1,7 @@
 """DGL layers whose own forward cannot be right on a distributed graph: what they do there instead.
 
-Each function takes the place of a layer's `forward`, with the layer's own parameters. It serves distributed graphs; on
-all others `patch_dgl` calls the original.
+Each function takes the place of a layer's method, with the layer's own parameters, and may call the original. It serves
+distributed graphs; on all others `patch_dgl` calls the original.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ from sar.errors import GraphError
 from sar.nn.batch_norm import normalise
 
 Forward = Callable[..., Any]
+_FORWARD = "forward"
 
 
 def edge_weight_norm(layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
@@ -46,27 +47,6 @@ def edge_weight_norm(layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
             sent = (sum_at_sources(graph, edge_weight) + layer._eps) ** power
             normalised = passing.copy_to_edges(sent) * normalised
         return normalised
-
-
-def edge_conv(layer: Any, graph: Any, feat: Any) -> Tensor:
-    """`EdgeConv`: with `batch_norm` the original normalises over the edges of one worker."""
-    fn = require_dgl().function
-    source, destination = feat if isinstance(feat, tuple) else (feat, feat)
-    with graph.local_scope():
-        if not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any()):
-            raise GraphError("There are nodes without in-edges; add self-loops, or set allow_zero_in_degree=True.")
-        graph.srcdata["x"], graph.dstdata["x"] = source, destination
-        graph.apply_edges(fn.v_sub_u("x", "x", "theta"))
-        graph.edata["theta"] = layer.theta(graph.edata["theta"])
-        graph.dstdata["phi"] = layer.phi(destination)
-        if layer.batch_norm:
-            graph.apply_edges(fn.e_add_v("theta", "phi", "e"))
-            graph.edata["e"] = batch_norm(layer.bn, graph.edata["e"])
-            graph.update_all(fn.copy_e("e", "m"), fn.max("m", "out"))
-        else:
-            graph.update_all(fn.e_add_v("theta", "phi", "m"), fn.max("m", "out"))
-        made: Tensor = graph.dstdata["out"]
-        return made
 
 
 def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | None = None) -> Tensor:
@@ -118,12 +98,40 @@ def label_propagation(original: Forward, layer: Any, graph: Any, labels: Tensor,
     return original(layer, graph, labels, mask)  # type: ignore[no-any-return]
 
 
+def in_any_order(original: Forward, layer: Any, graph: Any, *args: Any, presorted: bool = False, **kwargs: Any) -> Any:
+    """`RelGraphConv`, `HGTConv`: edges sorted by type on one machine are not so on a worker, nor in one tile."""
+    return original(layer, graph, *args, presorted=False, **kwargs)
+
+
+def group_rev_res(original: Forward, layer: Any, graph: Any, x: Tensor, *args: Any) -> Tensor:
+    """`GroupRevRes`: the original frees its input, which torch refuses for memory that a kernel has seen."""
+    made: Tensor = original(layer, graph, x if x.untyped_storage().resizable() else x.clone(), *args)
+    return made
+
+
+def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, *args: Any) -> Tensor:
+    """The inverse of `GroupRevRes`, after which the original frees `y`; kernels read slices of it."""
+    made: Tensor = original(layer, graph, y.clone(), *args)
+    return made
+
+
+def normalising_together(original: Forward, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """`original`, with all of the layer's batch normalisations over the rows of all workers."""
+    modules = [module for module in layer.modules() if type(module) is torch.nn.BatchNorm1d]
+    for module in modules:
+        module.__dict__[_FORWARD] = partial(batch_norm, module)
+    try:
+        return original(layer, *args, **kwargs)
+    finally:
+        for module in modules:
+            del module.__dict__[_FORWARD]
+
+
 def batch_norm(module: torch.nn.BatchNorm1d, x: Tensor) -> Tensor:
     """`module` with the statistics of all workers."""
     if module.training or module.running_mean is None:
         return normalise(module, x, process_group.engine())
-    evaluated: Tensor = module(x)
-    return evaluated
+    return torch.nn.BatchNorm1d.forward(module, x)
 
 
 def serving_both(original: Forward, distributed: Forward) -> Forward:
@@ -137,15 +145,25 @@ def serving_both(original: Forward, distributed: Forward) -> Forward:
     return forward
 
 
-def layers_to_patch() -> dict[type, Forward]:
-    """The layers of the installed DGL, and the function that serves each on distributed graphs."""
+def layers_to_patch() -> list[tuple[type, str, Forward]]:
+    """Layers of the installed DGL, the method to replace, and the function that serves on distributed graphs."""
     conv, utils = require_dgl().nn.pytorch.conv, require_dgl().nn.pytorch.utils
     attention = {conv.GATConv: gat_conv, conv.GATv2Conv: gatv2_conv, conv.DotGatConv: dot_gat_conv}
-    return {
-        **{layer: in_one_pass(one_pass, layer.forward) for layer, one_pass in attention.items()},
-        conv.EdgeWeightNorm: edge_weight_norm,
-        conv.EdgeConv: edge_conv,
-        conv.GatedGraphConv: gated_graph_conv,
-        conv.pnaconv.PNAConvTower: pna_tower,
-        utils.LabelPropagation: partial(label_propagation, utils.LabelPropagation.forward),
-    }
+    replaced: list[tuple[type, str, Forward]] = [
+        *((layer, _FORWARD, in_one_pass(one_pass, layer.forward)) for layer, one_pass in attention.items()),
+        (conv.EdgeWeightNorm, _FORWARD, edge_weight_norm),
+        (conv.GatedGraphConv, _FORWARD, gated_graph_conv),
+        (conv.pnaconv.PNAConvTower, _FORWARD, pna_tower),
+    ]
+    extended: list[tuple[type, str, Forward]] = [
+        (utils.LabelPropagation, _FORWARD, label_propagation),
+        (conv.RelGraphConv, _FORWARD, in_any_order),
+        (conv.HGTConv, _FORWARD, in_any_order),
+        (conv.GroupRevRes, _FORWARD, group_rev_res),
+        (conv.GroupRevRes, "_inverse", group_rev_res_inverse),
+        (conv.EdgeConv, _FORWARD, normalising_together),
+        (conv.TWIRLSConv, _FORWARD, normalising_together),
+    ]
+    if hasattr(conv, "GatedGCNConv"):  # since DGL 2.1
+        extended.append((conv.GatedGCNConv, _FORWARD, normalising_together))
+    return replaced + [(layer, name, partial(function, getattr(layer, name))) for layer, name, function in extended]

@@ -14,7 +14,6 @@ from sar.core.queries import ALL
 from sar.nn.edge_softmax import edge_softmax
 
 _SOFTMAX = "edge_softmax"
-_FORWARD = "forward"
 
 
 class _Patch(NamedTuple):
@@ -32,7 +31,7 @@ def patch_dgl() -> None:
     """Let DGL's layers run on distributed graphs; on ordinary graphs they do what they did.
 
     Replaces the name `edge_softmax` wherever DGL's layers have bound it (GATConv, GATv2Conv, DotGatConv, ...), in
-    `dgl.ops` and in `dgl.nn.functional`, and the `forward` of some others: see `layers.py`.
+    `dgl.ops` and in `dgl.nn.functional`, and methods of some other layers: see `layers.py`.
     A second call changes nothing; `unpatch_dgl` undoes it.
 
     Raises:
@@ -42,8 +41,8 @@ def patch_dgl() -> None:
         return
     for module in _modules_with_edge_softmax():
         _replace(module, _SOFTMAX, patched_edge_softmax)
-    for layer, distributed in layers_to_patch().items():
-        _replace(layer, _FORWARD, serving_both(getattr(layer, _FORWARD), distributed))
+    for layer, name, distributed in layers_to_patch():
+        _replace(layer, name, serving_both(getattr(layer, name), distributed))
 
 
 def unpatch_dgl() -> None:
