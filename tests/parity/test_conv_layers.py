@@ -6,7 +6,9 @@
 import dgl.nn.pytorch as dglnn
 import pytest
 import torch
+import torch.distributed as dist
 
+import sar
 from tests.graphs import EdgeList, PartitionedGraph, partition_in_memory, random_graph
 from tests.parity import layer_table
 from tests.parity.blocks import some_seeds
