@@ -19,10 +19,9 @@ from sar.comm import process_group
 from sar.comm.exchange import Exchange
 from sar.comm.plan import RowFormat, Tile
 from sar.core.eager import uncompiled
-from sar.core.gather import add_rows
 from sar.core.message_passing import Passing
 from sar.errors import GraphError
-from sar.kernels import EdgeBlock, accumulation_dtype
+from sar.kernels import EdgeBlock, accumulation_dtype, add_rows
 from sar.kernels.attention import (
     Attention,
     Ends,
@@ -255,7 +254,7 @@ def _backward_blocks(
         x.device,
         None if call.passing.settings.keep else [x],
         grads=RowFormat.of([x_grad]),
-        deliver=lambda rows, incoming: add_rows(x_grad, rows, incoming[0]),
+        deliver=lambda rows, incoming: add_rows(rows, incoming[0], x_grad),
     )
     yield relation.blocks[engine.rank], x, x_grad
     for portion in portions:
