@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from sar.cli.allocator import ENVIRONMENT
 from sar.errors import CommunicationTimeout, PeerError, SarError
 
 GRACE = 3.0
@@ -68,10 +69,11 @@ def run_workers(
         "MASTER_PORT": store.port,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "TORCHELASTIC_RESTART_COUNT": 0,
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "OMP_NUM_THREADS": n_threads,
         "NUMBA_NUM_THREADS": n_threads,
     }
+    defaults = {"GLOO_SOCKET_IFNAME": "lo"} | ENVIRONMENT
+    shared |= {name: os.environ.get(name, value) for name, value in defaults.items()}
     context = multiprocessing.get_context("spawn")
     processes: dict[Connection, SpawnProcess] = {}
     try:
