@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from sar.core.attention import attention
+from sar.core.attention import Remake, attention
 from sar.core.graph import GraphShardManager
 from sar.errors import GraphError
 from sar.kernels.attention import Score
@@ -106,11 +106,12 @@ def _heads(layer: Any, projected: Tensor) -> Tensor:
     return projected.view(len(projected), layer._num_heads, layer._out_feats)
 
 
-def _remake(layer: Any, project: Any, source: Tensor) -> Callable[[], Tensor] | None:
+def _remake(layer: Any, project: Any, source: Tensor) -> Remake | None:
     """How to project `source` once more, where that is sure to give the same."""
     if type(project) is not nn.Linear or torch.is_autocast_enabled(source.device.type):
         return None
-    return lambda: _heads(layer, linear(source, project.weight, project.bias))
+    tensors = (source, project.weight) if project.bias is None else (source, project.weight, project.bias)
+    return Remake(lambda *tensors: _heads(layer, linear(*tensors)), tensors)
 
 
 def _finish(layer: Any, result: Tensor, destination: Tensor, bias: Tensor | None) -> Tensor:
