@@ -34,6 +34,9 @@ from sar.comm.statistics import counters
 from sar.config import Config
 
 UNLIMITED_ROWS = 2**62
+ROWS_PER_TILE = 8  # a worker's rows in a tile's
+SMALL_TILE = 2**20
+"""Bytes from which on larger messages are hardly faster."""
 
 
 class Direction(IntEnum):
@@ -69,17 +72,20 @@ class Settings(NamedTuple):
             Config.cache_constant_inputs,
         )
 
-    def tile_rows(self, row: RowFormat, *, both_ways: bool = True) -> int:
+    def tile_rows(self, row: RowFormat, mean_rows: int, *, both_ways: bool) -> int:
         """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks.
 
         Args:
             row: what travels of each row.
+            mean_rows: rows of a worker, averaged over workers. Tiles are a fraction of that where they are not small
+                anyway, so that buffers are a fraction of the memory that features take.
             both_ways: whether one sweep fetches rows and sends gradients home; else buffers for one of them do.
         """
         limits = [UNLIMITED_ROWS]
         if not self.one_shot and row.row_bytes:
             buffers = (4 if both_ways else 2) * (self.depth + 1)
             limits.append(self.buffer_bytes // buffers // row.row_bytes)
+            limits.append(max(mean_rows // ROWS_PER_TILE, SMALL_TILE // row.row_bytes))
         if self.max_elements and row.row_elements:
             limits.append(self.max_elements // row.row_elements)
         return 1 << max(min(limits), 1).bit_length() - 1
@@ -140,18 +146,27 @@ class Exchange:
         engine: this worker's engine.
         plan: halo lists of the relation.
         settings: as agreed.
-        tile_rows: rows in a tile; from `Settings.tile_rows` of the widest row that will travel, in either direction.
+        widest: the widest row that will travel, in either direction; from it, tiles are alike in all sweeps.
         pool: buffers to use.
         call: the call in words, for errors.
+        both_ways: whether one sweep may fetch rows and send gradients home.
     """
 
     def __init__(
-        self, engine: Engine, plan: HaloPlan, settings: Settings, tile_rows: int, pool: BufferPool, call: str
+        self,
+        engine: Engine,
+        plan: HaloPlan,
+        settings: Settings,
+        widest: RowFormat,
+        pool: BufferPool,
+        call: str,
+        *,
+        both_ways: bool = True,
     ) -> None:
         self.engine = engine
         self.plan = plan
         self.settings = settings
-        self.steps = plan.schedule(tile_rows)
+        self.steps = plan.schedule(settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways))
         self.depth = len(self.steps) if settings.one_shot else settings.depth
         self.pool = pool
         self.call = call

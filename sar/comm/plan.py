@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sar.comm.engine import Engine
+
 ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
 
@@ -79,18 +81,36 @@ class HaloPlan:
         rank: this worker.
         send_rows: for every worker, the rows of this one that it reads, ascending, (H_q,) int32 or int64.
         halo_counts: (W, W) int64: entry [p, r] is the number of rows of p that r reads; equal on all workers.
+        mean_rows: rows of a worker, averaged over all; equal on all workers.
     """
 
-    def __init__(self, rank: int, send_rows: list[Tensor], halo_counts: Tensor) -> None:
+    def __init__(self, rank: int, send_rows: list[Tensor], halo_counts: Tensor, mean_rows: int) -> None:
         self.rank = rank
         self.world_size = len(send_rows)
         self.send_rows = send_rows
         self.halo_counts: list[list[int]] = halo_counts.tolist()
+        self.mean_rows = mean_rows
         self._schedule = lru_cache(maxsize=8)(self._make_schedule)
 
     def to(self, device: torch.device) -> "HaloPlan":
         """The same plan with its row lists on another device."""
-        return HaloPlan(self.rank, [rows.to(device) for rows in self.send_rows], torch.tensor(self.halo_counts))
+        send_rows = [rows.to(device) for rows in self.send_rows]
+        return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts), self.mean_rows)
+
+    @classmethod
+    def agreed(cls, engine: Engine, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":
+        """The plan that follows from what each worker reads; a collective call.
+
+        Args:
+            engine: this worker's engine.
+            send_rows: as above.
+            halos: the rows of each worker that this one reads.
+            rows: of this worker.
+            what: the relation in words.
+        """
+        own = torch.tensor([*map(len, halos), rows])
+        counts = torch.stack(engine.all_gather(own, f"halo counts of {what}"))
+        return cls(engine.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // engine.world_size)
 
     def schedule(self, tile_rows: int) -> list[Step]:
         """All steps of an exchange with tiles of at most `tile_rows` rows.

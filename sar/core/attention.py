@@ -115,11 +115,11 @@ class _Call:
         return self.passing.structure.engine.world_size > 1
 
     def exchange(self, x: Tensor) -> Exchange:
-        """The exchange of rows of x in float32 at least; its tiles are alike in the forward and the backward."""
+        """The exchange of rows of x, or their gradients in float32 at least."""
         passing = self.passing
-        tile_rows = passing.settings.tile_rows(RowFormat(((tuple(x.shape[1:]), accumulation_dtype(x.dtype)),)))
+        widest = RowFormat(((tuple(x.shape[1:]), accumulation_dtype(x.dtype)),))
         pool = process_group.buffer_pool()
-        return Exchange(passing.structure.engine, passing.relation.plan, passing.settings, tile_rows, pool, self.words)
+        return Exchange(passing.structure.engine, passing.relation.plan, passing.settings, widest, pool, self.words)
 
 
 class _Attention(torch.autograd.Function):

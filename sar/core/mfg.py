@@ -221,6 +221,5 @@ def _relation(
     out_degrees = torch.bincount(blocks[engine.rank].cols, minlength=len(sources))
     for rows, degrees in zip(send_rows, chosen.degrees, strict=True):
         out_degrees.index_add_(0, rows, degrees)
-    counts = engine.all_gather(torch.tensor([len(halo) for halo in chosen.halos]), f"halo counts of {etype}")
-    plan = HaloPlan(engine.rank, send_rows, torch.stack(counts).T)
+    plan = HaloPlan.agreed(engine, send_rows, chosen.halos, len(sources), f"{etype}")
     return Relation(etype, blocks, chosen.halos, plan, len(sources), num_dst, num_edges_global, in_degrees, out_degrees)

@@ -236,8 +236,8 @@ class PythonCall:
         return tuple(_Tie.apply(made[name], token) if made[name].is_floating_point() else made[name] for name in names)
 
     def _exchange(self) -> Exchange:
-        tile_rows = self.settings.tile_rows(RowFormat.of(self._src))
-        return Exchange(self.engine, self.relation.plan, self.settings, tile_rows, self.pool, self.words)
+        widest = RowFormat.of(self._src)
+        return Exchange(self.engine, self.relation.plan, self.settings, widest, self.pool, self.words)
 
     # -- backward, driven by autograd
 

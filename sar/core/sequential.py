@@ -103,14 +103,14 @@ class Call:
         return accumulation_dtype(self.dtype)
 
     def exchange(self, needs: dict[str, bool]) -> Exchange:
-        """The exchange of this call; its tiles are alike in the forward and the backward."""
+        """The exchange of this call, whose forward and backward have the same needs."""
         shape = self.lhs_shape if self.source == "lhs" else self.rhs_shape
         assert self.source is not None
         assert shape is not None
         widest = RowFormat(((shape, self.sum_dtype),))
         both_ways = needs.get(self.source, False) and self.values_needed(needs)[self.source]
-        tile_rows = self.settings.tile_rows(widest, both_ways=both_ways)
-        return Exchange(self.engine, self.relation.plan, self.settings, tile_rows, self.pool, self.words)
+        plan, settings = self.relation.plan, self.settings
+        return Exchange(self.engine, plan, settings, widest, self.pool, self.words, both_ways=both_ways)
 
     def target(self, operand: str) -> Target:
         side = self.message.lhs if operand == "lhs" else self.message.rhs

@@ -306,7 +306,6 @@ def _build_relation(
         blocks.append(block)
         halos.append(halo)
         offset += block.num_edges
-    counts = engine.all_gather(torch.tensor([len(halo) for halo in halos]), f"halo counts of {etype}")
     send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
     degrees = [torch.bincount(block.cols, minlength=block.num_src) for block in blocks]
     own_degrees, degrees[engine.rank] = degrees[engine.rank], degrees[engine.rank][:0]
@@ -315,7 +314,7 @@ def _build_relation(
     in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=device)
     for block in blocks:
         in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
-    plan = HaloPlan(engine.rank, send_rows, torch.stack(counts).T)
+    plan = HaloPlan.agreed(engine, send_rows, halos, num_src, f"{etype}")
     return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, own_degrees)
 
 
