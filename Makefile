@@ -2,7 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := sar tests examples
+SOURCES := sar tests examples benchmarks
 
 .PHONY: venv demo test test-all check clean
 

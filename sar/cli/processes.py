@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -41,6 +41,7 @@ def run_workers(
     n_workers: int,
     n_threads: int,
     time_limit: float,
+    environment: Mapping[str, str] | None = None,
     on_progress: Callable[[Any], None] = lambda _: None,
 ) -> list[Any]:
     """Call `target(report, *args)` in spawned processes and return what each returned, by rank.
@@ -54,6 +55,7 @@ def run_workers(
         n_workers: W.
         n_threads: threads of each worker.
         time_limit: seconds after which all workers are killed.
+        environment: further variables to set for the workers.
         on_progress: called for what any worker reports.
 
     Raises:
@@ -71,7 +73,7 @@ def run_workers(
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "OMP_NUM_THREADS": n_threads,
         "NUMBA_NUM_THREADS": n_threads,
-    }
+    } | dict(environment or {})
     context = multiprocessing.get_context("spawn")
     processes: dict[Connection, SpawnProcess] = {}
     try:
