@@ -76,12 +76,7 @@ def size_of(arguments: argparse.Namespace) -> GeneratedSize:
 
 
 def setting_of(module: str, argv: Sequence[str], arguments: argparse.Namespace) -> dict[str, str]:
-    """What the numbers depend on, without the paths of this machine."""
-    kept, skip = [], False
-    for word in argv:
-        if not skip and word.split("=")[0] not in PATHS:
-            kept.append(word)
-        skip = word in PATHS
+    """What the numbers of time and memory depend on."""
     processes = (
         f"workers of 1 thread each, allocator {arguments.allocator}; DGL in one process of {arguments.threads} threads"
     )
@@ -89,8 +84,17 @@ def setting_of(module: str, argv: Sequence[str], arguments: argparse.Namespace) 
         f"{arguments.repeats} interleaved with DGL's, median (min-max); "
         f"{arguments.epochs} epochs each after {arguments.warm_up} to warm up"
     )
-    command = shlex.join(["python", "-m", module, *kept])
-    return setting(f"`{command}`", {"processes": processes, "repeats": repeats})
+    return setting(shown(module, argv), {"processes": processes, "repeats": repeats})
+
+
+def shown(module: str, argv: Sequence[str]) -> str:
+    """The command line, without the paths of this machine."""
+    kept, skip = [], False
+    for word in argv:
+        if not skip and word.split("=")[0] not in PATHS:
+            kept.append(word)
+        skip = word in PATHS
+    return f"`{shlex.join(['python', '-m', module, *kept])}`"
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ def _draw_edges(rng: np.random.Generator, num_nodes: int, count: int) -> tuple[A
 def with_fields(graph: GraphData, num_features: int, seed: int) -> GraphData:
     """The graph with random features, labels and split in place of those that it lacks."""
     rng = np.random.default_rng(seed)
-    drawn = {
+    drawn: dict[str, Array] = {
         "feat": rng.standard_normal((graph.num_nodes, num_features), dtype=np.float32),
         "label": rng.integers(NUM_CLASSES, size=graph.num_nodes),
     }

@@ -130,9 +130,7 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measurem
     losses = torch.tensor(run.losses, dtype=torch.float64)
     sar.comm.all_reduce(losses, dist.ReduceOp.SUM)
     traffic = _traffic(model, task, job, run.moved)
-    return Measurement(
-        graph.num_nodes(), losses.tolist(), run.seconds, run.resident, run.rise, construction, traffic
-    )
+    return Measurement(graph.num_nodes(), losses.tolist(), run.seconds, run.resident, run.rise, construction, traffic)
 
 
 class _Task(NamedTuple):

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.report import MEGA
 from benchmarks.results import Results
-from benchmarks.summary import Row, single_rise, single_seconds, summarise
+from benchmarks.summary import Row, Spread, single_rise, single_seconds, summarise
 
 DGL, MODES, IDEAL = "#9db4c0", {1: "#d1495b", 2: "#edae49", 3: "#00798c"}, "#30323d"
 WIDTH = 0.26
@@ -23,7 +23,7 @@ def draw_results(results: Results, file: Path) -> None:
     for column, model in enumerate(models):
         rows = [summarise(results, model, *row) for row in results.rows(model)]
         time, memory, sent = panels[:, column]
-        _draw_time(time, rows, single_seconds(results, model).median)
+        _draw_time(time, rows, single_seconds(results, model))
         _draw_memory(memory, rows, single_rise(results, model) / MEGA)
         _draw_bytes(sent, rows)
         time.set_title(model, fontsize=12)
@@ -32,42 +32,49 @@ def draw_results(results: Results, file: Path) -> None:
     for axes in panels.flat:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
-        axes.set_ylim(bottom=0)
+        axes.set_axisbelow(True)
+        axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the legend
     for axes in panels[:, 0]:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
     figure.suptitle(f"{results.graph}: {results.nodes:,} nodes, {results.edges:,} edges", fontsize=12)
     figure.savefig(file)
 
 
 def _bars(axes: Axes, rows: Sequence[Row]) -> dict[int, list[tuple[float, Row]]]:
-    """Where bars go: a group for each W, side by side by mode; from left to right, by mode."""
+    """By mode, where each row goes: place 0 is DGL's, then comes a group for each W, its modes side by side."""
     workers, modes = (sorted({getattr(row, key) for row in rows}) for key in ("workers", "mode"))
-    axes.set_xticks(range(len(workers)), [f"W = {count}" for count in workers])
-    axes.set_xlim(-0.6, len(workers) - 0.4)
+    axes.set_xticks(range(len(workers) + 1), ["DGL", *(f"W = {count}" for count in workers)])
+    axes.set_xlim(-0.6, len(workers) + 0.6)
     offset = {mode: WIDTH * (i - (len(modes) - 1) / 2) for i, mode in enumerate(modes)}
     return {
-        mode: [(workers.index(row.workers) + offset[mode], row) for row in rows if row.mode == mode] for mode in modes
+        mode: [(workers.index(row.workers) + 1 + offset[mode], row) for row in rows if row.mode == mode]
+        for mode in modes
     }
 
 
-def _draw_time(axes: Axes, rows: Sequence[Row], single: float) -> None:
+def _draw_time(axes: Axes, rows: Sequence[Row], single: Spread) -> None:
+    _bar(axes, [0], [single], DGL, "one process, DGL")
     for mode, bars in _bars(axes, rows).items():
         places, drawn = zip(*bars, strict=True)
-        medians = np.array([row.seconds.median for row in drawn])
-        spread = np.array([[row.seconds.median - row.seconds.least for row in drawn], [0.0] * len(drawn)])
-        spread[1] = [row.seconds.greatest - row.seconds.median for row in drawn]
-        axes.bar(places, medians, WIDTH * 0.9, yerr=spread, color=MODES[mode], label=f"sar, mode {mode}", capsize=2)
-    axes.axhline(single, color=DGL, linewidth=3, zorder=0, label="one process, DGL")
+        _bar(axes, places, [row.seconds for row in drawn], MODES[mode], f"sar, mode {mode}")
+
+
+def _bar(axes: Axes, places: Sequence[float], spreads: Sequence[Spread], color: str, label: str) -> None:
+    """Bars up to the medians, with whiskers from least to greatest."""
+    medians, least, greatest = np.array(spreads).T
+    whiskers = [medians - least, greatest - medians]
+    axes.bar(places, medians, WIDTH * 0.9, yerr=whiskers, color=color, label=label, capsize=2)
 
 
 def _draw_memory(axes: Axes, rows: Sequence[Row], single: float) -> None:
     """Every worker's peak, and the ideal."""
+    axes.bar([0], [single], WIDTH * 0.9, color=DGL, label="one process, DGL")
     for mode, bars in _bars(axes, rows).items():
         places, peaks = zip(*((place, rise / MEGA) for place, row in bars for rise in row.rise), strict=True)
         axes.plot(places, peaks, ".", markersize=9, color=MODES[mode], label=f"each worker, mode {mode}")
     workers = sorted({row.workers for row in rows})
-    ideal = [single / count for count in workers]
-    axes.plot(ideal, color=IDEAL, linestyle=(0, (3, 2)), marker="_", label="one process of DGL / W")
+    ideal = [single, *(single / count for count in workers)]
+    axes.plot(ideal, color=IDEAL, linestyle=(0, (3, 2)), marker="_", zorder=0, label="DGL's / W")
 
 
 def _draw_bytes(axes: Axes, rows: Sequence[Row]) -> None:
@@ -75,9 +82,8 @@ def _draw_bytes(axes: Axes, rows: Sequence[Row]) -> None:
     for mode, bars in _bars(axes, rows).items():
         places, drawn = zip(*bars, strict=True)
         axes.bar(places, [row.sent / MEGA for row in drawn], WIDTH * 0.9, color=MODES[mode], label=f"mode {mode}")
-        ends = np.array(places)
-        needed = [row.needed / MEGA for row in drawn]
-        label = None if mode != rows[0].mode else "lower bound"
+        ends, needed = np.array(places), [row.needed / MEGA for row in drawn]
+        label = "lower bound" if mode == rows[0].mode else ""
         axes.hlines(needed, ends - WIDTH * 0.45, ends + WIDTH * 0.45, color=IDEAL, linewidth=2, label=label)
 
 

@@ -1,5 +1,6 @@
 """The generated parts of docs/benchmarks.md: tables, and the settings under which they were measured."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
@@ -29,7 +30,7 @@ def main_section(results: Results, picture: str) -> str:
     """Everything about one graph."""
     return "\n\n".join(
         [
-            f"{describe_graph(results)}\n\n{describe_setting(results)}",
+            f"{describe_graph(results)}\n\n{describe_setting(results.setting)}",
             as_markdown(table(results)),
             f"![Epoch time, memory and bytes of each model on {results.graph}]({picture})",
             "Construction: medians of the slowest worker, and of the one that needs most memory above `PartitionData`; "
@@ -47,9 +48,9 @@ def describe_graph(results: Results) -> str:
     )
 
 
-def describe_setting(results: Results) -> str:
+def describe_setting(setting: Mapping[str, str]) -> str:
     """A list of what the numbers depend on."""
-    return "\n".join(f"- {key}: {value}" for key, value in results.setting.items())
+    return "\n".join(f"- {key}: {value}" for key, value in setting.items())
 
 
 def table(results: Results) -> list[tuple[str, ...]]:
@@ -82,7 +83,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def construction_table(results: Results) -> list[tuple[str, ...]]:
     """Time and memory of loading and constructing, by number of workers; `CONSTRUCTION` first."""
-    rows = [CONSTRUCTION]
+    rows: list[tuple[str, ...]] = [CONSTRUCTION]
     for workers in sorted({run.workers for run in results.runs if run.workers}):
         runs = [run for run in results.runs if run.workers == workers]
         load, construct, rise, size, kernels = (
@@ -96,7 +97,7 @@ def construction_table(results: Results) -> list[tuple[str, ...]]:
 
 
 def _most(run: Run, field: str) -> float:
-    return max(getattr(process.construction, field) for process in run.processes)
+    return max(float(getattr(process.construction, field)) for process in run.processes)
 
 
 def write_section(page: Path, name: str, text: str) -> None:

@@ -70,14 +70,22 @@ def describe(run: Run) -> str:
 
 
 def _single(graph: Prepared, plan: Plan, job: Job, repeat: int) -> Run:
-    limits = {"n_workers": 1, "n_threads": plan.threads, "time_limit": plan.time_limit}
-    return Run(job.model, SINGLE, 0, repeat, run_workers(measure.single, job, graph.file, **limits, environment={}))
+    processes = run_workers(
+        measure.single, job, graph.file, n_workers=1, n_threads=plan.threads, time_limit=plan.time_limit, environment={}
+    )
+    return Run(job.model, SINGLE, 0, repeat, processes)
 
 
 def _workers(graph: Prepared, plan: Plan, job: Job, workers: int, repeat: int) -> Run:
-    limits = {"n_workers": workers, "n_threads": 1, "time_limit": plan.time_limit}
-    inputs = job, graph.partitions(workers)
-    processes = run_workers(plan.worker, *inputs, **limits, environment=plan.environment)
+    processes = run_workers(
+        plan.worker,
+        job,
+        graph.partitions(workers),
+        n_workers=workers,
+        n_threads=1,
+        time_limit=plan.time_limit,
+        environment=plan.environment,
+    )
     return Run(job.model, workers, job.mode, repeat, processes)
 
 
