@@ -13,6 +13,7 @@ from benchmarks.measure import Job
 from benchmarks.models import MODELS
 from benchmarks.results import setting
 from benchmarks.runs import Plan
+from sar.cli.allocator import ENVIRONMENT
 from sar.errors import SarError
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -53,11 +54,6 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     """The plan that the options describe."""
     job = Job("", 0, arguments.warm_up, arguments.epochs, 0.01, arguments.seed)
     job = Job(**vars(job) | {"cache": arguments.cache, "wire": arguments.wire})
-    environment = {}
-    if arguments.allocator == "tuned":
-        from sar.cli.allocator import ENVIRONMENT
-
-        environment = ENVIRONMENT
     return Plan(
         arguments.models,
         arguments.workers,
@@ -66,7 +62,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         job,
         arguments.threads,
         arguments.time_limit,
-        environment,
+        ENVIRONMENT if arguments.allocator == "tuned" else {},
     )
 
 

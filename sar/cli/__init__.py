@@ -1,18 +1,18 @@
-"""The command line: `sar demo`."""
+"""The command line: `sar demo` and `sar launch`."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from sar.cli import demo
+from sar.cli import demo, launch
 from sar.errors import SarError
 
-COMMANDS = {"demo": demo}
-"""Each command is a module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
+COMMANDS = {"demo": demo, "launch": launch}
+"""Each command is a module with `HELP`, `add_arguments(parser)` and `run(arguments)`, which returns the exit status."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, or 1 after an error of sar.
+    """Run one command and return the exit status: the command's own, or 1 after an error of sar.
 
     Args:
         argv: arguments without the program's name; None takes them from the command line.
@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(command)
     arguments = parser.parse_args(argv)
     try:
-        COMMANDS[arguments.command].run(arguments)
+        status: int = COMMANDS[arguments.command].run(arguments)
     except SarError as error:
         print(f"sar {arguments.command}: {error}", file=sys.stderr)
         return 1
-    return 0
+    return status

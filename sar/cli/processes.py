@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from sar.cli.allocator import ENVIRONMENT
 from sar.errors import CommunicationTimeout, PeerError, SarError
 
 GRACE = 3.0
@@ -41,7 +42,7 @@ def run_workers(
     n_workers: int,
     n_threads: int,
     time_limit: float,
-    environment: Mapping[str, str] | None = None,
+    allocator: Mapping[str, str] = ENVIRONMENT,
     on_progress: Callable[[Any], None] = lambda _: None,
 ) -> list[Any]:
     """Call `target(report, *args)` in spawned processes and return what each returned, by rank.
@@ -55,7 +56,7 @@ def run_workers(
         n_workers: W.
         n_threads: threads of each worker.
         time_limit: seconds after which all workers are killed.
-        environment: further variables to set for the workers.
+        allocator: its environment variables; what is set here already goes before them.
         on_progress: called for what any worker reports.
 
     Raises:
@@ -70,10 +71,11 @@ def run_workers(
         "MASTER_PORT": store.port,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "TORCHELASTIC_RESTART_COUNT": 0,
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         "OMP_NUM_THREADS": n_threads,
         "NUMBA_NUM_THREADS": n_threads,
-    } | dict(environment or {})
+    }
+    defaults = {"GLOO_SOCKET_IFNAME": "lo"} | dict(allocator)
+    shared |= {name: os.environ.get(name, value) for name, value in defaults.items()}
     context = multiprocessing.get_context("spawn")
     processes: dict[Connection, SpawnProcess] = {}
     try:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sar.cli.allocator import ENVIRONMENT
 from sar.cli.processes import WorkerError, run_workers
 from sar.errors import CommunicationTimeout, PeerError
 
@@ -30,12 +31,13 @@ def alive(process: int) -> bool:
     return True
 
 
-def add_ranks(report: Callable[[Any], None], start: float) -> tuple[float, int, int]:
+def add_ranks(report: Callable[[Any], None], start: float) -> tuple[float, int, int, dict[str, str]]:
     report(("started", os.environ["RANK"]))
     dist.init_process_group("gloo", init_method="env://")
     total = torch.tensor(start + dist.get_rank())
     dist.all_reduce(total)
-    return total.item(), dist.get_rank(), torch.get_num_threads()
+    allocator = {name: os.environ[name] for name in ENVIRONMENT}
+    return total.item(), dist.get_rank(), torch.get_num_threads(), allocator
 
 
 def fail_on_worker_one(report: Callable[[Any], None], how: str) -> None:
@@ -57,11 +59,13 @@ def sleep(report: Callable[[Any], None]) -> None:
     time.sleep(100)
 
 
-def test_workers_find_each_other_and_return_by_rank() -> None:
+def test_workers_find_each_other_and_return_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
     heard = []
     before = dict(os.environ)
     results = run_workers(add_ranks, 0.5, n_workers=3, n_threads=1, time_limit=60, on_progress=heard.append)
-    assert results == [(4.5, 0, 1), (4.5, 1, 1), (4.5, 2, 1)]
+    assert results == [(4.5, rank, 1, ENVIRONMENT) for rank in range(3)]
     assert sorted(heard) == [("started", "0"), ("started", "1"), ("started", "2")]
     assert dict(os.environ) == before
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=float, default=600, metavar="S", help="for one training run (%(default)s)")
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> int:
     """Print a table and save it as `demo.md`, with a picture `demo.png`; both replace those of an earlier run."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("the demo draws a picture with matplotlib, which is not installed: pip install matplotlib")
@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(
         f"\nsaved {arguments.out / 'demo.png'} and {arguments.out / 'demo.md'} after {time.monotonic() - began:.0f} s"
     )
+    return 0
 
 
 def _graph(arguments: argparse.Namespace) -> tuple[GraphData, str]:

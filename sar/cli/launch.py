@@ -1,0 +1,79 @@
+"""`sar launch`: torchrun for the workers of one host, with their environment set up well."""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from sar.adapters.dgl.partition_json import read_partition_json
+from sar.cli.allocator import ENVIRONMENT
+from sar.errors import ConfigError
+
+HELP = "Start the workers of one host, as torchrun does, with threads, network and allocator set up."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `sar launch` takes."""
+    parser.add_argument(
+        "--workers", type=int, metavar="W", help="default: one for each partition, else one for each GPU, else 1"
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="T", help="of each worker; default: OMP_NUM_THREADS, else cores / workers"
+    )
+    parser.add_argument(
+        "--partition-json", type=Path, metavar="FILE", help="of the partitions to count; the script does not see it"
+    )
+    parser.add_argument("script", type=Path, help="the training script, in Python")
+    parser.add_argument("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="what the script takes")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the script in every worker and return its exit status: the first one that is not 0, or 128 + a signal."""
+    workers = _number_of_workers(arguments)
+    if arguments.threads is not None and arguments.threads < 1:
+        raise ConfigError(f"--threads {arguments.threads}: expected at least 1.")
+    if not arguments.script.is_file():
+        raise ConfigError(f"there is no file {arguments.script}; expected the training script after the options.")
+    settings = _settings(workers, arguments.threads)
+    os.environ.update(settings)
+    said = " ".join(f"{name}={value}" for name, value in settings.items()) or "environment as it is"
+    print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="sar-launch-") as folder:  # torchrun leaves its own behind
+        options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={workers}", f"--log-dir={folder}"]
+        try:
+            torchrun.run(torchrun.parse_args([*options, str(arguments.script), *arguments.script_arguments]))
+        except ChildFailedError as error:  # torchrun has logged it
+            _, failure = error.get_first_failure()
+            return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+        except SignalException as error:  # Ctrl-C, for one; the workers are gone
+            return 128 + error.sigval
+    return 0
+
+
+def _number_of_workers(arguments: argparse.Namespace) -> int:
+    workers: int | None = arguments.workers
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers}: expected at least 1.")
+    if arguments.partition_json is None:
+        return workers or torch.cuda.device_count() or 1
+    parts = read_partition_json(arguments.partition_json).num_parts
+    if workers not in (None, parts):
+        raise ConfigError(
+            f"--workers {workers}, but {arguments.partition_json} has {parts} partitions; expected a worker for each. "
+            "Leave --workers out, or partition the graph again."
+        )
+    return parts
+
+
+def _settings(workers: int, threads: int | None) -> dict[str, str]:
+    """The variables to set: what the user asks for on the command line, and defaults for what is not set."""
+    cores = len(os.sched_getaffinity(0))
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "GLOO_SOCKET_IFNAME": "lo"} | ENVIRONMENT
+    asked = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    return {name: value for name, value in defaults.items() if name not in os.environ} | asked

@@ -1,0 +1,137 @@
+"""`sar launch`: what its workers get, what it passes on, and that nothing outlives it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sar.cli import main
+from sar.cli.allocator import ENVIRONMENT
+from tests.leftovers import marked_processes
+from tests.workers import REPOSITORY
+
+VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *ENVIRONMENT)
+
+SCRIPT = f"""
+import json, os, sys, time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+variables = {{name: os.environ[name] for name in {VARIABLES}}}
+said = dict(rank=rank, size=size, arguments=sys.argv[1:], variables=variables)
+os.write(1, (json.dumps(said) + "\\n").encode())  # one write, as the workers share a pipe
+how = sys.argv[1]
+if how == "exit" and rank == 1:
+    sys.exit(7)
+if how == "killed" and rank == 1:
+    os.kill(os.getpid(), 9)
+if how != "succeed":
+    time.sleep(100)
+"""
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The script to launch, where none of the variables is set; afterwards no process and no temporary file is left."""
+    file, temporary = tmp_path / "train.py", tmp_path / "temporary"
+    file.write_text(SCRIPT)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    before = set(marked_processes())
+    yield file
+    assert set(marked_processes()) <= before
+    assert list(temporary.iterdir()) == []
+
+
+def launch(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "sar.cli", "launch", *map(str, arguments)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def reports(output: str) -> list[dict[str, Any]]:
+    """What the workers said, by rank."""
+    return sorted(map(json.loads, output.splitlines()), key=lambda report: report["rank"])
+
+
+def partition_json(folder: Path, parts: int) -> Path:
+    """The JSON file of a partition directory that is not there."""
+    ranges = {"_N": [[p, p + 1] for p in range(parts)]}
+    file = folder / "graph.json"
+    content = {"num_parts": parts, "node_map": ranges, "edge_map": {"_N:_E:_N": ranges["_N"]}}
+    file.write_text(json.dumps(content | {f"part-{p}": {} for p in range(parts)}))
+    return file
+
+
+def test_each_partition_gets_a_worker_and_each_worker_its_settings(script: Path, tmp_path: Path) -> None:
+    process = launch("--partition-json", partition_json(tmp_path, 2), script, "succeed", "--workers", "5", "--help")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    variables = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)), "GLOO_SOCKET_IFNAME": "lo"}
+    variables |= ENVIRONMENT
+    arguments = ["succeed", "--workers", "5", "--help"]
+    expected = {"size": 2, "arguments": arguments, "variables": variables}
+    assert reports(output) == [{"rank": rank, **expected} for rank in range(2)]
+    said = " ".join(f"{name}={value}" for name, value in variables.items())
+    assert errors == f"sar launch: 2 workers; {said}\n"
+
+
+def test_what_the_user_sets_wins(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "3")
+    process = launch("--threads", 4, script, "succeed")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    [report] = reports(output)
+    assert report["variables"] == dict.fromkeys(VARIABLES, "3") | {"OMP_NUM_THREADS": "4"}
+    assert errors == "sar launch: 1 worker; OMP_NUM_THREADS=4\n"
+
+
+@pytest.mark.parametrize(("how", "status"), [("exit", 7), ("killed", 128 + signal.SIGKILL)])
+def test_the_exit_status_of_a_worker_passes_through_and_the_others_end(script: Path, how: str, status: int) -> None:
+    process = launch("--workers", 2, script, how)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+
+
+def test_an_interrupt_ends_all(script: Path) -> None:
+    process = launch("--workers", 2, script, "wait")
+    assert process.stdout is not None
+    assert reports(process.stdout.readline() + process.stdout.readline())[1]["rank"] == 1
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py"], "there is no file nowhere.py"),
+        (["--workers", "0", "SCRIPT"], "--workers 0: expected at least 1"),
+        (["--threads", "0", "SCRIPT"], "--threads 0: expected at least 1"),
+        (["--partition-json", "nowhere.json", "SCRIPT"], "Cannot read nowhere.json"),
+        (["--workers", "2", "--partition-json", "PARTITIONS", "SCRIPT"], "--workers 2, but .* has 3 partitions"),
+    ],
+)
+def test_what_cannot_be_launched_is_one_line(
+    arguments: list[str], message: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"SCRIPT": str(script), "PARTITIONS": str(partition_json(tmp_path, 3))}
+    before = dict(os.environ)
+    assert main(["launch", *(names.get(argument, argument) for argument in arguments)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("sar launch: ")
+    assert re.search(message, line)
+    assert dict(os.environ) == before
