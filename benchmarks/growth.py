@@ -53,7 +53,7 @@ def publish(results: Sequence[Results], rows: list[tuple[str, ...]], docs: Path)
 def table(results: Sequence[Results]) -> list[tuple[str, ...]]:
     """Seconds and peak memory for each size, and the exponents of their growth; the header first."""
     sizes = [one.edges for one in results]
-    header = ("trained by", "quantity", *(f"{size / MEGA:.2f} million" for size in sizes), "exponent")
+    header = ("trained by", "quantity", *(f"{size / MEGA:.3g} million edges" for size in sizes), "exponent")
     rows: list[tuple[str, ...]] = [header]
     for label, key in _labels(results).items():
         line = _row_of_each_size(results, *key)

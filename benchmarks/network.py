@@ -115,6 +115,7 @@ def _continue_inside(argv: Sequence[str]) -> None:
     """Run this program again, in place of this process, in namespaces of its own; does not return."""
     program = [sys.executable, "-m", "benchmarks.network", *argv]
     os.environ[INSIDE] = "1"
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no word about addresses that have no names there
     os.execvp("unshare", ["unshare", "--mount", "--net", *program])
 
 

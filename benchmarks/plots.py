@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from benchmarks.report import MEGA
 from benchmarks.results import Results
@@ -18,7 +19,7 @@ WIDTH = 0.26
 def draw_results(results: Results, file: Path) -> None:
     """One column for each model: seconds an epoch, memory of each worker, bytes sent."""
     models = results.models()
-    figure = Figure(figsize=(4.2 * len(models), 8.4), dpi=90, layout="constrained")
+    figure = Figure(figsize=(4.2 * len(models), 8.4), dpi=80, layout="constrained")
     panels = figure.subplots(3, len(models), squeeze=False)
     for column, model in enumerate(models):
         rows = [summarise(results, model, *row) for row in results.rows(model)]
@@ -94,8 +95,11 @@ def draw_growth(edges: Sequence[float], panels: Mapping[str, Mapping[str, Sequen
     for axes, (quantity, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for color, (label, values) in zip(MODES.values(), lines.items(), strict=False):
             axes.loglog(millions, values, "o-", color=color, label=label)
-        axes.set_xticks(millions, [f"{count:g}" for count in millions])
+        axes.set_xticks(millions, [f"{count:.3g}" for count in millions])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
+        axes.margins(y=0.4)  # so that there are ticks around values that are all close
         axes.set_xlabel("million edges")
         axes.set_ylabel(quantity)
         axes.spines[["top", "right"]].set_visible(False)
