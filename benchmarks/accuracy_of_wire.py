@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
             accuracies = _train_all(arguments, name, work)
             for model in MODELS:
                 exact = accuracies[model, EXACT]
-                rows.append((name, model, *(cell(accuracies[model, wire], exact) for wire in WIRES)))
+                rows.append((Path(name).stem, model, *(cell(accuracies[model, wire], exact) for wire in WIRES)))
     print(f"\n{as_text(rows)}")
     words = f"{arguments.workers} workers, {arguments.epochs} epochs, {arguments.seeds} seeds"
     conditions = setting(command.shown("benchmarks.accuracy_of_wire", argv), {"training": words})
@@ -110,7 +110,7 @@ def _train_all(arguments: argparse.Namespace, name: str, work: Path) -> dict[tup
         n_workers=arguments.workers,
         n_threads=1,
         time_limit=arguments.time_limit,
-        on_progress=lambda line: print(f"{name} {line}", flush=True),
+        on_progress=lambda line: print(f"{Path(name).stem} {line}", flush=True),
     )
     accuracies: dict[tuple[str, str], list[float]] = everybodys[0]
     return accuracies

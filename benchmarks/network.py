@@ -79,7 +79,7 @@ def obstacle() -> str | None:
         return f"{', '.join(missing)} not found; install util-linux and iproute2."
     if os.geteuid() != 0:
         return "network namespaces need root."
-    tries = "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && ip netns add try && ip link set lo up"
+    tries = "mount -t tmpfs tmpfs /run && ip netns add try && ip link set lo up"
     tries += " && tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 50ms"
     done = subprocess.run(
         ["unshare", "--mount", "--net", "sh", "-c", tries], capture_output=True, text=True, timeout=60, check=False
@@ -146,8 +146,7 @@ def networked_worker(report: Callable[[Any], None], job: Job, partition_json: Pa
 def _connect(workers: int, gbit: float) -> None:
     """Make one namespace for each worker, all on one bridge, with both ends of each cable shaped."""
     shape = f"root tbf rate {gbit}gbit burst 256kb latency 50ms"
-    NAMESPACES.mkdir(parents=True, exist_ok=True)
-    _run(f"mount -t tmpfs tmpfs {NAMESPACES}")
+    _run("mount -t tmpfs tmpfs /run")  # so that the names of namespaces are seen from inside only
     _run("ip link set lo up")
     _run("ip link add hub type bridge")
     _run(f"ip address add {HUB}/24 dev hub")
