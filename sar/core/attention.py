@@ -9,7 +9,8 @@ destination's sum, and sends one gradient home. The rules about agreement are th
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +20,9 @@ from sar.comm import process_group
 from sar.comm.exchange import Exchange
 from sar.comm.plan import RowFormat, Tile
 from sar.core.eager import uncompiled
-from sar.core.gather import add_rows
 from sar.core.message_passing import Passing
 from sar.errors import GraphError
-from sar.kernels import EdgeBlock, accumulation_dtype
+from sar.kernels import EdgeBlock, accumulation_dtype, add_rows
 from sar.kernels.attention import (
     Attention,
     Ends,
@@ -39,6 +39,13 @@ from sar.kernels.attention import (
 SEED_STEP = 0x9E3779B97F4A7C15  # between the dropout seeds of workers, whose edge IDs are the same numbers
 
 
+class Remake(NamedTuple):
+    """x = function(*tensors) once more, from tensors that autograd keeps anyway, such as the input of a projection."""
+
+    function: Callable[..., Tensor]
+    tensors: tuple[Tensor, ...]
+
+
 @uncompiled
 def attention(
     passing: Passing,
@@ -51,7 +58,7 @@ def attention(
     factor: float,
     dropout: float = 0.0,
     edge_weight: Tensor | None = None,
-    remake: Callable[[], Tensor] | None = None,
+    remake: Remake | None = None,
 ) -> Tensor:
     """Sum the features of each node's sources, weighted by softmax(score) over its in-edges; a collective call.
 
@@ -65,10 +72,10 @@ def attention(
         factor: slope of the leaky ReLU below 0, at least 0; for DOT, what products are multiplied with.
         dropout: probability with which a weight is dropped; the seed comes from torch's default generator.
         edge_weight: (E,) what each softmax is multiplied with, after dropout. Default 1.
-        remake: makes x again in the backward, from what is kept anyway, so that x is not kept. Default None.
+        remake: how to make x again in the backward, so that it is not kept until then. Default None.
 
     Returns:
-        (N_dst, H, D), 0 for nodes without in-edges.
+        (N_dst, H, D), 0 for nodes without in-edges; in the widest dtype of the operands.
 
     Raises:
         GraphError: for operands that do not fit the graph or each other.
@@ -79,9 +86,10 @@ def attention(
     seed = int(torch.randint(2**62, ())) + engine.rank * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
     words = passing.describe(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
-    call = _Call(passing, how, remake, words)
+    call = _Call(passing, how, remake.function if remake is not None else None, words)
+    made_of = remake.tensors if remake is not None else ()
     anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and engine.world_size > 1)
-    result: Tensor = _Attention.apply(anchor, x, None if y is x else y, attn, attn_dst, edge_weight, call)
+    result: Tensor = _Attention.apply(anchor, x, None if y is x else y, attn, attn_dst, edge_weight, call, *made_of)
     return result
 
 
@@ -99,7 +107,7 @@ def _check(x: Tensor, y: Tensor, edge_weight: Tensor | None, num_src: int, num_d
 class _Call:
     passing: Passing
     how: Attention
-    remake: Callable[[], Tensor] | None
+    remake: Callable[..., Tensor] | None
     words: str
 
     @property
@@ -127,9 +135,10 @@ class _Attention(torch.autograd.Function):
         attn_dst: Tensor | None,
         edge_weight: Tensor | None,
         call: _Call,
+        *made_of: Tensor,
     ) -> Tensor:
         engine = call.passing.structure.engine
-        needed = any(ctx.needs_input_grad[1:])
+        needed = any(ctx.needs_input_grad[1:6])
         with engine.guard():
             if call.distributed:
                 needed = any([needed, *engine.agree(call.words, int(needed))])
@@ -137,10 +146,10 @@ class _Attention(torch.autograd.Function):
             out, log_total, kept = _forward(call, x, x if y is None else y, attn, attn_dst, edge_weight, keep)
         ctx.call, ctx.tiles = call, list(kept)
         if needed:
-            ctx.save_for_backward(
-                x if call.remake is None else None, y, attn, attn_dst, edge_weight, out, log_total, *kept.values()
-            )
-        result = out.to(x.dtype)
+            kept_x = x if call.remake is None else None
+            ctx.save_for_backward(kept_x, y, attn, attn_dst, edge_weight, out, log_total, *kept.values(), *made_of)
+        operands = [tensor for tensor in (x, y, attn, attn_dst, edge_weight) if tensor is not None]
+        result = out.to(reduce(torch.promote_types, (tensor.dtype for tensor in operands)))
         if not needed:
             ctx.mark_non_differentiable(result)
         return result
@@ -148,18 +157,19 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, (out, log_total, *rows) = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        *inputs, out, log_total = (saved := ctx.saved_tensors)[:7]  # unpacked once, as checkpoints require
+        rows, made_of = saved[7 : 7 + len(ctx.tiles)], saved[7 + len(ctx.tiles) :]
         kept = dict(zip(ctx.tiles, rows, strict=True))
         with ctx.call.passing.structure.engine.guard():
             if ctx.call.remake is not None:
                 with torch.no_grad():
-                    inputs = ctx.call.remake(), *inputs[1:]
+                    inputs[0] = ctx.call.remake(*made_of)
             grads = _backward(ctx.call, inputs, out, log_total, kept, grad)
         needed = ctx.needs_input_grad[1:6]
         return (
             None,
             *(g.to(i.dtype) if n and g is not None else None for g, i, n in zip(grads, inputs, needed, strict=True)),
-            None,
+            *[None] * (1 + len(made_of)),
         )
 
 
@@ -215,7 +225,7 @@ def _blocks(call: _Call, x: Tensor, keep: bool) -> Iterator[tuple[EdgeBlock, Ten
 
 
 def _backward(
-    call: _Call, inputs: tuple[Any, ...], out: Tensor, log_total: Tensor, kept: dict[Tile, Tensor], grad: Tensor
+    call: _Call, inputs: list[Any], out: Tensor, log_total: Tensor, kept: dict[Tile, Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the inputs: x, y, attn, attn_dst and edge_weight."""
     x, y, attn, attn_dst, edge_weight = inputs
@@ -255,7 +265,7 @@ def _backward_blocks(
         x.device,
         None if call.passing.settings.keep else [x],
         grads=RowFormat.of([x_grad]),
-        deliver=lambda rows, incoming: add_rows(x_grad, rows, incoming[0]),
+        deliver=lambda rows, incoming: add_rows(rows, incoming[0], x_grad),
     )
     yield relation.blocks[engine.rank], x, x_grad
     for portion in portions:

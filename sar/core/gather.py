@@ -28,12 +28,6 @@ def gather_rows(column: Tensor, block: EdgeBlock, target: Target) -> Tensor:
     return gathered
 
 
-def add_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Add (n, ...) values to `rows`, (n,) and all distinct, of `total`, in place."""
-    rows = rows.long()  # distinct, so a plain read-add-write is right
-    total.index_copy_(0, rows, total.index_select(0, rows).add_(values))
-
-
 def _node_rows(block: EdgeBlock, target: Target) -> Tensor:
     return block.cols if target is Target.U else block.destinations(0, block.num_edges)
 

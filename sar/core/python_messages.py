@@ -33,11 +33,11 @@ from sar.comm.exchange import BufferPool, Exchange, Portion, Settings
 from sar.comm.plan import RowFormat, Tile
 from sar.core.batches import EdgeBatch, Fields, RowView
 from sar.core.empty import views_of_nothing
-from sar.core.gather import Combine, add_rows, gather_rows
+from sar.core.gather import Combine, gather_rows
 from sar.core.mailbox import checked_results
 from sar.core.shard import Relation
 from sar.errors import FieldError, GraphError
-from sar.kernels import EdgeBlock, Target
+from sar.kernels import EdgeBlock, Target, add_rows
 
 MessageFunction = Callable[[EdgeBatch], Mapping[str, Tensor]]
 
@@ -289,7 +289,7 @@ class PythonCall:
 
     def _deliver(self, rows: Tensor, incoming: list[Tensor]) -> None:
         for home, grad in zip(self._home, incoming, strict=True):
-            add_rows(home, rows, grad)
+            add_rows(rows, grad, home)
 
 
 class _Begin(torch.autograd.Function):

@@ -57,7 +57,7 @@ class _SumAtSources(torch.autograd.Function):
         with call.engine.guard():
             if call.distributed:
                 call.engine.agree(f"backward of sum at sources; {call.words}")
-            return None, evaluate(call, grad.contiguous(), None, keep=False)[0], None
+            return None, evaluate(call, grad.contiguous(), None, {})[0], None
 
 
 @uncompiled
@@ -86,7 +86,7 @@ def max_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
                 greatest.index_reduce_(0, block.cols, values[block.ids(0, block.num_edges)], "amax")
             return greatest
         call.engine.agree(f"maximum at sources; {call.words}")
-        portions = call.exchange.sweep(values.device, grads=RowFormat.of([greatest]), deliver=deliver)
+        portions = call.exchange({}).sweep(values.device, grads=RowFormat.of([greatest]), deliver=deliver)
         own = call.own_block
         greatest.index_reduce_(0, own.cols, values[own.ids(0, own.num_edges)], "amax")
         for portion in portions:

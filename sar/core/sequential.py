@@ -14,7 +14,7 @@ gradient, and its output is marked non-differentiable where nobody needs one.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, or_
 from typing import Any, NamedTuple
@@ -27,8 +27,7 @@ from sar.comm.engine import Engine
 from sar.comm.exchange import BufferPool, Exchange, Portion, Settings
 from sar.comm.plan import RowFormat, Tile
 from sar.core.constants import Constant
-from sar.core.gather import add_rows
-from sar.core.messages import Message
+from sar.core.messages import Message, Operand
 from sar.core.shard import Relation
 from sar.errors import GraphError
 from sar.kernels import (
@@ -36,6 +35,7 @@ from sar.kernels import (
     Op,
     Target,
     accumulation_dtype,
+    add_rows,
     aggregate_cmp,
     aggregate_grad,
     aggregate_sum,
@@ -102,15 +102,14 @@ class Call:
     def sum_dtype(self) -> torch.dtype:
         return accumulation_dtype(self.dtype)
 
-    @property
-    def exchange(self) -> Exchange:
+    def exchange(self, needs: dict[str, bool]) -> Exchange:
         """The exchange of this call; its tiles are alike in the forward and the backward."""
         shape = self.lhs_shape if self.source == "lhs" else self.rhs_shape
+        assert self.source is not None
         assert shape is not None
         widest = RowFormat(((shape, self.sum_dtype),))
-        # The gradients of these operations do not depend on values, so nothing is fetched while they go home.
-        linear = self.message.op in (Op.COPY, Op.ADD, Op.SUB)
-        tile_rows = self.settings.tile_rows(widest, both_ways=not linear)
+        both_ways = needs.get(self.source, False) and self.values_needed(needs)[self.source]
+        tile_rows = self.settings.tile_rows(widest, both_ways=both_ways)
         return Exchange(self.engine, self.relation.plan, self.settings, tile_rows, self.pool, self.words)
 
     def target(self, operand: str) -> Target:
@@ -121,6 +120,18 @@ class Call:
         """Rows that an operand of this target has on this worker."""
         relation = self.relation
         return {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}[target]
+
+    def backward_of_mean(self) -> tuple["Call", Tensor]:
+        """A mean of copies as the sum of copies times 1 / in-degree, whose backward needs no copy of the gradient.
+
+        Only the backward: sum and division in the forward make the mean of equal rows that row, exactly.
+
+        Returns:
+            The call, and its right operand, (N_dst, 1, ...).
+        """
+        weights = self.relation.inverse_degrees(self.dtype, len(self.lhs_shape))
+        message = replace(self.message, op=Op.MUL, rhs=Operand(Target.V, "1 / in-degree"))
+        return replace(self, message=message, reducer="sum", rhs_shape=tuple(weights.shape[1:])), weights
 
     def values_needed(self, needs: dict[str, bool]) -> dict[str, bool]:
         """Whether the backward reads the values of lhs and rhs."""
@@ -193,7 +204,7 @@ class _Builtin(torch.autograd.Function):
             ctx.call = call
             ctx.needs = {"lhs": bool(flags & LHS), "rhs": bool(flags & RHS)}
             reads = call.values_needed(ctx.needs)
-            out, arg, kept = evaluate(call, lhs, rhs, keep=call.settings.keep and reads.get(call.source or "", False))
+            out, arg, kept = evaluate(call, lhs, rhs, ctx.needs)
         ctx.tiles = list(kept)
         ctx.save_for_backward(
             lhs if reads["lhs"] else None, rhs if reads["rhs"] else None, arg if flags else None, *kept.values()
@@ -222,9 +233,10 @@ class _Builtin(torch.autograd.Function):
 
 
 def evaluate(
-    call: Call, lhs: Tensor, rhs: Tensor | None, keep: bool
+    call: Call, lhs: Tensor, rhs: Tensor | None, needs: dict[str, bool]
 ) -> tuple[Tensor, Tensor | None, dict[Tile, Tensor]]:
     """The result of an agreed call, the winning edges of a maximum or minimum, and the fetched rows to keep."""
+    keep = call.settings.keep and call.values_needed(needs).get(call.source or "", False)
     shape = message_shape(call.message.op, call.lhs_shape, call.rhs_shape)
     relation, device = call.relation, lhs.device
     arg = None
@@ -239,7 +251,7 @@ def evaluate(
 
     operands: dict[str, Tensor | None] = {"lhs": lhs, "rhs": rhs}
     kept = {}
-    for block, rows, tile in _blocks(call, operands, keep):
+    for block, rows, tile in _blocks(call, operands, needs, keep):
         if rows is not None and call.source is not None:
             operands[call.source] = rows
             if keep and tile is not None:
@@ -257,7 +269,7 @@ def evaluate(
 
 
 def _blocks(
-    call: Call, operands: dict[str, Tensor | None], keep: bool
+    call: Call, operands: dict[str, Tensor | None], needs: dict[str, bool], keep: bool
 ) -> Iterator[tuple[EdgeBlock, Tensor | None, Tile | None]]:
     """All blocks of edges, the own one first, with the source rows of those that had to be fetched."""
     if not call.distributed or call.source is None:
@@ -267,7 +279,7 @@ def _blocks(
         return
     own = operands[call.source]
     assert own is not None
-    portions = call.exchange.sweep(own.device, [own], keep=keep)
+    portions = call.exchange(needs).sweep(own.device, [own], keep=keep)
     yield call.own_block, None, None
     for portion in portions:
         assert portion.rows is not None
@@ -291,10 +303,12 @@ def _accumulate(
 def pull_back(call: Call, saved: Saved, grad: Tensor) -> dict[str, Tensor]:
     """Gradients of both operands on this worker, for those that need one somewhere; agrees first where it exchanges."""
     values = dict(saved.values)
-    shapes = {"lhs": call.lhs_shape, "rhs": call.rhs_shape}
     grad = grad.to(call.sum_dtype)
-    if call.reducer == "mean":
+    if call.reducer == "mean" and call.message.op is Op.COPY and call.dtype == call.sum_dtype:
+        call, values["rhs"] = call.backward_of_mean()
+    elif call.reducer == "mean":
         grad = grad / call.relation.degrees_like(grad)
+    shapes = {"lhs": call.lhs_shape, "rhs": call.rhs_shape}
     grads = {
         operand: torch.zeros(
             call.rows(call.target(operand)), *(shapes[operand] or ()), dtype=call.sum_dtype, device=grad.device
@@ -341,9 +355,9 @@ def _backward_blocks(
 
     def deliver(rows: Tensor, incoming: list[Tensor]) -> None:
         assert own_grad is not None
-        add_rows(own_grad, rows, incoming[0])
+        add_rows(rows, incoming[0], own_grad)
 
-    portions: Iterator[Portion] = call.exchange.sweep(
+    portions: Iterator[Portion] = call.exchange(saved.needs).sweep(
         device,
         [own] if own is not None else None,
         grads=RowFormat.of([own_grad]) if own_grad is not None else None,

@@ -50,6 +50,7 @@ class Relation:
     out_degrees: Tensor
     constants: Constants = field(default_factory=Constants)
     _tiles: dict[Tile, EdgeBlock] = field(default_factory=dict)
+    _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(default_factory=dict)
 
     @property
     def num_edges(self) -> int:
@@ -67,6 +68,15 @@ class Relation:
         destinations = torch.cat([block.destinations(0, block.num_edges) for block in self.blocks])
         return functional.pad(self.in_degrees.cumsum(0), (1, 0)), torch.argsort(destinations, stable=True)
 
+    def inverse_degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
+        """1 / in-degree, 1 without in-edges: (N_dst, 1, ...) with `dims` trailing dimensions; made once and kept."""
+        key = (dtype, dims)
+        if key not in self._inverse_degrees:
+            with torch.inference_mode(False):  # else no later backward could use it
+                degrees = self.in_degrees.clamp(min=1).to(dtype)
+                self._inverse_degrees[key] = degrees.reciprocal_().view(-1, *[1] * dims)
+        return self._inverse_degrees[key]
+
     def degrees_like(self, values: Tensor) -> Tensor:
         """In-degrees, at least 1, shaped to divide (N_dst, ...) values."""
         return self.in_degrees.clamp(min=1).to(values.dtype).view(-1, *[1] * (values.dim() - 1))
@@ -82,6 +92,7 @@ class Relation:
             out_degrees=self.out_degrees.to(device),
             constants=Constants(),
             _tiles={},
+            _inverse_degrees={},
         )
 
 

@@ -27,6 +27,9 @@ _OPTIONS = {
 }
 
 
+COMPILED = ("_numba", "vectors", "compiled", "attention_loops")
+"""The modules whose code ends up in kernels."""
+
 _njit: Any = numba.njit
 typed_intrinsic: Any = intrinsic
 declare: Any = cgutils.get_or_insert_function
@@ -56,8 +59,8 @@ def inline(function: F) -> F:
 @cache
 def _sources_digest() -> str:
     digest = hashlib.blake2b(digest_size=4)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for name in COMPILED:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest()
 
 

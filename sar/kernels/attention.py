@@ -97,14 +97,16 @@ def project(x: Tensor, attn: Tensor) -> Tensor:
 
     As a product of matrices, because element by element it would make another tensor of the size of x.
     """
-    return x.flatten(1) @ _diagonal(attn)
+    with torch.autocast(x.device.type, enabled=False):
+        return x.flatten(1) @ _diagonal(attn)
 
 
 def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """Add the gradients of `project`, given that of its result, (N, H), to those of its operands."""
-    x_grad.flatten(1).addmm_(grad, _diagonal(attn).T)
     heads, dim = attn.shape
-    products = (x.flatten(1).T @ grad).view(heads, dim, heads)
+    with torch.autocast(x.device.type, enabled=False):
+        x_grad.flatten(1).addmm_(grad, _diagonal(attn).T)
+        products = (x.flatten(1).T @ grad).view(heads, dim, heads)
     attn_grad.add_(products.diagonal(dim1=0, dim2=2).T)
 
 

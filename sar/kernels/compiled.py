@@ -411,6 +411,13 @@ def accumulate_where(
 
 
 @kernel
+def add_rows(rows: Any, values: Array, out: Array, width: Index) -> None:
+    """Add row i of values to row rows[i] of out."""
+    for i in range(u64(rows.size)):
+        add_scaled(out, u64(rows[i]) * width, values, i * width, values.dtype.type(1), width)
+
+
+@kernel
 def transpose(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, positions: Any) -> None:
     """Group the edges by column in by_col, (columns + 1,) zeros at first, dst and positions, keeping their order."""
     for p in range(u64(cols.size)):

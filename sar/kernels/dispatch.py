@@ -142,6 +142,15 @@ def aggregate_grad(
             _choose(out, grad, lhs, rhs).aggregate_grad(block, op, wrt, left, right, gradient, arg, result)
 
 
+def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
+    """Add (n, ...) values to `rows`, (n,) integer and all distinct, of `out`, in place."""
+    assert len(rows) == len(values)
+    assert values.shape[1:] == out.shape[1:]
+    if values.numel():
+        with _contiguous(out) as (result,):
+            _choose(out, values).add_rows(rows, values, result)
+
+
 def warm_up(dtype: torch.dtype = torch.float32) -> None:
     """Compile, or load from disk, the kernels for `dtype` on the CPU, so that no timed or bounded wait includes it."""
     edge = torch.zeros(1, dtype=torch.int32)

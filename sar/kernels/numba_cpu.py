@@ -90,6 +90,11 @@ def aggregate_grad(
         _run(compiled.accumulate_where, walk, code, sign, layout, *factors, denominator, winners, *to)
 
 
+def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
+    """Numba kernel of `sar.kernels.add_rows`."""
+    compiled.add_rows(flat(rows), flat(values), flat(out), np.uint64(values[0].numel()))
+
+
 def transpose(block: EdgeBlock) -> Transposed:
     """The block's edges grouped by source, by counting sort."""
     dtype = index_dtype(block.num_edges)

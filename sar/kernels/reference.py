@@ -44,6 +44,12 @@ def aggregate_cmp(
         arg[rows] = winner.where(better, old_winner)
 
 
+def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
+    """Reference of `sar.kernels.add_rows`."""
+    rows = rows.long()  # distinct, so a plain read-add-write is right
+    out.index_copy_(0, rows, out.index_select(0, rows).add_(values))
+
+
 def edge_apply(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
     """Reference of `sar.kernels.edge_apply`."""
     for edges, message in _messages(block, op, lhs, rhs, out):

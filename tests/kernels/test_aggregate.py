@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.kernels import OPS, EdgeBlock, Target, aggregate_cmp, aggregate_sum, edge_apply, message_shape
+from sar.kernels import OPS, EdgeBlock, Target, add_rows, aggregate_cmp, aggregate_sum, edge_apply, message_shape
 from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
@@ -187,3 +187,18 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         aggregate_sum(block, "copy_lhs", torch.ones(1, 1), E, None, U, torch.zeros(2, 1))
     with pytest.raises(AssertionError):
         aggregate_sum(block, "copy_lhs", torch.ones(2, 1), U, None, U, torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 45), (0,)])
+def test_rows_are_added_where_they_belong(dtype, shape):
+    """Also to a result that is not contiguous, and no rows at all."""
+    for index_type in (torch.int32, torch.int64):
+        for rows in (torch.tensor([4, 0, 2], dtype=index_type), torch.tensor([], dtype=index_type)):
+            out = torch.randn(5, *shape, 2).to(dtype)[..., 0]
+            values = torch.randn(len(rows), *shape).to(dtype)
+            expected = out.clone()
+            for row, value in zip(rows.tolist(), values, strict=True):
+                expected[row] += value
+            add_rows(rows, values, out)
+            torch.testing.assert_close(out, expected, rtol=0, atol=0)

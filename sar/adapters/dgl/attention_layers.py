@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from sar.core.attention import attention
+from sar.core.attention import Remake, attention
 from sar.core.graph import GraphShardManager
 from sar.errors import GraphError
 from sar.kernels.attention import Score
@@ -63,9 +63,15 @@ def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
 
 def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
     """`DotGatConv`: scores are products of projected features over the square root of their length."""
-    source, project_src = (feat[0], layer.fc_src) if isinstance(feat, tuple) else (feat, layer.fc)
+    if not isinstance(feat, tuple):
+        source, project_src = feat, layer.fc
+    elif graph.srcdata is graph.dstdata:
+        # The layer keeps the features of both ends under one name: where sources are destinations, it has the latter.
+        source, project_src = feat[1], layer.fc_dst
+    else:
+        source, project_src = feat[0], layer.fc_src
     x = _heads(layer, project_src(source))
-    y = _heads(layer, layer.fc_dst(feat[1])) if isinstance(feat, tuple) else _own(graph, x)
+    y = _own(graph, x) if project_src is not getattr(layer, "fc_src", None) else _heads(layer, layer.fc_dst(feat[1]))
     remake = _remake(layer, project_src, source)
     return attention(graph.passing(), Score.DOT, x, y, factor=layer._out_feats**-0.5, remake=remake)
 
@@ -106,11 +112,12 @@ def _heads(layer: Any, projected: Tensor) -> Tensor:
     return projected.view(len(projected), layer._num_heads, layer._out_feats)
 
 
-def _remake(layer: Any, project: Any, source: Tensor) -> Callable[[], Tensor] | None:
+def _remake(layer: Any, project: Any, source: Tensor) -> Remake | None:
     """How to project `source` once more, where that is sure to give the same."""
     if type(project) is not nn.Linear or torch.is_autocast_enabled(source.device.type):
         return None
-    return lambda: _heads(layer, linear(source, project.weight, project.bias))
+    tensors = (source, project.weight) if project.bias is None else (source, project.weight, project.bias)
+    return Remake(lambda *tensors: _heads(layer, linear(*tensors)), tensors)
 
 
 def _finish(layer: Any, result: Tensor, destination: Tensor, bias: Tensor | None) -> Tensor:
