@@ -1,15 +1,19 @@
-# `make demo` and `make test` set up their own virtual environment first; PYTHON=... chooses the interpreter for it.
+# `make demo`, `make bench` and `make test` set up their own virtual environment first; PYTHON=... chooses the interpreter for it.
 
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := sar tests examples
+SOURCES := sar tests examples benchmarks
 
-.PHONY: venv demo test test-all check clean
+.PHONY: venv demo bench test test-all check clean
 
 venv: $(VENV)/.made
 
 demo: $(VENV)/.installed-plot
 	$(BIN)/sar demo
+
+# Options: BENCH="--graph rmat --repeats 5"; docs/benchmarks.md lists the other benchmarks.
+bench: $(VENV)/.installed-plot
+	$(BIN)/python -m benchmarks $(BENCH)
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow"

@@ -13,6 +13,8 @@ class PeakMemory:
 
     On Linux the kernel's high-water mark is reset first. Elsewhere, or where that is not allowed, the mark of the
     process's whole life is taken, so that an earlier peak may hide a later one: use a fresh process per measurement.
+
+    start: that level, in bytes.
     """
 
     def __init__(self) -> None:
@@ -22,11 +24,11 @@ class PeakMemory:
             ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        self._start = _resident("VmRSS")
+        self.start = _resident("VmRSS")
 
     def rise(self) -> int:
         """Highest resident memory since construction, less that at construction, in bytes."""
-        return max(0, _resident("VmHWM") - self._start)
+        return max(0, _resident("VmHWM") - self.start)
 
 
 def _resident(field: str) -> int:

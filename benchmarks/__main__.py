@@ -1,0 +1,62 @@
+"""The main benchmark, `python -m benchmarks`: models x workers x modes beside single-process DGL, on several graphs."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import command
+from benchmarks.graphs import prepare
+from benchmarks.plots import draw_results
+from benchmarks.report import main_section, table, write_section
+from benchmarks.results import Results, load, save
+from benchmarks.runs import describe, run_all
+from sar.cli.demo.report import as_text
+
+REAL = "soc_epinions", "coauthor_cs"
+"""One with a heavy tail of degrees, and one with wide features (6,805)."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure, or read earlier results, and write tables and pictures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    command.add_common(parser, workers=(1, 2, 4), modes=(1, 2, 3))
+    parser.add_argument(
+        "--graph", nargs="+", metavar="NAME", help=f"default: rmat, and of {', '.join(REAL)} those that are in --data"
+    )
+    parser.add_argument("--quick", action="store_true", help="a small generated graph, once, to try the benchmark")
+    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write results.json anew")
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.nodes, arguments.edges, arguments.repeats, arguments.epochs = 1000, 10_000, 1, 2
+        arguments.graph = ["rmat"]
+    with command.work_directory(arguments.work) as work:
+        results = load(arguments.earlier) if arguments.earlier else _measure(argv, arguments, work)
+    for one in results:
+        print(f"\n{one.graph}\n{as_text(table(one))}")
+        publish(one, arguments.docs)
+
+
+def publish(results: Results, docs: Path) -> None:
+    """Write the section and the picture of one graph."""
+    docs.mkdir(parents=True, exist_ok=True)
+    picture = f"benchmarks-{results.graph}.png"
+    draw_results(results, docs / picture)
+    write_section(docs / "benchmarks.md", results.graph, main_section(results, picture))
+
+
+def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Results]:
+    """Measure on every graph; results are saved after each run."""
+    plan, setting = command.plan_of(arguments), command.setting_of("benchmarks", argv, arguments)
+    there = [name for name in REAL if (arguments.data / f"{name}.npz").exists()]
+    done: list[Results] = []
+    for name in arguments.graph or ["rmat", *there]:
+        graph = prepare(name, command.size_of(arguments), arguments.data, work, arguments.seed)
+        for results in run_all(graph, plan, setting):
+            print(f"{graph.name} {describe(results.runs[-1])}", flush=True)
+            save([*done, results], work / "results.json")
+        done.append(results)
+    return done
+
+
+if __name__ == "__main__":
+    command.run_main(main)

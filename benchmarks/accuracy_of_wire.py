@@ -1,0 +1,120 @@
+"""Test accuracy with features and gradients rounded on the wire: `python -m benchmarks.accuracy_of_wire`."""
+
+import argparse
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import torch
+
+import sar
+from benchmarks import command
+from benchmarks.report import describe_setting, write_section
+from benchmarks.results import setting
+from sar.cli.demo.report import as_markdown, as_text
+from sar.cli.demo.training import MODELS, Job, train_distributed
+from sar.cli.processes import run_workers
+from sar.errors import ConfigError
+from sar.partition.datasets import load_dataset
+from sar.partition.graph_data import GraphData
+from sar.partition.write import partition_graph
+
+
+class Wire(NamedTuple):
+    """What travels rounded: `Config.wire_dtype_features` and `Config.wire_dtype_gradients`, by name."""
+
+    features: str | None
+    gradients: str | None
+
+
+EXACT = "exact"
+WIRES = {
+    EXACT: Wire(None, None),
+    "bfloat16 features": Wire("bfloat16", None),
+    "bfloat16 both": Wire("bfloat16", "bfloat16"),
+    "float16 both": Wire("float16", "float16"),
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Train every model with every wire and seed, and write the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy_of_wire", description=__doc__)
+    command.add_paths(parser)
+    parser.add_argument(
+        "--graphs", nargs="+", default=["cora", "amazon_computers"], metavar="NAME", help="(%(default)s)"
+    )
+    parser.add_argument("--workers", type=int, default=4, metavar="W", help="(%(default)s)")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="trainings of each (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=60, metavar="N", help="(%(default)s)")
+    parser.add_argument("--time-limit", type=float, default=1800, metavar="S", help="for one graph (%(default)s)")
+    arguments = parser.parse_args(argv)
+    rows: list[tuple[str, ...]] = [("graph", "model", *WIRES)]
+    with command.work_directory(arguments.work) as work:
+        for name in arguments.graphs:
+            accuracies = _train_all(arguments, name, work)
+            for model in MODELS:
+                exact = accuracies[model, EXACT]
+                rows.append((Path(name).stem, model, *(cell(accuracies[model, wire], exact) for wire in WIRES)))
+    print(f"\n{as_text(rows)}")
+    words = f"{arguments.workers} workers, {arguments.epochs} epochs, {arguments.seeds} seeds"
+    conditions = setting(command.shown("benchmarks.accuracy_of_wire", argv), {"training": words})
+    write_section(arguments.docs / "benchmarks.md", "wire", f"{describe_setting(conditions)}\n\n{as_markdown(rows)}")
+
+
+def cell(accuracies: Sequence[float], exact: Sequence[float]) -> str:
+    """As `0.8120 ± 0.0040, -0.0010`: mean, deviation between seeds, and mean difference to exact with the same seed."""
+    deviation = stdev(accuracies) if len(accuracies) > 1 else 0.0
+    mean = f"{fmean(accuracies):.4f} ± {deviation:.4f}"
+    return mean if accuracies is exact else f"{mean}, {fmean(accuracies) - fmean(exact):+.4f}"
+
+
+def train_all(
+    report: Callable[[Any], None], jobs: Sequence[Job], partition_json: Path, parameters: Path
+) -> dict[tuple[str, str], list[float]]:
+    """Train every job with every wire in this worker, one after the other; accuracies by model and wire."""
+    accuracies: dict[tuple[str, str], list[float]] = {}
+    for job in jobs:
+        for name, wire in WIRES.items():
+            sar.Config.wire_dtype_features, sar.Config.wire_dtype_gradients = map(_dtype, wire)
+            run = train_distributed(lambda _: None, job, partition_json, parameters)
+            accuracies.setdefault((job.model, name), []).append(run.test_accuracy)
+            if sar.rank() == 0:
+                report(f"{job.model}, seed {job.seed}, {name}: accuracy {run.test_accuracy:.4f}")
+    return accuracies
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    return None if name is None else getattr(torch, name)
+
+
+def _train_all(arguments: argparse.Namespace, name: str, work: Path) -> dict[tuple[str, str], list[float]]:
+    """Partition a graph and train on it in worker processes."""
+    data = load_dataset(name, arguments.data)
+    if not isinstance(data, GraphData) or "feat" not in data.node_data:
+        raise ConfigError(f"'{name}' is heterogeneous or has no features; expected a homogeneous graph with features.")
+    data = data.with_split().with_reverse_edges().with_self_loops()
+    num_classes = int(data.node_data["label"].max()) + 1
+    folder = work / f"wire-{Path(name).stem}-{arguments.workers}"
+    shutil.rmtree(folder, ignore_errors=True)
+    partitions = partition_graph(data, folder, "graph", arguments.workers).json_file
+    jobs = [
+        Job(model, num_classes, arguments.epochs, 0.01, seed) for seed in range(arguments.seeds) for model in MODELS
+    ]
+    everybodys = run_workers(
+        train_all,
+        jobs,
+        partitions,
+        folder / "parameters.pt",
+        n_workers=arguments.workers,
+        n_threads=1,
+        time_limit=arguments.time_limit,
+        on_progress=lambda line: print(f"{Path(name).stem} {line}", flush=True),
+    )
+    accuracies: dict[tuple[str, str], list[float]] = everybodys[0]
+    return accuracies
+
+
+if __name__ == "__main__":
+    command.run_main(main)

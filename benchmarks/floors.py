@@ -1,0 +1,70 @@
+"""Floors of an epoch's time: the dense layers alone, and the aggregations alone, without any exchange."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.bounds import Exchanged
+from benchmarks.models import HEADS, Model
+from sar.core.shard import Relation
+from sar.kernels import EdgeBlock, Op, Target, aggregate_grad, aggregate_sum
+from sar.kernels.attention import Attention, Ends, Gradients, Running, Score, attend, attend_grad
+from sar.kernels.attention import destination_statistics as statistics_of
+
+SLOPE = 0.2  # of GATConv's leaky ReLU
+
+
+def dense_seconds(model: Model, x: Tensor, labels: Tensor, train: Tensor) -> float:
+    """Seconds of one training step of the layers without message passing, on own rows."""
+    optimizer = torch.optim.Adam(model.parameters())
+    start = time.perf_counter()
+    loss = functional.cross_entropy(model.dense(x)[train], labels[train], reduction="sum")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return time.perf_counter() - start
+
+
+def aggregation_seconds(relation: Relation, layers: Sequence[Exchanged]) -> float:
+    """Seconds of the kernels of one epoch, forward and backward, on random rows that are all at hand."""
+    return sum(_attention(relation, layer) if layer.values_read else _sum(relation, layer) for layer in layers)
+
+
+def _sum(relation: Relation, layer: Exchanged) -> float:
+    columns = layer.columns
+    sources = [torch.rand(block.num_src, columns) for block in relation.blocks]
+    out, grad = torch.zeros(relation.num_dst, columns), torch.rand(relation.num_dst, columns)
+    start = time.perf_counter()
+    for block, rows in zip(relation.blocks, sources, strict=True):
+        aggregate_sum(block, Op.COPY, rows, Target.U, None, Target.U, out)
+    if not layer.constant:
+        for block, rows in zip(relation.blocks, sources, strict=True):
+            _copy_grad(block, grad, torch.zeros_like(rows))
+    return time.perf_counter() - start
+
+
+def _copy_grad(block: EdgeBlock, grad: Tensor, source_grad: Tensor) -> None:
+    shape = tuple(source_grad.shape[1:])
+    ends = None, Target.U, None, Target.U
+    aggregate_grad(block, Op.COPY, "lhs", *ends, grad, Target.V, None, source_grad, lhs_shape=shape)
+
+
+def _attention(relation: Relation, layer: Exchanged) -> float:
+    shape, how = (HEADS, layer.columns // HEADS), Attention(Score.ADDITIVE, SLOPE)
+    attn, grad = torch.rand(shape), torch.rand(relation.num_dst, *shape)
+    y = torch.rand(relation.num_dst, HEADS)
+    ends = [Ends(torch.rand(block.num_src, *shape), y, attn, None) for block in relation.blocks]
+    start = time.perf_counter()
+    running = Running.start(relation.num_dst, grad)
+    for block, operands in zip(relation.blocks, ends, strict=True):
+        attend(block, how, operands, running)
+    out, log_total = running.finish(relation.in_degrees)
+    stats = statistics_of(how, log_total, grad, out)
+    y_grad, attn_grad = torch.zeros_like(y), torch.zeros_like(attn)
+    for block, operands in zip(relation.blocks, ends, strict=True):
+        gradients = Gradients(torch.zeros_like(operands.x), y_grad, attn_grad, None)
+        attend_grad(block, how, operands, grad, stats, gradients)
+    return time.perf_counter() - start

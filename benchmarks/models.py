@@ -1,0 +1,68 @@
+"""The models measured, made of DGL's own layers; what they exchange, and what they compute without a graph."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.bounds import Exchanged
+from sar.adapters.dgl.shim import require_dgl
+
+MODELS = ("SAGE", "GCN", "GAT")
+HIDDEN, HEADS, HEAD_WIDTH = 256, 4, 32
+
+
+class Model(nn.Module):
+    """Three layers with ReLU between them, no dropout; of several heads the last layer takes the mean.
+
+    SAGE: Hamilton et al. (2017), mean aggregation, hidden width 256. GCN: Kipf and Welling (2017), likewise.
+    GAT: Velickovic et al. (2018), 4 heads of width 32, side by side.
+    """
+
+    def __init__(self, name: str, num_features: int, num_classes: int):
+        super().__init__()
+        hidden = HEADS * HEAD_WIDTH if name == "GAT" else HIDDEN
+        widths = [num_features, hidden, hidden, num_classes]
+        self.name, self.widths = name, widths
+        self.layers = nn.ModuleList(self._layer(*widths[i : i + 2], last=i == 2) for i in range(3))
+
+    def _layer(self, width: int, out: int, *, last: bool) -> nn.Module:
+        conv = require_dgl().nn
+        layer: nn.Module
+        if self.name == "GAT":
+            layer = conv.GATConv(width, out if last else HEAD_WIDTH, HEADS)
+        else:
+            layer = conv.SAGEConv(width, out, "mean") if self.name == "SAGE" else conv.GraphConv(width, out)
+        return layer
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:  # (N, F) -> (N, C)
+        for index, layer in enumerate(self.layers):
+            x = self._activate(layer(graph, x), index)
+        return x
+
+    def dense(self, x: Tensor) -> Tensor:  # (N, F) -> (N, C)
+        """The forward without message passing: own rows go through the layers' parameters."""
+        for index, layer in enumerate(self.layers):
+            x = self._activate(self._linear(layer, x), index)
+        return x
+
+    def exchanged(self) -> list[Exchanged]:
+        """What each layer exchanges."""
+        if self.name == "GAT":
+            return [Exchanged(HEADS * out, values_read=True) for out in (HEAD_WIDTH, HEAD_WIDTH, self.widths[-1])]
+        # SAGEConv and GraphConv multiply first where that makes rows narrower, and the product needs a gradient.
+        pairs = zip(self.widths[:-1], self.widths[1:], strict=True)
+        return [Exchanged(min(pair), constant=i == 0 and pair[0] <= pair[1]) for i, pair in enumerate(pairs)]
+
+    def _linear(self, layer: Any, x: Tensor) -> Tensor:
+        if self.name == "SAGE":
+            return layer.fc_self(x) + layer.fc_neigh(x)  # type: ignore[no-any-return]
+        if self.name == "GCN":
+            return x @ layer.weight + layer.bias  # type: ignore[no-any-return]
+        return layer.fc(x).view(len(x), HEADS, -1) + layer.bias.view(HEADS, -1)  # type: ignore[no-any-return]
+
+    def _activate(self, x: Tensor, index: int) -> Tensor:
+        last = index == len(self.layers) - 1
+        if x.dim() == 3:
+            x = x.mean(1) if last else x.flatten(1)
+        return x if last else functional.relu(x)

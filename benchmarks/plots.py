@@ -1,0 +1,108 @@
+"""Pictures: epoch time, memory and bytes of each model on one graph, and growth with the number of edges."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from benchmarks.report import MEGA
+from benchmarks.results import Results
+from benchmarks.summary import Row, Spread, single_rise, single_seconds, summarise
+
+DGL, MODES, IDEAL = "#9db4c0", {1: "#d1495b", 2: "#edae49", 3: "#00798c"}, "#30323d"
+WIDTH = 0.26
+
+
+def draw_results(results: Results, file: Path) -> None:
+    """One column for each model: seconds an epoch, memory of each worker, bytes sent."""
+    models = results.models()
+    figure = Figure(figsize=(4.2 * len(models), 8.4), dpi=80, layout="constrained")
+    panels = figure.subplots(3, len(models), squeeze=False)
+    for column, model in enumerate(models):
+        rows = [summarise(results, model, *row) for row in results.rows(model)]
+        time, memory, sent = panels[:, column]
+        _draw_time(time, rows, single_seconds(results, model))
+        _draw_memory(memory, rows, single_rise(results, model) / MEGA)
+        _draw_bytes(sent, rows)
+        time.set_title(model, fontsize=12)
+    for axes, label in zip(panels[:, 0], ("seconds / epoch", "peak memory, MB", "MB sent / epoch"), strict=True):
+        axes.set_ylabel(label)
+    for axes in panels.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the legend
+    for axes in panels[:, 0]:
+        axes.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
+    figure.suptitle(f"{results.graph}: {results.nodes:,} nodes, {results.edges:,} edges", fontsize=12)
+    figure.savefig(file)
+
+
+def _bars(axes: Axes, rows: Sequence[Row]) -> dict[int, list[tuple[float, Row]]]:
+    """By mode, where each row goes: place 0 is DGL's, then comes a group for each W, its modes side by side."""
+    workers, modes = (sorted({getattr(row, key) for row in rows}) for key in ("workers", "mode"))
+    axes.set_xticks(range(len(workers) + 1), ["DGL", *(f"W = {count}" for count in workers)])
+    axes.set_xlim(-0.6, len(workers) + 0.6)
+    offset = {mode: WIDTH * (i - (len(modes) - 1) / 2) for i, mode in enumerate(modes)}
+    return {
+        mode: [(workers.index(row.workers) + 1 + offset[mode], row) for row in rows if row.mode == mode]
+        for mode in modes
+    }
+
+
+def _draw_time(axes: Axes, rows: Sequence[Row], single: Spread) -> None:
+    _bar(axes, [0], [single], DGL, "one process, DGL")
+    for mode, bars in _bars(axes, rows).items():
+        places, drawn = zip(*bars, strict=True)
+        _bar(axes, places, [row.seconds for row in drawn], MODES[mode], f"sar, mode {mode}")
+
+
+def _bar(axes: Axes, places: Sequence[float], spreads: Sequence[Spread], color: str, label: str) -> None:
+    """Bars up to the medians, with whiskers from least to greatest."""
+    medians, least, greatest = np.array(spreads).T
+    whiskers = [medians - least, greatest - medians]
+    axes.bar(places, medians, WIDTH * 0.9, yerr=whiskers, color=color, label=label, capsize=2)
+
+
+def _draw_memory(axes: Axes, rows: Sequence[Row], single: float) -> None:
+    """Every worker's peak, and the ideal."""
+    axes.bar([0], [single], WIDTH * 0.9, color=DGL, label="one process, DGL")
+    for mode, bars in _bars(axes, rows).items():
+        places, peaks = zip(*((place, rise / MEGA) for place, row in bars for rise in row.rise), strict=True)
+        axes.plot(places, peaks, ".", markersize=9, color=MODES[mode], label=f"each worker, mode {mode}")
+    workers = sorted({row.workers for row in rows})
+    ideal = [single, *(single / count for count in workers)]
+    axes.plot(ideal, color=IDEAL, linestyle=(0, (3, 2)), marker="_", zorder=0, label="DGL's / W")
+
+
+def _draw_bytes(axes: Axes, rows: Sequence[Row]) -> None:
+    """What the busiest worker sends, and the least it has to."""
+    for mode, bars in _bars(axes, rows).items():
+        places, drawn = zip(*bars, strict=True)
+        axes.bar(places, [row.sent / MEGA for row in drawn], WIDTH * 0.9, color=MODES[mode], label=f"mode {mode}")
+        ends, needed = np.array(places), [row.needed / MEGA for row in drawn]
+        label = "lower bound" if mode == rows[0].mode else ""
+        axes.hlines(needed, ends - WIDTH * 0.45, ends + WIDTH * 0.45, color=IDEAL, linewidth=2, label=label)
+
+
+def draw_growth(edges: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]], file: Path) -> None:
+    """Values against millions of edges on logarithmic axes: a panel for each quantity, a line for each model."""
+    figure = Figure(figsize=(4.6 * len(panels), 3.8), dpi=90, layout="constrained")
+    millions = np.array(edges) / MEGA
+    for axes, (quantity, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for color, (label, values) in zip(MODES.values(), lines.items(), strict=False):
+            axes.loglog(millions, values, "o-", color=color, label=label)
+        axes.set_xticks(millions, [f"{count:.3g}" for count in millions])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.margins(y=0.4)  # so that there are ticks around values that are all close
+        axes.set_xlabel("million edges")
+        axes.set_ylabel(quantity)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=9)
+    figure.savefig(file)

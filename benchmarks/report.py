@@ -1,0 +1,110 @@
+"""The generated parts of docs/benchmarks.md: tables, and the settings under which they were measured."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+from benchmarks.results import Results, Run
+from benchmarks.summary import Row, single_rise, single_seconds, summarise
+from sar.cli.demo.report import as_markdown
+
+MEGA = 1e6
+HEADER = (
+    "model",
+    "trained by",
+    "mode",
+    "s / epoch",
+    "/ DGL",
+    "/ floor",
+    "MB at peak",
+    "share",
+    "MB sent",
+    "/ needed",
+    "s waited",
+    "loss differs by",
+)
+CONSTRUCTION = ("graph", "workers", "load (s)", "construct (s)", "together", "peak (MB)", "graph (MB)", "kernels (s)")
+
+
+def main_section(results: Results, picture: str) -> str:
+    """Everything about one graph."""
+    return "\n\n".join(
+        [
+            f"{describe_graph(results)}\n\n{describe_setting(results.setting)}",
+            as_markdown(table(results)),
+            f"![Epoch time, memory and bytes of each model on {results.graph}]({picture})",
+            "Construction: medians of the slowest worker, and of the one that needs most memory above `PartitionData`; "
+            "`kernels` is the compiler of the CPU kernels, loaded once a process, before the rest.",
+            as_markdown(construction_table(results)),
+        ]
+    )
+
+
+def describe_graph(results: Results) -> str:
+    """One line about the graph."""
+    return (
+        f"**{results.graph}**: {results.nodes:,} nodes, {results.edges:,} edges with self-loops, "
+        f"{results.features:,} features, {results.classes} classes."
+    )
+
+
+def describe_setting(setting: Mapping[str, str]) -> str:
+    """A list of what the numbers depend on."""
+    return "\n".join(f"- {key}: {value}" for key, value in setting.items())
+
+
+def table(results: Results) -> list[tuple[str, ...]]:
+    """Rows for every model, W and mode; `HEADER` first."""
+    rows: list[tuple[str, ...]] = [HEADER]
+    for model in results.models():
+        alone = f"{single_rise(results, model) / MEGA:.0f}"
+        blank = ("",) * (len(HEADER) - 7)
+        rows.append((model, "1 process, DGL", "", single_seconds(results, model).text(), "1", "", alone, *blank))
+        rows += [_cells(summarise(results, model, *row)) for row in results.rows(model)]
+    return rows
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.model,
+        f"{row.workers} worker{'s' * (row.workers > 1)}, sar",
+        str(row.mode),
+        row.seconds.text(),
+        row.over_single.text(),
+        row.over_floor.text(),
+        f"{max(row.rise) / MEGA:.0f}",
+        row.share.text(),
+        f"{row.sent / MEGA:.1f}",
+        f"{row.sent / row.needed:.3f}" if row.needed else "-",
+        f"{row.waited:.2f}",
+        f"{row.difference:.0e}",
+    )
+
+
+def construction_table(results: Results) -> list[tuple[str, ...]]:
+    """Time and memory of loading and constructing, by number of workers; `CONSTRUCTION` first."""
+    rows: list[tuple[str, ...]] = [CONSTRUCTION]
+    for workers in sorted({run.workers for run in results.runs if run.workers}):
+        runs = [run for run in results.runs if run.workers == workers]
+        load, construct, rise, size, kernels = (
+            median(_most(run, field) for run in runs)
+            for field in ("load", "construct", "construct_rise", "graph_bytes", "kernels")
+        )
+        times = f"{load:.2f}", f"{construct:.2f}", f"{load + construct:.2f}"
+        sizes = f"{rise / MEGA:.1f}", f"{size / MEGA:.1f}"
+        rows.append((results.graph, str(workers), *times, *sizes, f"{kernels:.2f}"))
+    return rows
+
+
+def _most(run: Run, field: str) -> float:
+    return max(float(getattr(process.construction, field)) for process in run.processes)
+
+
+def write_section(page: Path, name: str, text: str) -> None:
+    """Replace the generated part `name` of a page, or append it; all else stays as it is."""
+    begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+    content = page.read_text() if page.exists() else "# Benchmarks\n"
+    before, found, rest = content.partition(begin)
+    after = rest.partition(end)[2] if found else "\n"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(f"{before if found else content.rstrip() + chr(10) * 2}{begin}\n\n{text}\n\n{end}{after}")
