@@ -93,21 +93,14 @@ class Gradients(NamedTuple):
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
-    """Each head's product attn . x, (N, H), of (N, H, D) and (H, D).
-
-    As a product of matrices, because element by element it would make another tensor of the size of x.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        return x.flatten(1) @ _diagonal(attn)
+    """Each head's product attn . x, (N, H), of (N, H, D) and (H, D)."""
+    product: Tensor = _kernels(x).project(x, attn)
+    return product
 
 
 def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """Add the gradients of `project`, given that of its result, (N, H), to those of its operands."""
-    heads, dim = attn.shape
-    with torch.autocast(x.device.type, enabled=False):
-        x_grad.flatten(1).addmm_(grad, _diagonal(attn).T)
-        products = (x.flatten(1).T @ grad).view(heads, dim, heads)
-    attn_grad.add_(products.diagonal(dim1=0, dim2=2).T)
+    _kernels(x).project_grad(x, attn, grad, x_grad, attn_grad)
 
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
@@ -147,12 +140,6 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
     from_score_grad = torch.zeros_like(from_score)
     _kernels(ends.x).attend_grad(block, how, ends, from_score, grad, stats, grads, from_score_grad)
     project_grad(ends.x, ends.attn, from_score_grad, grads.x, grads.attn)
-
-
-def _diagonal(attn: Tensor) -> Tensor:
-    """(H * D, H): each head's vector in its own rows and column."""
-    heads, dim = attn.shape
-    return torch.diag_embed(attn.T).transpose(0, 1).reshape(heads * dim, heads)
 
 
 def _kernels(x: Tensor) -> ModuleType:

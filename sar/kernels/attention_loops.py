@@ -283,3 +283,31 @@ def head_sums(begin: int, end: int, to: Heads, grad: Array, out: Array, stats: A
         for h in range(to.heads):
             i = (d * to.heads + h) * to.dim
             stats[(u64(2) * d + ONE) * to.heads + h] = dot(grad, i, out, i, to.dim)
+
+
+@kernel
+def project(begin: int, end: int, heads: Index, dim: Index, x: Array, attn: Array, out: Array) -> None:
+    """Write the product of each head of rows begin to end of x with its row of attn to out, (N, heads)."""
+    for n in range(u64(begin), u64(end)):
+        for h in range(heads):
+            out[n * heads + h] = dot(x, (n * heads + h) * dim, attn, h * dim, dim)
+
+
+@kernel
+def project_grad(
+    begin: int,
+    end: int,
+    heads: Index,
+    dim: Index,
+    x: Array,
+    attn: Array,
+    grad: Array,
+    x_grad: Array,
+    attn_grad: Array,
+) -> None:
+    """Add the gradients of `project`; to attn_grad others may not be adding at the same time."""
+    for n in range(u64(begin), u64(end)):
+        for h in range(heads):
+            i = (n * heads + h) * dim
+            add_scaled(x_grad, i, attn, h * dim, grad[n * heads + h], dim)
+            add_scaled(attn_grad, h * dim, x, i, grad[n * heads + h], dim)

@@ -13,7 +13,7 @@ from sar.kernels import attention_loops as loops
 from sar.kernels.attention import Attention, Ends, Gradients, Running, Score
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.numba_cpu import by_destination, by_source, flat
-from sar.kernels.threads import run_balanced
+from sar.kernels.threads import run_balanced, run_rows
 
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:
@@ -29,7 +29,25 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | No
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     """Write the sums of grad * out over each head to stats[:, 1]."""
-    loops.head_sums(0, len(grad), _heads(how, grad), flat(grad), flat(out), flat(stats))
+    run_rows(loops.head_sums, len(grad), grad[0].numel(), _heads(how, grad), flat(grad), flat(out), flat(stats))
+
+
+def project(x: Tensor, attn: Tensor) -> Tensor:
+    """Numba kernel of `sar.kernels.attention.project`."""
+    _, heads, dim = x.shape
+    out = x.new_empty(len(x), heads)
+    shape = np.uint64(heads), np.uint64(dim)
+    run_rows(loops.project, len(x), heads * dim, *shape, flat(x), flat(attn), flat(out))
+    return out
+
+
+def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
+    """Numba kernel of `sar.kernels.attention.project_grad`."""
+    _, heads, dim = x.shape
+    parts = _Parts(attn_grad)
+    operands = np.uint64(heads), np.uint64(dim), flat(x), flat(attn), flat(grad), flat(x_grad)
+    run_rows(loops.project_grad, len(x), heads * dim, *operands, private=parts.another)
+    parts.add_up()
 
 
 def attend_grad(

@@ -36,6 +36,17 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | No
     out.index_add_(0, dst, (value * share).unsqueeze(2) * ends.x[src])
 
 
+def project(x: Tensor, attn: Tensor) -> Tensor:
+    """Reference of `sar.kernels.attention.project`."""
+    return (x * attn).sum(-1)
+
+
+def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
+    """Reference of `sar.kernels.attention.project_grad`."""
+    x_grad.add_(grad.unsqueeze(2) * attn)
+    attn_grad.add_((grad.unsqueeze(2) * x).sum(0))
+
+
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     """Write the sums of grad * out over each head to stats[:, 1]."""
     stats[:, 1] = (grad * out).sum(-1)

@@ -35,14 +35,31 @@ def run_balanced(
         private: called for every thread; makes further arguments that are its own.
     """
     groups, edges = len(indptr) - 1, int(indptr[-1])
-    count = min(torch.get_num_threads(), groups) if edges * width > SERIAL_WORK else 1
-    if count <= 1:
-        kernel(0, groups, *args, *private())
-        return
-    cuts = [0, *np.searchsorted(indptr, np.arange(1, count) * edges // count).tolist(), groups]
-    pool = _get_pool(count - 1)
-    others = [pool.submit(kernel, begin, end, *args, *private()) for begin, end in pairwise(cuts[1:])]
-    kernel(cuts[0], cuts[1], *args, *private())
+    count = _count_threads(groups, edges * width)
+    inner = np.searchsorted(indptr, np.arange(1, count) * edges // count).tolist() if count > 1 else []
+    _run([0, *inner, groups], kernel, args, private)
+
+
+def run_rows(
+    kernel: Callable[..., None], rows: int, width: int, *args: object, private: Callable[[], Sequence[object]] = tuple
+) -> None:
+    """As `run_balanced`, on ranges of `rows` of equal length; `width` elements a row."""
+    count = _count_threads(rows, rows * width)
+    _run([i * rows // count for i in range(count + 1)], kernel, args, private)
+
+
+def _count_threads(most: int, work: int) -> int:
+    return max(min(torch.get_num_threads(), most), 1) if work > SERIAL_WORK else 1
+
+
+def _run(
+    cuts: list[int], kernel: Callable[..., None], args: tuple[object, ...], private: Callable[[], Sequence[object]]
+) -> None:
+    """Call kernel(begin, end, ...) between all neighbouring cuts; the calling thread takes the first range."""
+    pool = _get_pool(len(cuts) - 2) if len(cuts) > 2 else None
+    mine = private()
+    others = [pool.submit(kernel, begin, end, *args, *private()) for begin, end in pairwise(cuts[1:])] if pool else []
+    kernel(cuts[0], cuts[1], *args, *mine)
     for other in others:
         other.result()
 
