@@ -18,7 +18,7 @@ import numpy as np
 
 from sar.kernels._numba import inline, kernel
 from sar.kernels.compiled import ONE, OTHER, ZERO, Array, Index, Walk, edge_row, look_ahead, own_row
-from sar.kernels.vectors import add_scaled, dot
+from sar.kernels.vectors import add_scaled, dot, exp
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 CHUNK = 128  # edges of a destination whose scores are held at a time
@@ -107,19 +107,21 @@ def attend(
         while first < last:
             stop = min(first + chunk, last)
             for p in range(first, stop):
-                if to.kind != ADDITIVE:
+                if to.kind == ADDITIVE:
+                    look_ahead(OTHER, walk, p, from_score, to.heads)
+                else:
                     look_ahead(OTHER, walk, p, x, width)
+                source = u64(walk.other[p])
                 for h in range(to.heads):
-                    source = u64(walk.other[p])
-                    scores[(p - first) * to.heads + h] = _score(to, h, x, source, from_score, y, own, attn)
+                    scores[h * chunk + p - first] = _score(to, h, x, source, from_score, y, own, attn)
             for h in range(to.heads):
                 _weigh(walk, to, h, first, stop, scores, weight, own, out, peak, total)
             for p in range(first, stop):
                 if to.kind == ADDITIVE:
                     look_ahead(OTHER, walk, p, x, width)
+                start, target = u64(walk.other[p]) * width, own * width
                 for h in range(to.heads):
-                    start = u64(walk.other[p]) * width + h * to.dim
-                    add_scaled(out, own * width + h * to.dim, x, start, scores[(p - first) * to.heads + h], to.dim)
+                    add_scaled(out, target + h * to.dim, x, start + h * to.dim, scores[h * chunk + p - first], to.dim)
             first = stop
 
 
@@ -138,26 +140,27 @@ def _weigh(
     total: Array,
 ) -> None:
     """Turn scores of one destination and head into factors relative to the greatest so far, and count them in total."""
-    o = own * to.heads + h
+    o, begin = own * to.heads + h, h * u64(CHUNK)
+    end = begin + stop - first
     greatest = peak[o]
-    for k in range(stop - first):
-        score = scores[k * to.heads + h]
-        greatest = score if score > greatest else greatest
+    for i in range(begin, end):
+        greatest = scores[i] if scores[i] > greatest else greatest
     if greatest > peak[o] and total[o] != 0:
-        shrink = math.exp(peak[o] - greatest)
+        shrink = exp(peak[o] - greatest)
         total[o] *= shrink
         for i in range(o * to.dim, (o + ONE) * to.dim):
             out[i] *= shrink
     peak[o] = greatest
     sum_here = total.dtype.type(0)
-    for k in range(stop - first):
-        i = k * to.heads + h
+    for i in range(begin, end):
         # -inf weighs nothing, even where all scores are; NaN goes through.
-        value = total.dtype.type(0) if scores[i] == -math.inf else math.exp(scores[i] - greatest)
-        sum_here += value
-        edge = edge_row(walk, first + k)
-        scores[i] = value * _kept(to, edge, h, total) * _weight(weight, edge)
+        scores[i] = total.dtype.type(0) if scores[i] == -math.inf else exp(scores[i] - greatest)
+        sum_here += scores[i]
     total[o] += sum_here
+    if to.drop != ZERO or weight.size:
+        for i in range(begin, end):
+            edge = edge_row(walk, first + i - begin)
+            scores[i] *= _kept(to, edge, h, total) * _weight(weight, edge)
 
 
 @kernel
@@ -190,12 +193,14 @@ def source_gradients(
         own = own_row(walk, group)
         for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
             look_ahead(OTHER, walk, p, grad, width)
+            look_ahead(OTHER, walk, p, stats, u64(2) * to.heads)
+            look_ahead(OTHER, walk, p, y, to.heads if to.kind == ADDITIVE else width)
             d, edge = u64(walk.other[p]), edge_row(walk, p)
             weight_total = weight.dtype.type(0)
             for h in range(to.heads):
                 s, i, j = own * to.heads + h, own * width + h * to.dim, d * width + h * to.dim
                 score = _score(to, h, x, own, from_score, y, d, attn)
-                softmax = math.exp(score - stats[u64(2) * d * to.heads + h])
+                softmax = exp(score - stats[u64(2) * d * to.heads + h])
                 kept = _kept(to, edge, h, x)
                 share = kept * _weight(weight, edge)
                 along = dot(grad, j, x, i, to.dim)
@@ -244,7 +249,7 @@ def destination_gradients(
             for h in range(to.heads):
                 i, j = s * width + h * to.dim, own * width + h * to.dim
                 score = _score(to, h, x, s, from_score, y, own, attn)
-                softmax = math.exp(score - stats[u64(2) * own * to.heads + h])
+                softmax = exp(score - stats[u64(2) * own * to.heads + h])
                 along = dot(grad, j, x, i, to.dim)
                 share = _kept(to, edge, h, x) * _weight(weight, edge)
                 score_grad = softmax * (share * along - stats[(u64(2) * own + ONE) * to.heads + h])

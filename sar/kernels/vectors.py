@@ -133,3 +133,31 @@ def dot(a: Array, ia: Index, b: Array, ib: Index, length: Index) -> Any:
         total += a[ia + i] * b[ib + i]
         i += np.uint64(1)
     return total
+
+
+@typed_intrinsic  # type: ignore[untyped-decorator]
+def exp(_context: Any, x: Any) -> Any:
+    """e to the x: of float32 to 3 units in the last place, at least e**-87, as arithmetic that LLVM can vectorise."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (kind,), (value,) = signature.args, arguments
+        number = context.get_data_type(kind)
+        if kind != types.float32:
+            return builder.call(declare(builder.module, ir.FunctionType(number, [number]), "llvm.exp.f64"), [value])
+        integer = ir.IntType(32)
+        least = number(-87.0)
+        value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
+        floor = declare(builder.module, ir.FunctionType(number, [number]), "llvm.floor.f32")
+        halves = builder.fadd(builder.fmul(value, number(1.4426950408889634)), number(0.5))
+        power = builder.call(floor, [halves])
+        # Without fast-math flags: the two steps take ln 2 away in more digits than one number has.
+        rest = builder.fsub(value, builder.fmul(power, number(0.693359375)))
+        rest = builder.fsub(rest, builder.fmul(power, number(-2.12194440054690583e-4)))
+        result = number(1 / 5040)
+        for divisor in (720, 120, 24, 6, 2, 1, 1):
+            result = builder.fadd(builder.fmul(result, rest, flags=FAST_MATH), number(1 / divisor), flags=FAST_MATH)
+        saturate = declare(builder.module, ir.FunctionType(integer, [number]), "llvm.fptosi.sat.i32.f32")
+        exponent = builder.shl(builder.add(builder.call(saturate, [power]), integer(127)), integer(23))
+        return builder.fmul(result, builder.bitcast(exponent, number))
+
+    return x(x), generate
