@@ -25,6 +25,10 @@ class Config:
     comm_buffer_bytes: ClassVar[int] = 32 * 2**20
     """Bytes that all exchange buffers of a worker together may take in modes 1 and 2 (kept rows not counted)."""
 
+    keep_free: ClassVar[float | None] = 0.1
+    """Freed memory that glibc may keep at a distributed call, as a fraction of what is in use; where it is more, all
+    of it goes back to the system (`malloc_trim`). None leaves it to glibc."""
+
     cache_constant_inputs: ClassVar[bool] = False
     """Keep what built-in `update_all`s made of operands that need no gradient, such as the input features, and take it
     again as long as all workers pass the same unchanged tensors. Costs the memory of these results, which the calls
@@ -52,5 +56,7 @@ class Config:
             value = getattr(cls, name)
             if value not in (None, torch.bfloat16, torch.float16):
                 raise ConfigError(f"Config.{name} is {value!r}; expected None, torch.bfloat16 or torch.float16.")
+        if cls.keep_free is not None and not cls.keep_free >= 0:
+            raise ConfigError(f"Config.keep_free is {cls.keep_free!r}; expected None or a number of at least 0.")
         if not cls.timeout > 0:
             raise ConfigError(f"Config.timeout is {cls.timeout!r}; expected a positive number of seconds.")

@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.utils.checkpoint import _StopRecomputationError
 
+from sar.comm.memory import give_back
 from sar.comm.statistics import counters
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, DisagreementError, PeerError
@@ -171,6 +172,7 @@ class Engine:
             DisagreementError: where the workers' words differ.
             PeerError, CommunicationTimeout: where a worker is gone or does not come.
         """
+        give_back()
         if self.world_size == 1:
             return [flags]
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
