@@ -25,9 +25,9 @@ class Config:
     comm_buffer_bytes: ClassVar[int] = 32 * 2**20
     """Bytes that all exchange buffers of a worker together may take in modes 1 and 2 (kept rows not counted)."""
 
-    keep_free: ClassVar[float | None] = 0.1
-    """Freed memory that glibc may keep at a distributed call, as a fraction of what is in use; where it is more, all
-    of it goes back to the system (`malloc_trim`). None leaves it to glibc."""
+    keep_free: ClassVar[float | None] = None
+    """Have glibc return freed memory to the system (`malloc_trim`) at distributed calls where it is more than this
+    fraction of what is in use: less memory, more page faults. None (the default) leaves it to glibc."""
 
     cache_constant_inputs: ClassVar[bool] = False
     """Keep what built-in `update_all`s made of operands that need no gradient, such as the input features, and take it

@@ -2,12 +2,12 @@
 
 By default glibc gives large blocks mappings of their own, which go back to the kernel when they are freed, but raises
 the size from which it does so to that of any such block freed (up to 32 MB). After one epoch nearly all tensors
-come from the heap, which goes back only at its end and only when twice that size is free there. Training a GAT with two
-workers, a worker then held 465 MB, against 250 to 262 MB with either threshold fixed.
+come from the heaps, one for each thread, where freed blocks stay. A fixed size keeps that from happening, and huge
+pages make fresh mappings cheap. `docs/memory.md` has figures.
 
-Setting any of the thresholds stops all of them from rising. glibc reads them when a process starts, so they are set for
-processes about to be started, and never by `import sar`. Other C libraries do not know these variables.
+Setting the size stops it from rising. glibc reads the variable when a process starts, so it is set for processes about
+to be started, and never by `import sar`. Other C libraries do not know it, nor do old versions of glibc know huge pages.
 """
 
-ENVIRONMENT: dict[str, str] = {"MALLOC_TRIM_THRESHOLD_": "2000000"}
-"""Environment variables by name; what a user has set already goes before them, as does `GLIBC_TUNABLES` in glibc."""
+ENVIRONMENT: dict[str, str] = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4194304:glibc.malloc.hugetlb=1"}
+"""Environment variables by name; what a user has set already goes before them."""

@@ -18,7 +18,7 @@ def block(size):
     return b"x" * size
 block(30_000_000)  # by default, glibc now takes blocks of up to this size from the heap
 before = resident()
-blocks = [block(4_000_000) for _ in range(20)]
+blocks = [block(5_000_000) for _ in range(16)]
 del blocks[:-1]  # the last one keeps the heap below it
 print(resident() - before)
 """
