@@ -6,7 +6,7 @@ come from the heaps, one for each thread, where freed blocks stay. A fixed size 
 pages make fresh mappings cheap. `docs/memory.md` has figures.
 
 Setting the size stops it from rising. glibc reads the variable when a process starts, so it is set for processes about
-to be started, and never by `import sar`. Other C libraries do not know it, nor do old versions of glibc know huge pages.
+to be started, and never by `import sar`. Other C libraries do not know it, nor old versions of glibc huge pages.
 """
 
 ENVIRONMENT: dict[str, str] = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4194304:glibc.malloc.hugetlb=1"}
