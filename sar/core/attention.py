@@ -23,18 +23,8 @@ from sar.core.eager import uncompiled
 from sar.core.message_passing import Passing
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype, add_rows
-from sar.kernels.attention import (
-    Attention,
-    Ends,
-    Gradients,
-    Running,
-    Score,
-    attend,
-    attend_grad,
-    destination_statistics,
-    project,
-    project_grad,
-)
+from sar.kernels.attention import attend, attend_grad, destination_statistics, project, project_grad
+from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 
 SEED_STEP = 0x9E3779B97F4A7C15  # between the dropout seeds of workers, whose edge IDs are the same numbers
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.kernels import attention_loops as loops
-from sar.kernels.attention import Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.numba_cpu import by_destination, by_source, flat
 from sar.kernels.threads import run_balanced, run_rows

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from sar.kernels.attention_operands import Attention, Ends, Gradients, Running
 from sar.kernels.edge_block import EdgeBlock
-
-if TYPE_CHECKING:
-    from sar.kernels.attention import Attention, Ends, Gradients, Running
 
 # Of SplitMix64, as int64.
 HASH_STEP, HASH_1, HASH_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sar
 from sar.core.attention import SEED_STEP, attention
-from sar.kernels.attention import Attention, Score
+from sar.kernels.attention_operands import Attention, Score
 from sar.kernels.reference_attention import _kept
 from tests.core.attempts import catch
 from tests.graphs import partition_in_memory, random_graph

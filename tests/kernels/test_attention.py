@@ -11,16 +11,8 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from sar.kernels import EdgeBlock
-from sar.kernels.attention import (
-    Attention,
-    Ends,
-    Gradients,
-    Running,
-    Score,
-    attend,
-    attend_grad,
-    destination_statistics,
-)
+from sar.kernels.attention import attend, attend_grad, destination_statistics
+from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 from sar.kernels.reference_attention import _kept
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from sar.core.attention import Remake, attention
 from sar.core.graph import GraphShardManager
 from sar.errors import GraphError
-from sar.kernels.attention import Score
+from sar.kernels.attention_operands import Score
 
 Features = Tensor | tuple[Tensor, Tensor]
 Forward = Callable[..., Any]

@@ -1,0 +1,83 @@
+"""What attention over the edges of a block works with: how scores are made, operands, running sums and gradients."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Score(IntEnum):
+    """How the logit of an edge is made of source features x, (D,) a head, and its destination's y."""
+
+    ADDITIVE = 0
+    """leaky_relu(attn . x + y), with a number y a head: Velickovic 2018, "Graph attention networks"."""
+    DYNAMIC = 1
+    """attn . leaky_relu(x + y): Brody 2022, "How attentive are graph attention networks?\""""
+    DOT = 2
+    """factor * x . y"""
+
+
+class Attention(NamedTuple):
+    """What all edges of a call have in common.
+
+    factor: slope of the leaky ReLU below 0, at least 0; of DOT what the products are multiplied with.
+    dropout: probability with which a weight becomes 0; the others grow by 1 / (1 - dropout).
+    seed: of dropout; a weight's fate depends on it, the edge ID and the head only.
+    """
+
+    score: Score
+    factor: float
+    dropout: float = 0.0
+    seed: int = 0
+
+
+class Ends(NamedTuple):
+    """Operands of a block's edges, of one dtype: float32 or float64.
+
+    x: (num_src, H, D) features of the sources.
+    y: of the destinations: (num_dst, H) for ADDITIVE scores, else features (num_dst, H, D).
+    attn: (H, D); None for DOT.
+    weight: (edges,) what the softmax of each edge is multiplied with; None stands for 1.
+    """
+
+    x: Tensor
+    y: Tensor
+    attn: Tensor | None
+    weight: Tensor | None
+
+
+class Running(NamedTuple):
+    """Sums over the edges so far, relative to exp(peak).
+
+    out: (num_dst, H, D) weighted sum.
+    peak: (num_dst, H) the greatest score.
+    total: (num_dst, H) sum of the exponentials.
+    """
+
+    out: Tensor
+    peak: Tensor
+    total: Tensor
+
+    @classmethod
+    def start(cls, num_dst: int, x: Tensor) -> Running:
+        """The sums over no edges, for source features like x, (*, H, D)."""
+        heads = x.new_zeros(num_dst, x.shape[1])
+        return cls(x.new_zeros(num_dst, *x.shape[1:]), torch.full_like(heads, -torch.inf), heads)
+
+    def finish(self, in_degrees: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted mean, (num_dst, H, D), 0 without in-edges, and the logarithm of the sum, (num_dst, H)."""
+        total = self.total.masked_fill_((in_degrees == 0).unsqueeze(1), 1)
+        out = self.out.div_(total.unsqueeze(2))
+        return out, self.peak.add_(total.log_())
+
+
+class Gradients(NamedTuple):
+    """Gradients of `Ends`, to which `attend_grad` adds; shapes as there."""
+
+    x: Tensor
+    y: Tensor
+    attn: Tensor | None
+    weight: Tensor | None
