@@ -28,8 +28,7 @@ class _MallocInfo(ctypes.Structure):
 
 def give_back() -> None:
     """Return free memory of the allocator to the system, where it is more than `Config.keep_free` of what is in use."""
-    functions = _glibc()
-    if functions is None or Config.keep_free is None:
+    if Config.keep_free is None or (functions := _glibc()) is None:
         return
     info, trim = functions
     found = info()

@@ -99,6 +99,18 @@ def test_scores_dropout_and_edge_weights(pool, world_size, score):
                     assert_close(results[name], value)
 
 
+def test_workers_draw_independently():
+    """With the same seed on all workers, no two have the same dropout, not even shifted."""
+    ids, like = torch.arange(20_000), torch.empty(20_000, 1)
+    one, other = (
+        _kept(Attention(Score.DOT, 1.0, DROPOUT, (SEED + rank * SEED_STEP) % 2**64), ids, like).flatten() > 0
+        for rank in (0, 1)
+    )
+    for shift in range(-3, 4):
+        together = (one & other.roll(shift)).double().mean()
+        assert abs(together - (1 - DROPOUT) ** 2) < 0.02  # equal ones would be 1 - DROPOUT
+
+
 class Sizes(TorchDispatchMode):
     """Notes the largest floating-point tensor that any operation makes; integers are the structure of the graph."""
 
