@@ -1,0 +1,102 @@
+"""A graph that may be larger than memory: edges that are read in chunks, and columns of which slices are read.
+
+`GraphSource` is what readers of files make, and what methods and the writer take. Nothing here loads a whole graph.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from sar.common_tuples import CanonicalEtype
+from sar.partition.graph_data import Array
+
+CHUNK_ROWS = 1 << 20
+"""Edges in a chunk: 16 MB of IDs."""
+
+
+class EdgeSource(Protocol):
+    """The edges of one type in their original order, which can be read again and again.
+
+    num_edges: E_r.
+    """
+
+    @property
+    def num_edges(self) -> int: ...
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+        """Sources and destinations, IDs within their types, int64, at most `rows` at a time."""
+        ...
+
+
+class Column(Protocol):
+    """A field of nodes or edges with a row for each; `numpy.ndarray` and `numpy.memmap` are columns.
+
+    shape: (rows, ...).
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __getitem__(self, rows: Any, /) -> Array:
+        """The rows of a slice, or of an ascending array of row numbers."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArrayEdges:
+    """Edges in two arrays, in memory or memory-mapped: src, dst, (E_r,) integers each."""
+
+    src: Array
+    dst: Array
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.src)
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+        """As in `EdgeSource`."""
+        for start in range(0, len(self.src), rows):
+            one = slice(start, start + rows)
+            yield np.asarray(self.src[one], np.int64), np.asarray(self.dst[one], np.int64)
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """A directed graph, of one or several types, with fields.
+
+    num_nodes: N_t by node type; types are numbered in this order.
+    edges: by canonical edge type (source type, relation, destination type); types are numbered in this order.
+    node_data: by node type, then name: columns of N_t rows.
+    edge_data: by edge type, then name: columns of E_r rows, in the order of the edges.
+    """
+
+    num_nodes: Mapping[str, int]
+    edges: Mapping[CanonicalEtype, EdgeSource]
+    node_data: Mapping[str, Mapping[str, Column]]
+    edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]
+
+    @cached_property
+    def first_node(self) -> dict[str, int]:
+        """By node type the number of its first node where nodes of all types are counted through."""
+        ends = np.cumsum([0, *self.num_nodes.values()]).tolist()
+        return dict(zip(self.num_nodes, ends, strict=False))
+
+    @property
+    def total_nodes(self) -> int:
+        return sum(self.num_nodes.values())
+
+    @property
+    def total_edges(self) -> int:
+        return sum(edges.num_edges for edges in self.edges.values())
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+        """Sources and destinations of all edges, type after type, with nodes counted through; int64."""
+        for (source, _, destination), edges in self.edges.items():
+            for src, dst in edges.chunks(rows):
+                yield src + self.first_node[source], dst + self.first_node[destination]
