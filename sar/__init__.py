@@ -7,6 +7,7 @@ from sar.adapters.dgl.shim import install_shim, require_dgl
 install_shim()  # before anything imports dgl
 
 from sar import comm, common_tuples, core  # noqa: E402
+from sar.adapters.dgl.dist_graph import convert_dist_graph  # noqa: E402
 from sar.adapters.dgl.partition_reader import load_dgl_partition_data  # noqa: E402
 from sar.adapters.dgl.patch import patch_dgl, patched_edge_softmax, unpatch_dgl  # noqa: E402
 from sar.adapters.dgl.sampling_graph import make_sampling_graph  # noqa: E402
@@ -66,6 +67,7 @@ __all__ = [
     "common_tuples",
     "construct_full_graph",
     "construct_mfgs",
+    "convert_dist_graph",
     "core",
     "ddp_sum_hook",
     "edge_softmax",

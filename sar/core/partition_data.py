@@ -100,8 +100,8 @@ def join_features(shards: list[Shard]) -> dict[str, Tensor]:
 def check_edge_ids(relations: list[list[Shard]], engine: Engine) -> None:
     """Check, together with all workers, that their edge IDs fit together: the last step of the construction.
 
-    IDs as partitioners give them run on from one partition to the next. Where every worker has such a run, they must
-    join; IDs of another kind are taken as they are.
+    IDs as partitioners give them run on from one worker to the next. Where every worker has such a run, they must join,
+    in any order; IDs of another kind are taken as they are.
 
     Raises:
         PartitionError: where the runs do not join, because the workers hold parts of different graphs.
@@ -110,14 +110,14 @@ def check_edge_ids(relations: list[list[Shard]], engine: Engine) -> None:
     first, last = min((int(i.min()) for i in ids), default=0), max((int(i.max()) for i in ids), default=-1)
     count = sum(len(i) for i in ids)
     runs = torch.stack(engine.all_gather(torch.tensor([first, last, count]), "checking edge IDs")).tolist()
+    if any(last - first + 1 != count for first, last, count in runs):
+        return
     expected = 0
-    for rank, (first, last, count) in enumerate(runs):
-        if last - first + 1 != count:
-            return
+    for (first, last, count), rank in sorted((run, rank) for rank, run in enumerate(runs)):
         if count and first != expected:
             raise PartitionError(
                 f"The edges of worker {rank} have the IDs {first} to {last}; expected them to begin at {expected}, "
-                "after those of the workers before. The workers hold parts of different graphs: load one partitioning."
+                "after those before. The workers hold parts of different graphs: load one partitioning."
             )
         expected += count
 

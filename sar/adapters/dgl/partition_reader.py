@@ -11,12 +11,12 @@ from torch import Tensor
 from sar import comm
 from sar.adapters.dgl.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.feature_files import Owned, open_features, open_orig_ids
-from sar.adapters.dgl.graph_file import LocalGraph, read_graph_file
+from sar.adapters.dgl.graph_file import DST, LocalGraph, read_graph_file
 from sar.adapters.dgl.partition_json import REWRITE, PartitionJson, owned_counts, read_partition_json
 from sar.adapters.dgl.shards import build_shards
 from sar.adapters.dgl.shim import require_dgl
 from sar.adapters.dgl.tensor_file import load
-from sar.adapters.dgl.visible_edges import order_edges
+from sar.adapters.dgl.visible_edges import has_all_edges, order_edges
 from sar.comm.process_group import engine
 from sar.common_tuples import NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
 from sar.errors import PartitionError
@@ -54,7 +54,8 @@ def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData
     from_dispatch = graph.lacks_part_id and spec.path.name == _DISPATCH_JSON
     edge_types = canonical_edge_types(spec, graph, part)
     node_features = _node_features(spec, part, graph, from_dispatch, device)
-    edges = order_edges(spec, part, graph)
+    _check_edge_ids(spec, part, graph)
+    edges = order_edges(graph, spec.partition_ranges, part)
     del graph
     return PartitionData(
         all_shard_edges=build_shards(spec, part, edges, edge_types, from_dispatch=from_dispatch, device=device),
@@ -126,6 +127,16 @@ def _check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph, own: Tens
     num_nodes = spec.partition_ranges[-1][1]
     if not bool(((graph.node_id >= 0) & (graph.node_id < num_nodes)).all()):
         raise PartitionError(f"{path} has node IDs outside [0, {num_nodes}), the nodes of {spec.path.name}. {REWRITE}")
+
+
+def _check_edge_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
+    start, end = int(spec.edge_ranges[part, 0, 0]), int(spec.edge_ranges[part, -1, 1])
+    if not has_all_edges(graph, start, end):
+        found = int(graph.is_inner[graph.edges[DST].long()].sum())
+        raise PartitionError(
+            f"{spec.files[part]['part_graph']} holds {found} edges into the nodes of partition {part}; expected "
+            f"one for every edge ID in [{start}, {end}), as {spec.path.name} says. {spec.edge_mend}"
+        )
 
 
 def _partition_book(spec: PartitionJson, part: int, edge_types: list[CanonicalEtype]) -> Any:

@@ -8,17 +8,59 @@ from torch import Tensor
 
 from sar.adapters.dgl.edge_type_names import types_of
 from sar.adapters.dgl.feature_files import Owned, open_features, open_orig_ids
-from sar.adapters.dgl.partition_json import PartitionJson, owned_counts
+from sar.adapters.dgl.partition_json import IdRanges, PartitionJson, owned_counts
 from sar.adapters.dgl.tensor_file import load_permuted
 from sar.adapters.dgl.visible_edges import VisibleEdges, chunks
 from sar.common_tuples import EID, ETYPE, ORIG_ID, CanonicalEtype, ShardEdgesAndFeatures
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
     """One edge field of all shards in visible order; shard p has the rows [bounds[p], bounds[p + 1])."""
 
     values: Tensor
     bounds: list[int]
+
+
+class EdgeColumns:
+    """The edges of a partition with their fields, to be cut into shards.
+
+    Args:
+        edges: in visible order.
+        edge_ranges: of global IDs, by partition and type.
+        device: where they go.
+    """
+
+    def __init__(self, edges: VisibleEdges, edge_ranges: IdRanges, device: torch.device) -> None:
+        self.edges = edges
+        self.device = device
+        self.bounds: list[int] = edges.bounds.tolist()
+        self.columns = {EID: Column(edges.edge_id.to(device), self.bounds)}
+        several = edge_ranges.shape[1] > 1
+        self.type_of_edge = types_of(edges.edge_id, edge_ranges) if several else None
+        if self.type_of_edge is not None:
+            self.columns[ETYPE] = Column(self.type_of_edge.to(device), self.bounds)
+
+    def rows_of(self, type_id: int) -> tuple[slice | Tensor, list[int]]:
+        """The rows of an edge type, and their bounds."""
+        if self.type_of_edge is None:
+            return slice(None), self.bounds
+        rows = (self.type_of_edge == type_id).nonzero().squeeze(1)
+        return rows, torch.searchsorted(rows, self.edges.bounds).tolist()
+
+    def add_feature(self, etype: CanonicalEtype, name: str, column: Column) -> None:
+        """Add a feature of an edge type."""
+        self.columns[name if self.type_of_edge is None else f"{':'.join(etype)}/{name}"] = column
+
+    def cut(self) -> list[ShardEdgesAndFeatures]:
+        """Each shard's tensors are slices: the shards of a field lie one after the other in memory."""
+        src, dst = self.edges.src.to(self.device), self.edges.dst.to(self.device)
+        return [
+            ShardEdgesAndFeatures(
+                (src[begin:end], dst[begin:end]),
+                {key: values[bounds[p] : bounds[p + 1]] for key, (values, bounds) in self.columns.items()},
+            )
+            for p, (begin, end) in enumerate(pairwise(self.bounds))
+        ]
 
 
 def build_shards(
@@ -30,48 +72,31 @@ def build_shards(
     from_dispatch: bool,
     device: torch.device,
 ) -> list[ShardEdgesAndFeatures]:
-    """Read the edge features of a partition and cut edges and features into shards.
-
-    Each shard's tensors are slices: the shards of a field lie one after the other in memory.
-    """
+    """Read the edge features of a partition and cut edges and features into shards."""
     names = [":".join(etype) for etype in edge_types]
     type_ids = {name: i for spelling in (spec.edge_types, names) for i, name in enumerate(spelling)}
     owned = Owned("edges", type_ids, owned_counts(spec.edge_ranges, part))
     features = open_features(spec, part, owned, from_dispatch=from_dispatch)
     orig_ids = open_orig_ids(spec, part, owned)
-
-    all_rows = edges.bounds.tolist()
-    columns = {EID: _Column(edges.edge_id.to(device), all_rows)}
-    type_of_edge = types_of(edges.edge_id, spec.edge_ranges) if len(names) > 1 else None
-    if type_of_edge is not None:
-        columns[ETYPE] = _Column(type_of_edge.to(device), all_rows)
+    fields = EdgeColumns(edges, spec.edge_ranges, device)
     if orig_ids:
-        columns[ORIG_ID] = _Column(torch.empty(len(edges.edge_id), dtype=torch.int64, device=device), all_rows)
+        everywhere = torch.empty(len(edges.edge_id), dtype=torch.int64, device=device)
+        fields.columns[ORIG_ID] = Column(everywhere, fields.bounds)
     elif edges.orig_edge_id is not None:
-        columns[ORIG_ID] = _Column(edges.orig_edge_id.to(device), all_rows)
+        fields.columns[ORIG_ID] = Column(edges.orig_edge_id.to(device), fields.bounds)
 
-    for type_id, name in enumerate(names):
+    for type_id, etype in enumerate(edge_types):
         ids_here = [one for one in orig_ids if one.type_id == type_id]
         features_here = [one for one in features if one.type_id == type_id]
         if not ids_here and not features_here:
             continue
-        rows = slice(None) if type_of_edge is None else (type_of_edge == type_id).nonzero().squeeze(1)
-        bounds = all_rows if isinstance(rows, slice) else torch.searchsorted(rows, edges.bounds).tolist()
+        rows, bounds = fields.rows_of(type_id)
         position = _positions(edges.edge_id[rows], int(spec.edge_ranges[part, type_id, 0]))
         for one in ids_here:
-            columns[ORIG_ID].values[rows] = load_permuted(one.stored, position, device)
+            fields.columns[ORIG_ID].values[rows] = load_permuted(one.stored, position, device)
         for one in features_here:
-            key = one.name if type_of_edge is None else f"{name}/{one.name}"
-            columns[key] = _Column(load_permuted(one.stored, position, device), bounds)
-
-    src, dst = edges.src.to(device), edges.dst.to(device)
-    return [
-        ShardEdgesAndFeatures(
-            (src[begin:end], dst[begin:end]),
-            {key: values[bounds[p] : bounds[p + 1]] for key, (values, bounds) in columns.items()},
-        )
-        for p, (begin, end) in enumerate(pairwise(all_rows))
-    ]
+            fields.add_feature(etype, one.name, Column(load_permuted(one.stored, position, device), bounds))
+    return fields.cut()
 
 
 def _positions(edge_id: Tensor, first: int) -> Tensor:

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from sar.adapters.dgl.graph_file import DST, SRC, LocalGraph
-from sar.adapters.dgl.partition_json import PartitionJson
 from sar.common_tuples import EID, ORIG_ID
-from sar.errors import PartitionError
 
 _CHUNK = 2**18
 
@@ -31,16 +29,18 @@ class VisibleEdges(NamedTuple):
     bounds: Tensor
 
 
-def order_edges(spec: PartitionJson, part: int, graph: LocalGraph) -> VisibleEdges:
+def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
     """Pick out and sort the edges of a partition; takes them out of `graph`.
 
-    Raises:
-        PartitionError: they are not the edges that the JSON file promises.
+    Args:
+        graph: the partition and its halo.
+        node_ranges: [start, end) of global node IDs of every partition.
+        part: the partition.
     """
     # Memory: temporaries are cut into chunks, and every column of the graph is let go once it is sorted. So beside the
     # graph at most 20 bytes an edge are held while sorting, and 16 afterwards.
     columns = graph.edges
-    rows, bounds = _visible_rows(spec, part, graph)
+    rows, bounds = _visible_rows(graph, node_ranges, part)
     return VisibleEdges(
         src=_pick(columns.pop(SRC), rows, graph.node_id),
         dst=_pick(columns.pop(DST), rows, graph.node_id),
@@ -50,36 +50,52 @@ def order_edges(spec: PartitionJson, part: int, graph: LocalGraph) -> VisibleEdg
     )
 
 
+def has_all_edges(graph: LocalGraph, start: int, end: int) -> bool:
+    """Whether the edges into the partition's own nodes have each of the IDs `start` to `end` - 1 once."""
+    edge_id = graph.edges[EID][_owned(graph)]
+    if len(edge_id) != end - start:
+        return False
+    seen = torch.zeros(end - start, dtype=torch.bool)
+    for chunk in chunks(len(edge_id)):
+        number = edge_id[chunk] - start
+        if not bool(((number >= 0) & (number < end - start)).all()):
+            return False
+        seen[number] = True
+    return bool(seen.all())
+
+
 def chunks(count: int) -> Iterator[slice]:
     """Cut `count` rows into slices small enough for temporaries."""
     return (slice(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK))
 
 
-def _visible_rows(spec: PartitionJson, part: int, graph: LocalGraph) -> tuple[Tensor, Tensor]:
-    """Row numbers of the partition's edges in visible order, (E,), and the shards' bounds."""
-    src, dst, edge_id = graph.edges[SRC], graph.edges[DST], graph.edges[EID]
-    inner = graph.is_inner[dst.long()]
+def _owned(graph: LocalGraph) -> slice | Tensor:
+    """The edges into own nodes; a slice where they come first, as DGL writes them."""
+    inner = graph.is_inner[graph.edges[DST].long()]
     count = int(inner.sum())
-    first_come = bool(inner[:count].all())  # as DGL writes them
-    owned = None if first_come else inner.nonzero().squeeze(1)
-    edge_id = edge_id[:count] if owned is None else edge_id[owned]
-    _check_edge_ids(spec, part, edge_id)
+    return slice(count) if bool(inner[:count].all()) else inner.nonzero().squeeze(1)
 
-    start, end = spec.partition_ranges[part]
-    ends = torch.tensor([end for _, end in spec.partition_ranges])
+
+def _visible_rows(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> tuple[Tensor, Tensor]:
+    """Row numbers of the partition's edges in visible order, (E,), and the shards' bounds."""
+    src, dst, owned = graph.edges[SRC], graph.edges[DST], _owned(graph)
+    edge_id = graph.edges[EID][owned]
+    count = len(edge_id)
+    start, end = node_ranges[part]
+    ends = torch.tensor([end for _, end in node_ranges])
     place = torch.empty(count, dtype=torch.int64)  # by source partition, then destination
-    counts = torch.zeros(spec.num_parts, dtype=torch.int64)
+    counts = torch.zeros(len(node_ranges), dtype=torch.int64)
     for chunk in chunks(count):
-        at = chunk if owned is None else owned[chunk]
+        at = chunk if isinstance(owned, slice) else owned[chunk]
         source_part = torch.searchsorted(ends, graph.node_id[src[at].long()], right=True)
-        counts += torch.bincount(source_part, minlength=spec.num_parts)
+        counts += torch.bincount(source_part, minlength=len(node_ranges))
         place[chunk] = source_part * (end - start) + graph.node_id[dst[at].long()] - start
     if bool((edge_id[1:] > edge_id[:-1]).all()):
         order = torch.from_numpy(np.argsort(place.numpy(), kind="stable"))
     else:
         order = torch.from_numpy(np.lexsort((edge_id.numpy(), place.numpy())))
     bounds = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    return order if owned is None else owned[order], bounds
+    return order if isinstance(owned, slice) else owned[order], bounds
 
 
 def _pick(column: Tensor, rows: Tensor, global_id: Tensor | None = None) -> Tensor:
@@ -89,18 +105,3 @@ def _pick(column: Tensor, rows: Tensor, global_id: Tensor | None = None) -> Tens
         values = column[rows[chunk]]
         result[chunk] = values if global_id is None else global_id[values.long()]
     return result
-
-
-def _check_edge_ids(spec: PartitionJson, part: int, edge_id: Tensor) -> None:
-    start, end = int(spec.edge_ranges[part, 0, 0]), int(spec.edge_ranges[part, -1, 1])
-    complete = len(edge_id) == end - start
-    seen = torch.zeros(end - start, dtype=torch.bool)
-    for chunk in chunks(len(edge_id) if complete else 0):
-        number = edge_id[chunk] - start
-        complete &= bool(((number >= 0) & (number < end - start)).all())
-        seen[number.clamp(0, end - start - 1)] = True
-    if not (complete and bool(seen.all())):
-        raise PartitionError(
-            f"{spec.files[part]['part_graph']} holds {len(edge_id)} edges into the nodes of partition {part}; expected "
-            f"one for every edge ID in [{start}, {end}), as {spec.path.name} says. {spec.edge_mend}"
-        )
