@@ -100,7 +100,8 @@ def _settings(
     """The environment that all processes share."""
     addresses = [f"127.0.0.{machine + 1}" for machine in range(machines)]
     ip_config = folder / "ip_config.txt"
-    ip_config.write_text("".join(f"{address} {port}\n" for address, port in zip(addresses, _free_ports(addresses))))
+    places = zip(addresses, _free_ports(addresses), strict=True)
+    ip_config.write_text("".join(f"{address} {port}\n" for address, port in places))
     [master_port] = _free_ports(addresses[:1])
     settings = {
         "DGL_DIST_MODE": "distributed",
@@ -117,7 +118,9 @@ def _settings(
         "MASTER_ADDR": addresses[0],
         "MASTER_PORT": master_port,
         "WORLD_SIZE": machines * trainers,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(
+            os.pathsep
+        ),
     }
     return os.environ | {name: str(value) for name, value in settings.items()}
 
@@ -125,7 +128,7 @@ def _settings(
 def _free_ports(addresses: Sequence[str]) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in addresses]
-        for one, address in zip(sockets, addresses):
+        for one, address in zip(sockets, addresses, strict=True):
             one.bind((address, 0))
         return [one.getsockname()[1] for one in sockets]
 
@@ -182,7 +185,7 @@ def _remove_shared_memory(prefix: str) -> None:
 
 def _pretend(machine: int, prefix: str) -> None:
     """Make DGL take this process for one of another machine than its neighbours."""
-    import sar  # noqa: F401  before dgl, which it may have to help
+    import sar  # noqa: F401  # isort: skip  (before dgl)
     import dgl.distributed
     from dgl import DGLGraph, heterograph_index
 

@@ -50,7 +50,9 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
     with engine.guard():
         engine.agree("convert_dist_graph")
         if not isinstance(dist_graph, require_dgl().distributed.DistGraph):
-            raise GraphError(f"convert_dist_graph was given a {type(dist_graph).__name__}; expected a DistGraph of DGL.")
+            raise GraphError(
+                f"convert_dist_graph was given a {type(dist_graph).__name__}; expected a DistGraph of DGL."
+            )
         served = _Served.of(dist_graph)
         share = _deal(served, engine)
         data = PartitionData(

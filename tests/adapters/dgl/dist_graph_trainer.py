@@ -12,7 +12,6 @@ import sar
 from sar.adapters.dgl.shim import require_dgl
 
 dgl = require_dgl()
-import dgl.distributed  # noqa: E402
 from dgl.nn import HeteroGraphConv, SAGEConv  # noqa: E402
 
 Results = dict[str, dict[str, Tensor]]
