@@ -164,7 +164,7 @@ def _runs(served: _Served, count: int) -> list[tuple[int, int]]:
     cost[served.graph.node_id[own] - start] += in_degrees[own]
     reached = cost.cumsum(0)
     goals = torch.arange(1, count) * int(cost.sum()) // count
-    cuts = [start, *(start + torch.searchsorted(reached, goals)).tolist(), end]
+    cuts = [start, *(start + torch.searchsorted(reached, goals, right=True)).tolist(), end]
     return list(pairwise(cuts))
 
 

@@ -65,7 +65,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tup
     yield started
     for process, *_ in started.values():
         process.terminate()
-        process.wait(30)
+        process.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -97,6 +97,16 @@ def convert(file: Path) -> tuple[list[tuple[int, int]], Any]:
 def test_trainers_of_one_partition_share_it(pool: WorkerPool, tmp_path: Path, name: str) -> None:
     directory = write_directory(tmp_path, GRAPHS[name](), 1)
     check(directory.graph, pool.run(convert, directory.path))
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_the_first_share_may_have_the_last_edges(pool: WorkerPool, tmp_path: Path) -> None:
+    src, dst = torch.arange(30) % 10, torch.arange(30) // 3
+    graph = dgl.heterograph({("a", "r", "b"): (src, dst), ("b", "s", "a"): (src, dst)})
+    trainer.with_fields(graph, torch.Generator())
+    found = pool.run(convert, write_directory(tmp_path, graph, 1).path)
+    check(graph, found)
+    assert [results["edges"]["a:r:b"]["_ID"].tolist() for _, results in found] == [[], list(range(30))]
 
 
 def edges_by_rank(file: Path) -> int:

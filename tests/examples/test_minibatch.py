@@ -1,0 +1,59 @@
+"""The mini-batch examples: what they say of the whole graph, against the same parameters in one process of plain DGL."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import sar
+from sar.adapters.dgl.models import dgl_graph
+from sar.partition.community_graph import community_graph
+from sar.partition.datasets import load_dataset
+from sar.partition.graph_data import SPLIT, write_npz
+from tests.examples.test_full_graph import run
+from tests.examples.test_models import example
+
+EPOCHS, FANOUTS = 3, (5, 5)
+OPTIONS = ["--epochs", str(EPOCHS), "--batch-size", "50", "--fanouts", *map(str, FANOUTS)]
+
+
+def accuracies_alone(file: Path, parameters: Path) -> list[float]:
+    """On the training, validation and test nodes, by the example's model in one process."""
+    data = load_dataset(str(file)).with_split().with_reverse_edges().with_self_loops()
+    graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
+    x, labels = (torch.from_numpy(data.node_data[key]) for key in ("feat", "label"))
+    model = example("minibatch").GraphSAGE(x.shape[1], 64, int(labels.max()) + 1, len(FANOUTS))
+    model.load_state_dict(torch.load(parameters, weights_only=True))
+    right = model([graph] * len(FANOUTS), x).argmax(1) == labels
+    return [right[torch.from_numpy(data.node_data[mask])].double().mean().item() for mask in SPLIT]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "distdgl_then_full_eval",
+        pytest.param(
+            "minibatch", marks=pytest.mark.skipif(not hasattr(sar, "DataLoader"), reason="sar has no loader yet")
+        ),
+    ],
+)
+def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
+    file, parameters = tmp_path / "generated.npz", tmp_path / "parameters.pt"
+    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
+    out = tmp_path / "partitions"
+    run(sys.executable, "examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
+    json_file = str(out / "generated.json")
+    options = [*OPTIONS, "--parameters", str(parameters)]
+    if script == "minibatch":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        said = run(*torchrun, "examples/minibatch.py", "--partition-json", json_file, *options)
+    else:
+        cluster = [sys.executable, "examples/distdgl_cluster.py", "--partition-json", json_file, "--trainers", "2"]
+        said = run(*cluster, f"examples/{script}.py", *options)
+    assert len(re.findall(r"^epoch \d+: loss", said, re.MULTILINE)) == EPOCHS
+    [found] = re.findall(r"^on the whole graph: train ([\d.]+), val ([\d.]+), test ([\d.]+)$", said, re.MULTILINE)
+    expected = accuracies_alone(file, parameters)
+    assert list(map(float, found)) == pytest.approx(expected, abs=1e-3)
+    assert min(expected) > 0.4  # 0.25 by chance
