@@ -1,4 +1,4 @@
-"""The mini-batch examples: what they say of the whole graph, against the same parameters in one process of plain DGL."""
+"""The mini-batch examples: what they say of the whole graph, against the same parameters in plain DGL."""
 
 import re
 import sys
