@@ -36,7 +36,9 @@ class Model(nn.Module):
         return layer
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # (N, F) -> (N, C)
-        for index, layer in enumerate(self.layers):
+        """With one graph for all layers, or a list of one for each."""
+        graphs = graph if isinstance(graph, list) else [graph] * len(self.layers)
+        for index, (layer, graph) in enumerate(zip(self.layers, graphs, strict=True)):
             x = self._activate(layer(graph, x).flatten(1), index)
         return x
 

@@ -55,16 +55,21 @@ def run_cluster(
     samplers: int = 0,
     threads: int = 1,
     time_limit: float = 600,
+    quiet: bool = False,
 ) -> Usage:
     """Run a script on every trainer of a cluster, with a server beside them on each machine.
 
     Args:
-        script: the file and its arguments; it prints where this process does.
+        script: the file and its arguments, or -m and a module.
         partition_json: the JSON file of a partition directory.
         trainers: on each machine.
         samplers: processes that sample for each trainer.
         threads: of each process.
         time_limit: seconds after which all processes are killed.
+        quiet: show what the trainers print only when something fails, as it is with the servers.
+
+    Returns:
+        Memory at the peak.
 
     Raises:
         ClusterError: a process failed or the time was up; no process is left then either.
@@ -81,12 +86,11 @@ def run_cluster(
         for machine in range(machines):
             here = settings | {MACHINE: str(machine), PREFIX: f"{prefix}-{machine}-"}
             role = here | {"DGL_ROLE": "server", "DGL_SERVER_ID": str(machine)}
-            with open(folder / f"server-{machine}.log", "wb") as log:
-                servers[f"server {machine}"] = _start([__file__, "--serve"], role, log)
+            servers[f"server {machine}"] = _start([__file__, "--serve"], role, folder / f"server-{machine}.log")
             for local_rank in range(trainers):
                 rank = machine * trainers + local_rank
                 role = here | {"DGL_ROLE": "client", "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-                clients[f"trainer {rank}"] = _start(script, role)
+                clients[f"trainer {rank}"] = _start(script, role, folder / f"trainer-{rank}.log" if quiet else None)
         try:
             return _wait(servers, clients, time_limit)
         except ClusterError as error:
@@ -133,30 +137,30 @@ def _free_ports(addresses: Sequence[str]) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _start(command: Sequence[str], environment: dict[str, str], log: Any = None) -> "subprocess.Popen[bytes]":
+def _start(command: Sequence[str], environment: dict[str, str], log: Path | None) -> "subprocess.Popen[bytes]":
     """Start a process in a group of its own, which its samplers belong to as well."""
-    return subprocess.Popen(
-        [sys.executable, *command],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(log.open("wb")) if log else None
+        return subprocess.Popen(
+            [sys.executable, *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
 
 def _wait(servers: Processes, trainers: Processes, time_limit: float) -> Usage:
     """Wait until all have ended well."""
     deadline = time.monotonic() + time_limit
-    peaks: dict[str, int] = {}
+    peaks = dict.fromkeys(trainers | servers, 0)
     running = trainers | servers
     while running:
         for name, process in list(running.items()):
-            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if pid:
+            peaks[name] = max(peaks[name], _peak_memory(process.pid))
+            if process.poll() is not None:
                 del running[name]
-                process.returncode = os.waitstatus_to_exitcode(status)
-                peaks[name] = usage.ru_maxrss * 1024
                 if process.returncode != 0:
                     raise ClusterError(f"The {name} ended with status {process.returncode}.")
                 if not running.keys() & trainers.keys():
@@ -165,6 +169,15 @@ def _wait(servers: Processes, trainers: Processes, time_limit: float) -> Usage:
             raise ClusterError(f"The {', '.join(running)} did not end in time.")
         time.sleep(0.05)
     return Usage([peaks[name] for name in servers], [peaks[name] for name in trainers])
+
+
+def _peak_memory(pid: int) -> int:
+    """Bytes that were resident at most so far; 0 of a process that has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def _kill(processes: "list[subprocess.Popen[bytes]]") -> None:

@@ -145,7 +145,7 @@ def test_sections_are_replaced_or_appended(tmp_path: Path) -> None:
 
 def test_the_page_has_a_place_for_every_section() -> None:
     page = (REPOSITORY / "docs" / "benchmarks.md").read_text()
-    for name in ("rmat", *main_benchmark.REAL, "network", "growth", "wire"):
+    for name in ("rmat", *main_benchmark.REAL, "network", "growth", "minibatch", "wire"):
         assert page.index(f"<!-- generated: {name} -->") < page.index(f"<!-- end: {name} -->")
 
 

@@ -1,0 +1,320 @@
+"""Mini-batches by this library's loader, DistDGL's, and DGL's in one process: `python -m benchmarks.minibatch`.
+
+Time and memory on one graph; on a real one, accuracy after equal epochs and the time to an accuracy, beside training on
+the whole graph.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import command, minibatch_training
+from benchmarks.graphs import GeneratedSize, Prepared, prepare
+from benchmarks.minibatch_training import Job, Measured
+from benchmarks.report import MEGA, describe_setting, write_section
+from benchmarks.results import setting
+from benchmarks.summary import Spread
+from examples.distdgl_cluster import ClusterError, run_cluster
+from sar.cli.demo.report import as_markdown, as_text
+from sar.cli.processes import run_workers
+from sar.errors import ConfigError, SarError
+
+SAR, DISTDGL, SINGLE, WHOLE = "sar", "DistDGL", "DGL, 1 process", "sar, whole graph"
+LOADERS = SAR, DISTDGL, SINGLE
+NEAR = 0.98
+"""The accuracy to reach, as a fraction of the least among the runs' best ones, so that all reach it."""
+
+SPEED_HEADER = (
+    "batches from",
+    "s / epoch",
+    "/ DistDGL",
+    "batches / s",
+    "ms a batch",
+    "fetching",
+    "computing",
+    "MB of a trainer",
+    "MB of a server",
+)
+ACCURACY_HEADER = ("trained by", "epochs", "s / epoch", "accuracy at the end", "best", "s to the same accuracy")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run; of several by the same loader `repeat` counts from 0. Servers: bytes at the peak."""
+
+    loader: str
+    repeat: int
+    trainers: list[Measured]
+    servers: list[int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The runs on one graph.
+
+    graph: in words.
+    batch_size: of each trainer.
+    warm_up: first epochs, whose time does not count; 0 where time to an accuracy does.
+    """
+
+    graph: str
+    batch_size: int
+    warm_up: int
+    setting: dict[str, str]
+    runs: list[Run] = field(default_factory=list)
+
+    def of(self, loader: str) -> list[Run]:
+        """The runs by one loader."""
+        return [run for run in self.runs if run.loader == loader]
+
+    @property
+    def loaders(self) -> list[str]:
+        """Those measured."""
+        return list(dict.fromkeys(run.loader for run in self.runs))
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure, or read earlier results, and write the tables."""
+    arguments = _parser().parse_args(argv)
+    with command.work_directory(arguments.work) as work:
+        parts = load(arguments.earlier) if arguments.earlier else _measure(argv, arguments, work)
+    text = []
+    for part, rows in zip(parts, (speed_table(parts[0]), accuracy_table(parts[1])), strict=True):
+        print(f"\n{part.graph}\n{as_text(rows)}")
+        text += [f"{part.graph}\n\n{describe_setting(part.setting)}", as_markdown(rows)]
+    write_section(arguments.docs / "benchmarks.md", "minibatch", "\n\n".join(text))
+
+
+def speed_table(part: Part) -> list[tuple[str, ...]]:
+    """Time and memory by loader; `SPEED_HEADER` first."""
+    rows: list[tuple[str, ...]] = [SPEED_HEADER]
+    for loader in part.loaders:
+        runs = part.of(loader)
+        beside = [(run, other) for run in runs for other in part.of(DISTDGL) if other.repeat == run.repeat]
+        seconds = [_seconds(part, run) for run in runs]
+        seeds = sum(trainer.seeds for trainer in runs[0].trainers)
+        per_batch = [[1000 * value / run.trainers[0].batches for value in _shares(part, run)] for run in runs]
+        fetching, computing = zip(*per_batch, strict=True)
+        servers = [max(run.servers) / MEGA for run in runs if run.servers]
+        rows.append(
+            (
+                loader,
+                Spread.of(seconds).text(),
+                Spread.of(_seconds(part, a) / _seconds(part, b) for a, b in beside).text() if beside else "",
+                Spread.of(seeds / part.batch_size / value for value in seconds).text(1),
+                f"{median(map(sum, per_batch)):.1f}",
+                Spread.of(fetching).text(1),
+                Spread.of(computing).text(1),
+                f"{median(max(t.resident for t in run.trainers) for run in runs) / MEGA:.0f}",
+                f"{median(servers):.0f}" if servers else "",
+            )
+        )
+    return rows
+
+
+def accuracy_table(part: Part) -> list[tuple[str, ...]]:
+    """Test accuracy and the time to one that all reach; `ACCURACY_HEADER` first."""
+    goal = NEAR * min(max(run.trainers[0].accuracies) for run in part.runs)
+    rows: list[tuple[str, ...]] = [(*ACCURACY_HEADER[:-1], f"s to {goal:.3f}")]
+    for loader in part.loaders:
+        runs = part.of(loader)
+        accuracies = [run.trainers[0].accuracies for run in runs]
+        rows.append(
+            (
+                loader,
+                str(len(accuracies[0])),
+                Spread.of(_seconds(part, run) for run in runs).text(3),
+                Spread.of(of_run[-1] for of_run in accuracies).text(4),
+                Spread.of(max(of_run) for of_run in accuracies).text(4),
+                Spread.of(seconds_to(goal, run) for run in runs).text(),
+            )
+        )
+    return rows
+
+
+def seconds_to(goal: float, run: Run) -> float:
+    """Seconds of training until the accuracy on the whole graph reached `goal`."""
+    total = 0.0
+    for epoch, accuracy in enumerate(run.trainers[0].accuracies):
+        total += max(trainer.seconds[epoch] for trainer in run.trainers)
+        if accuracy >= goal:
+            return total
+    raise ConfigError(f"{run.loader} never reaches an accuracy of {goal:.3f}.")
+
+
+def save(parts: Sequence[Part], file: Path) -> None:
+    """Write results as JSON."""
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps([asdict(part) for part in parts]))
+    unfinished.rename(file)
+
+
+def load(file: Path) -> list[Part]:
+    """Read what `save` wrote.
+
+    Raises:
+        ConfigError: the file is missing or holds something else.
+    """
+    try:
+        return [Part(**part | {"runs": [_run(run) for run in part["runs"]]}) for part in json.loads(file.read_text())]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"'{file}' holds no results of this benchmark: {error!r}") from error
+
+
+def _run(run: dict[str, Any]) -> Run:
+    return Run(**run | {"trainers": [Measured(**trainer) for trainer in run["trainers"]]})
+
+
+def _seconds(part: Part, run: Run) -> float:
+    """The median epoch of the slowest trainer."""
+    return max(median(trainer.seconds[part.warm_up :]) for trainer in run.trainers)
+
+
+def _shares(part: Part, run: Run) -> tuple[float, float]:
+    """Seconds of an epoch until batches are there, and of the rest; medians of the first trainer."""
+    first = run.trainers[0]
+    pairs = list(zip(first.seconds, first.fetching, strict=True))[part.warm_up :]
+    return median(fetching for _, fetching in pairs), median(seconds - fetching for seconds, fetching in pairs)
+
+
+# -- measuring
+
+
+def _parser() -> argparse.ArgumentParser:
+    size = GeneratedSize()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.minibatch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_paths(parser)
+    parser.add_argument("--graph", default="rmat", metavar="NAME", help="for time and memory (%(default)s)")
+    parser.add_argument("--nodes", type=int, default=size.nodes, metavar="N", help="of the generated graph")
+    parser.add_argument("--edges", type=int, default=size.edges, metavar="N", help="of the generated graph")
+    parser.add_argument("--features", type=int, default=size.features, metavar="F", help="where random (%(default)s)")
+    parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=list(LOADERS), help="(all)")
+    parser.add_argument("--workers", type=int, default=2, metavar="W", help="trainers, and threads alone (%(default)s)")
+    parser.add_argument("--samplers", type=int, default=0, metavar="N", help="processes a trainer (%(default)s)")
+    parser.add_argument("--fanouts", type=int, nargs=3, default=[15, 10, 5], metavar="K", help="(15 10 5)")
+    parser.add_argument("--batch-size", type=int, default=1000, metavar="N", help="of a trainer (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=4, metavar="N", help="(%(default)s)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="N", help="epochs before them (%(default)s)")
+    parser.add_argument("--real", default="amazon_computers", metavar="NAME", help="for accuracy (%(default)s)")
+    parser.add_argument("--real-batch-size", type=int, default=250, metavar="N", help="of a trainer (%(default)s)")
+    parser.add_argument("--real-epochs", type=int, default=20, metavar="N", help="with batches (%(default)s)")
+    parser.add_argument("--whole-epochs", type=int, default=150, metavar="N", help="on the whole graph (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of every run (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of graph, split and parameters (%(default)s)")
+    parser.add_argument("--time-limit", type=float, default=600, metavar="S", help="for one run (%(default)s)")
+    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write minibatch.json anew")
+    return parser
+
+
+def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Part]:
+    """Measure on both graphs; results are saved after each run."""
+    size = GeneratedSize(arguments.nodes, arguments.edges, arguments.features)
+    fast, real = (
+        prepare(name, size, arguments.data, work, arguments.seed) for name in (arguments.graph, arguments.real)
+    )
+    job = Job(
+        num_classes=fast.num_classes,
+        fanouts=arguments.fanouts,
+        batch_size=arguments.batch_size,
+        trainers=arguments.workers,
+        samplers=arguments.samplers,
+        epochs=arguments.warm_up + arguments.epochs,
+        learning_rate=0.01,
+        seed=arguments.seed,
+        evaluate=False,
+    )
+    long = replace(
+        job,
+        num_classes=real.num_classes,
+        batch_size=arguments.real_batch_size,
+        epochs=arguments.real_epochs,
+        evaluate=True,
+    )
+    whole = replace(long, epochs=arguments.whole_epochs)
+    shown = command.shown("benchmarks.minibatch", argv)
+    parts = [
+        Part(_words(fast), job.batch_size, arguments.warm_up, setting(shown, _options(job, arguments))),
+        Part(_words(real), long.batch_size, 0, setting(shown, _options(long, arguments))),
+    ]
+    plan = [(parts[0], fast, dict.fromkeys(arguments.loaders, job))]
+    plan.append((parts[1], real, dict.fromkeys(arguments.loaders, long) | {WHOLE: whole}))
+    for part, graph, jobs in plan:
+        for run in _run_all(graph, jobs, arguments):
+            part.runs.append(run)
+            print(f"{graph.name} {run.repeat + 1}: {run.loader}: {_seconds(part, run):.3f} s an epoch", flush=True)
+            save(parts, work / "minibatch.json")
+    return parts
+
+
+def _run_all(graph: Prepared, jobs: dict[str, Job], arguments: argparse.Namespace) -> Iterator[Run]:
+    """Every loader once, then again for each repeat, with other seeds."""
+    for repeat in range(arguments.repeats):
+        for loader, job in jobs.items():
+            yield _train(loader, replace(job, seed=job.seed + repeat), graph, repeat, arguments.time_limit)
+
+
+def _train(loader: str, job: Job, graph: Prepared, repeat: int, time_limit: float) -> Run:
+    if loader == DISTDGL:
+        return _cluster(job, graph, repeat, time_limit)
+    targets: dict[str, tuple[Callable[..., Measured], int, Path]] = {
+        SINGLE: (minibatch_training.single, 1, graph.file),
+        SAR: (minibatch_training.worker, job.trainers, graph.partitions(job.trainers)),
+        WHOLE: (minibatch_training.whole_graph, job.trainers, graph.partitions(job.trainers)),
+    }
+    target, processes, file = targets[loader]
+    trainers = run_workers(
+        target,
+        job,
+        file,
+        n_workers=processes,
+        n_threads=job.trainers // processes,
+        time_limit=time_limit,
+        allocator={},
+    )
+    return Run(loader, repeat, trainers, [])
+
+
+def _cluster(job: Job, graph: Prepared, repeat: int, time_limit: float) -> Run:
+    """A run of DistDGL, with one trainer on each machine."""
+    with tempfile.TemporaryDirectory(prefix="sar-distdgl-") as name:
+        folder = Path(name)
+        (folder / "job").write_text(json.dumps(asdict(job)))
+        script = ["-m", "benchmarks.minibatch_training", str(folder / "job"), name]
+        partitions = graph.partitions(job.trainers)
+        try:
+            usage = run_cluster(script, partitions, samplers=job.samplers, time_limit=time_limit, quiet=True)
+        except ClusterError as error:
+            raise SarError(f"DistDGL failed: {error}") from error
+        files = (folder / f"{rank}.json" for rank in range(job.trainers))
+        trainers = [Measured(**json.loads(file.read_text())) for file in files]
+    return Run(DISTDGL, repeat, trainers, usage.servers)
+
+
+def _words(graph: Prepared) -> str:
+    data = graph.data
+    return (
+        f"**{graph.name}**: {data.num_nodes:,} nodes, {len(data.src):,} edges with self-loops, "
+        f"{graph.num_features:,} features, {graph.num_classes} classes."
+    )
+
+
+def _options(job: Job, arguments: argparse.Namespace) -> dict[str, str]:
+    """What the numbers depend on, in words."""
+    batches = f"fan-outs {job.fanouts}, {job.batch_size:,} seeds of each trainer"
+    return {
+        "processes": f"{job.trainers} trainers of 1 thread, DistDGL's servers beside them; or one of {job.trainers} "
+        f"threads, with {job.trainers * job.batch_size:,} seeds a batch; {job.samplers} samplers for each trainer",
+        "batches": batches,
+        "repeats": f"{arguments.repeats}, loaders interleaved, median (min-max)",
+    }
+
+
+if __name__ == "__main__":
+    command.run_main(main)
