@@ -59,12 +59,10 @@ class Part:
 
     graph: in words.
     batch_size: of each trainer.
-    warm_up: first epochs, whose time does not count; 0 where time to an accuracy does.
     """
 
     graph: str
     batch_size: int
-    warm_up: int
     setting: dict[str, str]
     runs: list[Run] = field(default_factory=list)
 
@@ -96,16 +94,16 @@ def speed_table(part: Part) -> list[tuple[str, ...]]:
     for loader in part.loaders:
         runs = part.of(loader)
         beside = [(run, other) for run in runs for other in part.of(DISTDGL) if other.repeat == run.repeat]
-        seconds = [_seconds(part, run) for run in runs]
+        seconds = [_seconds(run) for run in runs]
         seeds = sum(trainer.seeds for trainer in runs[0].trainers)
-        per_batch = [[1000 * value / run.trainers[0].batches for value in _shares(part, run)] for run in runs]
+        per_batch = [[1000 * value / run.trainers[0].batches for value in _shares(run)] for run in runs]
         fetching, computing = zip(*per_batch, strict=True)
         servers = [max(run.servers) / MEGA for run in runs if run.servers]
         rows.append(
             (
                 loader,
                 Spread.of(seconds).text(),
-                Spread.of(_seconds(part, a) / _seconds(part, b) for a, b in beside).text() if beside else "",
+                Spread.of(_seconds(a) / _seconds(b) for a, b in beside).text() if beside else "",
                 Spread.of(seeds / part.batch_size / value for value in seconds).text(1),
                 f"{median(map(sum, per_batch)):.1f}",
                 Spread.of(fetching).text(1),
@@ -128,7 +126,7 @@ def accuracy_table(part: Part) -> list[tuple[str, ...]]:
             (
                 loader,
                 str(len(accuracies[0])),
-                Spread.of(_seconds(part, run) for run in runs).text(3),
+                Spread.of(_seconds(run) for run in runs).text(3),
                 Spread.of(of_run[-1] for of_run in accuracies).text(4),
                 Spread.of(max(of_run) for of_run in accuracies).text(4),
                 Spread.of(seconds_to(goal, run) for run in runs).text(),
@@ -170,16 +168,16 @@ def _run(run: dict[str, Any]) -> Run:
     return Run(**run | {"trainers": [Measured(**trainer) for trainer in run["trainers"]]})
 
 
-def _seconds(part: Part, run: Run) -> float:
+def _seconds(run: Run) -> float:
     """The median epoch of the slowest trainer."""
-    return max(median(trainer.seconds[part.warm_up :]) for trainer in run.trainers)
+    return max(median(trainer.seconds) for trainer in run.trainers)
 
 
-def _shares(part: Part, run: Run) -> tuple[float, float]:
+def _shares(run: Run) -> tuple[float, float]:
     """Seconds of an epoch until batches are there, and of the rest; medians of the first trainer."""
     first = run.trainers[0]
-    pairs = list(zip(first.seconds, first.fetching, strict=True))[part.warm_up :]
-    return median(fetching for _, fetching in pairs), median(seconds - fetching for seconds, fetching in pairs)
+    computing = (seconds - fetching for seconds, fetching in zip(first.seconds, first.fetching, strict=True))
+    return median(first.fetching), median(computing)
 
 
 # -- measuring
@@ -200,8 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samplers", type=int, default=0, metavar="N", help="processes a trainer (%(default)s)")
     parser.add_argument("--fanouts", type=int, nargs=3, default=[15, 10, 5], metavar="K", help="(15 10 5)")
     parser.add_argument("--batch-size", type=int, default=1000, metavar="N", help="of a trainer (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=4, metavar="N", help="(%(default)s)")
-    parser.add_argument("--warm-up", type=int, default=1, metavar="N", help="epochs before them (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=4, metavar="N", help="that are timed, after one (%(default)s)")
     parser.add_argument("--real", default="amazon_computers", metavar="NAME", help="for accuracy (%(default)s)")
     parser.add_argument("--real-batch-size", type=int, default=250, metavar="N", help="of a trainer (%(default)s)")
     parser.add_argument("--real-epochs", type=int, default=20, metavar="N", help="with batches (%(default)s)")
@@ -225,7 +222,7 @@ def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> 
         batch_size=arguments.batch_size,
         trainers=arguments.workers,
         samplers=arguments.samplers,
-        epochs=arguments.warm_up + arguments.epochs,
+        epochs=arguments.epochs,
         learning_rate=0.01,
         seed=arguments.seed,
         evaluate=False,
@@ -240,15 +237,15 @@ def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> 
     whole = replace(long, epochs=arguments.whole_epochs)
     shown = command.shown("benchmarks.minibatch", argv)
     parts = [
-        Part(_words(fast), job.batch_size, arguments.warm_up, setting(shown, _options(job, arguments))),
-        Part(_words(real), long.batch_size, 0, setting(shown, _options(long, arguments))),
+        Part(_words(fast), job.batch_size, setting(shown, _options(job, arguments))),
+        Part(_words(real), long.batch_size, setting(shown, _options(long, arguments))),
     ]
     plan = [(parts[0], fast, dict.fromkeys(arguments.loaders, job))]
     plan.append((parts[1], real, dict.fromkeys(arguments.loaders, long) | {WHOLE: whole}))
     for part, graph, jobs in plan:
         for run in _run_all(graph, jobs, arguments):
             part.runs.append(run)
-            print(f"{graph.name} {run.repeat + 1}: {run.loader}: {_seconds(part, run):.3f} s an epoch", flush=True)
+            print(f"{graph.name} {run.repeat + 1}: {run.loader}: {_seconds(run):.3f} s an epoch", flush=True)
             save(parts, work / "minibatch.json")
     return parts
 
