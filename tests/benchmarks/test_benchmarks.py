@@ -33,9 +33,9 @@ TINY = ["--models", "SAGE", *(word for name, value in SIZES.items() for word in 
 PAGE = "# Benchmarks\n\nWritten by hand.\n\n<!-- generated: rmat -->\nold\n<!-- end: rmat -->\n\nAlso by hand.\n"
 
 
-def benchmark(module: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def benchmark(module: str, *arguments: str | Path, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def measured(seconds: float, rise: int, worker: bool = True, loss: float = 1.0) -> Measurement:

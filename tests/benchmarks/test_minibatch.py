@@ -59,6 +59,7 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(not hasattr(sar, "DataLoader"), reason="sar has no loader yet")
 def test_the_whole_path(tmp_path: Path) -> None:
     write_npz(community_graph(300, 3000, num_features=8, num_classes=3), tmp_path / "mine.npz")
@@ -66,7 +67,7 @@ def test_the_whole_path(tmp_path: Path) -> None:
     sizes |= {"epochs": 1, "real-epochs": 2, "whole-epochs": 5}
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     paths = "--work", tmp_path / "work", "--docs", tmp_path
-    done = benchmark("benchmarks.minibatch", *options, "--real", tmp_path / "mine.npz", *paths)
+    done = benchmark("benchmarks.minibatch", *options, "--real", tmp_path / "mine.npz", *paths, timeout=500)
     assert done.returncode == 0, done.stderr
     speed, accuracy = minibatch.load(tmp_path / "work" / "minibatch.json")
     assert speed.loaders == [SAR, DISTDGL, SINGLE]
