@@ -112,13 +112,13 @@ class _Served(NamedTuple):
 
     def _check(self) -> None:
         own = self.graph.node_id[self.graph.is_inner].sort().values
-        edges = int(self.edge_ranges[self.part, 0, 0]), int(self.edge_ranges[self.part, -1, 1])
-        if not torch.equal(own, torch.arange(*self.own_range)) or not has_all_edges(self.graph, *edges):
+        (start, end), (first, last) = self.own_range, self.edge_ranges[self.part, [0, -1], [0, 1]].tolist()
+        if not torch.equal(own, torch.arange(start, end)) or not has_all_edges(self.graph, first, last):
             raise PartitionError(
-                f"The graph in this machine's shared memory has {len(own)} own nodes, not just those of "
-                f"{self.own_range} and the edges {edges} into them, as the partition book says for partition "
-                f"{self.part}. Expected one server's data: servers of several partitions on one host overwrite each "
-                "other's, unless each has a /dev/shm of its own. Without halo (num_hops=0), partition again."
+                f"The graph in this machine's shared memory, with {len(own)} own nodes, does not fit its partition "
+                f"book; expected, for partition {self.part}, the nodes [{start}, {end}) and the edges [{first}, {last}) "
+                "into them. Servers of several partitions on one host overwrite each other's memory, unless each has a "
+                "/dev/shm of its own; a graph partitioned without halo (num_hops=0) has to be partitioned again."
             )
 
 
@@ -143,9 +143,9 @@ def _deal(served: _Served, engine: Engine) -> _Share:
     num_parts = len(served.node_ranges)
     if parts != sorted(parts) or set(parts) != set(range(num_parts)):
         raise PartitionError(
-            f"The workers hold the partitions {parts}, by rank; expected all of 0 to {num_parts - 1}, ascending. Start "
-            "torch.distributed with ranks in the order of dist_graph.get_partition_book().partid, after the DistGraph, "
-            "and trainers on all machines."
+            f"The workers hold the partitions {parts}, by rank; expected all of 0 to {num_parts - 1}, ascending. Open "
+            "the DistGraph before torch.distributed, with ranks in the order of its get_partition_book().partid, and "
+            "with trainers on every machine."
         )
     before, trainers = parts[: engine.rank].count(served.part), parts.count(served.part)
     own = torch.tensor(_runs(served, trainers)[before])

@@ -161,7 +161,7 @@ def convert_mixed(parts: tuple[int, int], file: Path, one: Path) -> None:
     [
         ([(1, 1), (0, 0)], r"hold the partitions \[1, 0\], by rank; expected all of 0 to 1, ascending"),
         ([(0, 0), (0, 0)], r"hold the partitions \[0, 0\]"),
-        ([(0, 0), (0, 1)], "as the partition book says for partition 1"),
+        ([(0, 0), (0, 1)], "does not fit its partition book; expected, for partition 1"),
     ],
     ids=["other order", "partition without trainer", "another server's memory"],
 )
