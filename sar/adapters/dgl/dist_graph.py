@@ -117,8 +117,8 @@ class _Served(NamedTuple):
             raise PartitionError(
                 f"The graph in this machine's shared memory, with {len(own)} own nodes, does not fit its partition "
                 f"book; expected, for partition {self.part}, the nodes [{start}, {end}) and the edges [{first}, {last})"
-                " into them. Servers of several partitions on one host overwrite each other's memory, unless each has a "
-                "/dev/shm of its own; a graph partitioned without halo (num_hops=0) has to be partitioned again."
+                " into them. Servers of several partitions on one host overwrite each other's memory, unless each has "
+                "a /dev/shm of its own; a graph partitioned without halo (num_hops=0) has to be partitioned again."
             )
 
 
