@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.backend import numba_kernels
+from sar.kernels.pieces import count_ids
 
 
 class Transposed(NamedTuple):
@@ -61,7 +62,12 @@ class EdgeBlock:
         edge_offset: int = 0,
     ) -> EdgeBlock:
         """A block from (E,) source and destination rows that are sorted by destination."""
-        rows, counts = torch.unique_consecutive(dst, return_counts=True)
+        if dst.numel() < num_dst // 16:
+            rows, counts = torch.unique_consecutive(dst, return_counts=True)
+        else:
+            counts = count_ids(dst, num_dst)
+            rows = counts.nonzero().squeeze(1)
+            counts = counts[rows]
         indptr = counts.new_zeros(rows.numel() + 1)
         torch.cumsum(counts, 0, out=indptr[1:])
         return cls(

@@ -1,6 +1,5 @@
 """The edges that one partition owns, in the order in which sar shows them: source partition, destination, edge ID."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +10,7 @@ from sar.adapters.dgl.graph_file import DST, SRC, LocalGraph
 from sar.adapters.dgl.partition_json import PartitionJson
 from sar.common_tuples import EID, ORIG_ID
 from sar.errors import PartitionError
-
-_CHUNK = 2**18
+from sar.kernels.pieces import pieces
 
 
 class VisibleEdges(NamedTuple):
@@ -50,11 +48,6 @@ def order_edges(spec: PartitionJson, part: int, graph: LocalGraph) -> VisibleEdg
     )
 
 
-def chunks(count: int) -> Iterator[slice]:
-    """Cut `count` rows into slices small enough for temporaries."""
-    return (slice(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK))
-
-
 def _visible_rows(spec: PartitionJson, part: int, graph: LocalGraph) -> tuple[Tensor, Tensor]:
     """Row numbers of the partition's edges in visible order, (E,), and the shards' bounds."""
     src, dst, edge_id = graph.edges[SRC], graph.edges[DST], graph.edges[EID]
@@ -69,7 +62,7 @@ def _visible_rows(spec: PartitionJson, part: int, graph: LocalGraph) -> tuple[Te
     ends = torch.tensor([end for _, end in spec.partition_ranges])
     place = torch.empty(count, dtype=torch.int64)  # by source partition, then destination
     counts = torch.zeros(spec.num_parts, dtype=torch.int64)
-    for chunk in chunks(count):
+    for chunk in pieces(count):
         at = chunk if owned is None else owned[chunk]
         source_part = torch.searchsorted(ends, graph.node_id[src[at].long()], right=True)
         counts += torch.bincount(source_part, minlength=spec.num_parts)
@@ -85,7 +78,7 @@ def _visible_rows(spec: PartitionJson, part: int, graph: LocalGraph) -> tuple[Te
 def _pick(column: Tensor, rows: Tensor, global_id: Tensor | None = None) -> Tensor:
     """Rows of a column, int64; with `global_id`, what the column's values stand for."""
     result = torch.empty(len(rows), dtype=torch.int64)
-    for chunk in chunks(len(rows)):
+    for chunk in pieces(len(rows)):
         values = column[rows[chunk]]
         result[chunk] = values if global_id is None else global_id[values.long()]
     return result
@@ -95,7 +88,7 @@ def _check_edge_ids(spec: PartitionJson, part: int, edge_id: Tensor) -> None:
     start, end = int(spec.edge_ranges[part, 0, 0]), int(spec.edge_ranges[part, -1, 1])
     complete = len(edge_id) == end - start
     seen = torch.zeros(end - start, dtype=torch.bool)
-    for chunk in chunks(len(edge_id) if complete else 0):
+    for chunk in pieces(len(edge_id) if complete else 0):
         number = edge_id[chunk] - start
         complete &= bool(((number >= 0) & (number < end - start)).all())
         seen[number.clamp(0, end - start - 1)] = True
