@@ -24,6 +24,7 @@ from sar.core.partition_data import (
     with_edge_ids,
 )
 from sar.kernels import EdgeBlock, load_kernels
+from sar.kernels.edge_block import compress
 from sar.kernels.pieces import count_ids, less_first, number_distinct
 
 
@@ -300,12 +301,14 @@ def _build_relation(
     blocks, halos, offset = [], [], 0
     for p, shard in enumerate(shards):
         first, last = data.node_ranges[p]
+        # Destinations first: they are dropped before there are columns, which the graph keeps.
+        rows, indptr = compress(index(less_first(shard.dst, start)), num_dst)
         if p == engine.rank:
             halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
         else:
             halo, cols = number_distinct(less_first(shard.src, first), last - first)
             sources = len(halo)
-        block = EdgeBlock.from_coo(cols, index(less_first(shard.dst, start)), sources, num_dst, edge_offset=offset)
+        block = EdgeBlock(rows, indptr, cols, sources, num_dst, edge_offset=offset)
         blocks.append(block)
         halos.append(halo)
         offset += block.num_edges
