@@ -39,7 +39,8 @@ class StoredArray:
     @cached_property
     def dtype(self) -> np.dtype[Any]:
         """What rows come in."""
-        return self.stored.newbyteorder("=")
+        native: np.dtype[Any] = self.stored.newbyteorder("=")
+        return native
 
     @cached_property
     def row_bytes(self) -> int:
@@ -161,8 +162,8 @@ def open_raw(path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) 
         raise unreadable(path, error) from error
     if size % row_bytes:
         raise PartitionError(
-            f"{path} has {size} bytes, which is no multiple of {row_bytes}, a row of {math.prod(row_shape)} {dtype}: it "
-            "is truncated, or of another dtype. Copy it again, or name the dtype."
+            f"{path} has {size} bytes, which is no multiple of {row_bytes}, a row of {math.prod(row_shape)} {dtype}: "
+            "it is truncated, or of another dtype. Copy it again, or name the dtype."
         )
     return StoredArray(path, 0, (size // row_bytes, *row_shape), dtype)
 

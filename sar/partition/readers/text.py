@@ -98,7 +98,9 @@ def _parse(path: Path, file: Any, layout: _Layout, line: int, limits: Array) -> 
             text = bytes(buffer[at:size]).split(b"\n", 1)[0].decode(errors="replace").strip()
             raise _bad_line(path, line + 1, text, problem, layout, limits)
         if not at and size == len(buffer) - 1:
-            raise PartitionError(f"{path}, line {line + 1}, is longer than {size} bytes; expected a text file of edges.")
+            raise PartitionError(
+                f"{path}, line {line + 1}, is longer than {size} bytes; expected a text file of edges."
+            )
         yield src[:rows], dst[:rows]
         size -= at
         buffer[:size] = buffer[at : at + size].copy()
@@ -136,7 +138,9 @@ def _parse_lines(
             if problem == _FINE and text[at] != _NEWLINE:
                 if text[at] == delimiter:
                     at = _after_blanks(text, at + 1)
-                    field += text[at] == _NEWLINE  # an empty field ends the line
+                    if text[at] == _NEWLINE:  # the last field is empty
+                        problem = _NO_INTEGER if field in (source, destination) else _FINE
+                        field += 1
                 elif delimiter != _BLANKS or at == end:
                     problem = _NO_INTEGER
         if problem == _FINE and is_edge and field != fields:
@@ -182,7 +186,7 @@ def _integer(text: Array, at: int, limit: int) -> tuple[int, int, int]:
 
 
 def _read_layout(path: Path, file: Any, how: TextFormat) -> tuple[_Layout | None, int]:
-    """The layout, None for a file without lines; and the number of lines up to where the file is now, after a header."""
+    """The layout, None for a file without lines; and the number of lines before the file's position, as of a header."""
     line, text = 0, ""
     while not text or text[0] in "#%":
         raw = file.readline(_BUFFER_BYTES)
@@ -190,11 +194,11 @@ def _read_layout(path: Path, file: Any, how: TextFormat) -> tuple[_Layout | None
             return None, line
         line += 1
         text = raw.removeprefix(_BYTE_ORDER_MARK).decode(errors="replace").strip()
-    delimiter = how.delimiter or next((one for one in ",;|" if one in text), " ")
-    names = [name.strip().strip('"') for name in (text.split() if delimiter in " \t" else text.split(delimiter))]
+    delimiter = how.delimiter or guess_delimiter(text)
+    names = [name.strip('"') for name in split_line(text, delimiter)]
     header = how.header
     if header is None:
-        header = not any(_is_number(name) for name in names)
+        header = not any(is_number(name) for name in names)
     if not header:
         line = 0
         file.seek(0)
@@ -206,6 +210,8 @@ def _read_layout(path: Path, file: Any, how: TextFormat) -> tuple[_Layout | None
             f"{path} has {len(names)} columns, {', '.join(names)!r} in its first line; expected two, source and "
             f"destination. Name these two, by columns=..., or the delimiter, which is taken to be {delimiter!r}."
         )
+    if source == destination:
+        raise ConfigError(f"sources and destinations are both to come from column {names[source]!r} of {path}.")
     return _Layout(_BLANKS if delimiter in " \t" else ord(delimiter), len(names), source, destination), line
 
 
@@ -218,7 +224,18 @@ def _column(path: Path, names: list[str], header: bool, column: str | int) -> in
     raise ConfigError(f"{path} has no column {column!r}; expected one of {known}.")
 
 
-def _is_number(text: str) -> bool:
+def guess_delimiter(line: str) -> str:
+    """What stands between the fields of a line; a space for any blanks."""
+    return next((one for one in ",;|" if one in line), " ")
+
+
+def split_line(line: str, delimiter: str) -> list[str]:
+    """The fields of a line."""
+    return line.split() if delimiter in " \t" else [field.strip() for field in line.split(delimiter)]
+
+
+def is_number(text: str) -> bool:
+    """Whether a field is a number, NaN included."""
     try:
         float(text)
     except ValueError:
