@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -179,7 +179,7 @@ class ArrayFile:
     def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> None:
         self.path, self.dtype, self.row_shape = path, dtype, row_shape
         self.rows = 0
-        self._file: BinaryIO = path.open("wb")
+        self._file = path.open("wb", buffering=0)  # so that a full disk shows at once
 
     def append(self, rows: Array) -> None:
         """Write rows, (n, *row_shape).
@@ -187,9 +187,10 @@ class ArrayFile:
         Raises:
             PartitionError: the disk is full.
         """
+        left = np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8).data
         try:
-            self._file.write(np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8).data)
-            self._file.flush()
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as error:
             raise PartitionError(
                 f"cannot write {self.path} after {self.rows} rows ({error.strerror}); it holds a copy of the input in "

@@ -78,9 +78,7 @@ def open_edges(
     least = _least_nodes(parts, limits) if None in num_nodes else None
     checked = [CheckedEdges(part, where, *limits) for where, part in parts]
     counts = [part.num_edges for part in checked]
-    return OpenedEdges(
-        checked[0] if len(checked) == 1 else JoinedEdges(checked), counts, least
-    )
+    return OpenedEdges(checked[0] if len(checked) == 1 else JoinedEdges(checked), counts, least)
 
 
 def _least_nodes(parts: Sequence[tuple[str, EdgeSource]], limits: tuple[int, int]) -> tuple[int, int]:
