@@ -29,8 +29,8 @@ class EdgeSource(Protocol):
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
         """Sources and destinations, IDs within their types, contiguous int64, at most `rows` at a time.
 
-        Always int64, whatever the file holds: in a chunk the conversion costs less than reading, and IDs of 32 bits
-        would overflow unseen where they are added or multiplied.
+        They are not to be changed in place. Always int64, whatever the file holds: in a chunk the conversion costs less
+        than reading, and IDs of 32 bits would overflow unseen where they are added or multiplied.
         """
         ...
 
@@ -100,7 +100,8 @@ class GraphSource:
         return sum(edges.num_edges for edges in self.edges.values())
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """Sources and destinations of all edges, type after type, with nodes counted through; int64."""
+        """Sources and destinations of all edges, type after type, with nodes counted through, as in `EdgeSource`."""
         for (source, _, destination), edges in self.edges.items():
+            first, other = self.first_node[source], self.first_node[destination]
             for src, dst in edges.chunks(rows):
-                yield src + self.first_node[source], dst + self.first_node[destination]
+                yield src + first if first else src, dst + other if other else dst  # adding 0 would copy

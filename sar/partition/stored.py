@@ -108,6 +108,7 @@ class JoinedColumn:
                 if max(start, first) < min(stop, end):
                     pieces.append(part[max(start, first) - first : min(stop, end) - first])
         else:
+            rows = np.asarray(rows)
             bounds = np.searchsorted(rows, self._ends).tolist()
             for part, end, low, high in zip(self.parts, self._ends.tolist(), [0, *bounds], bounds, strict=False):
                 if low < high:
