@@ -244,7 +244,7 @@ def _first_of_equal(records: Array, whole: _Range) -> Array:
     """Where the edges are, sorted, and each only once."""
     key = (records[_SRC] - whole.sources[0]) * (whole.destinations[1] - whole.destinations[0])
     key += records[_DST] - whole.destinations[0]
-    has_features = len(records.dtype) > 2  # else copies are the same, and whichever sort is fastest will do
+    has_features = len(records.dtype.names or ()) > 2  # else copies are the same, and whichever sort is fastest will do
     order = np.argsort(key, kind="stable" if has_features else None)
     key = key[order]
     is_first = np.ones(len(key), bool)

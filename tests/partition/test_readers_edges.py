@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_gzip(tmp_path):
         ("3,-4", "an ID out of range; expected source an integer from 0 to 39 and destination an integer from 0 to 39"),
         ("40,4", "an ID out of range"),
         ("3,40", "an ID out of range"),
-        ("3,99999999999999999999999", "an ID out of range"),
+        ("3,18446744073709551617", "an ID out of range"),  # 1 in 64 bits
     ],
 )
 def test_a_bad_line_is_named(tmp_path, monkeypatch, line, problem):
@@ -194,6 +195,13 @@ def test_bad_parquet(tmp_path, monkeypatch):
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(PartitionError, match=r"edges.parquet cannot be read as a Parquet file"):
         open_graph(path, tmp_path / "scratch")
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "edges.parquet").touch()
+    with pytest.raises(ConfigError, match=r"pyarrow, which is not installed. Install it: pip install 'sar\[parquet\]'"):
+        open_graph(tmp_path / "edges.parquet", tmp_path / "scratch")
 
 
 def test_bad_ids_in_binary_files(tmp_path):
