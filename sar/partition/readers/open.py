@@ -77,11 +77,14 @@ def open_graph(
     node_features, edge_features = node_features or {}, edge_features or {}
     how = EdgeFormat("" if format is None else format, TextFormat(delimiter, header, columns), dtype)
 
-    found = None if isinstance(path, Mapping) else _with_types(path, format, folder, allow_nan=allow_nan)
+    found: GraphSource | None = None
+    edges: Mapping[CanonicalEtype, Files]
+    if isinstance(path, Mapping):
+        edges = {_edge_type(name): files for name, files in path.items()}
+    else:
+        edges = {ONLY_TYPE: path}
+        found = _with_types(path, format, folder, allow_nan=allow_nan)
     if found is None:
-        edges = {_edge_type(name): files for name, files in path.items()} if isinstance(path, Mapping) else {
-            ONLY_TYPE: path
-        }  # fmt: skip
         graph = open_edge_lists(edges, how, num_nodes, node_features, folder, allow_nan=allow_nan)
     else:
         if num_nodes is not None or how != EdgeFormat(how.name):
