@@ -26,8 +26,8 @@ def spring(task: AssignmentTask) -> Array:
 
     The paper leaves open or says in two ways:
 
-    - tau is not given. Here it is the mean volume of a part, 2E / P for undirected graphs: clusters of that volume are
-      about as large as parts, and larger ones could not be balanced.
+    - tau is not given. Here it is half the mean volume of a part, so that a part is made of two clusters or more and
+      list scheduling has something to balance. Smaller values hardly change the cut; larger ones cost balance.
     - The pseudo code sorts clusters once before merging (line 21), the text puts a merged cluster back at the rank of its
       new size, with the better of the two representatives: as in the text. It goes before clusters of its size, and is
       looked at again even if it had been passed before.
@@ -48,24 +48,29 @@ def spring(task: AssignmentTask) -> Array:
     """
     rules = constraints(task.graph.total_nodes, task.num_parts, task.weights, task.imbalance)
     degree = count_degrees(task)
-    cluster, richest = _cluster_nodes(task, degree, int(degree.sum(dtype=np.int64)) // task.num_parts)
-    rng = np.random.default_rng(task.seed)
-    clusters = _Clusters(cluster, richest, degree, rules, rng)
+    half_a_part = int(degree.sum(dtype=np.int64)) // (2 * task.num_parts)
+    cluster, num_clusters, richest = _cluster_nodes(task, degree, tau=half_a_part)
+    clusters = _Clusters(cluster, num_clusters, richest, degree, rules.weights, task.seed)
     clusters.merge(rules.means * (1 + task.imbalance) * (1 + 1e-9))
     task.progress("assigning clusters", 1.0)
     parts = clusters.assign(rules, task.num_parts)
     return rebalance(parts, task.num_parts, task.weights, task.imbalance, task.seed)
 
 
-def _cluster_nodes(task: AssignmentTask, degree: Array, tau: int) -> tuple[Array, Array]:
-    """Lines 2 to 17: the cluster of every node, -1 for nodes without edges, and its richest neighbour; (N,) each."""
+def _cluster_nodes(task: AssignmentTask, degree: Array, tau: int) -> tuple[Array, int, Array]:
+    """Lines 2 to 17: the cluster of every node, (N,); the number of clusters; the richest neighbours, (N,).
+
+    Nodes without edges have clusters of their own, and no richest neighbour, -1.
+    """
     ids = index_dtype(len(degree))
     cluster, richest = np.full(len(degree), NONE, ids), np.full(len(degree), NONE, ids)
     volume = np.zeros(len(degree), np.int64)
     num_clusters = 0
     for src, dst in edge_chunks(task, "clustering nodes"):
         num_clusters = _cluster_edges(src, dst, degree, tau, cluster, richest, volume, num_clusters)
-    return cluster, richest
+    alone = np.flatnonzero(cluster == NONE)
+    cluster[alone] = np.arange(num_clusters, num_clusters + len(alone))
+    return cluster, num_clusters + len(alone), richest
 
 
 class _Clusters:
@@ -77,19 +82,16 @@ class _Clusters:
     order: (K,), random.
     """
 
-    def __init__(self, cluster: Array, richest: Array, degree: Array, rules: Constraints, rng: np.random.Generator):
-        num_clusters = int(cluster.max(initial=NONE)) + 1
-        alone = np.flatnonzero(cluster == NONE)
-        cluster[alone] = np.arange(num_clusters, num_clusters + len(alone))
-        num_clusters += len(alone)
+    def __init__(self, cluster: Array, num_clusters: int, richest: Array, degree: Array, weights: Array, seed: int):
+        rng = np.random.default_rng(seed)
         self.of_node, self.richest, self.degree = cluster, richest, degree
         self.lot = rng.permutation(len(cluster)).astype(cluster.dtype)
         self.order = rng.permutation(num_clusters)
         self.into = np.arange(num_clusters, dtype=cluster.dtype)
         self.size = np.zeros(num_clusters, np.int64)
-        self.weight = np.zeros((len(rules.weights), num_clusters))
+        self.weight = np.zeros((len(weights), num_clusters))
         self.representative = np.full(num_clusters, NONE, cluster.dtype)
-        _describe(cluster, rules.weights, richest, degree, self.lot, self.size, self.weight, self.representative)
+        _describe(cluster, weights, richest, degree, self.lot, self.size, self.weight, self.representative)
 
     def merge(self, most: Array) -> None:
         """Lines 18 to 25; `most`: (1 + C,), the number of nodes and the weights that a merged cluster may have."""
