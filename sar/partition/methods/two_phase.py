@@ -11,6 +11,7 @@ from sar.partition.methods.replicas import add_replica, has_replica, lightest_of
 from sar.partition.methods.stream import count_degrees, edge_chunks, index_dtype
 
 _NONE = -1
+_ROUND_OFF = 1e-9  # scores that are equal may be added up to different last digits
 
 
 def two_phase(task: AssignmentTask) -> Array:
@@ -127,7 +128,7 @@ def _place_edges(
             volumes = volume[cluster[u]], volume[cluster[v]]
             at_u = _score(u, v, part, volumes[0] / (volumes[0] + volumes[1]), degree, replicas)
             at_v = _score(u, v, other, volumes[1] / (volumes[0] + volumes[1]), degree, replicas)
-            if at_v > at_u:
+            if at_v > at_u + _ROUND_OFF:
                 part = other
         if num_edges[part] >= capacity:
             part = hashed[u] if degree[u] >= degree[v] else hashed[v]
