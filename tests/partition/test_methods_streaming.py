@@ -119,7 +119,8 @@ def test_types_are_counted_through_and_progress_is_told(name: str) -> None:
 @pytest.mark.parametrize("name", ["spring", "dbh", "greedy", "2ps-l", "hdrf"])
 @pytest.mark.parametrize("edge", [(0, 3), (-1, 0), (2**40, 1)])
 def test_edges_that_end_outside_are_told(name: str, edge: tuple[int, int]) -> None:
-    with pytest.raises(ConfigError, match=rf"edge 1 leads from node {edge[0]} to node {edge[1]}; expected nodes 0 to 2"):
+    told = f"edge 1 leads from node {edge[0]} to node {edge[1]}; expected nodes 0 to 2"
+    with pytest.raises(ConfigError, match=told):
         method_named(name)(edge_task(3, [(0, 1), edge], 2))
 
 

@@ -107,9 +107,9 @@ def rebalance(
     """Move nodes out of parts that hold too much, until every constraint holds or nothing helps any more.
 
     A node moves where it lowers the excess: the sum, over parts and constraints, of what is above the limit relative to
-    the limit. Few nodes move: the heaviest first, but none heavier than what has to go; or, where attachments are known,
-    those that break least for what they relieve. Where no single move helps, nodes change places. What cannot be reached,
-    for instance because one node alone is too heavy, is logged as a warning.
+    the limit. Few nodes move: the heaviest first, but none heavier than what has to go; or, where attachments are
+    known, those that break least for what they relieve. Where no single move helps, nodes change places. What cannot be
+    reached, for instance because one node alone is too heavy, is logged as a warning.
 
     Args:
         part_of: (N,) integers from 0 to P - 1.
@@ -145,7 +145,7 @@ def _who_moves_first(
     part_of: Array, loads: Array, rules: Constraints, attachment: Array | None, rng: np.random.Generator, careful: bool
 ) -> Array:
     """Nodes of too large parts that would relieve them, in the order in which to try them."""
-    over = loads > rules.limits[:, None]
+    over: Array = loads > rules.limits[:, None]
     nodes = rng.permutation(np.flatnonzero(over.any(0)[part_of]))
     relief = np.zeros(len(nodes))
     for which, limit in enumerate(rules.limits):
@@ -153,11 +153,10 @@ def _who_moves_first(
             weight = rules.weights[which - 1, nodes] if which else 1
             relief += over[which, part_of[nodes]] * weight / limit
     nodes, relief = nodes[relief > 0], relief[relief > 0]
-    if attachment is not None:
-        first = attachment[nodes] / relief
-    else:
-        first = -relief if careful else relief
-    return nodes[np.argsort(first, kind="stable")]
+    by_weight = -relief if careful else relief
+    first = by_weight if attachment is None else attachment[nodes] / relief
+    in_order: Array = nodes[np.argsort(first, kind="stable")]
+    return in_order
 
 
 def _warn(names: list[str], loads: Array, rules: Constraints, imbalance: float) -> None:

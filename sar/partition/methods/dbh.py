@@ -13,8 +13,8 @@ def dbh(task: AssignmentTask) -> Array:
     """Degree-based hashing (Xie et al., "Distributed power-law graph computing", 2014).
 
     An edge goes to the part that its end of lower degree is hashed to (of equals, its destination), so that hubs are
-    copied rather than nodes of few edges. The hash is a table of random parts drawn by `task.seed`. A node's owner is the
-    part that got most of its edges: see [Note: owners of nodes] in `owners.py`. Self-loops are passed over.
+    copied rather than nodes of few edges. The hash is a table of random parts drawn by `task.seed`. A node's owner is
+    the part that got most of its edges: see [Note: owners of nodes] in `owners.py`. Self-loops are passed over.
 
     Hashing looks at no more than degrees, so the cut is about that of random parts: it is here to compare with. Two
     passes over the edges, O(N) memory.

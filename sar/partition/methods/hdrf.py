@@ -16,16 +16,16 @@ LAMBDA = 1.1
 def hdrf(task: AssignmentTask) -> Array:
     """High-degree replicated first (Petroni et al., "HDRF: stream-based partitioning for power-law graphs", 2015).
 
-    With d(v) for the edges of v seen so far, theta(u) = d(u) / (d(u) + d(v)) and theta(v) = 1 - theta(u), an edge (u, v)
-    goes to the part p with the highest score, the smallest number of equals:
+    With d(v) for the edges of v seen so far, theta(u) = d(u) / (d(u) + d(v)) and theta(v) = 1 - theta(u), an edge
+    (u, v) goes to the part p with the highest score, the smallest number of equals:
 
         score(p) = g(u, p) + g(v, p) + lambda (M - n_p) / (1 + M - m)
         g(w, p)  = 2 - theta(w) if p has edges of w, else 0
 
     n_p being the edges in p, M and m the most and fewest in any part. lambda is 1.1: up to 1, balance only decides
-    between equals, and a stream in order of nodes ends up in a single part, as the paper shows; far above, it is all that
-    counts. A node's owner is the part that got most of its edges: see [Note: owners of nodes] in `owners.py`. Self-loops
-    are passed over.
+    between equals, and a stream in order of nodes ends up in a single part, as the paper shows; far above, it is all
+    that counts. A node's owner is the part that got most of its edges: see [Note: owners of nodes] in `owners.py`.
+    Self-loops are passed over.
 
     One pass over the edges; N P bits of memory beside O(N).
 

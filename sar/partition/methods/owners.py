@@ -6,8 +6,8 @@ what happens otherwise). So the owner is the part that got most of the node's ed
 neighbour list there. Both ends of an edge vote for the edge's part: where both are owned by it, the edge is not cut.
 
 Exact counts would take O(N P) memory. Instead each node keeps the `SLOTS` parts with most votes by the algorithm of
-Misra and Gries (1982): a vote for another part takes one from each of them. A part with more than 1 / (SLOTS + 1) of the
-node's edges is always among them, and up to `SLOTS` parts are counted exactly.
+Misra and Gries (1982): a vote for another part takes one from each of them. A part with more than 1 / (SLOTS + 1) of
+the node's edges is always among them, and up to `SLOTS` parts are counted exactly.
 
 Where the favourite is full, the node goes to the next part among its slots that has room; nodes with most votes choose
 first. Nodes that find no room, or have no edges, go to the least occupied part.

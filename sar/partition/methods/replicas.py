@@ -24,7 +24,7 @@ def add_replica(replicas: Array, node: int, part: int) -> None:
 @compiled
 def has_replica(replicas: Array, node: int, part: int) -> bool:
     """Whether a node has an edge in a part."""
-    return (replicas[node, part // WORD] >> np.uint64(part % WORD)) & _ONE != _NOTHING
+    return bool((replicas[node, part // WORD] >> np.uint64(part % WORD)) & _ONE)
 
 
 @compiled
@@ -52,7 +52,7 @@ def lightest_of_all(num_edges: Array, lightest: Array) -> int:
 
     lightest: (2,), that part at the last call and its edges then; no part before it has as few.
     """
-    part, fewest = lightest[0], lightest[1]
+    part, fewest = int(lightest[0]), lightest[1]
     while part < len(num_edges) and num_edges[part] > fewest:
         part += 1
     if part == len(num_edges):

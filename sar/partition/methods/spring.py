@@ -10,6 +10,8 @@ from sar.partition.methods.stream import count_degrees, edge_chunks, index_dtype
 
 NONE = -1
 _OUT = -2
+Queue = tuple[Array, Array, Array]
+"""Clusters by size, each size a list: the first of every size, and before and after every cluster; `_OUT`: not there."""
 
 
 def spring(task: AssignmentTask) -> Array:
@@ -28,8 +30,8 @@ def spring(task: AssignmentTask) -> Array:
 
     - tau is not given. Here it is half the mean volume of a part, so that a part is made of two clusters or more and
       list scheduling has something to balance. Smaller values hardly change the cut; larger ones cost balance.
-    - The pseudo code sorts clusters once before merging (line 21), the text puts a merged cluster back at the rank of its
-      new size, with the better of the two representatives: as in the text. It goes before clusters of its size, and is
+    - The pseudo code sorts clusters once before merging (line 21); the text puts a merged cluster at the rank of its new
+      size, with the better of the two representatives. As in the text: it goes before clusters of equal size, and is
       looked at again even if it had been passed before.
     - The pseudo code takes the first of equally rich representatives, a footnote a random one: a random one, drawn by
       `task.seed`, and so are the orders of clusters of equal size. Of equally rich neighbours the first in the stream
@@ -39,9 +41,9 @@ def spring(task: AssignmentTask) -> Array:
     - A self-loop says nothing about where a node belongs, and is passed over.
     - Directed edges count at both ends: the degree is in-degree plus out-degree.
 
-    Weights of the task are not in the paper: a merged cluster must not exceed beta times the mean of any of them, a part
-    is as occupied as its largest load relative to the mean, and `rebalance` has the last word. Without weights the
-    result is the paper's unless clusters are so large that their parts exceed beta N / P.
+    Weights of the task are not in the paper: a merged cluster must not exceed beta times the mean of any of them, a
+    part is as occupied as its largest load relative to the mean, and `rebalance` has the last word. Without weights the
+    result is the paper's, unless it leaves a part above beta N / P.
 
     Returns:
         The part of every node, (N,) int32.
@@ -95,9 +97,10 @@ class _Clusters:
 
     def merge(self, most: Array) -> None:
         """Lines 18 to 25; `most`: (1 + C,), the number of nodes and the weights that a merged cluster may have."""
-        queue = np.full((2, len(self.size)), _OUT, self.of_node.dtype)
-        first = np.full(min(int(most[0]), len(self.of_node)) + 1, NONE, self.of_node.dtype)
-        _merge(self.of_node, self.richest, self.degree, self.lot, self.order, most, first, *queue,
+        ids = self.of_node.dtype
+        first = np.full(min(int(most[0]), len(self.of_node)) + 1, NONE, ids)
+        queue = first, np.full(len(self.size), _OUT, ids), np.empty(len(self.size), ids)
+        _merge(self.of_node, self.richest, self.degree, self.lot, self.order, most, queue,
                self.into, self.size, self.weight, self.representative)  # fmt: skip
 
     def assign(self, rules: Constraints, num_parts: int) -> Array:
@@ -182,9 +185,7 @@ def _merge(
     lot: Array,
     order: Array,
     most: Array,
-    first: Array,
-    before: Array,
-    after: Array,
+    queue: Queue,
     into: Array,
     size: Array,
     weight: Array,
@@ -192,16 +193,16 @@ def _merge(
 ) -> None:
     """Merge clusters from the smallest on.
 
-    The queue is a list of clusters for each size: `first` of size s, `before` and `after` each cluster, `_OUT` for those
-    not in the queue. A merged cluster is larger than the one at hand, so sizes are gone through once, upwards.
+    A merged cluster is larger than the one at hand, so the queue is gone through once, from size 1 upwards.
     """
+    first, before, _ = queue
     for one in order:
         if 0 < size[one] < len(first):
-            _enqueue(one, size[one], first, before, after)
+            _enqueue(one, size[one], queue)
     for rank in range(1, len(first)):
         while first[rank] != NONE:
             one = first[rank]
-            _dequeue(one, rank, first, before, after)
+            _dequeue(one, rank, queue)
             node = representative[one]
             if node == NONE:
                 continue
@@ -212,19 +213,20 @@ def _merge(
             if not fits:
                 continue
             if before[target] != _OUT:
-                _dequeue(target, size[target], first, before, after)
+                _dequeue(target, size[target], queue)
             into[one] = target
             size[target] += size[one]
             size[one] = 0
             for which in range(len(weight)):
                 weight[which, target] += weight[which, one]
             representative[target] = _richer(representative[target], node, richest, degree, lot)
-            _enqueue(target, size[target], first, before, after)
+            _enqueue(target, size[target], queue)
 
 
 @compiled
-def _enqueue(one: int, rank: int, first: Array, before: Array, after: Array) -> None:
+def _enqueue(one: int, rank: int, queue: Queue) -> None:
     """Put a cluster before all others of its size."""
+    first, before, after = queue
     before[one], after[one] = NONE, first[rank]
     if first[rank] != NONE:
         before[first[rank]] = one
@@ -232,7 +234,8 @@ def _enqueue(one: int, rank: int, first: Array, before: Array, after: Array) -> 
 
 
 @compiled
-def _dequeue(one: int, rank: int, first: Array, before: Array, after: Array) -> None:
+def _dequeue(one: int, rank: int, queue: Queue) -> None:
+    first, before, after = queue
     if before[one] == NONE:
         first[rank] = after[one]
     else:

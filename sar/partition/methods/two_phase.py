@@ -22,8 +22,8 @@ def two_phase(task: AssignmentTask) -> Array:
        part.
     2. Clusters go, by descending volume, to the part of the least volume.
     3. Edges whose ends' clusters are in one part go there; in a pass of their own, before all others.
-    4. Every other edge goes to the part p of the cluster of u or to that of v (of equals, the former), whichever has the
-       higher score
+    4. Every other edge goes to the part p of the cluster of u or to that of v, whichever has the higher score (of
+       equals, the former):
 
            score(p) = g(u, p) + g(v, p) + s(u, p) + s(v, p)
            g(w, p)  = 2 - d(w) / (d(u) + d(v)) if p has edges of w, else 0
@@ -31,9 +31,9 @@ def two_phase(task: AssignmentTask) -> Array:
 
        with d for the degree and vol for the volume of the node's cluster.
 
-    A part holds at most (1 + `task.imbalance`) E / P edges. An edge that finds its part full goes where its end of higher
-    degree is hashed to, and if that is full as well, to the lightest part. A node's owner is the part that got most of
-    its edges: see [Note: owners of nodes] in `owners.py`. Self-loops are passed over.
+    A part holds at most (1 + `task.imbalance`) E / P edges. An edge that finds its part full goes where its end of
+    higher degree is hashed to, and if that is full as well, to the lightest part. A node's owner is the part that got
+    most of its edges: see [Note: owners of nodes] in `owners.py`. Self-loops are passed over.
 
     Four passes over the edges; N P bits of memory beside O(N).
 
