@@ -1,6 +1,7 @@
 """What all streaming methods promise: whole numbers in range, balance, the same every time, and cuts below random."""
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ from sar.errors import ConfigError
 from sar.partition.assignment import AssignmentTask
 from sar.partition.community_graph import community_graph
 from sar.partition.graph_data import Array, GraphData
-from sar.partition.methods import METHODS, method_named, method_names
+from sar.partition.methods import ENTRY_POINTS, METHODS, method_named, method_names
 from tests.partition.streams import Edges, edge_task, typed_task
+from tests.workers import REPOSITORY
 
 STREAMING = ["random", "spring", "dbh", "greedy", "hdrf", "2ps-l"]
 BOTH_WAYS = [(0, 1), (1, 0), (1, 2), (2, 1)]
@@ -132,27 +134,28 @@ def test_unknown_names_are_told() -> None:
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An installed package with a method of its own, one that is broken, and one with the name of one of sar's."""
-    (tmp_path / "stripes.py").write_text(
-        "import numpy as np\n\n"
-        "def stripes(task):\n"
-        "    return np.arange(task.graph.total_nodes) * task.num_parts // task.graph.total_nodes\n"
-    )
-    info = tmp_path / "stripes-1.0.dist-info"
+    """An installed package with the method of the documentation, one that is missing, and one named as one of sar's."""
+    page = (REPOSITORY / "docs" / "partitioning.md").read_text()
+    [code] = re.findall(r"```python\n# my_methods.py\n(.*?)```", page, re.DOTALL)
+    [entry] = re.findall(r"```toml\n\[project.entry-points.*?\]\n(.*?) = \"(.*?)\"\n```", page)
+    (tmp_path / "my_methods.py").write_text(code)
+    info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stripes\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[sar.partition_methods]\nstripes = stripes:stripes\nbroken = stripes:missing\nspring = stripes:stripes\n"
-    )
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    entries = [" = ".join(entry), "missing = my_methods:missing", f"spring = {entry[1]}"]
+    (info / "entry_points.txt").write_text("\n".join([f"[{ENTRY_POINTS}]", *entries, ""]))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
-    sys.modules.pop("stripes", None)
+    sys.modules.pop("my_methods", None)
 
 
 @pytest.mark.usefixtures("plugin")
 def test_a_method_of_ones_own() -> None:
-    assert method_named("stripes")(edge_task(6, [], 3)).tolist() == [0, 0, 1, 1, 2, 2]
-    assert {"stripes", "broken"} < set(method_names())
+    edges = [(0, 5), (1, 5), (2, 5), (0, 4), (1, 4), (0, 3)]
+    parts = method_named("by-degree")(edge_task(6, edges, 3)).tolist()
+    assert parts[3:] == [2, 1, 0]
+    assert sorted(parts[:3]) == [0, 1, 2]
+    assert {"by-degree", "missing"} < set(method_names())
     assert method_named("spring").__module__.startswith("sar.")
-    with pytest.raises(ConfigError, match="'broken' is 'stripes:missing', which cannot be imported"):
-        method_named("broken")
+    with pytest.raises(ConfigError, match="'missing' is 'my_methods:missing', which cannot be imported"):
+        method_named("missing")

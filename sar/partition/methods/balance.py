@@ -145,8 +145,8 @@ def _who_moves_first(
     part_of: Array, loads: Array, rules: Constraints, attachment: Array | None, rng: np.random.Generator, careful: bool
 ) -> Array:
     """Nodes of too large parts that would relieve them, in the order in which to try them."""
-    over: Array = loads > rules.limits[:, None]
-    nodes = rng.permutation(np.flatnonzero(over.any(0)[part_of]))
+    over = loads > rules.limits[:, None]
+    nodes = rng.permutation(np.flatnonzero(np.logical_or.reduce(over)[part_of]))
     relief = np.zeros(len(nodes))
     for which, limit in enumerate(rules.limits):
         if over[which].any():

@@ -11,7 +11,7 @@ from sar.partition.methods.stream import count_degrees, edge_chunks, index_dtype
 NONE = -1
 _OUT = -2
 Queue = tuple[Array, Array, Array]
-"""Clusters by size, each size a list: the first of every size, and before and after every cluster; `_OUT`: not there."""
+"""Clusters by size, those of a size in a list: the first of each size; and before and after each cluster, or `_OUT`."""
 
 
 def spring(task: AssignmentTask) -> Array:
@@ -30,9 +30,9 @@ def spring(task: AssignmentTask) -> Array:
 
     - tau is not given. Here it is half the mean volume of a part, so that a part is made of two clusters or more and
       list scheduling has something to balance. Smaller values hardly change the cut; larger ones cost balance.
-    - The pseudo code sorts clusters once before merging (line 21); the text puts a merged cluster at the rank of its new
-      size, with the better of the two representatives. As in the text: it goes before clusters of equal size, and is
-      looked at again even if it had been passed before.
+    - The pseudo code sorts clusters once before merging (line 21); the text puts a merged cluster at the rank of its
+      new size, with the better of the two representatives. As in the text: it goes before clusters of equal size, and
+      is looked at again even if it had been passed before.
     - The pseudo code takes the first of equally rich representatives, a footnote a random one: a random one, drawn by
       `task.seed`, and so are the orders of clusters of equal size. Of equally rich neighbours the first in the stream
       stays (lines 16, 17).
@@ -80,8 +80,10 @@ class _Clusters:
 
     of_node: (N,), the cluster of each node, before merging.
     into: (K,), a forest: the cluster into which each has been merged, or itself.
-    size, weight: (K,) and (C, K): number and weights of the nodes, 0 for clusters that have been merged.
-    order: (K,), random.
+    size: (K,), the number of nodes; 0 for clusters that have been merged into others.
+    weight: (C, K), the nodes' weights.
+    representative: (K,), the node that leads to a cluster to merge with; -1 where there is none.
+    lot, order: (N,) and (K,), random orders of nodes and clusters.
     """
 
     def __init__(self, cluster: Array, num_clusters: int, richest: Array, degree: Array, weights: Array, seed: int):
