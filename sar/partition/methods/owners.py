@@ -17,8 +17,9 @@ import numpy as np
 
 from sar.partition.assignment import AssignmentTask
 from sar.partition.graph_data import Array
-from sar.partition.methods.balance import constraints, deal, has_room, rebalance, weight_of
+from sar.partition.methods.balance import constraints, deal, has_room, weight_of
 from sar.partition.methods.compiled import compiled
+from sar.partition.methods.settle import settle
 
 SLOTS = 4
 Ballot = tuple[Array, Array]
@@ -64,7 +65,7 @@ def choose_owners(task: AssignmentTask, ballot: Ballot) -> Array:
     homeless = order[owner[order] < 0]
     owner[homeless] = deal(np.ones(len(homeless), np.int64), rules.weights[:, homeless], rules.means, loads)
     task.progress("choosing owners", 1.0)
-    return rebalance(owner, task.num_parts, task.weights, task.imbalance, task.seed, votes.max(axis=1, initial=0))
+    return settle(task, owner)
 
 
 @compiled

@@ -4,8 +4,9 @@ import numpy as np
 
 from sar.partition.assignment import AssignmentTask
 from sar.partition.graph_data import Array
-from sar.partition.methods.balance import Constraints, constraints, deal, rebalance
+from sar.partition.methods.balance import Constraints, constraints, deal
 from sar.partition.methods.compiled import compiled
+from sar.partition.methods.settle import settle
 from sar.partition.methods.stream import count_degrees, edge_chunks, index_dtype
 
 NONE = -1
@@ -42,7 +43,7 @@ def spring(task: AssignmentTask) -> Array:
     - Directed edges count at both ends: the degree is in-degree plus out-degree.
 
     Weights of the task are not in the paper: a merged cluster must not exceed beta times the mean of any of them, a
-    part is as occupied as its largest load relative to the mean, and `rebalance` has the last word. Without weights the
+    part is as occupied as its largest load relative to the mean, and `settle` has the last word. Without weights the
     result is the paper's, unless it leaves a part above beta N / P.
 
     Returns:
@@ -56,7 +57,7 @@ def spring(task: AssignmentTask) -> Array:
     clusters.merge(rules.means * (1 + task.imbalance) * (1 + 1e-9))
     task.progress("assigning clusters", 1.0)
     parts = clusters.assign(rules, task.num_parts)
-    return rebalance(parts, task.num_parts, task.weights, task.imbalance, task.seed)
+    return settle(task, parts)
 
 
 def _cluster_nodes(task: AssignmentTask, degree: Array, tau: int) -> tuple[Array, int, Array]:
