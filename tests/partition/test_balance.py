@@ -87,11 +87,17 @@ def test_nodes_that_lose_least_move() -> None:
 
 
 def test_a_little_too_much_does_not_move_a_hub() -> None:
+    weight = np.array([20] + [1] * 80)  # the first part has 61, one above the limit; the other has room for the hub
+    part_of = (np.arange(81) >= 42).astype(np.int32)
+    balanced = rebalance(part_of, 2, {"in_edges": weight}, 0.2, seed=0)
+    assert (balanced != part_of).sum() == 1
+    assert balanced[0] == 0
+
+
+def test_nodes_change_places_where_no_single_move_helps() -> None:
     weight = np.array([50, 3, 2, 2, 1, 1, 28, 27])
     part_of = np.array([0, 0, 0, 0, 0, 0, 1, 1], np.int32)
     balanced = rebalance(part_of, 2, {"in_edges": weight}, 0.0, seed=0)
-    # 59 and 55: two have to go, and two of the six nodes.
-    assert balanced[0] == 0
     assert counts(balanced, 2).tolist() == [4, 4]
     assert counts(balanced, 2, weight).tolist() == [57, 57]
 
@@ -142,3 +148,9 @@ def test_weights_that_cannot_be_balanced(weight: Array, told: str) -> None:
 def test_tasks_that_cannot_be_met(num_parts: int, imbalance: float, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         constraints(4, num_parts, {}, imbalance)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_parts_that_do_not_exist_are_told(wrong: int) -> None:
+    with pytest.raises(ConfigError, match=rf"parts go from {min(wrong, 0)} to {max(wrong, 2)}; expected 0 to 2"):
+        rebalance(np.array([0, wrong, 2]), 3, {}, 0.1, seed=0)

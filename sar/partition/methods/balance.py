@@ -70,7 +70,13 @@ def constraints(num_nodes: int, num_parts: int, weights: Mapping[str, Array], im
 
 
 def part_loads(part_of: Array, num_parts: int, weights: Array) -> Array:
-    """What the parts hold, (1 + C, P) float64; `weights` as in `Constraints`."""
+    """What the parts hold, (1 + C, P) float64; `weights` as in `Constraints`.
+
+    Raises:
+        ConfigError: there is a part below 0 or above P - 1.
+    """
+    if len(part_of) and not 0 <= part_of.min() <= part_of.max() < num_parts:
+        raise ConfigError(f"parts go from {part_of.min()} to {part_of.max()}; expected 0 to {num_parts - 1}.")
     loads = np.zeros((1 + len(weights), num_parts))
     _add_up(part_of, weights, loads)
     return loads
@@ -133,8 +139,8 @@ def rebalance(
             moved = part_of.copy()
         order = _who_moves_first(moved, loads, rules, attachment, rng, careful=attempt == 0)
         helped = _relieve(order, moved, rules.weights, rules.limits, loads, attempt == 0)
-        if not helped and attempt > 0:
-            helped = _exchange(order, rng.permutation(len(moved)), moved, rules.weights, rules.limits, loads)
+        if attempt > 0 and helped <= len(order) // 100:
+            helped += _exchange(order, rng.permutation(len(moved)), moved, rules.weights, rules.limits, loads)
             if not helped:
                 break
     _warn(["nodes", *weights], loads, rules, imbalance)
