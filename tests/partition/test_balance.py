@@ -1,5 +1,6 @@
 """Rebalancing: every constraint holds afterwards where that can be, and few nodes have moved."""
 
+import dataclasses
 import logging
 from fractions import Fraction
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
 from sar.partition.methods.balance import constraints, deal, part_loads, rebalance
+from sar.partition.methods.settle import settle
+from tests.partition.streams import edge_task
 
 
 def counts(part_of: Array, num_parts: int, weight: Array | None = None) -> Array:
@@ -84,6 +87,16 @@ def test_nodes_that_lose_least_move() -> None:
     attachment = np.array([9, 9, 9, 9, 0, 1, 2, 3, 9, 9, 9, 9, 0, 0, 0, 0])
     balanced = rebalance(part_of, 2, {}, 0.0, seed=0, attachment=attachment)
     assert np.flatnonzero(balanced != part_of).tolist() == [4, 5, 6, 7]
+
+
+def test_nodes_without_edges_in_their_part_settle_elsewhere() -> None:
+    """Nodes 0 and 1 have most edges, all into the other part; 2 to 5 are a ring; loops do not hold a node."""
+    ring = [(2, 3), (3, 4), (4, 5), (5, 2)]
+    edges = [(0, 0), (0, 0), *((hub, other) for hub in (0, 1) for other in (6, 7, 6)), *ring]
+    part_of = np.array([0] * 6 + [1] * 2, np.int32)
+    task = edge_task(8, edges, 2, imbalance=0.0)
+    assert settle(task, part_of).tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
+    assert settle(dataclasses.replace(task, imbalance=0.5), part_of) is part_of
 
 
 def test_a_little_too_much_does_not_move_a_hub() -> None:
