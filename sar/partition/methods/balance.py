@@ -98,7 +98,7 @@ def deal(sizes: Array, weights: Array, means: Array, loads: Array) -> Array:
     """
     parts = np.empty(len(sizes), np.int32)
     scale = np.divide(1, means, out=np.zeros_like(means), where=means > 0)
-    _deal(sizes, weights, scale, loads, parts)
+    _deal(np.ascontiguousarray(sizes), np.ascontiguousarray(weights, np.float64), scale, loads, parts)
     return parts
 
 
