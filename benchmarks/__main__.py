@@ -8,8 +8,8 @@ from benchmarks import command
 from benchmarks.graphs import prepare
 from benchmarks.plots import draw_results
 from benchmarks.report import main_section, table, write_section
-from benchmarks.results import Results, load, save
-from benchmarks.runs import describe, run_all
+from benchmarks.results import Results, load
+from benchmarks.runs import measure_each
 from sar.cli.demo.report import as_text
 
 REAL = "soc_epinions", "coauthor_cs"
@@ -45,17 +45,11 @@ def publish(results: Results, docs: Path) -> None:
 
 
 def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Results]:
-    """Measure on every graph; results are saved after each run."""
-    plan, setting = command.plan_of(arguments), command.setting_of("benchmarks", argv, arguments)
     there = [name for name in REAL if (arguments.data / f"{name}.npz").exists()]
-    done: list[Results] = []
-    for name in arguments.graph or ["rmat", *there]:
-        graph = prepare(name, command.size_of(arguments), arguments.data, work, arguments.seed)
-        for results in run_all(graph, plan, setting):
-            print(f"{graph.name} {describe(results.runs[-1])}", flush=True)
-            save([*done, results], work / "results.json")
-        done.append(results)
-    return done
+    size = command.size_of(arguments)
+    graphs = (prepare(name, size, arguments.data, work, arguments.seed) for name in arguments.graph or ["rmat", *there])
+    setting = command.setting_of("benchmarks", argv, arguments)
+    return measure_each(graphs, command.plan_of(arguments), setting, work / "results.json")
 
 
 if __name__ == "__main__":

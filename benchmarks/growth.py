@@ -9,8 +9,8 @@ from benchmarks.bounds import growth_exponent
 from benchmarks.graphs import GeneratedSize, prepare
 from benchmarks.plots import draw_growth
 from benchmarks.report import MEGA, describe_setting, write_section
-from benchmarks.results import Results, load, save
-from benchmarks.runs import describe, run_all
+from benchmarks.results import Results, load
+from benchmarks.runs import measure_each
 from benchmarks.summary import Row, summarise
 from sar.cli.demo.report import as_markdown, as_text
 from sar.errors import ConfigError
@@ -81,17 +81,12 @@ def _row_of_each_size(results: Sequence[Results], model: str, workers: int, mode
 
 
 def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Results]:
-    """Measure every size; results are saved after each run."""
-    plan, setting = command.plan_of(arguments), command.setting_of("benchmarks.growth", argv, arguments)
-    done: list[Results] = []
-    for edges in sorted(set(arguments.sizes)):
-        size = GeneratedSize(edges // arguments.degree, edges, arguments.features)
-        graph = prepare("rmat", size, arguments.data, work, arguments.seed)
-        for results in run_all(graph, plan, setting):
-            print(f"{edges:,} edges {describe(results.runs[-1])}", flush=True)
-            save([*done, results], work / "growth.json")
-        done.append(results)
-    return done
+    sizes = [
+        GeneratedSize(edges // arguments.degree, edges, arguments.features) for edges in sorted(set(arguments.sizes))
+    ]
+    graphs = (prepare("rmat", size, arguments.data, work, arguments.seed) for size in sizes)
+    setting = command.setting_of("benchmarks.growth", argv, arguments)
+    return measure_each(graphs, command.plan_of(arguments), setting, work / "growth.json")
 
 
 if __name__ == "__main__":

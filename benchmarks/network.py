@@ -22,8 +22,8 @@ from benchmarks.bounds import epoch_bound
 from benchmarks.graphs import prepare
 from benchmarks.measure import Job, Measurement
 from benchmarks.report import MEGA, describe_graph, describe_setting, write_section
-from benchmarks.results import Results, Run, load, save
-from benchmarks.runs import describe, run_all
+from benchmarks.results import Results, Run, load
+from benchmarks.runs import measure_each
 from benchmarks.summary import Spread, seconds
 from sar.cli.demo.report import as_markdown, as_text
 from sar.errors import SarError
@@ -127,11 +127,7 @@ def _measure(argv: Sequence[str], arguments: argparse.Namespace) -> Results:
     setting["network"] = f"a namespace for each worker, {arguments.gbit:g} Gbit/s each way (tbf)"
     with command.work_directory(arguments.work) as work:
         graph = prepare(arguments.graph, command.size_of(arguments), arguments.data, work, arguments.seed)
-        for results in run_all(graph, plan, setting):
-            run = results.runs[-1]
-            print(f"{graph.name} {describe(run)}", flush=True)
-            save([results], work / "network.json")
-    return results
+        return measure_each([graph], plan, setting, work / "network.json")[0]
 
 
 def networked_worker(report: Callable[[Any], None], job: Job, partition_json: Path) -> Measurement:

@@ -1,6 +1,6 @@
 """Runs the rows of a benchmark in processes of their own, interleaved with single-process DGL."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks import measure, summary
 from benchmarks.graphs import Prepared
 from benchmarks.measure import Job, Measurement
-from benchmarks.results import SINGLE, Results, Run
+from benchmarks.results import SINGLE, Results, Run, save
 from sar.cli.processes import run_workers
 from sar.errors import SarError
 
@@ -60,6 +60,17 @@ def run_all(graph: Prepared, plan: Plan, setting: dict[str, str]) -> Iterator[Re
                     _check_losses(run, alone, job)
                     runs.append(run)
                     yield results
+
+
+def measure_each(graphs: Iterable[Prepared], plan: Plan, setting: dict[str, str], results_file: Path) -> list[Results]:
+    """Measure on every graph, with a line printed and all results saved after each run."""
+    done: list[Results] = []
+    for graph in graphs:
+        for results in run_all(graph, plan, setting):
+            print(f"{graph.name}, {len(graph.data.src):,} edges {describe(results.runs[-1])}", flush=True)
+            save([*done, results], results_file)
+        done.append(results)
+    return done
 
 
 def describe(run: Run) -> str:

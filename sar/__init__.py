@@ -36,6 +36,9 @@ from sar.core.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
+from sar.partition.chunked_writer import write_chunked  # noqa: E402
+from sar.partition.cleanup import clean_up  # noqa: E402
+from sar.partition.readers import open_graph  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -62,6 +65,7 @@ __all__ = [
     "RelGraphConv",
     "SarError",
     "ShardEdgesAndFeatures",
+    "clean_up",
     "comm",
     "comm_device",
     "common_tuples",
@@ -78,6 +82,7 @@ __all__ = [
     "logging_setup",
     "message_has_parameters",
     "nfs_ip_init",
+    "open_graph",
     "patch_dgl",
     "patched_edge_softmax",
     "rank",
@@ -85,4 +90,5 @@ __all__ = [
     "sync_params",
     "unpatch_dgl",
     "world_size",
+    "write_chunked",
 ]

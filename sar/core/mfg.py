@@ -21,9 +21,10 @@ from sar.comm.plan import HaloPlan
 from sar.common_tuples import CanonicalEtype, PartitionData
 from sar.core.graph import GraphShardManager, make_graph
 from sar.core.partition_data import Shard, check_edge_ids, join_features
-from sar.core.shard import NodeSet, Outline, Relation, Structure, agree_on_graph, digest, number_distinct
+from sar.core.shard import NodeSet, Outline, Relation, Structure, agree_on_graph, digest
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock
+from sar.kernels.pieces import number_distinct
 
 Rows = dict[str, Tensor]  # rows within each node type, int64
 Seeds = Tensor | Mapping[str, Tensor]

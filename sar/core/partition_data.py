@@ -11,6 +11,7 @@ from torch import Tensor
 from sar.comm.engine import Engine
 from sar.common_tuples import EID, ETYPE, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
+from sar.kernels.pieces import is_sorted
 
 
 class Shard(NamedTuple):
@@ -142,11 +143,7 @@ def _concatenated(name: str, pieces: list[Tensor]) -> Tensor:
 def _in_visible_order(shard: Shard) -> Shard:
     """Sort by destination, then edge ID (then as given), unless it is so already."""
     ids = shard.features.get(EID)
-    steps = shard.dst.diff()
-    ordered = bool((steps >= 0).all())
-    if ordered and ids is not None:
-        ordered = bool(((steps > 0) | (ids.diff() >= 0)).all())
-    if ordered:
+    if is_sorted(shard.dst, ids):
         return shard
     order = (
         torch.argsort(ids, stable=True) if ids is not None else torch.arange(len(shard.dst), device=shard.dst.device)

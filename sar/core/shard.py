@@ -24,6 +24,8 @@ from sar.core.partition_data import (
     with_edge_ids,
 )
 from sar.kernels import EdgeBlock, load_kernels
+from sar.kernels.edge_block import compress
+from sar.kernels.pieces import count_ids, less_first, number_distinct
 
 
 @dataclass(frozen=True)
@@ -280,7 +282,9 @@ class TypeIndex:
 
     def __call__(self, nodes: Tensor) -> Tensor:
         """Positions within their types, int32, of partition-local node IDs."""
-        return nodes.to(torch.int32) if self._position is None else self._position[nodes.long()]
+        if self._position is None:
+            return nodes.to(torch.int32)
+        return torch.index_select(self._position, 0, nodes)
 
 
 def _build_relation(
@@ -297,17 +301,19 @@ def _build_relation(
     blocks, halos, offset = [], [], 0
     for p, shard in enumerate(shards):
         first, last = data.node_ranges[p]
+        # Destinations first: they are dropped before there are columns, which the graph keeps.
+        rows, indptr = compress(index(less_first(shard.dst, start)), num_dst)
         if p == engine.rank:
-            halo, cols, sources = shard.src[:0].to(torch.int32), index(shard.src - first), num_src
+            halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
         else:
-            halo, cols = number_distinct(shard.src - first, last - first)
+            halo, cols = number_distinct(less_first(shard.src, first), last - first)
             sources = len(halo)
-        block = EdgeBlock.from_coo(cols, index(shard.dst - start), sources, num_dst, edge_offset=offset)
+        block = EdgeBlock(rows, indptr, cols, sources, num_dst, edge_offset=offset)
         blocks.append(block)
         halos.append(halo)
         offset += block.num_edges
     send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
-    degrees = [torch.bincount(block.cols, minlength=block.num_src) for block in blocks]
+    degrees = [count_ids(block.cols, block.num_src) for block in blocks]
     own_degrees, degrees[engine.rank] = degrees[engine.rank], degrees[engine.rank][:0]
     for rows, theirs in zip(send_rows, exchange_tensors(degrees), strict=True):
         own_degrees.index_add_(0, rows, theirs.to(device))
@@ -316,17 +322,3 @@ def _build_relation(
         in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
     plan = HaloPlan.agreed(engine, send_rows, halos, num_src, f"{etype}")
     return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, own_degrees)
-
-
-def number_distinct(nodes: Tensor, bound: int) -> tuple[Tensor, Tensor]:
-    """The distinct nodes, ascending, and the position of each given one among them; int32.
-
-    Where the nodes are many, by counting them, which is faster than sorting; `bound` is one more than the greatest.
-    """
-    if len(nodes) < bound // 16:
-        distinct, places = nodes.unique(return_inverse=True)
-        return distinct.to(torch.int32), places.to(torch.int32)
-    present = torch.zeros(bound, dtype=torch.bool, device=nodes.device)
-    present[nodes] = True
-    position = present.cumsum(0, dtype=torch.int32)
-    return present.nonzero().squeeze(1).to(torch.int32), position[nodes] - 1

@@ -5,7 +5,7 @@ edges (`E`) and trailing shapes broadcast as in NumPy. Kernels accumulate into t
 edges of a graph may come in several blocks.
 """
 
-from sar.kernels.dispatch import add_rows, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply, warm_up
+from sar.kernels.dispatch import add_rows, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype, load_kernels
 from sar.kernels.ops import OPS, Op, Target, accumulation_dtype, message_shape, operand_values_needed
 from sar.kernels.softmax import edge_softmax_backward, edge_softmax_forward
@@ -28,5 +28,4 @@ __all__ = [
     "load_kernels",
     "message_shape",
     "operand_values_needed",
-    "warm_up",
 ]

@@ -151,18 +151,6 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
             _choose(out, values).add_rows(rows, values, result)
 
 
-def warm_up(dtype: torch.dtype = torch.float32) -> None:
-    """Compile, or load from disk, the kernels for `dtype` on the CPU, so that no timed or bounded wait includes it."""
-    edge = torch.zeros(1, dtype=torch.int32)
-    block = EdgeBlock.from_coo(edge, edge, 1, 1)
-    x, u, v, e = torch.ones(1, 1, dtype=dtype), Target.U, Target.V, Target.E
-    winner = torch.zeros(1, 1, dtype=torch.int32)
-    aggregate_sum(block, Op.MUL, x, u, x, e, x.clone())
-    aggregate_cmp(block, Op.MUL, x, u, x, e, x.clone(), winner, True)
-    edge_apply(block, Op.ADD, x, u, x, v, x.clone())
-    aggregate_grad(block, Op.MUL, "lhs", x, u, x, e, x, v, winner, x.clone(), lhs_shape=(1,), rhs_shape=(1,))
-
-
 @contextmanager
 def _contiguous(*results: Tensor) -> Iterator[list[Tensor]]:
     """Contiguous tensors to write to in place of `results`."""

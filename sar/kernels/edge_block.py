@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.backend import numba_kernels
+from sar.kernels.pieces import count_ids
 
 
 class Transposed(NamedTuple):
@@ -61,18 +62,7 @@ class EdgeBlock:
         edge_offset: int = 0,
     ) -> EdgeBlock:
         """A block from (E,) source and destination rows that are sorted by destination."""
-        rows, counts = torch.unique_consecutive(dst, return_counts=True)
-        indptr = counts.new_zeros(rows.numel() + 1)
-        torch.cumsum(counts, 0, out=indptr[1:])
-        return cls(
-            rows.to(torch.int32),
-            indptr.to(index_dtype(src.numel())),
-            src.to(torch.int32),
-            num_src,
-            num_dst,
-            edge_ids,
-            edge_offset,
-        )
+        return cls(*compress(dst, num_dst), src.to(torch.int32), num_src, num_dst, edge_ids, edge_offset)
 
     @property
     def num_edges(self) -> int:
@@ -159,6 +149,19 @@ class EdgeBlock:
             None if self.edge_ids is None else self.edge_ids.to(device),
             self.edge_offset,
         )
+
+
+def compress(dst: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+    """The `rows` and `indptr` of a block whose edges have the ascending destination rows `dst`, (E,)."""
+    if dst.numel() < num_dst // 16:
+        rows, counts = torch.unique_consecutive(dst, return_counts=True)
+    else:
+        counts = count_ids(dst, num_dst)
+        rows = counts.nonzero().squeeze(1)
+        counts = counts[rows]
+    indptr = counts.new_zeros(rows.numel() + 1)
+    torch.cumsum(counts, 0, out=indptr[1:])
+    return rows.to(torch.int32), indptr.to(index_dtype(dst.numel()))
 
 
 def load_kernels() -> None:

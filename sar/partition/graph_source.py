@@ -27,7 +27,11 @@ class EdgeSource(Protocol):
     def num_edges(self) -> int: ...
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """Sources and destinations, IDs within their types, int64, at most `rows` at a time."""
+        """Sources and destinations, IDs within their types, contiguous int64, at most `rows` at a time.
+
+        They are not to be changed in place. Always int64, whatever the file holds: in a chunk the conversion costs less
+        than reading, and IDs of 32 bits would overflow unseen where they are added or multiplied.
+        """
         ...
 
 
@@ -50,20 +54,20 @@ class Column(Protocol):
 
 @dataclass(frozen=True)
 class ArrayEdges:
-    """Edges in two arrays, in memory or memory-mapped: src, dst, (E_r,) integers each."""
+    """Edges in two arrays, in memory or in files: src, dst, (E_r,) integers each."""
 
-    src: Array
-    dst: Array
+    src: Column
+    dst: Column
 
     @property
     def num_edges(self) -> int:
-        return len(self.src)
+        return self.src.shape[0]
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
         """As in `EdgeSource`."""
-        for start in range(0, len(self.src), rows):
+        for start in range(0, self.num_edges, rows):
             one = slice(start, start + rows)
-            yield np.asarray(self.src[one], np.int64), np.asarray(self.dst[one], np.int64)
+            yield np.ascontiguousarray(self.src[one], np.int64), np.ascontiguousarray(self.dst[one], np.int64)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,8 @@ class GraphSource:
         return sum(edges.num_edges for edges in self.edges.values())
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """Sources and destinations of all edges, type after type, with nodes counted through; int64."""
+        """Sources and destinations of all edges, type after type, with nodes counted through, as in `EdgeSource`."""
         for (source, _, destination), edges in self.edges.items():
+            first, other = self.first_node[source], self.first_node[destination]
             for src, dst in edges.chunks(rows):
-                yield src + self.first_node[source], dst + self.first_node[destination]
+                yield src + first if first else src, dst + other if other else dst  # adding 0 would copy

@@ -42,7 +42,7 @@ def read_graph_file(path: Path) -> LocalGraph:
     Raises:
         PartitionError: the file is missing, truncated, or holds something else.
     """
-    _check_complete(path)
+    check_complete(path)
     dgl = require_dgl()
     try:
         graph = dgl.load_graphs(str(path))[0][0]
@@ -64,7 +64,7 @@ def read_graph_file(path: Path) -> LocalGraph:
     )
 
 
-def _check_complete(path: Path) -> None:
+def check_complete(path: Path) -> None:
     """Refuse a truncated file, for which DGL's reader may crash or return garbage.
 
     A complete file ends with the table of its graphs: size of the table, count, one offset per graph, size again.
@@ -81,10 +81,9 @@ def _check_complete(path: Path) -> None:
                     return
     except OSError as error:
         raise PartitionError(
-            f"Cannot read {path} ({error.strerror}); expected the graph of a partition. Copy it again, or partition "
-            "again."
+            f"Cannot read {path} ({error.strerror}); expected a file of graphs. Copy it again, or write it again."
         ) from error
     raise PartitionError(
         f"{path} is truncated, or no DGL graph file: its {size} bytes do not end with a table of graphs. "
-        "Copy it again, or partition again."
+        "Copy it again, or write it again."
     )

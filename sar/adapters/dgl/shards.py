@@ -10,8 +10,9 @@ from sar.adapters.dgl.edge_type_names import types_of
 from sar.adapters.dgl.feature_files import Owned, open_features, open_orig_ids
 from sar.adapters.dgl.partition_json import IdRanges, PartitionJson, owned_counts
 from sar.adapters.dgl.tensor_file import load_permuted
-from sar.adapters.dgl.visible_edges import VisibleEdges, chunks
+from sar.adapters.dgl.visible_edges import VisibleEdges
 from sar.common_tuples import EID, ETYPE, ORIG_ID, CanonicalEtype, ShardEdgesAndFeatures
+from sar.kernels.pieces import pieces
 
 
 class Column(NamedTuple):
@@ -103,6 +104,6 @@ def _positions(edge_id: Tensor, first: int) -> Tensor:
     """Where in `edge_id` each of the IDs `first`, `first + 1`, ... stands."""
     count = len(edge_id)
     position = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64)
-    for chunk in chunks(count):
+    for chunk in pieces(count):
         position[edge_id[chunk] - first] = torch.arange(chunk.start, chunk.stop, dtype=position.dtype)
     return position

@@ -51,7 +51,9 @@ class StoredTensor(Protocol):
 
 
 @dataclass(frozen=True)
-class _OnDisk:
+class OnDisk:
+    """A tensor in a file that holds its values from `offset` on."""
+
     path: Path
     offset: int
     shape: tuple[int, ...]
@@ -59,9 +61,11 @@ class _OnDisk:
 
     @property
     def row_bytes(self) -> int:
+        """Size of a row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def slices(self) -> Iterator[tuple[int, Tensor]]:
+        """As in `StoredTensor`."""
         step = max(1, _SLICE_BYTES // max(1, self.row_bytes))
         with self.path.open("rb") as file:
             file.seek(self.offset)
@@ -133,7 +137,7 @@ def load_permuted(stored: StoredTensor, position: Tensor, device: torch.device) 
     return result
 
 
-def _index(path: Path, file: BinaryIO) -> Iterator[tuple[str, _OnDisk]]:
+def _index(path: Path, file: BinaryIO) -> Iterator[tuple[str, OnDisk]]:
     size = path.stat().st_size
 
     def unpack(layout: str) -> tuple[Any, ...]:
@@ -158,7 +162,7 @@ def _index(path: Path, file: BinaryIO) -> Iterator[tuple[str, _OnDisk]]:
             raise _UnknownLayout
         shape = unpack(f"{ndim}q")
         (data_bytes,) = unpack("q")
-        stored = _OnDisk(path, file.tell(), shape, _DTYPES[code, bits])
+        stored = OnDisk(path, file.tell(), shape, _DTYPES[code, bits])
         if data_bytes != shape[0] * stored.row_bytes:
             raise _UnknownLayout
         if data_bytes > size - stored.offset:

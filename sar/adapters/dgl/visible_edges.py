@@ -1,6 +1,5 @@
 """The edges that one partition owns, in the order in which sar shows them: source partition, destination, edge ID."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,8 +8,7 @@ from torch import Tensor
 
 from sar.adapters.dgl.graph_file import DST, SRC, LocalGraph
 from sar.common_tuples import EID, ORIG_ID
-
-_CHUNK = 2**18
+from sar.kernels.pieces import pieces
 
 
 class VisibleEdges(NamedTuple):
@@ -56,17 +54,12 @@ def has_all_edges(graph: LocalGraph, start: int, end: int) -> bool:
     if len(edge_id) != end - start:
         return False
     seen = torch.zeros(end - start, dtype=torch.bool)
-    for chunk in chunks(len(edge_id)):
+    for chunk in pieces(len(edge_id)):
         number = edge_id[chunk] - start
         if not bool(((number >= 0) & (number < end - start)).all()):
             return False
         seen[number] = True
     return bool(seen.all())
-
-
-def chunks(count: int) -> Iterator[slice]:
-    """Cut `count` rows into slices small enough for temporaries."""
-    return (slice(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK))
 
 
 def _owned(graph: LocalGraph) -> slice | Tensor:
@@ -85,7 +78,7 @@ def _visible_rows(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: i
     ends = torch.tensor([end for _, end in node_ranges])
     place = torch.empty(count, dtype=torch.int64)  # by source partition, then destination
     counts = torch.zeros(len(node_ranges), dtype=torch.int64)
-    for chunk in chunks(count):
+    for chunk in pieces(count):
         at = chunk if isinstance(owned, slice) else owned[chunk]
         source_part = torch.searchsorted(ends, graph.node_id[src[at].long()], right=True)
         counts += torch.bincount(source_part, minlength=len(node_ranges))
@@ -101,7 +94,7 @@ def _visible_rows(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: i
 def _pick(column: Tensor, rows: Tensor, global_id: Tensor | None = None) -> Tensor:
     """Rows of a column, int64; with `global_id`, what the column's values stand for."""
     result = torch.empty(len(rows), dtype=torch.int64)
-    for chunk in chunks(len(rows)):
+    for chunk in pieces(len(rows)):
         values = column[rows[chunk]]
         result[chunk] = values if global_id is None else global_id[values.long()]
     return result

@@ -1,0 +1,60 @@
+"""Work on long lists of IDs in pieces, so that temporaries stay small beside the lists."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+PIECE = 2**17
+"""IDs in a piece: 1 MB as int64."""
+
+
+def pieces(count: int, size: int = PIECE) -> Iterator[slice]:
+    """Cut `count` rows into slices of `size`, the last one shorter."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def count_ids(ids: Tensor, bound: int) -> Tensor:
+    """How often each of 0 to bound - 1 occurs, (bound,) int64: `torch.bincount` without an int64 copy of `ids`."""
+    counts = torch.zeros(bound, dtype=torch.int64, device=ids.device)
+    for piece in pieces(len(ids), max(PIECE, bound)):  # each piece costs O(bound)
+        counts += torch.bincount(ids[piece], minlength=bound)
+    return counts
+
+
+def less_first(ids: Tensor, first: int) -> Tensor:
+    """`ids - first` as int32, (E,)."""
+    numbers = torch.empty(len(ids), dtype=torch.int32, device=ids.device)
+    for piece in pieces(len(ids)):
+        numbers[piece] = ids[piece] - first
+    return numbers
+
+
+def number_distinct(ids: Tensor, bound: int) -> tuple[Tensor, Tensor]:
+    """The distinct IDs, ascending, and the position of each given one among them; int32.
+
+    Where they are many, by counting them, which is faster than sorting; `bound` is one more than the greatest.
+    """
+    if len(ids) < bound // 16:
+        distinct, places = ids.unique(return_inverse=True)
+        return distinct.to(torch.int32), places.to(torch.int32)
+    present = torch.zeros(bound, dtype=torch.bool, device=ids.device)
+    for piece in pieces(len(ids)):
+        present[ids[piece].long()] = True
+    position = present.cumsum(0, dtype=torch.int32) - 1
+    places = torch.empty(len(ids), dtype=torch.int32, device=ids.device)
+    for piece in pieces(len(ids)):
+        places[piece] = position[ids[piece].long()]
+    return present.nonzero().squeeze(1).to(torch.int32), places
+
+
+def is_sorted(keys: Tensor, ties: Tensor | None) -> bool:
+    """Whether `keys` ascend, and among equal ones `ties`."""
+    for piece in pieces(len(keys) - 1):
+        pair = slice(piece.start, piece.stop + 1)
+        steps = keys[pair].diff()
+        if not bool((steps >= 0).all()):
+            return False
+        if ties is not None and not bool(((steps > 0) | (ties[pair].diff() >= 0)).all()):
+            return False
+    return True

@@ -1,0 +1,271 @@
+"""Cleaning up the edges of a graph that may be larger than memory: both directions, duplicates, self-loops.
+
+[Note: sorting on disk] Edges are told apart by sorting. A range of sources with too many edges for memory is divided
+into narrower ones: its edges go to a file for each, and each is dealt with in turn, in order. A single source with too
+many edges is divided by destinations in the same way, and what is left then are copies of one edge. Features travel
+with their edges, as one record, so that every file is read and written from front to back.
+"""
+
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from sar.common_tuples import CanonicalEtype
+from sar.errors import ConfigError
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, GraphSource
+from sar.partition.stored import ArrayFile, StoredArray
+
+_MEMORY = 256 << 20
+_MOST_FILES = 64  # open at a time
+_COPIES = 5  # of a record, at most, in memory at a time: as read, sorted, and what sorting needs
+_SRC, _DST = "src", "dst"  # fields of a record; features are numbered
+
+
+def clean_up(
+    graph: GraphSource,
+    scratch: str | PathLike[str],
+    *,
+    undirected: bool = False,
+    remove_duplicates: bool = False,
+    self_loops: Literal["keep", "remove", "add"] = "keep",
+    memory: int = _MEMORY,
+) -> GraphSource:
+    """Clean up the edges of a graph out of core.
+
+    With `undirected` or `remove_duplicates`, edges come out sorted by source and then destination; else in their order.
+    Edge features follow their edges.
+
+    Args:
+        graph: the graph.
+        scratch: directory for the new edges, which have to stay as long as the result is used; made if not there.
+        undirected: every edge gets its reverse, and no edge is there twice. Of copies the first one's features stay;
+            a reverse edge takes the features of the edge it comes from, unless it was there itself. Between two types
+            the reverse edges are a relation of their own, `RELATION reversed`, and duplicates stay.
+        remove_duplicates: of edges with the same ends only the first one stays.
+        self_loops: `remove` all, or `add`: exactly one at every node, the edges that are added come last. Only in
+            relations between nodes of one type.
+        memory: bytes to use, about.
+
+    Raises:
+        ConfigError: self-loops are to be added to edges with features, which the loops would lack; or a relation has
+            the name of a reversed one.
+        PartitionError: the disk is full.
+    """
+    Path(scratch).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="edges-", dir=scratch))
+    edges: dict[CanonicalEtype, EdgeSource] = {}
+    edge_data: dict[CanonicalEtype, Mapping[str, Column]] = {}
+    reverse_edges: dict[CanonicalEtype, EdgeSource] = {}
+    reverse_data: dict[CanonicalEtype, Mapping[str, Column]] = {}
+    for number, (etype, source) in enumerate(graph.edges.items()):
+        between = etype[0] != etype[2]
+        relation = _Relation(
+            source,
+            graph.edge_data.get(etype, {}),
+            (graph.num_nodes[etype[0]], graph.num_nodes[etype[2]]),
+            both_ways=undirected and not between,
+            unique=remove_duplicates or (undirected and not between),
+            self_loops="keep" if between else self_loops,
+        )
+        if relation.self_loops == "add" and relation.columns:
+            raise ConfigError(
+                f"edges of {etype} have the features {', '.join(relation.columns)}, and added self-loops would have "
+                "none. Leave the features out, or add the self-loops with their features to the input."
+            )
+        edges[etype], edge_data[etype] = relation.clean(folder, str(number), memory)
+        if undirected and between:
+            reverse = etype[2], f"{etype[1]} reversed", etype[0]
+            if reverse in graph.edges:
+                raise ConfigError(f"there is a relation {reverse} already; rename it, or leave the graph directed.")
+            reverse_edges[reverse], reverse_data[reverse] = ReversedEdges(edges[etype]), edge_data[etype]
+    return replace(graph, edges=edges | reverse_edges, edge_data=edge_data | reverse_data)
+
+
+@dataclass(frozen=True)
+class ReversedEdges:
+    """Edges the other way round."""
+
+    edges: EdgeSource
+
+    @property
+    def num_edges(self) -> int:
+        """E_r."""
+        return self.edges.num_edges
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+        """As in `EdgeSource`."""
+        for src, dst in self.edges.chunks(rows):
+            yield dst, src
+
+
+class _Range(NamedTuple):
+    """Edges from the sources to the destinations of two ranges [start, end)."""
+
+    sources: tuple[int, int]
+    destinations: tuple[int, int]
+
+    def divided(self, parts: int) -> tuple[str, list["_Range"]]:
+        """By which end, and into which ranges, in the order of their edges; at most `parts`."""
+        by = _SRC if self.sources[1] - self.sources[0] > 1 else _DST
+        start, end = self.sources if by == _SRC else self.destinations
+        width = -(-(end - start) // parts)
+        starts = range(start, end, width)
+        ranges = [(first, min(first + width, end)) for first in starts]
+        if by == _SRC:
+            return by, [_Range(one, self.destinations) for one in ranges]
+        return by, [_Range(self.sources, one) for one in ranges]
+
+
+@dataclass(frozen=True)
+class _Relation:
+    """Edges of one type, and what is to be done with them."""
+
+    edges: EdgeSource
+    columns: Mapping[str, Column]
+    num_nodes: tuple[int, int]
+    both_ways: bool
+    unique: bool
+    self_loops: Literal["keep", "remove", "add"]
+
+    def clean(self, folder: Path, name: str, memory: int) -> tuple[EdgeSource, Mapping[str, Column]]:
+        """The new edges and their features, in files."""
+        if not self.unique and self.self_loops == "keep":
+            return self.edges, self.columns
+        most = max(1, memory // (_COPIES * self.record.itemsize))
+        with _Result(folder, name, self) as result:
+            if self.unique:
+                count = self.edges.num_edges * (2 if self.both_ways else 1)
+                whole = _Range((0, self.num_nodes[0]), (0, self.num_nodes[1]))
+                for records in _sorted(self._stream(most), count, whole, folder, most):
+                    result.append(records)
+            else:
+                for records in self._stream(most):
+                    result.append(records)
+            if self.self_loops == "add":
+                for start in range(0, self.num_nodes[0], most):
+                    loops = np.empty(min(most, self.num_nodes[0] - start), self.record)
+                    loops[_SRC] = loops[_DST] = np.arange(start, start + len(loops))
+                    result.append(loops)
+            return result.edges_and_columns()
+
+    @property
+    def record(self) -> np.dtype[Any]:
+        """An edge with its features."""
+        ends = [(_SRC, np.int64), (_DST, np.int64)]
+        features = [
+            (f"{number}", column.dtype, column.shape[1:]) for number, column in enumerate(self.columns.values())
+        ]
+        return np.dtype(ends + features)
+
+    def _stream(self, rows: int) -> Iterator[Array]:
+        """Records in chunks: the edges, then their reverses if asked for."""
+        for forward in (True, False) if self.both_ways else (True,):
+            row = 0
+            for ends in self.edges.chunks(rows):
+                records = np.empty(len(ends[0]), self.record)
+                records[_SRC], records[_DST] = ends if forward else ends[::-1]
+                for number, column in enumerate(self.columns.values()):
+                    records[f"{number}"] = column[row : row + len(records)]
+                row += len(records)
+                yield records if self.self_loops == "keep" else records[records[_SRC] != records[_DST]]
+
+
+class _Result:
+    """The files that the new edges and their features are written to; a context manager."""
+
+    def __init__(self, folder: Path, name: str, relation: _Relation) -> None:
+        self._stack = ExitStack()
+
+        def file(suffix: str, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> ArrayFile:
+            return self._stack.enter_context(ArrayFile(folder / f"{name}.{suffix}", dtype, row_shape))
+
+        ids = [np.dtype(np.int32 if count <= 2**31 else np.int64) for count in relation.num_nodes]
+        self._files = {_SRC: file("src", ids[0]), _DST: file("dst", ids[1])}
+        self._columns = list(relation.columns)
+        for number, column in enumerate(relation.columns.values()):
+            self._files[f"{number}"] = file(f"feature{number}", column.dtype, column.shape[1:])
+
+    def append(self, records: Array) -> None:
+        for field, file in self._files.items():
+            file.append(records[field])
+
+    def edges_and_columns(self) -> tuple[EdgeSource, Mapping[str, Column]]:
+        src, dst, *features = (file.array() for file in self._files.values())
+        return ArrayEdges(src, dst), dict(zip(self._columns, features, strict=True))
+
+    def __enter__(self) -> "_Result":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+
+def _sorted(stream: Iterable[Array], count: int, whole: _Range, folder: Path, most: int) -> Iterator[Array]:
+    """The first one of equal edges, sorted by source and destination; see [Note: sorting on disk].
+
+    Args:
+        stream: records in chunks of at most `most`.
+        count: of records, at most.
+        whole: where their ends lie.
+        folder: for files, which are removed again.
+        most: records in memory at a time.
+    """
+    num_destinations = whole.destinations[1] - whole.destinations[0]
+    width = whole.sources[1] - whole.sources[0]
+    if not count:
+        return
+    if width * num_destinations == 1:  # all are copies of one edge
+        yield from (records[:1] for records in itertools.islice(filter(len, stream), 1))
+    elif count <= most and width * num_destinations < 2**63:
+        records = np.concatenate(list(stream))
+        yield records[_first_of_equal(records, whole)]
+    else:
+        by, ranges = whole.divided(min(_MOST_FILES, max(2, -(-2 * count // most))))
+        with tempfile.TemporaryDirectory(prefix="sort-", dir=folder) as files:
+            for part, one in zip(_distributed(stream, by, ranges, Path(files)), ranges, strict=True):
+                yield from _sorted(_slices(part, most), part.shape[0], one, folder, most)
+                part.path.unlink()
+
+
+def _slices(records: StoredArray, rows: int) -> Iterator[Array]:
+    for start in range(0, records.shape[0], rows):
+        yield records[start : start + rows]
+
+
+def _first_of_equal(records: Array, whole: _Range) -> Array:
+    """Where the edges are, sorted, and each only once."""
+    key = (records[_SRC] - whole.sources[0]) * (whole.destinations[1] - whole.destinations[0])
+    key += records[_DST] - whole.destinations[0]
+    has_features = len(records.dtype.names or ()) > 2  # else copies are the same, and whichever sort is fastest will do
+    order = np.argsort(key, kind="stable" if has_features else None)
+    key = key[order]
+    is_first = np.ones(len(key), bool)
+    is_first[1:] = key[1:] != key[:-1]
+    return order[is_first]
+
+
+def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder: Path) -> list[StoredArray]:
+    """The records of each range, in the order in which they come."""
+    start, end = ranges[0].sources if by == _SRC else ranges[0].destinations
+    with ExitStack() as stack:
+        files: list[ArrayFile] = []
+        for records in stream:
+            if not files:
+                files = [
+                    stack.enter_context(ArrayFile(folder / str(number), records.dtype)) for number in range(len(ranges))
+                ]
+            which = ((records[by] - start) // (end - start)).astype(np.uint8)
+            order = np.argsort(which, kind="stable")
+            bounds = np.searchsorted(which[order], np.arange(len(ranges) + 1))
+            for file, low, high in zip(files, bounds[:-1], bounds[1:], strict=True):
+                if low < high:
+                    file.append(records[order[low:high]])
+        return [file.array() for file in files]

@@ -1,0 +1,161 @@
+"""What all streaming methods promise: whole numbers in range, balance, the same every time, and cuts below random."""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sar.errors import ConfigError
+from sar.partition.assignment import AssignmentTask
+from sar.partition.community_graph import community_graph
+from sar.partition.graph_data import Array, GraphData
+from sar.partition.methods import ENTRY_POINTS, METHODS, method_named, method_names
+from tests.partition.streams import Edges, edge_task, typed_task
+from tests.workers import REPOSITORY
+
+STREAMING = ["random", "spring", "dbh", "greedy", "hdrf", "2ps-l"]
+BOTH_WAYS = [(0, 1), (1, 0), (1, 2), (2, 1)]
+
+
+@pytest.fixture(scope="module")
+def communities() -> GraphData:
+    return community_graph(1500, 15_000, num_features=1, num_classes=4, homophily=0.95).with_split()
+
+
+def task_on(graph: GraphData, num_parts: int, **options: object) -> AssignmentTask:
+    return edge_task(graph.num_nodes, (graph.src, graph.dst), num_parts, **options)
+
+
+@pytest.mark.parametrize("name", STREAMING)
+@pytest.mark.parametrize(
+    "num_nodes, edges",
+    [
+        (0, []),
+        (1, []),
+        (1, [(0, 0), (0, 0)]),
+        (3, BOTH_WAYS),
+        (5, [(0, 0), (4, 4)]),
+        (6, [*BOTH_WAYS, *BOTH_WAYS, *BOTH_WAYS, (5, 5)]),
+        (40, [(node, 0) for node in range(40)]),
+    ],
+    ids=["empty", "one node", "a loop", "a path", "loops only", "repeated edges", "a star"],
+)
+@pytest.mark.parametrize("num_parts", [1, 2, 4, 100])
+def test_any_graph_and_number_of_parts(name: str, num_nodes: int, edges: Edges, num_parts: int) -> None:
+    parts = method_named(name)(edge_task(num_nodes, edges, num_parts))
+    assert parts.shape == (num_nodes,)
+    assert parts.dtype == np.int32
+    assert ((parts >= 0) & (parts < num_parts)).all()
+    mean = num_nodes / num_parts
+    assert np.bincount(parts, minlength=num_parts).max() <= max(1.05 * mean, np.ceil(mean))
+
+
+@pytest.mark.parametrize("name", STREAMING)
+@pytest.mark.parametrize("num_parts", [3, 64, 130])
+def test_same_task_same_parts(name: str, num_parts: int, communities: GraphData) -> None:
+    one, again, other_seed = (
+        method_named(name)(task_on(communities, num_parts, seed=seed, weights={"in_edges": in_edges(communities)}))
+        for seed in (5, 5, 6)
+    )
+    assert np.array_equal(one, again)
+    if num_parts > 3:  # with few parts there may be no ties between clusters to break
+        assert not np.array_equal(one, other_seed)
+
+
+def in_edges(graph: GraphData) -> Array:
+    return np.bincount(graph.dst, minlength=graph.num_nodes)
+
+
+@pytest.mark.parametrize("name", STREAMING)
+@pytest.mark.parametrize("num_parts", [2, 5, 16])
+def test_every_weight_is_balanced(name: str, num_parts: int, communities: GraphData) -> None:
+    weights = {"train_mask": communities.node_data["train_mask"], "in_edges": in_edges(communities)}
+    parts = method_named(name)(task_on(communities, num_parts, weights=weights, imbalance=0.1))
+    for weight in [np.ones(communities.num_nodes), *weights.values()]:
+        load = np.bincount(parts, weights=weight, minlength=num_parts)
+        assert load.max() <= max(1.1 * load.mean(), np.ceil(load.mean()))
+
+
+def test_random_parts_are_even_in_all_respects(communities: GraphData) -> None:
+    train, num_parts = communities.node_data["train_mask"], 7
+    weights = {"in_edges": in_edges(communities), "train_mask": train}
+    parts = method_named("random")(task_on(communities, num_parts, weights=weights))
+    for count in (np.bincount(parts), np.bincount(parts[train])):
+        assert np.ptp(count) <= 1
+    load = np.bincount(parts, weights=weights["in_edges"])
+    assert load.max() < 1.02 * load.mean()
+
+
+def test_random_parts_ignore_the_order_of_nodes() -> None:
+    parts = method_named("random")(edge_task(1000, [], 4))
+    assert np.bincount(parts).tolist() == [250] * 4
+    assert 150 < (parts[1:] == parts[:-1]).sum() < 350
+
+
+@pytest.mark.parametrize("name, share", [("spring", 0.7), ("greedy", 0.7), ("hdrf", 0.8), ("2ps-l", 0.7)])
+def test_communities_are_found(name: str, share: float, communities: GraphData) -> None:
+    def cut(name: str) -> float:
+        parts = method_named(name)(task_on(communities, 4))
+        return float(np.mean(parts[communities.src] != parts[communities.dst]))
+
+    assert cut(name) < share * cut("random")
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_types_are_counted_through_and_progress_is_told(name: str) -> None:
+    cites, writes = ("paper", "cites", "paper"), ("author", "writes", "paper")
+    edges = {cites: [(i, (i + 1) % 20) for i in range(20)], writes: [(i % 6, i) for i in range(20)]}
+    task = typed_task({"author": 6, "paper": 20}, edges, 2)
+    flat = edge_task(26, [(u + 6, v + 6) for u, v in edges[cites]] + [(u, v + 6) for u, v in edges[writes]], 2)
+    calls: list[tuple[str, float]] = []
+    parts = method_named(name)(dataclasses.replace(task, progress=lambda doing, share: calls.append((doing, share))))
+    assert np.array_equal(parts, method_named(name)(flat))
+    assert calls[-1][1] == 1.0
+    assert all(0 <= share <= 1 and doing for doing, share in calls)
+
+
+@pytest.mark.parametrize("name", ["spring", "dbh", "greedy", "2ps-l", "hdrf"])
+@pytest.mark.parametrize("edge", [(0, 3), (-1, 0), (2**40, 1)])
+def test_edges_that_end_outside_are_told(name: str, edge: tuple[int, int]) -> None:
+    told = f"edge 1 leads from node {edge[0]} to node {edge[1]}; expected nodes 0 to 2"
+    with pytest.raises(ConfigError, match=told):
+        method_named(name)(edge_task(3, [(0, 1), edge], 2))
+
+
+def test_unknown_names_are_told() -> None:
+    with pytest.raises(ConfigError, match="no partition method 'springs'; expected one of random, spring, dbh"):
+        method_named("springs")
+    assert method_names()[: len(METHODS)] == list(METHODS)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package with the method of the documentation, one that is missing, and one named as one of sar's."""
+    page = (REPOSITORY / "docs" / "partitioning.md").read_text()
+    [code] = re.findall(r"```python\n# my_methods.py\n(.*?)```", page, re.DOTALL)
+    [entry] = re.findall(r"```toml\n\[project.entry-points.*?\]\n(.*?) = \"(.*?)\"\n```", page)
+    (tmp_path / "my_methods.py").write_text(code)
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    entries = [" = ".join(entry), "missing = my_methods:missing", f"spring = {entry[1]}"]
+    (info / "entry_points.txt").write_text("\n".join([f"[{ENTRY_POINTS}]", *entries, ""]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("my_methods", None)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_method_of_ones_own() -> None:
+    edges = [(0, 5), (1, 5), (2, 5), (0, 4), (1, 4), (0, 3)]
+    parts = method_named("by-degree")(edge_task(6, edges, 3)).tolist()
+    assert parts[3:] == [2, 1, 0]
+    assert sorted(parts[:3]) == [0, 1, 2]
+    assert {"by-degree", "missing"} < set(method_names())
+    assert method_named("spring").__module__.startswith("sar.")
+    with pytest.raises(ConfigError, match="'missing' is 'my_methods:missing', which cannot be imported"):
+        method_named("missing")

@@ -1,0 +1,304 @@
+"""Edge lists of all formats: what was written is read, in any layout and chunk size, and errors name file and row."""
+
+import gzip
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sar.errors import ConfigError, PartitionError
+from sar.partition.readers import open_graph, text
+from sar.partition.stored import ArrayFile
+from tests.partition.sources import only_ends, random_edges
+
+SRC, DST = random_edges(0, 40, 100)
+EXPECTED = (SRC.tolist(), DST.tolist())
+
+
+def write_csv(path: Path, src=SRC, dst=DST, delimiter=",", first="", end="\n") -> Path:
+    path.write_text(first + end.join(f"{s}{delimiter}{d}" for s, d in zip(src, dst, strict=True)), newline="")
+    return path
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "|", " ", "\t", " , ", "  "])
+@pytest.mark.parametrize("first", ["", "from,to\n", "# made by hand\n% 40 nodes\n\n", "\ufefffrom,to\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n# more\n"], ids=repr)
+def test_text_in_any_layout(tmp_path, delimiter, first, end):
+    path = write_csv(tmp_path / "edges.csv", delimiter=delimiter, first=first.replace(",", delimiter), end=end)
+    graph = open_graph(path, tmp_path / "scratch", num_nodes=40)
+    assert graph.num_nodes == {"_N": 40}
+    assert only_ends(graph, 7) == EXPECTED
+    assert only_ends(graph, 1000) == EXPECTED  # a second pass
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**18 - 1), st.integers(0, 9)), max_size=30), st.integers(64, 200))
+def test_text_in_small_buffers(tmp_path_factory, edges, buffer_bytes):
+    folder = tmp_path_factory.mktemp("edges")
+    path = write_csv(folder / "edges.txt", *zip(*edges, strict=True)) if edges else folder / "edges.txt"
+    path.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "_BUFFER_BYTES", buffer_bytes)
+        graph = open_graph(path, folder / "scratch")
+    assert list(zip(*only_ends(graph), strict=True)) == edges
+    assert graph.num_nodes == {"_N": max((max(edge) for edge in edges), default=-1) + 1}
+
+
+def test_columns_by_name_and_number(tmp_path):
+    path = tmp_path / "edges.csv"
+    path.write_text('weight,"to",from,\n0.5,1,2,\nx,3,4,\n')
+    assert only_ends(open_graph(path, tmp_path, columns=("from", "to"))) == ([2, 4], [1, 3])
+    assert only_ends(open_graph(path, tmp_path, columns=(1, 2))) == ([1, 3], [2, 4])
+    with pytest.raises(ConfigError, match=r"4 columns, 'weight, to, from, ' in its first line; expected two"):
+        open_graph(path, tmp_path)
+    with pytest.raises(ConfigError, match="no column 'target'; expected one of the columns weight, to, from"):
+        open_graph(path, tmp_path, columns=("from", "target"))
+    with pytest.raises(ConfigError, match="both to come from column 'to'"):
+        open_graph(path, tmp_path, columns=("to", 1))
+    with pytest.raises(PartitionError, match=r"line 1: .* that is no integer"):
+        open_graph(path, tmp_path, columns=(1, 2), header=False)
+
+
+def test_gzip(tmp_path):
+    path = tmp_path / "edges.csv.gz"
+    path.write_bytes(gzip.compress(write_csv(tmp_path / "edges.csv").read_bytes()))
+    assert only_ends(open_graph(path, tmp_path / "scratch")) == EXPECTED
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(PartitionError, match=r"edges.csv.gz cannot be unpacked"):
+        open_graph(path, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize(
+    "line, problem",
+    [
+        ("3", "another number of fields than 2"),
+        ("3,4,5", "another number of fields than 2"),
+        ("3,4,", "another number of fields than 2"),
+        ("3,", "something that is no integer"),
+        (",3", "something that is no integer"),
+        ("3 4", "something that is no integer"),
+        ("x,4", "something that is no integer"),
+        ("3,1.5", "something that is no integer"),
+        ("3,nan", "something that is no integer"),
+        ("-,4", "something that is no integer"),
+        ("3,-4", "an ID out of range; expected source an integer from 0 to 39 and destination an integer from 0 to 39"),
+        ("40,4", "an ID out of range"),
+        ("3,40", "an ID out of range"),
+        ("3,18446744073709551617", "an ID out of range"),  # 1 in 64 bits
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, monkeypatch, line, problem):
+    path = tmp_path / "edges.csv"
+    path.write_text("src,dst\n1,2\n# comment\n\n" + "1,2\n" * 50 + f"{line}\n3,4\n")
+    monkeypatch.setattr(text, "_BUFFER_BYTES", 100)
+    with pytest.raises(PartitionError, match=re.escape(f"{path}, line 55: {line!r} has {problem}")):
+        open_graph(path, tmp_path / "scratch", num_nodes=40)
+
+
+def test_text_that_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "_BUFFER_BYTES", 100)
+    path = tmp_path / "edges.csv"
+    path.write_text("1,2\n" + "1" * 300)
+    with pytest.raises(PartitionError, match=r"line 2, is longer than \d+ bytes"):
+        open_graph(path, tmp_path)
+    with pytest.raises(ConfigError, match="delimiter is '::'; expected one ASCII character"):
+        open_graph(path, tmp_path, delimiter="::")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint16", ">i8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("layout", ["pairs", "rows", "apart"])
+def test_npy(tmp_path, dtype, order, layout):
+    pairs = np.stack([SRC, DST], axis=1).astype(dtype)
+    if layout == "apart":
+        np.save(tmp_path / "the_src.npy", pairs[:, 0])
+        np.save(tmp_path / "the_dst.npy", pairs[:, 1])
+    else:
+        np.save(tmp_path / "edges.npy", np.asarray(pairs if layout == "pairs" else pairs.T, order=order))
+    for num_nodes in (40, None):
+        graph = open_graph(tmp_path / "*.npy", tmp_path / "scratch", num_nodes=num_nodes)
+        assert graph.num_nodes == {"_N": 40 if num_nodes else max(SRC.max(), DST.max()) + 1}
+        assert only_ends(graph, 7) == EXPECTED
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", ">i4"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_raw(tmp_path, dtype, apart):
+    if apart:
+        SRC.astype(dtype).tofile(tmp_path / "src.bin")
+        DST.astype(dtype).tofile(tmp_path / "dst.bin")
+    else:
+        np.stack([SRC, DST], axis=1)[:60].astype(dtype).tofile(tmp_path / "part-2.bin")
+        np.stack([SRC, DST], axis=1)[60:].astype(dtype).tofile(tmp_path / "part-10.bin")
+    graph = open_graph(tmp_path, tmp_path / "scratch", dtype=dtype, num_nodes=40)
+    assert only_ends(graph, 7) == EXPECTED
+
+
+@pytest.mark.parametrize("how", ["list", "directory", "pattern"])
+def test_many_files_in_the_order_of_their_numbers(tmp_path, how):
+    folder = tmp_path / "edges"
+    folder.mkdir()
+    bounds = [0, 40, 40, 55, 100]
+    files = [folder / f"part-{number}.csv" for number in (1, 2, 10, 20)]
+    for file, first, last in zip(files, bounds[:-1], bounds[1:], strict=True):
+        write_csv(file, SRC[first:last], DST[first:last])
+    (folder / "_SUCCESS").touch()
+    path = {"list": files, "directory": folder, "pattern": str(folder / "part-*.csv")}[how]
+    assert only_ends(open_graph(path, tmp_path / "scratch")) == EXPECTED
+
+
+@pytest.mark.parametrize("names", [("src", "dst"), ("a", "b"), ("from", "to")])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
+def test_parquet(tmp_path, names, dtype):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    fields = dict(zip(names, (SRC.astype(dtype), DST.astype(dtype)), strict=True))
+    columns = None
+    if names[0] != "a":
+        fields = {"weight": np.ones(100), **fields}
+    if names[0] == "from":
+        columns = names
+        with pytest.raises(ConfigError, match=r"columns weight, from, to; expected two"):
+            open_graph(self_written(parquet, pyarrow, tmp_path, fields), tmp_path / "scratch")
+    path = self_written(parquet, pyarrow, tmp_path, fields)
+    graph = open_graph(path, tmp_path / "scratch", columns=columns)
+    assert only_ends(graph, 7) == EXPECTED
+    assert graph.num_nodes == {"_N": max(SRC.max(), DST.max()) + 1}
+
+
+def self_written(parquet, pyarrow, folder: Path, fields) -> Path:
+    parquet.write_table(pyarrow.table(fields), folder / "edges.parquet", row_group_size=13)
+    return folder / "edges.parquet"
+
+
+def test_bad_parquet(tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("sar.partition.readers.parquet._BATCH_ROWS", 2)
+
+    def opened(src, dst, **options):
+        path = self_written(parquet, pyarrow, tmp_path, {"src": pyarrow.array(src), "dst": pyarrow.array(dst)})
+        return open_graph(path, tmp_path / "scratch", **options)
+
+    with pytest.raises(PartitionError, match=r"edges.parquet, row 3 \(from 0\): column 'dst' has no value"):
+        opened([0, 1, 2, 3], [0, 1, 2, None])
+    with pytest.raises(PartitionError, match=r"row 2 \(from 0\): the source is node -1; expected 0 or more"):
+        opened([0, 1, -1, 3], [0, 1, 2, 3])
+    with pytest.raises(PartitionError, match=r"row 3 \(from 0\): the destination is node 4; expected 0 to 3"):
+        opened([0, 1, 2, 3], [0, 1, 2, 4], num_nodes=4)
+    with pytest.raises(PartitionError, match="column 'dst' is of type double; expected integers"):
+        opened([0], [0.5])
+    path = tmp_path / "edges.parquet"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(PartitionError, match=r"edges.parquet cannot be read as a Parquet file"):
+        open_graph(path, tmp_path / "scratch")
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "edges.parquet").touch()
+    with pytest.raises(ConfigError, match=r"pyarrow, which is not installed. Install it: pip install 'sar\[parquet\]'"):
+        open_graph(tmp_path / "edges.parquet", tmp_path / "scratch")
+
+
+def test_bad_ids_in_binary_files(tmp_path):
+    pairs = np.stack([SRC, DST], axis=1)
+    for value, row, end in ((-1, 77, 0), (40, 31, 1)):
+        bad = pairs.copy()
+        bad[row, end] = value
+        np.save(tmp_path / "edges.npy", bad)
+        graph = open_graph(tmp_path / "edges.npy", tmp_path / "scratch", num_nodes=40)
+        where = (
+            rf"edges.npy, row {row} \(from 0\): the {('source', 'destination')[end]} is node {value}; expected 0 to 39"
+        )
+        with pytest.raises(PartitionError, match=where):
+            only_ends(graph)
+    np.save(tmp_path / "edges.npy", pairs - 1)
+    with pytest.raises(PartitionError, match="is node -1; expected 0 or more"):
+        open_graph(tmp_path / "edges.npy", tmp_path / "scratch")
+
+
+def test_bad_binary_files(tmp_path):
+    scratch = tmp_path / "scratch"
+    path = tmp_path / "edges.npy"
+    np.save(path, np.stack([SRC, DST], axis=1))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(PartitionError, match=r"edges.npy is truncated: it has 1727 bytes; expected 1728"):
+        open_graph(path, scratch)
+    path.write_bytes(b"no array")
+    with pytest.raises(PartitionError, match=r"edges.npy is no .npy file"):
+        open_graph(path, scratch)
+    for array, message in (
+        (np.zeros((5, 3), int), r"shape \(5, 3\); expected \(E, 2\)"),
+        (np.zeros((2, 2), int), r"only \(2, 2\), which may be either"),
+        (np.zeros((5, 2)), "holds float64; expected integers"),
+        (np.array([{}]), "holds object; expected an array of numbers"),
+        (np.zeros(5, int), r"1 in all, are lists of numbers; expected two"),
+    ):
+        np.save(path, array)
+        with pytest.raises(PartitionError, match=message):
+            open_graph(path, scratch)
+    np.save(path, np.zeros(5, int))
+    np.save(tmp_path / "other.npy", np.zeros(6, int))
+    with pytest.raises(PartitionError, match=r"edges.npy has 5 rows and .*other.npy 6"):
+        open_graph([path, tmp_path / "other.npy"], scratch)
+    raw = tmp_path / "edges.bin"
+    raw.write_bytes(bytes(9))
+    with pytest.raises(ConfigError, match="raw edges of dtype None"):
+        open_graph(raw, scratch)
+    with pytest.raises(PartitionError, match=r"has 9 bytes, which is no multiple of 8, a row of 2 int32"):
+        open_graph(raw, scratch, dtype="int32")
+
+
+def test_an_edge_pair_layout_is_known_from_the_other_files(tmp_path):
+    for number, (first, last) in enumerate(((0, 2), (2, 10))):
+        np.save(tmp_path / f"{number}.npy", np.stack([SRC, DST])[:, first:last])
+    assert only_ends(open_graph(tmp_path, tmp_path / "scratch")) == (SRC[:10].tolist(), DST[:10].tolist())
+
+
+def test_missing_and_mixed_files(tmp_path):
+    with pytest.raises(PartitionError, match=r"there is no file '.*edges.csv'"):
+        open_graph(tmp_path / "edges.csv", tmp_path)
+    with pytest.raises(PartitionError, match="names no files"):
+        open_graph(tmp_path / "*.csv", tmp_path)
+    write_csv(tmp_path / "edges.csv")
+    write_csv(tmp_path / "edges.npy")
+    with pytest.raises(ConfigError, match=r"different formats \(npy, text\)"):
+        open_graph(tmp_path / "edges.*", tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot tell the format of '.*edges.unknown'"):
+        open_graph(write_csv(tmp_path / "edges.unknown"), tmp_path)
+    assert only_ends(open_graph(tmp_path / "edges.unknown", tmp_path, format="text")) == EXPECTED
+    with pytest.raises(ConfigError, match="format 'excel' was asked for"):
+        open_graph(tmp_path / "edges.unknown", tmp_path, format="excel")
+
+
+def test_several_types(tmp_path):
+    likes, follows = write_csv(tmp_path / "likes.csv"), tmp_path / "follows.npy"
+    np.save(follows, np.stack([SRC, DST + 5], axis=1))
+    paths = {"user:likes:item": likes, "user:follows:user": follows}
+    graph = open_graph(paths, tmp_path / "scratch", num_nodes={"tag": 2, "item": 40})
+    assert graph.num_nodes == {"tag": 2, "item": 40, "user": max(SRC.max(), DST.max() + 5) + 1}
+    assert list(graph.edges) == [("user", "likes", "item"), ("user", "follows", "user")]
+    src, dst = (np.concatenate(end) for end in zip(*graph.chunks(9), strict=True))
+    assert src.tolist() == (np.concatenate([SRC, SRC]) + 42).tolist()
+    assert dst.tolist() == np.concatenate([DST + 2, DST + 5 + 42]).tolist()
+    with pytest.raises(ConfigError, match="the edge type 'likes' was named"):
+        open_graph({"likes": likes}, tmp_path / "scratch")
+    with pytest.raises(ConfigError, match="40 nodes were named for the types user, item"):
+        open_graph(paths, tmp_path / "scratch", num_nodes=40)
+    with pytest.raises(PartitionError, match=r"an ID out of range; expected source an integer from 0 and destination"):
+        open_graph(paths, tmp_path / "scratch", num_nodes={"item": 3})
+
+
+def test_no_room_for_the_copy():
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("the system has no /dev/full")
+    with (
+        pytest.raises(PartitionError, match=r"cannot write /dev/full after 0 rows \(No space left on device\)"),
+        ArrayFile(full, np.dtype(np.int64)) as file,
+    ):
+        file.append(SRC)

@@ -1,0 +1,209 @@
+"""Features from files of all formats, in slices, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sar.errors import ConfigError, PartitionError
+from sar.partition import stored
+from sar.partition.readers import open_graph
+from sar.partition.readers.tables import table_rows
+from sar.partition.stored import ArrayFile, JoinedColumn, StoredArray
+from tests.adapters.dgl.directories import save_tensors
+
+ROWS = 10
+FEAT = np.random.default_rng(0).standard_normal((ROWS, 3)).astype(np.float32)
+LABEL = np.arange(ROWS) - 1
+
+
+@pytest.fixture
+def edges(tmp_path) -> Path:
+    path = tmp_path / "edges.csv"
+    path.write_text("0 1\n1 2\n5 0\n")
+    return path
+
+
+def opened(edges: Path, **options):
+    return open_graph(edges, edges.parent / "scratch", **options)
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=5), st.sampled_from([(), (3,), (2, 2), (0,)]), st.data())
+def test_joined_columns_in_slices_and_rows(tmp_path_factory, sizes, row_shape, data):
+    folder = tmp_path_factory.mktemp("columns")
+    whole = np.random.default_rng(1).integers(0, 99, (sum(sizes), *row_shape)).astype(">i4")
+    parts, first = [], 0
+    for number, size in enumerate(sizes):
+        (folder / f"{number}").write_bytes(b"header" + whole[first : first + size].tobytes())
+        parts.append(StoredArray(folder / f"{number}", 6, (size, *row_shape), whole.dtype))
+        first += size
+    column = parts[0] if len(parts) == 1 else JoinedColumn(parts)
+    assert column.shape == whole.shape
+    assert column.dtype == np.int32
+    start, stop = data.draw(st.integers(0, len(whole))), data.draw(st.integers(0, len(whole) + 3))
+    rows = np.array(
+        sorted(data.draw(st.sets(st.integers(0, max(0, len(whole) - 1))) if len(whole) else st.just(()))), int
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored, "_SPAN_BYTES", 30)
+        for key in (slice(start, stop), rows):
+            found = column[key]
+            assert found.dtype == np.int32
+            assert found.shape == whole[key].shape
+            assert np.array_equal(found, whole[key])
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path):
+    with ArrayFile(tmp_path / "a", np.dtype(np.int64)) as file:
+        file.append(np.arange(10))
+        array = file.array()
+    (tmp_path / "a").write_bytes(bytes(40))
+    assert array[0:5].tolist() == [0] * 5
+    with pytest.raises(PartitionError, match="has become shorter"):
+        array[3:8]
+
+
+def test_npy_in_many_files_gives_the_number_of_nodes(edges, tmp_path):
+    np.save(tmp_path / "feat-0.npy", FEAT[:4])
+    np.save(tmp_path / "feat-1.npy", FEAT[4:])
+    np.save(tmp_path / "label.npy", LABEL)
+    np.save(tmp_path / "weight.npy", np.asfortranarray(FEAT[:3]))
+    graph = opened(
+        edges,
+        node_features={"feat": tmp_path / "feat-*.npy", "_N/label": tmp_path / "label.npy"},
+        edge_features={"weight": tmp_path / "weight.npy"},
+    )
+    assert graph.num_nodes == {"_N": ROWS}
+    feat, label = graph.node_data["_N"]["feat"], graph.node_data["_N"]["label"]
+    assert feat.shape == (ROWS, 3)
+    assert np.array_equal(feat[2:7], FEAT[2:7])
+    assert np.array_equal(feat[np.array([1, 4, 9])], FEAT[[1, 4, 9]])
+    assert np.array_equal(label[0:ROWS], LABEL)
+    weight = graph.edge_data["_N", "_E", "_N"]["weight"]
+    assert weight.shape == (3, 3)
+    assert np.array_equal(weight[1:3], FEAT[1:3])
+
+
+def test_parquet(edges, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    fixed = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(FEAT.reshape(-1)), 3)
+    table = {"a": FEAT[:, 0], "b": FEAT[:, 1], "rows": FEAT.tolist(), "fixed": fixed, "label": LABEL, "mask": LABEL > 3}
+    path = tmp_path / "nodes.parquet"
+    parquet.write_table(pyarrow.table(table), path, row_group_size=4)
+    columns = {"ab": "a,b", "rows": "rows", "fixed": "fixed", "label": "label", "train_mask": "mask"}
+    graph = opened(edges, node_features={name: f"{path}#{inside}" for name, inside in columns.items()})
+    fields = {name: column[0:ROWS] for name, column in graph.node_data["_N"].items()}
+    assert np.array_equal(fields["ab"], FEAT[:, :2])
+    assert np.array_equal(fields["rows"], FEAT)
+    assert np.array_equal(fields["fixed"], FEAT)
+    assert np.array_equal(fields["label"], LABEL)
+    assert np.array_equal(fields["train_mask"], LABEL > 3)
+    assert fields["train_mask"].dtype == bool
+    with pytest.raises(ConfigError, match="has no column 'c'; expected one of a, b, rows"):
+        opened(edges, node_features={"x": f"{path}#c"})
+    with pytest.raises(PartitionError, match="has lists in one of a, rows"):
+        opened(edges, node_features={"x": f"{path}#a,rows"})
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ([[1.0, 2.0], [3.0]], r"row 1 \(from 0\): column 'x' has a list of 1; expected 2 numbers"),
+        ([1.0, None], r"row 1 \(from 0\): column 'x' has no value there"),
+        (["a", "b"], "column 'x' is of type .*string.*; expected numbers"),
+        ([[1.0, None], [1.0, 2.0]], "with missing values in it; expected numbers"),
+    ],
+)
+def test_bad_parquet(edges, tmp_path, values, message):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"x": values}), tmp_path / "x.parquet")
+    with pytest.raises(PartitionError, match=message):
+        opened(edges, node_features={"x": tmp_path / "x.parquet"})
+
+
+def test_dgl_tensors(edges, tmp_path):
+    path = tmp_path / "node_feat.dgl"
+    tensors = {"_N/feat": torch.from_numpy(FEAT), "label": torch.from_numpy(LABEL)}
+    save_tensors(str(path), tensors)
+    save_tensors(str(tmp_path / "one.dgl"), {"anything": torch.ones(ROWS, dtype=torch.float16)})
+    save_tensors(str(tmp_path / "bad.dgl"), {"x": torch.ones(ROWS, dtype=torch.bfloat16)})
+    features = {"feat": path, "label": path, "renamed": f"{path}#_N/feat", "one": tmp_path / "one.dgl"}
+    fields = opened(edges, node_features=features).node_data["_N"]
+    assert np.array_equal(fields["feat"][3:5], FEAT[3:5])
+    assert np.array_equal(fields["renamed"][0:ROWS], FEAT)
+    assert np.array_equal(fields["label"][np.array([2, 8])], LABEL[[2, 8]])
+    assert fields["one"].dtype == np.float16
+    with pytest.raises(ConfigError, match="has no tensor 'other'; expected one of _N/feat, label"):
+        opened(edges, node_features={"other": path})
+    with pytest.raises(PartitionError, match="holds bfloat16"):
+        opened(edges, node_features={"x": tmp_path / "bad.dgl"})
+
+
+@pytest.mark.parametrize("first", ["", "a,b,c\n", "# notes\n\n"])
+def test_text(edges, tmp_path, first, monkeypatch):
+    monkeypatch.setattr("sar.partition.readers.tables._BLOCK_BYTES", 40)
+    (tmp_path / "feat.csv").write_text(first + "\n".join(",".join(str(x) for x in row) for row in FEAT.tolist()))
+    (tmp_path / "label.txt").write_text("\n".join(str(x) for x in LABEL.tolist()))
+    graph = opened(edges, node_features={"feat": tmp_path / "feat.csv", "label": tmp_path / "label.txt"})
+    fields = graph.node_data["_N"]
+    assert np.array_equal(fields["feat"][0:ROWS], FEAT)
+    assert np.array_equal(fields["label"][0:ROWS], LABEL)
+    assert fields["label"].dtype == np.int64
+
+
+@pytest.mark.parametrize("bad", ["1,2", "1,2,3,4", "1,,3", "1,x,3"])
+def test_a_bad_line_of_text_is_named(tmp_path, monkeypatch, bad):
+    monkeypatch.setattr("sar.partition.readers.tables._BLOCK_BYTES", 10)
+    path = tmp_path / "feat.csv"
+    path.write_text("a,b,c\n" + "1,2,3\n" * 7 + f"# comment\n{bad}\n1,2,3\n")
+    with pytest.raises(PartitionError, match=f"feat.csv, line 10: '{bad}' does not have 3 numbers"):
+        list(table_rows(path, None))
+
+
+def test_nan_is_named_when_it_is_read(edges, tmp_path):
+    feat = FEAT.copy()
+    feat[7, 1] = np.nan
+    feat[0], feat[1] = np.inf, -np.inf  # which are no NaN
+    np.save(tmp_path / "0.npy", feat[:5])
+    np.save(tmp_path / "1.npy", feat[5:])
+    files = [tmp_path / "0.npy", tmp_path / "1.npy"]
+    column = opened(edges, node_features={"feat": files}).node_data["_N"]["feat"]
+    assert np.array_equal(column[0:7], feat[:7])
+    for rows in (slice(6, 10), np.array([0, 2, 7])):
+        with pytest.raises(PartitionError, match=r"1.npy, row 2 \(from 0\), has NaN"):
+            column[rows]
+    allowed = opened(edges, node_features={"feat": files}, allow_nan=True).node_data["_N"]["feat"]
+    assert np.array_equal(allowed[5:8], feat[5:8], equal_nan=True)
+    for name in ("label", "train_mask"):
+        never = opened(edges, node_features={name: files}, allow_nan=True).node_data["_N"][name]
+        with pytest.raises(PartitionError, match="has NaN"):
+            never[5:8]
+
+
+def test_what_does_not_fit(edges, tmp_path):
+    np.save(tmp_path / "a.npy", FEAT)
+    np.save(tmp_path / "b.npy", FEAT[:, :2])
+    np.save(tmp_path / "c.npy", LABEL)
+    a, b, c = (tmp_path / f"{name}.npy" for name in "abc")
+    with pytest.raises(PartitionError, match=r"a.npy has 10 rows; expected 9, as many as .* that '_N/x' belongs to"):
+        opened(edges, num_nodes=9, node_features={"x": a})
+    with pytest.raises(PartitionError, match=r"a.npy has 10 rows; expected 3"):
+        opened(edges, edge_features={"x": a})
+    with pytest.raises(PartitionError, match=r"a.npy to .*a.npy has 20 rows; expected 10"):
+        opened(edges, node_features={"x": c, "y": [a, a]})
+    with pytest.raises(
+        PartitionError, match=r"b.npy has rows of shape \(2,\) and float32; expected \(3,\) and float32"
+    ):
+        opened(edges, node_features={"x": [a, b]})
+    with pytest.raises(ConfigError, match=r"no type for the feature 'user/x'; expected TYPE/NAME with a type among _N"):
+        opened(edges, node_features={"user/x": a})
+    with pytest.raises(PartitionError, match="there is no file"):
+        opened(edges, node_features={"x": tmp_path / "missing.npy"})
+    edges.write_text("0 10\n")
+    with pytest.raises(PartitionError, match=r"line 1: '0 10' .* destination an integer from 0 to 9"):
+        opened(edges, node_features={"x": a})
