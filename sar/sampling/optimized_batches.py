@@ -139,7 +139,7 @@ def _digest(seeds: Tensor, rooms: Sequence[int], reader: Tensor, read: Tensor) -
     """Of all that the batches depend on."""
     digest = hashlib.blake2b(f"sar batches 1 {len(seeds)} {list(rooms)}".encode(), digest_size=32)
     for tensor in (seeds, reader, read):
-        digest.update(memoryview(tensor.numpy()))
+        digest.update(tensor.numpy().tobytes())
     return digest.digest()
 
 

@@ -21,8 +21,12 @@ def metis_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Te
     Returns:
         The part of every node, (N,) int64 below P; None where METIS finds none.
     """
-    dgl = require_dgl()
+    dgl, num_nodes = require_dgl(), len(is_seed)
+    # METIS writes beyond its buffers where a node has more edges than there are other nodes: no loops, no parallel edges.
+    apart = src != dst
+    low, high = torch.minimum(src, dst)[apart], torch.maximum(src, dst)[apart]
+    pairs = (low * num_nodes + high).unique()
     with _quiet():
-        graph = dgl.graph((src, dst), num_nodes=len(is_seed))
+        graph = dgl.graph((pairs // num_nodes, pairs % num_nodes), num_nodes=num_nodes)
         parts: Tensor | None = dgl.metis_partition_assignment(graph, num_parts, balance_ntypes=is_seed.to(torch.int64))
     return parts
