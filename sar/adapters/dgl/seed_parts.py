@@ -22,7 +22,7 @@ def metis_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Te
         The part of every node, (N,) int64 below P; None where METIS finds none.
     """
     dgl, num_nodes = require_dgl(), len(is_seed)
-    # METIS writes beyond its buffers where a node has more edges than there are other nodes: no loops, no parallel edges.
+    # METIS writes beyond its buffers where a node has more edges than there are nodes: no loops, no parallel edges.
     apart = src != dst
     low, high = torch.minimum(src, dst)[apart], torch.maximum(src, dst)[apart]
     pairs = (low * num_nodes + high).unique()
