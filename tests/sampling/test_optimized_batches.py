@@ -106,13 +106,13 @@ def test_several_types(pool, world_size):
 def with_counted_metis(mine, size, cache):
     """The batches, how often METIS ran for them, and what the log warned of."""
     calls, warnings = [], []
-    metis, warn = optimized_batches.metis_parts, sar.logger.warning
-    optimized_batches.metis_parts = lambda *args: calls.append(1) or metis(*args)
+    metis, warn = optimized_batches.seed_parts, sar.logger.warning
+    optimized_batches.seed_parts = lambda *args: calls.append(1) or metis(*args)
     sar.logger.warning = lambda text, *args: warnings.append(text % args)
     try:
         return group(mine, size, cache), len(calls), warnings
     finally:
-        optimized_batches.metis_parts, sar.logger.warning = metis, warn
+        optimized_batches.seed_parts, sar.logger.warning = metis, warn
 
 
 def truncated(file):
