@@ -1,6 +1,7 @@
 """METIS for mini-batches: divides seed nodes so that those which read the same nodes come together."""
 
 import importlib.util
+import warnings
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,14 @@ def seed_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Ten
 
     start, end = torch.cat([low, high]), torch.cat([high, low])
     offsets = np.concatenate([[0], torch.bincount(start, minlength=num_nodes).cumsum(0).numpy()])
-    found: Any = pymetis.part_graph(
-        num_parts,
-        xadj=offsets,
-        adjncy=end[start.argsort(stable=True)].numpy(),
-        vweights=is_seed.long().numpy(),
-        recursive=False,
-        options=pymetis.Options(seed=0),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of xadj; what takes its place is not in older versions
+        found: Any = pymetis.part_graph(
+            num_parts,
+            xadj=offsets,
+            adjncy=end[start.argsort(stable=True)].numpy(),
+            vweights=is_seed.long().numpy(),
+            recursive=False,
+            options=pymetis.Options(seed=0),
+        )
     return torch.as_tensor(np.asarray(found[1]), dtype=torch.int64)

@@ -1,5 +1,6 @@
 """Batches of seeds that lie close together: exact sizes, the communities of planted graphs, and the file of them."""
 
+import importlib.util
 import os
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import sar
 from sar.sampling import OptimizedBatches, SeedBatches, optimized_batches
 from sar.sampling.optimized_batches import fit
+from sar.sampling.seed_parts import seed_parts
 from tests.core.attempts import catch, require
 from tests.graphs import EdgeList, partition_in_memory
 from tests.sampling.scenes import global_ids, parts_of, typed_parts
@@ -205,3 +207,26 @@ def test_a_file_that_cannot_be_written_is_an_error_on_all(pool, world_size, tmp_
         assert "SarError" in require(failure).bases
         assert "optimized_batches_cache" in failure.message
         assert number == 6, "works on"
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["pymetis", "dgl"])
+def test_parts_of_small_graphs_with_loops_and_parallel_edges(installed, monkeypatch):
+    """On such graphs METIS corrupts memory, where it gets them as they are."""
+    pytest.importorskip("pymetis")
+    find_spec = importlib.util.find_spec
+    if not installed:
+        import dgl  # noqa: F401  is found with find_spec
+
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pymetis" else find_spec(name))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        seeds, others, edges = (int(torch.randint(1, most, (), generator=generator)) for most in (60, 30, 300))
+        src = torch.randint(seeds + others, (edges,), generator=generator)
+        dst = torch.randint(seeds, (edges,), generator=generator)
+        num_parts = int(torch.randint(2, max(3, seeds), (), generator=generator))
+        given = src, dst, torch.arange(seeds + others) < seeds, num_parts
+        parts = seed_parts(*given)
+        assert parts.shape == (seeds + others,)
+        assert 0 <= int(parts.min()) <= int(parts.max()) < num_parts
+        if installed:
+            assert torch.equal(seed_parts(*given), parts)
