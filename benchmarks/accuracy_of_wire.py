@@ -13,7 +13,7 @@ import sar
 from benchmarks import command
 from benchmarks.report import describe_setting, write_section
 from benchmarks.results import setting
-from sar.cli.demo.report import as_markdown, as_text
+from sar.partition.tables import as_markdown, as_text
 from sar.cli.demo.training import MODELS, Job, train_distributed
 from sar.cli.processes import run_workers
 from sar.errors import ConfigError

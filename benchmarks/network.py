@@ -25,7 +25,7 @@ from benchmarks.report import MEGA, describe_graph, describe_setting, write_sect
 from benchmarks.results import Results, Run, load, save
 from benchmarks.runs import describe, run_all
 from benchmarks.summary import Spread, seconds
-from sar.cli.demo.report import as_markdown, as_text
+from sar.partition.tables import as_markdown, as_text
 from sar.errors import SarError
 
 INSIDE = "SAR_BENCHMARK_NAMESPACE"
