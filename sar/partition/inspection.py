@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.adapters.dgl.feature_files import ORIG_ID_FILES, Feature, owned_edges, owned_nodes, open_orig_ids
+from sar.adapters.dgl.feature_files import ORIG_ID_FILES, Feature, open_orig_ids, owned_edges, owned_nodes
 from sar.adapters.dgl.part_inspection import PartContent, What, inspect_part
 from sar.adapters.dgl.partition_json import PartitionJson, find_partition_json, owned_counts, read_partition_json
 from sar.adapters.dgl.partition_reader import DISPATCH_JSON
