@@ -35,6 +35,7 @@ from sar.core.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
+from sar.partition.original_order import to_original_order  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -81,6 +82,7 @@ __all__ = [
     "rank",
     "suffix_key_lookup",
     "sync_params",
+    "to_original_order",
     "unpatch_dgl",
     "world_size",
 ]

@@ -13,9 +13,8 @@ from sar.adapters.dgl.part_inspection import PartContent, What, inspect_part
 from sar.adapters.dgl.partition_json import PartitionJson, find_partition_json, owned_counts, read_partition_json
 from sar.adapters.dgl.partition_reader import DISPATCH_JSON
 from sar.errors import PartitionError
+from sar.partition.once import Once
 from sar.partition.report import DirectoryReport, FeatureReport, PartReport
-
-_CHUNK = 2**18
 
 
 def inspect_directory(path: str | PathLike[str], *, values: bool = False) -> DirectoryReport:
@@ -76,29 +75,6 @@ def _format(spec: PartitionJson, contents: Sequence[PartContent]) -> str:
     return "dgl.distributed.partition_graph"
 
 
-class _Once:
-    """Whether IDs that come in pieces are 0, 1, ... each once; one bit for each."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.outside = self.repeated = self.found = 0
-        self._seen = np.zeros(-(-count // 8), np.uint8)
-
-    def add(self, ids: NDArray[np.int64]) -> None:
-        for start in range(0, len(ids), _CHUNK):
-            piece = np.sort(ids[start : start + _CHUNK])
-            inside = piece[(piece >= 0) & (piece < self.count)]
-            self.outside += len(piece) - len(inside)
-            new = np.unique(inside)
-            new = new[(self._seen[new >> 3] >> (new & 7).astype(np.uint8)) & 1 == 0]
-            self.repeated += len(inside) - len(new)
-            self.found += len(new)
-            places, firsts = np.unique(new >> 3, return_index=True)
-            if len(places):
-                bits = np.left_shift(1, new & 7).astype(np.uint8)
-                self._seen[places] |= np.bitwise_or.reduceat(bits, firsts)
-
-
 class _Originals:
     """IDs in the input graph, in files of their own or in `graph.dgl`: a permutation of each type's numbers."""
 
@@ -107,9 +83,9 @@ class _Originals:
         self._problems: list[str] = []
         self._found: dict[What, set[str]] = {"nodes": set(), "edges": set()}
         self._lacking: dict[What, list[int]] = {"nodes": [], "edges": []}
-        self._once: dict[What, list[_Once]] = {
-            "nodes": [_Once(int((r[:, 1] - r[:, 0]).sum())) for r in spec.node_ranges.swapaxes(0, 1)],
-            "edges": [_Once(int((r[:, 1] - r[:, 0]).sum())) for r in spec.edge_ranges.swapaxes(0, 1)],
+        self._once: dict[What, list[Once]] = {
+            "nodes": [Once(int((r[:, 1] - r[:, 0]).sum())) for r in spec.node_ranges.swapaxes(0, 1)],
+            "edges": [Once(int((r[:, 1] - r[:, 0]).sum())) for r in spec.edge_ranges.swapaxes(0, 1)],
         }
 
     def take(self, part: int, content: PartContent) -> None:
@@ -152,7 +128,7 @@ class _Originals:
                 problems.append(f"{file}: parts {self._lacking[what]} lack the original IDs that others have.")
                 continue
             for name, once in zip(names[what], self._once[what], strict=True):
-                if once.outside or once.repeated or once.found < once.count:
+                if not once.is_permutation:
                     problems.append(
                         f"{file}: the original IDs of the {what} of type {name!r} are not 0 to {once.count - 1}, each "
                         f"once: {once.count - once.found} are missing, {once.repeated} are there again, "
