@@ -8,7 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.adapters.dgl.feature_files import ORIG_ID_FILES, Feature, open_orig_ids, owned_edges, owned_nodes
+from sar.adapters.dgl.feature_files import (
+    ORIG_ID_FILES,
+    Feature,
+    open_features,
+    open_orig_ids,
+    owned_edges,
+    owned_nodes,
+)
 from sar.adapters.dgl.part_inspection import PartContent, What, inspect_part
 from sar.adapters.dgl.partition_json import PartitionJson, find_partition_json, owned_counts, read_partition_json
 from sar.adapters.dgl.partition_reader import DISPATCH_JSON
@@ -65,6 +72,26 @@ def inspect_directory(path: str | PathLike[str], *, values: bool = False) -> Dir
         ],
         problems=problems,
     )
+
+
+def largest_value(path: str | PathLike[str], name: str) -> float:
+    """The greatest value of a node feature over all parts, read in slices; arguments as `inspect_directory`.
+
+    Raises:
+        PartitionError: a file is missing or damaged, or no part has the feature.
+    """
+    spec = read_partition_json(find_partition_json(path))
+    found = [
+        float(rows.max())
+        for part in range(spec.num_parts)
+        for one in open_features(spec, part, owned_nodes(spec, part), from_dispatch=False)
+        if one.name == name
+        for _, rows in one.stored.slices()
+        if rows.numel()
+    ]
+    if not found:
+        raise PartitionError(f"{spec.path}: no part has values of {name!r}.")
+    return max(found)
 
 
 def _format(spec: PartitionJson, contents: Sequence[PartContent]) -> str:

@@ -154,8 +154,8 @@ def _check_form(spec: PartitionJson, type_id: int, part: int, rows: _Rows, like:
     start, end = spec.node_ranges[part, type_id].tolist()
     if len(rows.shape) == 0 or rows.shape[0] != end - start:
         raise ConfigError(
-            f"the values of part {part} have shape {rows.shape}; expected {end - start} rows, one for each of its nodes "
-            f"of type {spec.node_types[type_id]!r} in {spec.path}."
+            f"the values of part {part} have shape {rows.shape}; expected {end - start} rows, one for each of its "
+            f"nodes of type {spec.node_types[type_id]!r} in {spec.path}."
         )
     if rows.dtype != like.dtype or rows.shape[1:] != like.shape[1:]:
         raise ConfigError(
