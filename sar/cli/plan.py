@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import re
 from pathlib import Path
 
+from sar.cli.sizes import parse_bytes
 from sar.errors import ConfigError
 from sar.partition.inspection import inspect_directory, largest_value
 from sar.partition.model_shape import ModelShape
@@ -13,15 +13,11 @@ from sar.partition.report import DirectoryReport
 
 HELP = "Predict bytes sent and peak memory of every worker for a model on a partition directory."
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar plan` takes."""
     parser.add_argument("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
-    parser.add_argument(
-        "--model", choices=["sage", "gcn", "gat"], default="sage", help="layers of dgl.nn (%(default)s)"
-    )
+    parser.add_argument("--model", choices=["sage", "gcn", "gat"], default="sage", help="layers (%(default)s)")
     parser.add_argument("--layers", type=int, default=3, metavar="L", help="(%(default)s)")
     parser.add_argument(
         "--hidden", type=int, default=256, metavar="D", help="hidden width, of gat of all heads together (%(default)s)"
@@ -29,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", type=int, default=4, metavar="H", help="of gat (%(default)s)")
     parser.add_argument("--features", type=int, metavar="F", help="input width; default: that of the feature 'feat'")
     parser.add_argument("--classes", type=int, metavar="C", help="default: one more than the greatest 'label'")
-    parser.add_argument(
-        "--memory", type=_bytes, metavar="SIZE", help="of one worker, such as 8GiB: how many are needed?"
-    )
+    parser.add_argument("--memory", type=parse_bytes, metavar="SIZE", help="of one worker, such as 8GiB: how many fit?")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
@@ -43,9 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     if report.problems:
         raise ConfigError(f"the directory is not sound, see `sar inspect`. {report.problems[0]}")
     widths = (
-        arguments.features or _width(report),
+        _width(report) if arguments.features is None else arguments.features,
         *[arguments.hidden] * (arguments.layers - 1),
-        arguments.classes or _classes(arguments.directory, report),
+        _classes(arguments.directory, report) if arguments.classes is None else arguments.classes,
     )
     plan = plan_training(report, ModelShape(arguments.model, widths, arguments.heads), memory=arguments.memory)
     print(json.dumps(plan.summary()) if arguments.json else plan.as_text())
@@ -65,11 +59,3 @@ def _classes(directory: Path, report: DirectoryReport) -> int:
     if not any((one.of, one.name, one.shape) == ("nodes", "label", ()) for one in report.features):
         raise ConfigError("there is no node feature 'label'; say how many classes there are: --classes C.")
     return int(largest_value(directory, "label")) + 1
-
-
-def _bytes(text: str) -> int:
-    """Bytes of `8GiB`, `500MB` or `1000000`; units are powers of 1024, also without the i."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; expected one such as 8GiB or 500MB")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
