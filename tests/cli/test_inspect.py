@@ -21,7 +21,7 @@ def test_a_sound_directory(directory, tmp_path: Path, capsys) -> None:
     assert main(["inspect", str(tmp_path / "parts"), "--values", "--picture", str(tmp_path / "traffic.png")]) == 0
     said = capsys.readouterr().out
     assert said.startswith("graph: 82 nodes, 440 edges in 2 parts\n")
-    assert "paper:cites:paper       edges" in said
+    assert "paper:cites:paper    edges     120" in said
     assert said.endswith("\nsound\n")
     assert imread(tmp_path / "traffic.png").shape[2] == 4
 
