@@ -15,6 +15,7 @@ from sar.partition.tables import as_text
 from sar.partition.traffic import EpochTraffic, epoch_traffic, halo_plan
 
 MOST_WORKERS = 4096
+_PARTS = ("process", "data", "structure", "activations", "parameters", "buffers")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TrainingPlan:
                     "bytes_sent": worker.traffic.sent,
                     "layers": [layer._asdict() for layer in worker.traffic.layers],
                     "parameters_sent": worker.traffic.parameters,
-                    "memory": vars(worker.memory) | {"total": worker.memory.total},
+                    "memory": vars(worker.memory) | {"rise": worker.memory.rise, "total": worker.memory.total},
                 }
                 for worker in self.workers
             ],
@@ -58,12 +59,13 @@ class TrainingPlan:
     def as_text(self) -> str:
         """Tables for people, in MB of a million bytes."""
         depth = len(self.model.layers)
-        sent = [("worker", *(f"layer {k}" for k in range(depth)), "parameters", "MB an epoch")]
-        memory = [("worker", *vars(self.workers[0].memory), "MB at peak")]
+        sent: list[tuple[str, ...]] = [("worker", *(f"layer {k}" for k in range(depth)), "parameters", "MB an epoch")]
+        memory: list[tuple[str, ...]] = [("worker", *_PARTS, "MB at peak", "rise in training")]
         for rank, worker in enumerate(self.workers):
             columns = [*map(sum, worker.traffic.layers), worker.traffic.parameters, worker.traffic.sent]
             sent.append((str(rank), *map(_mega, columns)))
-            memory.append((str(rank), *map(_mega, (*vars(worker.memory).values(), worker.memory.total))))
+            parts = [getattr(worker.memory, part) for part in _PARTS]
+            memory.append((str(rank), *map(_mega, (*parts, worker.memory.total, worker.memory.rise))))
         widths = " -> ".join(map(str, self.model.widths))
         blocks = [
             f"{self.model.kind}, widths {widths}, mode 1, allocator as under `sar launch`",
@@ -85,8 +87,8 @@ class TrainingPlan:
 def plan_training(report: DirectoryReport, model: ModelShape, *, memory: int | None = None) -> TrainingPlan:
     """Predict bytes and memory for a homogeneous graph, one worker for each part, with `Config` as it is.
 
-    Bytes are exact for a training loop with one `gather_grads` an epoch; memory is within 15 % where a worker's tensors
-    are most of it.
+    Bytes are exact for a training loop with one `gather_grads` an epoch; memory is that of mode 1, and within 15 % where
+    a worker's tensors are most of it.
 
     Args:
         report: of the directory.
@@ -106,7 +108,7 @@ def plan_training(report: DirectoryReport, model: ModelShape, *, memory: int | N
     for rank, size in enumerate(worker_sizes(report)):
         halo = halo_plan(report.traffic, rank, sum(report.num_nodes.values()))
         traffic = epoch_traffic(halo, model.exchanged(), model.parameter_sizes(), settings)
-        workers.append(WorkerPlan(traffic, memory_plan(size, model, halo, rank, settings)))
+        workers.append(WorkerPlan(traffic, memory_plan(size, model, halo, settings)))
     fewest = None if memory is None else _fewest_workers(report, model, memory, settings)
     return TrainingPlan(model, workers, memory, fewest)
 
@@ -174,7 +176,7 @@ def _scaled(report: DirectoryReport, model: ModelShape, workers: int, settings: 
         edge_data=round(size.edge_data * edges / max(1, sum(size.edges_from))),
     )
     counts = [remote] + [[remote[-1]] + [0] * (workers - 1)] * (workers - 1) if workers > 1 else [[0]]
-    return memory_plan(scaled, model, halo_plan(counts, 0, total), 0, settings).total
+    return memory_plan(scaled, model, halo_plan(counts, 0, total), settings).total
 
 
 def _mega(count: float) -> str:

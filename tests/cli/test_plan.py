@@ -36,7 +36,9 @@ def test_one_object_for_machines(folder: str, capsys) -> None:
     for worker in found["workers"]:
         sent = sum(sum(layer.values()) for layer in worker["layers"]) + worker["parameters_sent"]
         assert 0 < sent < worker["bytes_sent"] < 1.1 * sent
-        assert worker["memory"]["total"] == sum(v for k, v in worker["memory"].items() if k != "total")
+        memory = worker["memory"]
+        assert memory["total"] == memory["before"] + memory["rise"]
+        assert memory["total"] == sum(v for k, v in memory.items() if k not in ("total", "before", "rise"))
 
 
 @pytest.mark.parametrize(
