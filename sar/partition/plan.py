@@ -87,8 +87,8 @@ class TrainingPlan:
 def plan_training(report: DirectoryReport, model: ModelShape, *, memory: int | None = None) -> TrainingPlan:
     """Predict bytes and memory for a homogeneous graph, one worker for each part, with `Config` as it is.
 
-    Bytes are exact for a training loop with one `gather_grads` an epoch; memory is that of mode 1, and within 15 % where
-    a worker's tensors are most of it.
+    Bytes are exact for a training loop with one `gather_grads` an epoch. Memory is that of mode 1; it is within 15 %
+    where a worker's tensors are most of it.
 
     Args:
         report: of the directory.

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -132,20 +133,32 @@ def test_our_own_writer_with_splits_saved_and_drawn(tmp_path: Path) -> None:
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50  # not blank
 
 
-def edit_nodes(name: str, row: int, value: int, part: int = 1) -> Callable[[Directory], None]:
-    def change(graph):
-        graph.ndata[name][row] = value
-        return graph
+class Ranges(NamedTuple):
+    """New IDs of part 1: its nodes are [n0, n1), its in-edges [e0, e1)."""
 
-    return lambda directory: directory.edit_graph(part, change)
+    n0: int
+    n1: int
+    e0: int
+    e1: int
 
 
-def edit_edges(name: str, row: int, value: int, part: int = 1) -> Callable[[Directory], None]:
-    def change(graph):
-        graph.edata[name][row] = value
-        return graph
+def ranges(directory: Directory) -> Ranges:
+    maps = directory.json()
+    return Ranges(*maps["node_map"]["_N"][1], *maps["edge_map"]["_N:_E:_N"][1])
 
-    return lambda directory: directory.edit_graph(part, change)
+
+def edit(side: str, name: str, row: int, value: int | Callable[[Ranges], int]) -> Callable[[Directory], None]:
+    """Set one entry of a field of part 1's nodes or edges."""
+
+    def harm(directory: Directory) -> None:
+        def change(graph):
+            fields = graph.ndata if side == "nodes" else graph.edata
+            fields[name][row] = value(ranges(directory)) if callable(value) else value
+            return graph
+
+        directory.edit_graph(1, change)
+
+    return harm
 
 
 def rewire(directory: Directory) -> None:
@@ -231,41 +244,64 @@ def truncate(kind: str) -> Callable[[Directory], None]:
     return change
 
 
+def leave_graphbolt_only(directory: Directory) -> None:
+    path = directory.file(1, "part_graph")
+    path.rename(path.with_name("fused_csc_sampling_graph.pt"))
+
+
 DAMAGES: dict[str, tuple[Callable[[Directory], None], str, str]] = {
-    "node ID of another part": (edit_nodes("_ID", 0, 0), "part1/graph.dgl", "1 inner nodes have IDs outside"),
-    "node ID twice": (edit_nodes("_ID", 0, 21), "part1/graph.dgl", "1 are missing, 20 for one; 1 are there more"),
-    "halo node of its own": (edit_nodes("_ID", -1, 22), "part1/graph.dgl", "1 halo nodes are the part's own nodes"),
-    "halo node nowhere": (edit_nodes("_ID", -1, 60), "part1/graph.dgl", "1 nodes have IDs outside those of all parts"),
-    "halo node twice": (double_halo, "part1/graph.dgl", "1 halo nodes are there more than once"),
-    "owner of a halo node": (edit_nodes("part_id", -1, 1), "part1/graph.dgl", "1 nodes have another part_id"),
-    "edge ID twice": (edit_edges("_ID", 0, 100), "part1/graph.dgl", "of the edges [99, 156)"),
-    "edge ID of another part": (edit_edges("_ID", 0, 0), "part1/graph.dgl", "1 inner edges have IDs outside [99, 156)"),
-    "edge marked inner": (edit_edges("inner_edge", -1, 1), "part1/graph.dgl", "1 edges are marked as inner"),
-    "end in the halo": (end_elsewhere, "part1/graph.dgl", "of the edges [99, 156)"),
-    "another edge than the reader has": (rewire, "part1/graph.dgl", "has other edges"),
-    "another edge ID than the reader has": (misnumber, "part1/graph.dgl", "other edges"),
-    "short feature": (shorten, "part1/node_feat.dgl", "expected 15 rows"),
-    "feature of another dtype": (widen, "part1/node_feat.dgl", "'_N/feat' is ('float64', (3,)); expected ('float32'"),
-    "feature in some parts": (drop_feature, "part1/edge_feat.dgl", "there is no '_N:_E:_N/w', which part 0 has"),
-    "feature of no type": (add_type, "part1/node_feat.dgl", "has 'film/feat'; expected the types _N"),
-    "NaN": (put_nan, "part1/node_feat.dgl", "1 rows of '_N/feat' have NaN, row 2 for one"),
-    "truncated graph": (truncate("part_graph"), "part1/graph.dgl", "is truncated"),
-    "truncated features": (truncate("node_feats"), "part1/node_feat.dgl", "is truncated"),
-    "missing features": (lambda d: d.file(1, "node_feats").unlink(), "part1/node_feat.dgl", "Cannot read"),
-    "missing graph": (lambda d: d.file(1, "part_graph").unlink(), "part1/graph.dgl", "lacks its graph"),
+    "node ID of another part": (edit("nodes", "_ID", 0, 0), "graph.dgl", "1 inner nodes have IDs outside"),
+    "node ID twice": (
+        edit("nodes", "_ID", 0, lambda r: r.n0 + 1),
+        "graph.dgl",
+        "1 are missing, {n0} for one",
+    ),
+    "halo node of its own": (
+        edit("nodes", "_ID", -1, lambda r: r.n0 + 2),
+        "graph.dgl",
+        "1 halo nodes are the part's own",
+    ),
+    "halo node nowhere": (
+        edit("nodes", "_ID", -1, 60),
+        "graph.dgl",
+        "1 nodes have IDs outside those of all parts",
+    ),
+    "halo node twice": (double_halo, "graph.dgl", "1 halo nodes are there more than once"),
+    "owner of a halo node": (edit("nodes", "part_id", -1, 1), "graph.dgl", "1 nodes have another part_id"),
+    "edge ID twice": (edit("edges", "_ID", 0, lambda r: r.e0 + 1), "graph.dgl", "of the edges [{e0}, {e1})"),
+    "edge ID of another part": (
+        edit("edges", "_ID", 0, 0),
+        "graph.dgl",
+        "1 inner edges have IDs outside [{e0}, {e1})",
+    ),
+    "edge marked inner": (edit("edges", "inner_edge", -1, 1), "graph.dgl", "1 edges are marked as inner"),
+    "end in the halo": (end_elsewhere, "graph.dgl", "of the edges [{e0}, {e1})"),
+    "another edge than the reader has": (rewire, "graph.dgl", "has other edges"),
+    "another edge ID than the reader has": (misnumber, "graph.dgl", "other edges"),
+    "short feature": (shorten, "node_feat.dgl", "expected {rows} rows"),
+    "feature of another dtype": (widen, "node_feat.dgl", "'_N/feat' is ('float64', (3,)); expected ('float32'"),
+    "feature in some parts": (drop_feature, "edge_feat.dgl", "there is no '_N:_E:_N/w', which part 0 has"),
+    "feature of no type": (add_type, "node_feat.dgl", "has 'film/feat'; expected the types _N"),
+    "NaN": (put_nan, "node_feat.dgl", "1 rows of '_N/feat' have NaN, row 2 for one"),
+    "truncated graph": (truncate("part_graph"), "graph.dgl", "is truncated"),
+    "truncated features": (truncate("node_feats"), "node_feat.dgl", "is truncated"),
+    "missing features": (lambda d: d.file(1, "node_feats").unlink(), "node_feat.dgl", "Cannot read"),
+    "missing graph": (lambda d: d.file(1, "part_graph").unlink(), "graph.dgl", "lacks its graph"),
+    "GraphBolt only": (leave_graphbolt_only, "Partition 1 of", "is there for GraphBolt only"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_every_damage_is_found_and_named(tmp_path: Path, damage: str) -> None:
     directory = write_directory(tmp_path, homogeneous_graph(), 3)
-    assert directory.json()["node_map"]["_N"][1] == [20, 35]
-    assert directory.json()["edge_map"]["_N:_E:_N"][1] == [99, 156]
     harm, file, words = DAMAGES[damage]
+    mine = ranges(directory)
+    for name, number in {**mine._asdict(), "rows": mine.n1 - mine.n0}.items():
+        words = words.replace(f"{{{name}}}", str(number))
     harm(directory)
     problems = inspect_directory(directory.path, values=True).problems
-    assert any(file in problem and words in problem for problem in problems), problems
-    assert all("part1" in problem or "part2" in problem for problem in problems)
+    assert any(f"part1/{file}" in problem and words in problem for problem in problems), problems
+    assert all("part1" in problem or "part2" in problem or "Partition 1" in problem for problem in problems)
     without_values = inspect_directory(directory.path).problems
     assert bool(without_values) == (damage != "NaN")
 
@@ -273,8 +309,8 @@ def test_every_damage_is_found_and_named(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     "damage, words",
     [
-        (edit_nodes("_TYPE", 0, 2), "1 nodes have another _TYPE than the ranges in graph.json say"),
-        (edit_edges("_TYPE", 0, 2), "1 edges have another _TYPE than the ranges in graph.json say"),
+        (edit("nodes", "_TYPE", 0, 2), "1 nodes have another _TYPE than the ranges in graph.json say"),
+        (edit("edges", "_TYPE", 0, 2), "1 edges have another _TYPE than the ranges in graph.json say"),
         (lambda d: d.edit(lambda c: swap(c["ntypes"], "author", "paper")), "map of .*expected a range that starts at"),
         (lambda d: d.edit(lambda c: swap_names(c)), "edges join other node types than their own type says"),
     ],
