@@ -4,8 +4,11 @@ import argparse
 import json
 from pathlib import Path
 
+from sar.adapters.dgl.patch import patch_dgl
+from sar.cli.memory import PeakMemory
 from sar.cli.sizes import parse_bytes
 from sar.errors import ConfigError
+from sar.kernels import load_kernels
 from sar.partition.inspection import inspect_directory, largest_value
 from sar.partition.model_shape import ModelShape
 from sar.partition.plan import plan_training
@@ -33,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 where the directory is not sound."""
     if arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: expected at least 1.")
+    process = _process_bytes()
     report = inspect_directory(arguments.directory)
     if report.problems:
         raise ConfigError(f"the directory is not sound, see `sar inspect`. {report.problems[0]}")
@@ -41,9 +45,17 @@ def run(arguments: argparse.Namespace) -> int:
         *[arguments.hidden] * (arguments.layers - 1),
         _classes(arguments.directory, report) if arguments.classes is None else arguments.classes,
     )
-    plan = plan_training(report, ModelShape(arguments.model, widths, arguments.heads), memory=arguments.memory)
+    model = ModelShape(arguments.model, widths, arguments.heads)
+    plan = plan_training(report, model, memory=arguments.memory, process=process)
     print(json.dumps(plan.summary()) if arguments.json else plan.as_text())
     return 0
+
+
+def _process_bytes() -> int:
+    """What a worker's code takes, taken from this process, before it reads any partition."""
+    patch_dgl()
+    load_kernels()
+    return PeakMemory().start
 
 
 def _width(report: DirectoryReport) -> int:

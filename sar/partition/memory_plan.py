@@ -3,7 +3,7 @@
 [Note: what is assumed]
 float32, mode 1, no dropout, Adam, cross-entropy on the nodes of train_mask, and `PartitionData` let go of after
 `construct_full_graph`. The allocator gives freed memory back, as under `sar launch` (`docs/memory.md`): then resident
-memory is what is live. `PROCESS` is what code takes, measured with the versions in constraints.txt.
+memory is what is live. What code takes before the first epoch differs between installations: `sar plan` measures it.
 """
 
 import math
@@ -18,7 +18,7 @@ from sar.partition.traffic import message_sizes, tile_rows
 
 FLOAT = 4
 PROCESS = 480 * 10**6
-"""Bytes of Python, torch, DGL, sar and the compiler of the kernels, before the first epoch."""
+"""Bytes of Python, torch, DGL, sar and the compiler of the kernels, before the first epoch, with DGL 1.1.3 on a CPU."""
 FIRST_EPOCH = 18 * 10**6
 """Bytes of code and of threads' stacks and arenas that the first epoch brings."""
 
@@ -76,7 +76,9 @@ class MemoryPlan:
         return self.process + self.data + self.structure + self.activations + self.parameters + self.buffers
 
 
-def memory_plan(size: WorkerSize, model: ModelShape, plan: HaloPlan, settings: Settings) -> MemoryPlan:
+def memory_plan(
+    size: WorkerSize, model: ModelShape, plan: HaloPlan, settings: Settings, process: int = PROCESS
+) -> MemoryPlan:
     """Predict the peak of a worker: see [Note: what is assumed].
 
     Args:
@@ -84,16 +86,17 @@ def memory_plan(size: WorkerSize, model: ModelShape, plan: HaloPlan, settings: S
         model: what it trains.
         plan: its exchange, from `traffic.halo_plan`.
         settings: of the engine.
+        process: bytes of code before the first epoch.
     """
     data, structure, values = size.data + size.edge_data, _structure(size), FLOAT * sum(model.parameter_sizes())
     return MemoryPlan(
-        process=PROCESS + FIRST_EPOCH,
+        process=process + FIRST_EPOCH,
         data=data,
         structure=structure + _structure_for_training(size, model, plan, settings),
         activations=_activations(size, model),
         parameters=4 * values,  # themselves, gradients, and two moments of Adam
         buffers=_buffers(model, plan, settings),
-        before=PROCESS + data + structure + values,
+        before=process + data + structure + values,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 
 from sar.comm.exchange import Settings
 from sar.errors import ConfigError
-from sar.partition.memory_plan import MemoryPlan, WorkerSize, memory_plan
+from sar.partition.memory_plan import PROCESS, MemoryPlan, WorkerSize, memory_plan
 from sar.partition.model_shape import ModelShape
 from sar.partition.report import DirectoryReport
 from sar.partition.tables import as_text
@@ -84,7 +84,9 @@ class TrainingPlan:
         return f"{verdict}; by the balance and halo of these parts, {self.fewest_workers} is the fewest that would."
 
 
-def plan_training(report: DirectoryReport, model: ModelShape, *, memory: int | None = None) -> TrainingPlan:
+def plan_training(
+    report: DirectoryReport, model: ModelShape, *, memory: int | None = None, process: int = PROCESS
+) -> TrainingPlan:
     """Predict bytes and memory for a homogeneous graph, one worker for each part, with `Config` as it is.
 
     Bytes are exact for a training loop with one `gather_grads` an epoch. Memory is that of mode 1; it is within 15 %
@@ -94,6 +96,7 @@ def plan_training(report: DirectoryReport, model: ModelShape, *, memory: int | N
         report: of the directory.
         model: what to train.
         memory: bytes that each worker may take; None asks nothing.
+        process: bytes that code takes before the first epoch.
 
     Raises:
         ConfigError: the graph is heterogeneous.
@@ -108,8 +111,8 @@ def plan_training(report: DirectoryReport, model: ModelShape, *, memory: int | N
     for rank, size in enumerate(worker_sizes(report)):
         halo = halo_plan(report.traffic, rank, sum(report.num_nodes.values()))
         traffic = epoch_traffic(halo, model.exchanged(), model.parameter_sizes(), settings)
-        workers.append(WorkerPlan(traffic, memory_plan(size, model, halo, settings)))
-    fewest = None if memory is None else _fewest_workers(report, model, memory, settings)
+        workers.append(WorkerPlan(traffic, memory_plan(size, model, halo, settings, process)))
+    fewest = None if memory is None else _fewest_workers(report, model, memory, settings, process)
     return TrainingPlan(model, workers, memory, fewest)
 
 
@@ -136,11 +139,13 @@ def _row_bytes(report: DirectoryReport, of: str) -> int:
     return features + 8 + (4 if of == "nodes" else 0) + (8 if known else 0)
 
 
-def _fewest_workers(report: DirectoryReport, model: ModelShape, memory: int, settings: Settings) -> int | None:
+def _fewest_workers(
+    report: DirectoryReport, model: ModelShape, memory: int, settings: Settings, process: int
+) -> int | None:
     """The least number of workers with which the largest fits, by bisection."""
 
     def fits(workers: int) -> bool:
-        return _scaled(report, model, workers, settings) <= memory
+        return _scaled(report, model, workers, settings, process) <= memory
 
     if not fits(MOST_WORKERS):
         return None
@@ -151,7 +156,7 @@ def _fewest_workers(report: DirectoryReport, model: ModelShape, memory: int, set
     return high
 
 
-def _scaled(report: DirectoryReport, model: ModelShape, workers: int, settings: Settings) -> int:
+def _scaled(report: DirectoryReport, model: ModelShape, workers: int, settings: Settings, process: int) -> int:
     """Memory of the largest of so many workers, if balance stays and each reads as large a share of other nodes.
 
     The halo of a part cannot be known before there is one; it weighs in structure only.
@@ -176,7 +181,7 @@ def _scaled(report: DirectoryReport, model: ModelShape, workers: int, settings: 
         edge_data=round(size.edge_data * edges / max(1, sum(size.edges_from))),
     )
     counts = [remote] + [[remote[-1]] + [0] * (workers - 1)] * (workers - 1) if workers > 1 else [[0]]
-    return memory_plan(scaled, model, halo_plan(counts, 0, total), settings).total
+    return memory_plan(scaled, model, halo_plan(counts, 0, total), settings, process).total
 
 
 def _mega(count: float) -> str:

@@ -2,14 +2,23 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import sar
 from sar.cli import main
 from sar.cli.sizes import parse_bytes
 from sar.partition.community_graph import community_graph
 from sar.partition.write import partition_graph
+
+
+@pytest.fixture(autouse=True)
+def dgl_as_it_was() -> Iterator[None]:
+    """`sar plan` patches DGL, which its process does not outlive."""
+    yield
+    sar.unpatch_dgl()
 
 
 @pytest.fixture(scope="module")

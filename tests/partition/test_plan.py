@@ -1,5 +1,8 @@
 """What `sar plan` predicts, against what the engine counts and the kernel measures."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -23,6 +26,7 @@ from sar.partition.model_shape import ModelShape
 from sar.partition.plan import plan_training
 from sar.partition.write import partition_graph
 from tests.partition.test_write import small_types
+from tests.workers import REPOSITORY
 
 KINDS = ("sage", "gcn", "gat")
 
@@ -151,16 +155,21 @@ def test_peak_memory_is_predicted_to_15_percent(tmp_path: Path, kind: Any, hidde
     graph = random_graph(40_000, 300_000, 128)
     json_file = partition_graph(graph, tmp_path, "random", 2).json_file
     shape = ModelShape(kind, (128, hidden, hidden, 16), heads=4)
-    plan = plan_training(inspect_directory(json_file), shape)
+    command = [sys.executable, "-m", "sar.cli", "plan", str(json_file), "--json", "--model", kind, "--hidden"]
+    done = subprocess.run(
+        [*command, str(hidden)], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=True
+    )
+    planned = json.loads(done.stdout)
+    assert planned["model"]["widths"] == list(shape.widths)
     measured = run_workers(train_in_process, str(json_file), shape, n_workers=2, n_threads=1, time_limit=240)
-    for worker, (sent, start, rise) in zip(plan.workers, measured, strict=True):
-        memory = worker.memory
-        print(f"{kind}: rise {rise / 1e6:.0f} MB, predicted {memory.rise / 1e6:.0f}", end="; ")
-        print(f"all {(start + rise) / 1e6:.0f} MB, predicted {memory.total / 1e6:.0f}")
+    for worker, (sent, start, rise) in zip(planned["workers"], measured, strict=True):
+        memory = worker["memory"]
+        print(f"{kind}: rise {rise / 1e6:.0f} MB, predicted {memory['rise'] / 1e6:.0f}", end="; ")
+        print(f"all {(start + rise) / 1e6:.0f} MB, predicted {memory['total'] / 1e6:.0f}")
         assert rise > 180e6
-        assert memory.rise == pytest.approx(rise, rel=0.15)
-        assert memory.total == pytest.approx(start + rise, rel=0.15)
-        assert set(sent) == {worker.traffic.sent}
+        assert memory["rise"] == pytest.approx(rise, rel=0.15)
+        assert memory["total"] == pytest.approx(start + rise, rel=0.15)
+        assert set(sent) == {worker["bytes_sent"]}
 
 
 def test_the_fewest_workers_that_fit(directory) -> None:
