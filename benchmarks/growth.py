@@ -12,8 +12,8 @@ from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import Results, load
 from benchmarks.runs import measure_each
 from benchmarks.summary import Row, summarise
-from sar.cli.demo.report import as_markdown, as_text
 from sar.errors import ConfigError
+from sar.partition.tables import as_markdown, as_text
 
 SIZES = 500_000, 1_000_000, 2_000_000, 4_000_000
 PICTURE = "benchmarks-growth.png"

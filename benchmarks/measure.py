@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 import sar
-from benchmarks.bounds import bytes_needed
 from benchmarks.floors import aggregation_seconds, dense_seconds
 from benchmarks.models import Model
 from sar.adapters.dgl.models import dgl_graph
 from sar.cli.memory import PeakMemory
 from sar.kernels import load_kernels
 from sar.partition.graph_data import read_npz
+from sar.partition.traffic import bytes_needed
 
 FIELDS = ("feat", "label", "train_mask")
 
@@ -67,7 +67,7 @@ class Traffic:
     """Of one worker, median epoch.
 
     sent, received: bytes by the library's counters.
-    needed: bytes that it has to send at least: `bounds.bytes_needed`, and the parameters' gradients once.
+    needed: bytes that it has to send at least: `bytes_needed`, and the parameters' gradients once.
     waited: seconds by the library's counter.
     dense, aggregation: seconds of an epoch's parts alone, all workers at once.
     """

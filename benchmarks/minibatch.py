@@ -20,9 +20,9 @@ from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import setting
 from benchmarks.summary import Spread
 from examples.distdgl_cluster import ClusterError, run_cluster
-from sar.cli.demo.report import as_markdown, as_text
 from sar.cli.processes import run_workers
 from sar.errors import ConfigError, SarError
+from sar.partition.tables import as_markdown, as_text
 
 SAR, DISTDGL, SINGLE, WHOLE = "sar", "DistDGL", "DGL, 1 process", "sar, whole graph"
 LOADERS = SAR, DISTDGL, SINGLE

@@ -5,10 +5,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.bounds import Exchanged
 from sar.adapters.dgl.shim import require_dgl
+from sar.partition.model_shape import Kind, ModelShape
+from sar.partition.traffic import Exchanged
 
 MODELS = ("SAGE", "GCN", "GAT")
+KINDS: dict[str, Kind] = {"SAGE": "sage", "GCN": "gcn", "GAT": "gat"}
 HIDDEN, HEADS, HEAD_WIDTH = 256, 4, 32
 
 
@@ -50,11 +52,7 @@ class Model(nn.Module):
 
     def exchanged(self) -> list[Exchanged]:
         """What each layer exchanges."""
-        if self.name == "GAT":
-            return [Exchanged(out, values_read=True) for out in self.widths[1:]]
-        # SAGEConv and GraphConv multiply first where that makes rows narrower, and the product needs a gradient.
-        pairs = zip(self.widths[:-1], self.widths[1:], strict=True)
-        return [Exchanged(min(pair), constant=i == 0 and pair[0] <= pair[1]) for i, pair in enumerate(pairs)]
+        return ModelShape(KINDS[self.name], tuple(self.widths), HEADS).exchanged()
 
     def _linear(self, layer: Any, x: Tensor) -> Tensor:
         if self.name == "SAGE":

@@ -25,8 +25,8 @@ from benchmarks.report import MEGA, describe_graph, describe_setting, write_sect
 from benchmarks.results import Results, Run, load
 from benchmarks.runs import measure_each
 from benchmarks.summary import Spread, seconds
-from sar.cli.demo.report import as_markdown, as_text
 from sar.errors import SarError
+from sar.partition.tables import as_markdown, as_text
 
 INSIDE = "SAR_BENCHMARK_NAMESPACE"
 """Environment variable that says that this process is in the namespace made for it."""

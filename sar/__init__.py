@@ -38,6 +38,7 @@ from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
 from sar.partition.chunked_writer import write_chunked  # noqa: E402
 from sar.partition.cleanup import clean_up  # noqa: E402
+from sar.partition.original_order import to_original_order  # noqa: E402
 from sar.partition.readers import open_graph  # noqa: E402
 from sar.sampling import split_seeds  # noqa: E402
 
@@ -91,6 +92,7 @@ __all__ = [
     "split_seeds",
     "suffix_key_lookup",
     "sync_params",
+    "to_original_order",
     "unpatch_dgl",
     "world_size",
     "write_chunked",

@@ -1,13 +1,13 @@
-"""The command line: `sar demo` and `sar launch`."""
+"""The command line: one command of `sar` after the other."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from sar.cli import demo, launch
+from sar.cli import demo, inspect, launch, plan
 from sar.errors import SarError
 
-COMMANDS = {"demo": demo, "launch": launch}
+COMMANDS = {"demo": demo, "inspect": inspect, "launch": launch, "plan": plan}
 """Each command is a module with `HELP`, `add_arguments(parser)` and `run(arguments)`, which returns the exit status."""
 
 

@@ -111,6 +111,11 @@ class BufferPool:
         self._device = device
         self._free: list[Tensor] = []
 
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes of the buffers that nobody uses now."""
+        return sum(buffer.nbytes for buffer in self._free)
+
     def take(self, size: int) -> Tensor:
         """A buffer of at least `size` bytes (uint8), contents undefined."""
         fitting = [i for i, buffer in enumerate(self._free) if size <= buffer.nbytes <= 4 * size]
@@ -123,7 +128,7 @@ class BufferPool:
         if buffer is None:
             return
         self._free.append(buffer)
-        while sum(b.nbytes for b in self._free) > Config.comm_buffer_bytes:
+        while self.bytes_kept > Config.comm_buffer_bytes:
             self._free.pop(0)
 
 

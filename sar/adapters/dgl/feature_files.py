@@ -1,16 +1,16 @@
 """Find the features of one partition in their files, and the original IDs that some partitioners leave beside them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sar.adapters.dgl.partition_json import REWRITE, PartitionJson
+from sar.adapters.dgl.partition_json import REWRITE, PartitionJson, owned_counts
 from sar.adapters.dgl.tensor_file import StoredTensor, open_tensors
-from sar.common_tuples import ORIG_ID
+from sar.common_tuples import ORIG_ID, CanonicalEtype
 from sar.errors import PartitionError
 
 _FEATURES = {"nodes": "node_feats", "edges": "edge_feats"}
-_ORIG_IDS = {"nodes": "orig_nids.dgl", "edges": "orig_eids.dgl"}
+ORIG_ID_FILES = {"nodes": "orig_nids.dgl", "edges": "orig_eids.dgl"}
 
 
 class Feature(NamedTuple):
@@ -29,6 +29,18 @@ class Owned(NamedTuple):
     counts: list[int]
 
 
+def owned_nodes(spec: PartitionJson, part: int) -> Owned:
+    """The nodes of a partition."""
+    return Owned("nodes", {name: i for i, name in enumerate(spec.node_types)}, owned_counts(spec.node_ranges, part))
+
+
+def owned_edges(spec: PartitionJson, part: int, edge_types: Sequence[CanonicalEtype]) -> Owned:
+    """The edges of a partition, whose types go by their canonical names and as the JSON file spells them."""
+    spellings = (spec.edge_types, [":".join(etype) for etype in edge_types])
+    type_ids = {name: i for spelling in spellings for i, name in enumerate(spelling)}
+    return Owned("edges", type_ids, owned_counts(spec.edge_ranges, part))
+
+
 def open_features(spec: PartitionJson, part: int, owned: Owned, *, from_dispatch: bool) -> list[Feature]:
     """Find the features of a partition.
 
@@ -41,17 +53,21 @@ def open_features(spec: PartitionJson, part: int, owned: Owned, *, from_dispatch
     Raises:
         PartitionError: the file is missing or damaged, or a feature has an unknown type or a wrong number of rows.
     """
-    kind = _FEATURES[owned.what]
+    path, tensors = stored_features(spec, part, owned.what, from_dispatch=from_dispatch)
+    return [as_feature(path, key, stored, owned) for key, stored in tensors.items()]
+
+
+def stored_features(
+    spec: PartitionJson, part: int, what: Literal["nodes", "edges"], *, from_dispatch: bool
+) -> tuple[Path, dict[str, StoredTensor]]:
+    """The features' file, and what it holds by key, unchecked; arguments as `open_features`."""
+    kind = _FEATURES[what]
     path = spec.files[part].get(kind)
     if path is None:
-        return []
+        return spec.path, {}
     if from_dispatch and not any(files[kind].exists() for files in spec.files if kind in files):
-        return []
-    features = []
-    for key, stored in open_tensors(path).items():
-        type_name, slash, name = key.partition("/")
-        features.append(_feature(path, key, type_name if slash else None, name if slash else key, stored, owned))
-    return features
+        return path, {}
+    return path, open_tensors(path)
 
 
 def open_orig_ids(spec: PartitionJson, part: int, owned: Owned) -> list[Feature]:
@@ -60,7 +76,7 @@ def open_orig_ids(spec: PartitionJson, part: int, owned: Owned) -> list[Feature]
     Raises:
         PartitionError: the file is damaged, or has not exactly one ID for every node or edge.
     """
-    path = spec.files[part]["part_graph"].parent / _ORIG_IDS[owned.what]
+    path = spec.files[part]["part_graph"].parent / ORIG_ID_FILES[owned.what]
     if not path.exists():
         return []
     features = [_feature(path, name, name, ORIG_ID, stored, owned) for name, stored in open_tensors(path).items()]
@@ -70,6 +86,16 @@ def open_orig_ids(spec: PartitionJson, part: int, owned: Owned) -> list[Feature]
             f"{path} has IDs for {len(features)} of {len(owned.counts)} types of {owned.what}. {REWRITE}"
         )
     return sorted(features, key=lambda one: one.type_id)
+
+
+def as_feature(path: Path, key: str, stored: StoredTensor, owned: Owned) -> Feature:
+    """The feature under `type/name`, or `name` where there is one type.
+
+    Raises:
+        PartitionError: it has an unknown type or a wrong number of rows.
+    """
+    type_name, slash, name = key.partition("/")
+    return _feature(path, key, type_name if slash else None, name if slash else key, stored, owned)
 
 
 def _feature(path: Path, key: str, type_name: str | None, name: str, stored: StoredTensor, owned: Owned) -> Feature:

@@ -6,7 +6,7 @@ The file holds the partition's nodes and halo as a homogeneous graph with local 
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -42,6 +42,28 @@ def read_graph_file(path: Path) -> LocalGraph:
     Raises:
         PartitionError: the file is missing, truncated, or holds something else.
     """
+    return local_graph(load_graph(path))
+
+
+def local_graph(graph: Any) -> LocalGraph:
+    """What the reader needs of what `load_graph` gives."""
+    nodes, edges = graph.ndata, graph.edata
+    src, dst = graph.edges(order="eid")
+    return LocalGraph(
+        node_id=nodes[NID],
+        is_inner=nodes["inner_node"].bool(),
+        orig_node_id=nodes.get(ORIG_ID),
+        edges={SRC: src, DST: dst} | {key: edges[key] for key in (EID, ORIG_ID) if key in edges},
+        lacks_part_id="part_id" not in nodes,
+    )
+
+
+def load_graph(path: Path) -> Any:
+    """The `dgl.DGLGraph` in a `graph.dgl`, with all of its fields.
+
+    Raises:
+        PartitionError: as `read_graph_file`.
+    """
     check_complete(path)
     dgl = require_dgl()
     try:
@@ -54,14 +76,7 @@ def read_graph_file(path: Path) -> LocalGraph:
             f"{path} has the node fields {sorted(nodes)} and edge fields {sorted(edges)}; expected at least {NID} and "
             f"inner_node on nodes, {EID} on edges. It is not the graph of a partition: check the JSON file's paths."
         )
-    src, dst = graph.edges(order="eid")
-    return LocalGraph(
-        node_id=nodes[NID],
-        is_inner=nodes["inner_node"].bool(),
-        orig_node_id=nodes.get(ORIG_ID),
-        edges={SRC: src, DST: dst} | {key: edges[key] for key in (EID, ORIG_ID) if key in edges},
-        lacks_part_id="part_id" not in nodes,
-    )
+    return graph
 
 
 def check_complete(path: Path) -> None:

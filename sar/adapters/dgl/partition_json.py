@@ -36,6 +36,7 @@ class PartitionJson:
     node_ranges, edge_ranges: ranges of global IDs, contiguous, partition-major, then by type.
     files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named.
     edge_mend: how to mend a directory whose edges do not add up.
+    name, method: of the graph, and of its partitioning; empty where the file has none.
     """
 
     path: Path
@@ -46,6 +47,8 @@ class PartitionJson:
     edge_ranges: IdRanges
     files: list[dict[str, Path]]
     edge_mend: str
+    name: str = ""
+    method: str = ""
 
     @property
     def partition_ranges(self) -> list[tuple[int, int]]:
@@ -84,12 +87,41 @@ def read_partition_json(partition_json_file: str | PathLike[str]) -> PartitionJs
         edge_ranges=edge_ranges,
         files=_part_files(path, content, num_parts),
         edge_mend=edge_mend,
+        name=str(content.get("graph_name", "")),
+        method=str(content.get("part_method", "")),
     )
+
+
+def find_partition_json(path: str | PathLike[str]) -> Path:
+    """The JSON file of a partition directory, given as it is or by the directory that it is in.
+
+    Raises:
+        PartitionError: the directory has no such file, or several.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    found = [file for file in sorted(path.glob("*.json")) if _names_parts(file)]
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found) or "none"
+        raise PartitionError(
+            f"{path} has {len(found)} JSON files of partitions ({names}); expected one. Name the file."
+        )
+    return found[0]
 
 
 def owned_counts(ranges: IdRanges, part: int) -> list[int]:
     """How many nodes or edges of each type a partition owns."""
     return [int(end - start) for start, end in ranges[part]]
+
+
+def _names_parts(file: Path) -> bool:
+    """Whether a JSON file names the files of partitions, as reports beside it do not."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "part-0" in content
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sar import comm
 from sar.adapters.dgl.edge_type_names import canonical_edge_types, types_of
-from sar.adapters.dgl.feature_files import Owned, open_features, open_orig_ids
+from sar.adapters.dgl.feature_files import open_features, open_orig_ids, owned_nodes
 from sar.adapters.dgl.graph_file import DST, LocalGraph, read_graph_file
-from sar.adapters.dgl.partition_json import REWRITE, PartitionJson, owned_counts, read_partition_json
+from sar.adapters.dgl.partition_json import REWRITE, PartitionJson, read_partition_json
 from sar.adapters.dgl.shards import build_shards
 from sar.adapters.dgl.shim import require_dgl
 from sar.adapters.dgl.tensor_file import load
@@ -21,7 +21,7 @@ from sar.comm.process_group import engine
 from sar.common_tuples import NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
 from sar.errors import PartitionError
 
-_DISPATCH_JSON = "metadata.json"
+DISPATCH_JSON = "metadata.json"
 
 
 def load_dgl_partition_data(
@@ -50,8 +50,8 @@ def load_dgl_partition_data(
 
 def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData:
     _check_run(spec, part)
-    graph = read_graph_file(_graph_path(spec, part))
-    from_dispatch = graph.lacks_part_id and spec.path.name == _DISPATCH_JSON
+    graph = read_graph_file(graph_path(spec, part))
+    from_dispatch = graph.lacks_part_id and spec.path.name == DISPATCH_JSON
     edge_types = canonical_edge_types(spec, graph, part)
     node_features = _node_features(spec, part, graph, from_dispatch, device)
     _check_edge_ids(spec, part, graph)
@@ -80,7 +80,7 @@ def _check_run(spec: PartitionJson, part: int) -> None:
         )
 
 
-def _graph_path(spec: PartitionJson, part: int) -> Path:
+def graph_path(spec: PartitionJson, part: int) -> Path:
     """The partition's `graph.dgl`."""
     files = spec.files[part]
     path = files.get("part_graph")
@@ -105,7 +105,7 @@ def _node_features(
     node_id, order = graph.node_id[graph.is_inner].sort()
     _check_node_ids(spec, part, graph, node_id)
     features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
-    owned = Owned("nodes", {name: i for i, name in enumerate(spec.node_types)}, owned_counts(spec.node_ranges, part))
+    owned = owned_nodes(spec, part)
     orig_ids = [load(one.stored, device) for one in open_orig_ids(spec, part, owned)]
     if orig_ids:
         features[ORIG_ID] = torch.cat(orig_ids)

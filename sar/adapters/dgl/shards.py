@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sar.adapters.dgl.edge_type_names import types_of
-from sar.adapters.dgl.feature_files import Owned, open_features, open_orig_ids
-from sar.adapters.dgl.partition_json import IdRanges, PartitionJson, owned_counts
+from sar.adapters.dgl.feature_files import open_features, open_orig_ids, owned_edges
+from sar.adapters.dgl.partition_json import IdRanges, PartitionJson
 from sar.adapters.dgl.tensor_file import load_permuted
 from sar.adapters.dgl.visible_edges import VisibleEdges
 from sar.common_tuples import EID, ETYPE, ORIG_ID, CanonicalEtype, ShardEdgesAndFeatures
@@ -74,9 +74,7 @@ def build_shards(
     device: torch.device,
 ) -> list[ShardEdgesAndFeatures]:
     """Read the edge features of a partition and cut edges and features into shards."""
-    names = [":".join(etype) for etype in edge_types]
-    type_ids = {name: i for spelling in (spec.edge_types, names) for i, name in enumerate(spelling)}
-    owned = Owned("edges", type_ids, owned_counts(spec.edge_ranges, part))
+    owned = owned_edges(spec, part, edge_types)
     features = open_features(spec, part, owned, from_dispatch=from_dispatch)
     orig_ids = open_orig_ids(spec, part, owned)
     fields = EdgeColumns(edges, spec.edge_ranges, device)

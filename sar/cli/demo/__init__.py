@@ -17,6 +17,7 @@ from sar.partition.community_graph import community_graph
 from sar.partition.datasets import load_dataset
 from sar.partition.graph_data import GraphData, write_npz
 from sar.partition.hetero_data import HeteroGraphData
+from sar.partition.tables import as_markdown, as_text
 from sar.partition.write import partition_graph
 
 HELP = "Train GraphSAGE and GAT with several workers and with one process, and compare."
@@ -54,9 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         comparisons = _compare(arguments, graph, name, Path(folder))
     rows = report.table(comparisons)
     caption = _caption(arguments.parts)
-    print(f"\n{report.as_text(rows)}\n\n{caption}")
+    print(f"\n{as_text(rows)}\n\n{caption}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "demo.md").write_text(f"{report.as_markdown(rows)}\n\n{caption}\n")
+    (arguments.out / "demo.md").write_text(f"{as_markdown(rows)}\n\n{caption}\n")
     report.draw(comparisons, f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges", arguments.out / "demo.png")
     print(
         f"\nsaved {arguments.out / 'demo.png'} and {arguments.out / 'demo.md'} after {time.monotonic() - began:.0f} s"

@@ -59,31 +59,6 @@ def table(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
     return rows
 
 
-def as_text(rows: Sequence[Sequence[str]]) -> str:
-    """An aligned table for the terminal, numbers to the right."""
-    lines = [_aligned(row, rows, " ", "  ") for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in _widths(rows)))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def as_markdown(rows: Sequence[Sequence[str]]) -> str:
-    """The same table in Markdown."""
-    rule = "|".join("-" * (width + 1) + (":" if column > 1 else "-") for column, width in enumerate(_widths(rows)))
-    lines = [f"| {_aligned(row, rows, ' ', ' | ')} |" for row in rows]
-    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
-
-
-def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-
-
-def _aligned(row: Sequence[str], rows: Sequence[Sequence[str]], fill: str, separator: str) -> str:
-    cells = zip(row, _widths(rows), strict=True)
-    return separator.join(
-        cell.rjust(width, fill) if column > 1 else cell.ljust(width, fill) for column, (cell, width) in enumerate(cells)
-    )
-
-
 def draw(comparisons: Sequence[Comparison], title: str, file: Path) -> None:
     """Save one picture: the loss curves of each model, and the memory of each process."""
     figure = Figure(figsize=(4 * (len(comparisons) + 1), 3.6), dpi=120, layout="constrained")

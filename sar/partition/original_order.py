@@ -1,0 +1,264 @@
+"""Puts what was computed part by part back into the order of the input graph, out of core."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sar import comm
+from sar.adapters.dgl.edge_type_names import types_of
+from sar.adapters.dgl.feature_files import open_orig_ids, owned_nodes
+from sar.adapters.dgl.graph_file import read_graph_file
+from sar.adapters.dgl.partition_json import PartitionJson, find_partition_json, read_partition_json
+from sar.adapters.dgl.partition_reader import graph_path
+from sar.adapters.dgl.tensor_file import StoredTensor, load, open_tensors
+from sar.comm.process_group import engine
+from sar.errors import ConfigError, PartitionError
+from sar.partition.once import Once
+
+Array = NDArray[Any]
+Values = Tensor | Array | str | PathLike[str]
+
+_SLICE_BYTES = 4 * 2**20
+
+
+def to_original_order(
+    values: Values | Sequence[Values],
+    directory: str | PathLike[str],
+    *,
+    ntype: str | None = None,
+    out: str | PathLike[str] | None = None,
+) -> Array:
+    """Put rows of all parts, in the order in which the workers have their nodes, into the order of the input graph.
+
+    Beside the result it holds the IDs of one part and a slice of rows; with `out` the result is on disk.
+
+    Args:
+        values: one entry for each part, (N_i, ...) each: a tensor, an array, an `.npy` file (memory-mapped) or a file
+            of one DGL tensor. In a running job also the rows of this worker alone; then all workers call this together,
+            each writes its rows, and `out` names one file that all of them see.
+        directory: the partition directory, or its JSON file; it has the original IDs.
+        ntype: the node type that the rows belong to; may be left out where there is one.
+        out: an `.npy` file to write; it appears when it is complete, in place of an earlier one.
+
+    Returns:
+        (N, ...): an array, or with `out` the file, memory-mapped.
+
+    Raises:
+        PartitionError: the directory has no original IDs, or they are not a permutation.
+        ConfigError: rows, dtypes or widths of the values do not fit the directory or each other.
+        CommunicationError: another worker failed.
+    """
+    spec = read_partition_json(find_partition_json(directory))
+    type_id = _type_id(spec, ntype)
+    alone = not isinstance(values, Sequence) or isinstance(values, str)
+    if alone and comm.is_initialized() and comm.world_size() > 1:
+        with engine().guard():
+            return _together(_opened(values, "of this worker"), spec, type_id, out)  # type: ignore[arg-type]
+    parts = [values] if alone else list(values)  # type: ignore[arg-type]
+    if len(parts) != spec.num_parts:
+        raise ConfigError(f"there are values for {len(parts)} parts; expected one for each of the {spec.num_parts}.")
+    rows = [_opened(part, f"of part {p}") for p, part in enumerate(parts)]  # type: ignore[arg-type]
+    for p, part in enumerate(rows):
+        _check_form(spec, type_id, p, part, rows[0])
+    total = _num_nodes(spec, type_id)
+    result = _create(out, (total, *rows[0].shape[1:]), rows[0].dtype)
+    try:
+        seen = Once(total)
+        for p, part in enumerate(rows):
+            _scatter(part, _original_ids(spec, p, type_id), result, seen)
+        if not seen.is_permutation:
+            raise _no_permutation(spec, seen)
+    except BaseException:
+        _discard(out)
+        raise
+    return _finish(out, result)
+
+
+class _Rows(Protocol):
+    """Rows on disk or in memory, to be read in slices."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def slices(self) -> Iterator[tuple[int, Array]]: ...
+
+
+class _ArrayRows:
+    def __init__(self, array: Array) -> None:
+        self._array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def slices(self) -> Iterator[tuple[int, Array]]:
+        row_bytes = self._array[:1].nbytes
+        step = max(1, _SLICE_BYTES // max(1, row_bytes))
+        for start in range(0, len(self._array), step):
+            yield start, self._array[start : start + step]
+
+
+class _StoredRows:
+    def __init__(self, stored: StoredTensor) -> None:
+        self._stored, self.shape = stored, stored.shape
+        self.dtype = _as_numpy(torch.empty(0, dtype=stored.dtype), "of a file").dtype
+
+    def slices(self) -> Iterator[tuple[int, Array]]:
+        return ((start, rows.numpy()) for start, rows in self._stored.slices())
+
+
+def _opened(values: Values, whose: str) -> _Rows:
+    if isinstance(values, Tensor):
+        return _ArrayRows(_as_numpy(values.detach().cpu(), whose))
+    if isinstance(values, np.ndarray):
+        return _ArrayRows(values)
+    path = Path(values)
+    if path.suffix == ".npy":
+        try:
+            return _ArrayRows(np.load(path, mmap_mode="r"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the values {whose}: '{path}' cannot be read as an .npy file: {error}") from error
+    tensors = open_tensors(path)
+    if len(tensors) != 1:
+        raise ConfigError(f"the values {whose}: '{path}' holds the tensors {sorted(tensors)}; expected one.")
+    return _StoredRows(next(iter(tensors.values())))
+
+
+def _as_numpy(values: Tensor, whose: str) -> Array:
+    if values.dtype == torch.bfloat16:
+        raise ConfigError(f"the values {whose} are bfloat16, which .npy files do not have; call .float() on them.")
+    array: Array = values.numpy()
+    return array
+
+
+def _type_id(spec: PartitionJson, ntype: str | None) -> int:
+    if ntype is None and len(spec.node_types) == 1:
+        return 0
+    if ntype not in spec.node_types:
+        raise ConfigError(f"ntype is {ntype!r}; expected one of {spec.node_types}, the node types of {spec.path}.")
+    return spec.node_types.index(ntype)
+
+
+def _num_nodes(spec: PartitionJson, type_id: int) -> int:
+    return int((spec.node_ranges[:, type_id, 1] - spec.node_ranges[:, type_id, 0]).sum())
+
+
+def _check_form(spec: PartitionJson, type_id: int, part: int, rows: _Rows, like: _Rows) -> None:
+    start, end = spec.node_ranges[part, type_id].tolist()
+    if len(rows.shape) == 0 or rows.shape[0] != end - start:
+        raise ConfigError(
+            f"the values of part {part} have shape {rows.shape}; expected {end - start} rows, one for each of its "
+            f"nodes of type {spec.node_types[type_id]!r} in {spec.path}."
+        )
+    if rows.dtype != like.dtype or rows.shape[1:] != like.shape[1:]:
+        raise ConfigError(
+            f"the values of part {part} are {rows.dtype} {rows.shape[1:]}; expected {like.dtype} "
+            f"{like.shape[1:]}, as of part 0."
+        )
+
+
+def _original_ids(spec: PartitionJson, part: int, type_id: int) -> NDArray[np.int64]:
+    """Of a part's nodes of one type, (N_i,), in the order of their global IDs."""
+    stored = [one.stored for one in open_orig_ids(spec, part, owned_nodes(spec, part)) if one.type_id == type_id]
+    if stored:
+        return load(stored[0], torch.device("cpu")).long().numpy()
+    start, end = spec.node_ranges[part, type_id].tolist()
+    if start == end:
+        return np.empty(0, np.int64)
+    graph = read_graph_file(graph_path(spec, part))
+    if graph.orig_node_id is None:
+        raise PartitionError(
+            f"Part {part} of {spec.path} has no original IDs: neither orig_nids.dgl nor orig_id in graph.dgl. "
+            "Partition again with `sar partition`, or save what partition_graph(..., return_mapping=True) returns as "
+            "orig_nids.dgl."
+        )
+    mine = graph.is_inner & (types_of(graph.node_id, spec.node_ranges) == type_id)
+    ids, order = graph.node_id[mine].sort()
+    if not torch.equal(ids, torch.arange(start, end)):
+        raise PartitionError(f"{graph_path(spec, part)} has not each of the nodes [{start}, {end}) once.")
+    return graph.orig_node_id[mine][order].long().numpy()
+
+
+def _scatter(rows: _Rows, ids: NDArray[np.int64], result: Array, seen: Once) -> None:
+    """Write the rows of a part to their places."""
+    seen.add(ids)
+    if seen.outside:
+        return
+    for start, piece in rows.slices():
+        places = ids[start : start + len(piece)]
+        order = np.argsort(places)  # ascending, which disks like
+        result[places[order]] = piece[order]
+
+
+def _no_permutation(spec: PartitionJson, seen: Once) -> PartitionError:
+    return PartitionError(
+        f"The original IDs in {spec.path.parent} are not 0 to {seen.count - 1}, each once: {seen.repeated} are there "
+        f"again, {seen.outside} are outside. `sar inspect` tells more; write the directory again."
+    )
+
+
+def _unfinished(out: str | PathLike[str]) -> Path:
+    return Path(f"{os.fspath(out)}.unfinished")
+
+
+def _create(out: str | PathLike[str] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    if out is None:
+        return np.empty(shape, dtype)
+    if Path(out).suffix != ".npy":
+        raise ConfigError(f"out is '{os.fspath(out)}'; expected the name of an .npy file.")
+    return np.lib.format.open_memmap(_unfinished(out), "w+", dtype, shape)
+
+
+def _finish(out: str | PathLike[str] | None, result: Array) -> Array:
+    if out is None:
+        return result
+    assert isinstance(result, np.memmap)
+    result.flush()
+    os.replace(_unfinished(out), out)
+    return result
+
+
+def _discard(out: str | PathLike[str] | None) -> None:
+    if out is not None:
+        with suppress(OSError):
+            _unfinished(out).unlink()
+
+
+def _together(rows: _Rows, spec: PartitionJson, type_id: int, out: str | PathLike[str] | None) -> Array:
+    """Every worker writes its rows into one file; inside `engine.guard()`."""
+    me = engine()
+    if out is None:
+        raise ConfigError("the rows of one worker alone need `out`, a file in which the workers' rows meet.")
+    if me.world_size != spec.num_parts:
+        raise ConfigError(f"{me.world_size} workers are running; expected {spec.num_parts}, one for each part.")
+    _check_form(spec, type_id, me.rank, rows, rows)
+    total = _num_nodes(spec, type_id)
+    shape, what = (total, *rows.shape[1:]), f"to_original_order, {spec.node_types[type_id]}"
+    me.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
+    if me.rank == 0:
+        _create(out, shape, rows.dtype)
+    me.agree(f"{what}: the file is there")
+    try:
+        seen = Once(total)
+        result: Array = np.load(_unfinished(out), mmap_mode="r+")
+        _scatter(rows, _original_ids(spec, me.rank, type_id), result, seen)
+        if seen.outside or seen.repeated:
+            raise _no_permutation(spec, seen)
+        assert isinstance(result, np.memmap)
+        result.flush()
+        me.agree(f"{what}: all rows are written")
+        if me.rank == 0:
+            os.replace(_unfinished(out), out)
+        me.agree(f"{what}: the file has its name")
+    except BaseException:
+        if me.rank == 0:
+            _discard(out)
+        raise
+    return result

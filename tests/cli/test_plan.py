@@ -1,0 +1,85 @@
+"""`sar plan`, run as a user runs it."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sar
+from sar.cli import main
+from sar.cli.sizes import parse_bytes
+from sar.partition.community_graph import community_graph
+from sar.partition.write import partition_graph
+
+
+@pytest.fixture(autouse=True)
+def dgl_as_it_was() -> Iterator[None]:
+    """`sar plan` patches DGL, which its process does not outlive."""
+    yield
+    sar.unpatch_dgl()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    graph = community_graph(300, 2400, num_features=6, num_classes=4).with_split().with_self_loops()
+    folder = tmp_path_factory.mktemp("parts")
+    partition_graph(graph, folder, "small", 2)
+    return str(folder)
+
+
+def test_widths_come_from_the_directory(folder: str, capsys) -> None:
+    assert main(["plan", folder, "--model", "gat", "--hidden", "8", "--layers", "2", "--memory", "8GiB"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("gat, widths 6 -> 8 -> 4, mode 1")
+    assert "2 workers fit 8,589.9 MB each" in said
+    assert "1 is the fewest that would" in said
+
+
+def test_one_object_for_machines(folder: str, capsys) -> None:
+    options = ["--features", "10", "--classes", "3", "--hidden", "5", "--layers", "3", "--json"]
+    assert main(["plan", folder, "--model", "gcn", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"]["widths"] == [10, 5, 5, 3]
+    for worker in found["workers"]:
+        sent = sum(sum(layer.values()) for layer in worker["layers"]) + worker["parameters_sent"]
+        assert 0 < sent < worker["bytes_sent"] < 1.1 * sent
+        memory = worker["memory"]
+        assert memory["total"] == memory["before"] + memory["rise"]
+        assert memory["total"] == sum(v for k, v in memory.items() if k not in ("total", "before", "rise"))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--layers", "0"], "expected at least 1"),
+        (["--features", "0"], "expected at least two of at least 1"),
+        (["--model", "gat", "--hidden", "9", "--heads", "2"], "cannot be divided among 2 heads"),
+    ],
+)
+def test_what_makes_no_model_is_refused(folder: str, capsys, options: list[str], message: str) -> None:
+    assert main(["plan", folder, *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_an_unsound_directory_is_refused(folder: str, tmp_path: Path, capsys) -> None:
+    graph = community_graph(60, 240)
+    broken = partition_graph(graph, tmp_path, "broken", 2).json_file
+    (tmp_path / "part1" / "node_feat.dgl").unlink()
+    assert main(["plan", str(broken), "--features", "3", "--classes", "2"]) == 1
+    assert "not sound" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [("8GiB", 8 * 2**30), ("500MB", 5e8), ("1.5k", 1500), ("100", 100), ("2 KiB", 2048), ("3T", 3e12)],
+)
+def test_sizes(text: str, expected: float) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GB", "8 gallons"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
+        parse_bytes(text)

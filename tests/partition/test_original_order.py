@@ -1,0 +1,130 @@
+"""Rows of all parts, back in the order of the input graph."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sar
+from sar.errors import ConfigError, PartitionError
+from tests.adapters.dgl.directories import (
+    Directory,
+    heterogeneous_graph,
+    homogeneous_graph,
+    save_tensors,
+    to_dgl_09,
+    to_dispatch,
+    write_directory,
+)
+
+WRITERS = {
+    "0.9": to_dgl_09,
+    "dispatch": lambda directory: to_dispatch(directory, features=True, orig_ids=True),
+}
+
+
+def parts_of(directory: Directory, ntype: str, rows: torch.Tensor) -> list[torch.Tensor]:
+    """Rows in the input order, dealt to the parts in the order of their nodes."""
+    ranges = directory.json()["node_map"][ntype]
+    sizes = [end - start for start, end in ranges]
+    return list(rows[directory.node_ids[ntype]].split(sizes))
+
+
+@pytest.mark.parametrize("written_by", WRITERS)
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "npy files", "DGL files"])
+def test_rows_come_back_in_input_order(tmp_path: Path, written_by: str, kind: str, monkeypatch) -> None:
+    monkeypatch.setattr(sar.partition.original_order, "_SLICE_BYTES", 100)  # several slices
+    directory = WRITERS[written_by](write_directory(tmp_path / "parts", heterogeneous_graph(), 2))
+    for ntype, count in (("paper", 40), ("venue", 12)):
+        rows = torch.randn(count, 3, 2)
+        values = parts_of(directory, ntype, rows)
+        if kind == "arrays":
+            values = [value.numpy() for value in values]
+        elif kind == "npy files":
+            for p, value in enumerate(values):
+                np.save(tmp_path / f"{p}.npy", value.numpy())
+            values = [tmp_path / f"{p}.npy" for p in range(2)]
+        elif kind == "DGL files":
+            for p, value in enumerate(values):
+                save_tensors(str(tmp_path / f"{p}.dgl"), {"logits": value})
+            values = [str(tmp_path / f"{p}.dgl") for p in range(2)]
+        result = sar.to_original_order(values, directory.path.parent, ntype=ntype)
+        assert np.array_equal(result, rows.numpy())
+        out = tmp_path / "out.npy"
+        mapped = sar.to_original_order(values, directory.path, ntype=ntype, out=out)
+        assert isinstance(mapped, np.memmap)
+        assert np.array_equal(np.load(out), rows.numpy())
+        assert sorted(file.name for file in tmp_path.glob("out*")) == ["out.npy"]
+
+
+def own_rows(path: str, out: str | None, bad: bool) -> torch.Tensor:
+    """Each worker hands in original IDs, times 10; worker 1 one row less where `bad`."""
+    data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
+    rows = data.node_features["orig_id"] * 10
+    result = sar.to_original_order(rows[1:] if bad and sar.rank() == 1 else rows, path, out=out)
+    return torch.from_numpy(np.array(result))
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_workers_write_one_file_together(pool, world_size, tmp_path) -> None:
+    directory = WRITERS["dispatch"](write_directory(tmp_path, homogeneous_graph(), world_size))
+    out = tmp_path / "together.npy"
+    for result in pool.run(own_rows, str(directory.path), str(out), False):
+        assert torch.equal(result, torch.arange(60) * 10)
+    assert np.array_equal(np.load(out), np.arange(60) * 10)
+    out.unlink()
+    outcomes = pool.outcomes(own_rows, str(directory.path), str(out), True)
+    assert [outcome.kind for outcome in outcomes] == ["PeerError", "ConfigError"]
+    assert "29 rows" in outcomes[1].message or "shape" in outcomes[1].message
+    assert not list(tmp_path.glob("together*"))
+    outcomes = pool.outcomes(own_rows, str(directory.path), None, False)
+    assert {outcome.kind for outcome in outcomes} <= {"ConfigError", "PeerError"}
+    assert any("need `out`" in outcome.message for outcome in outcomes)
+
+
+def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    directory = WRITERS["dispatch"](write_directory(tmp_path / "parts", heterogeneous_graph(), 2))
+    values = parts_of(directory, "paper", torch.arange(40))
+    out = tmp_path / "out.npy"
+
+    def attempt(values, ntype="paper", out=out):
+        return sar.to_original_order(values, directory.path, ntype=ntype, out=out)
+
+    with pytest.raises(ConfigError, match="expected one of \\['author', 'paper', 'venue'\\]"):
+        attempt(values, ntype=None)
+    with pytest.raises(ConfigError, match="for 1 parts; expected one for each of the 2"):
+        attempt(values[:1])
+    with pytest.raises(ConfigError, match=f"part 1 have shape .*expected {len(values[1])} rows"):
+        attempt([values[0], values[1][1:]])
+    with pytest.raises(ConfigError, match="part 1 are float64"):
+        attempt([values[0], values[1].double()])
+    with pytest.raises(ConfigError, match="bfloat16"):
+        attempt([value.bfloat16() for value in values])
+    with pytest.raises(ConfigError, match=r"missing.npy' cannot be read"):
+        attempt([values[0], tmp_path / "missing.npy"])
+    with pytest.raises(ConfigError, match=r"expected the name of an \.npy file"):
+        attempt(values, out=tmp_path / "out.bin")
+    file = directory.path.parent / "part1" / "orig_nids.dgl"
+    ids = {name: column.clone() for name, column in load_original(file).items()}
+    ids["paper"][0] = ids["paper"][1]
+    save_tensors(str(file), ids)
+    with pytest.raises(PartitionError, match="not 0 to 39, each once: 1 are there again, 0 are outside"):
+        attempt(values)
+    ids["paper"][0] = 40
+    save_tensors(str(file), ids)
+    with pytest.raises(PartitionError, match="0 are there again, 1 are outside"):
+        attempt(values)
+    assert not list(tmp_path.glob("out*"))
+
+
+def load_original(file: Path) -> dict[str, torch.Tensor]:
+    from tests.adapters.dgl.directories import load_tensors
+
+    return load_tensors(str(file))
+
+
+def test_a_directory_without_original_ids_is_refused(tmp_path: Path) -> None:
+    directory = write_directory(tmp_path, homogeneous_graph(), 2)
+    with pytest.raises(PartitionError, match=r"Part 0 .* has no original IDs"):
+        sar.to_original_order(parts_of(directory, "_N", torch.arange(60)), directory.path)

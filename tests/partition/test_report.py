@@ -1,0 +1,393 @@
+"""What is said of partition directories of every kind, and that every damage is found and named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from sar.errors import PartitionError
+from sar.partition.community_graph import community_graph
+from sar.partition.inspection import inspect_directory
+from sar.partition.once import Once
+from sar.partition.report_picture import draw_traffic
+from sar.partition.write import partition_graph
+from tests.adapters.dgl.directories import (
+    Directory,
+    dgl,
+    heterogeneous_graph,
+    homogeneous_graph,
+    insert_empty_partition,
+    load_tensors,
+    save_tensors,
+    to_dgl_09,
+    to_dispatch,
+    write_directory,
+)
+
+GRAPHS = {"homogeneous": homogeneous_graph, "heterogeneous": heterogeneous_graph}
+FORMATS: dict[str, tuple[Callable[[Directory], Directory], str, str | None]] = {
+    "1.x": (lambda directory: directory, "dgl.distributed.partition_graph", None),
+    "0.9": (to_dgl_09, "dgl.distributed.partition_graph, up to DGL 0.9", "graph.dgl"),
+    "dispatch": (
+        lambda directory: to_dispatch(directory, features=True, orig_ids=True),
+        "DGL's dispatch pipeline",
+        "orig_nids.dgl",
+    ),
+    "dispatch, bare": (
+        lambda directory: to_dispatch(directory, features=False, orig_ids=False),
+        "DGL's dispatch pipeline",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("make", GRAPHS)
+@pytest.mark.parametrize("written_by", FORMATS)
+def test_a_sound_directory_in_numbers(tmp_path: Path, make: str, written_by: str) -> None:
+    graph, parts = GRAPHS[make](), 3
+    rewrite, name, original = FORMATS[written_by]
+    directory = rewrite(write_directory(tmp_path, graph, parts))
+    report = inspect_directory(tmp_path, values=True)
+    assert report.problems == []
+    assert (report.format, report.orig_node_ids, report.name, report.method) == (name, original, "graph", "random")
+    assert report.num_nodes == {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes}
+    assert report.num_edges == {":".join(etype): graph.num_edges(etype) for etype in graph.canonical_etypes}
+
+    # The oracle: everybody's part by original ID, and the input graph's edges.
+    part_of = {}
+    for ntype, ids in directory.node_ids.items():
+        part_of[ntype] = np.empty(len(ids), dtype=int)
+        for p, (start, end) in enumerate(split_by_part(directory, ntype)):
+            part_of[ntype][ids[start:end].numpy()] = p
+    edges, rows = np.zeros((parts, parts), int), np.zeros((parts, parts), int)  # [from, to]
+    read: set[tuple[str, int, int]] = set()
+    for etype in graph.canonical_etypes:
+        src, dst = (ends.numpy() for ends in graph.edges(etype=etype))
+        source, reader = part_of[etype[0]][src], part_of[etype[2]][dst]
+        np.add.at(edges, (source, reader), 1)
+        read |= {(etype[0], int(node), int(to)) for node, to in zip(src, reader, strict=True)}
+    for ntype, node, to in read:
+        if part_of[ntype][node] != to:
+            rows[part_of[ntype][node], to] += 1
+    assert report.traffic == rows.tolist()
+    assert [part.edges_from for part in report.parts] == edges.T.tolist()
+    cut = edges.sum() - np.trace(edges)
+    assert report.edge_cut == pytest.approx(cut / edges.sum())
+    assert report.replication_factor == pytest.approx(1 + rows.sum() / graph.num_nodes())
+    nodes = np.array([part.num_nodes for part in report.parts])
+    assert nodes.tolist() == sum(np.bincount(owners, minlength=parts) for owners in part_of.values()).tolist()
+    assert report.balances["nodes"] == pytest.approx(nodes.max() / nodes.mean())
+    assert report.balances["in-edges"] == pytest.approx(edges.sum(0).max() / edges.sum(0).mean())
+
+    found = {(one.of, one.type, one.name): (one.dtype, one.shape) for one in report.features}
+    expected = {}
+    for ntype in graph.ntypes if "bare" not in written_by else []:
+        for key, value in graph.nodes[ntype].data.items():
+            expected["nodes", ntype, key] = (spelled(value), tuple(value.shape[1:]))
+    for etype in graph.canonical_etypes if "bare" not in written_by else []:
+        for key, value in graph.edges[etype].data.items():
+            expected["edges", ":".join(etype), key] = (spelled(value), tuple(value.shape[1:]))
+    assert found == expected
+
+
+def split_by_part(directory: Directory, ntype: str) -> list[tuple[int, int]]:
+    """[start, end) of each part's nodes among those of a type."""
+    ends = np.cumsum([end - start for start, end in directory.json()["node_map"][ntype]]).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def spelled(value: torch.Tensor) -> str:
+    return "uint8" if value.dtype == torch.bool else str(value.dtype).removeprefix("torch.")
+
+
+def test_our_own_writer_with_splits_saved_and_drawn(tmp_path: Path) -> None:
+    graph = community_graph(300, 2400, num_features=4).with_split().with_self_loops()
+    written = partition_graph(graph, tmp_path / "parts", "small", 3)
+    report = inspect_directory(tmp_path / "parts", values=True)
+    assert report.problems == []
+    assert [part.num_nodes for part in report.parts] == written.nodes
+    assert [part.num_edges for part in report.parts] == written.edges
+    assert report.edge_cut == pytest.approx(written.edge_cut)
+    for mask in ("train_mask", "val_mask", "test_mask"):
+        assert sum(part.split[mask] for part in report.parts) == graph.node_data[mask].sum()
+    counts = [part.split["train_mask"] for part in report.parts]
+    assert report.balances["train_mask"] == pytest.approx(max(counts) * 3 / sum(counts))
+
+    saved = json.loads(report.save(tmp_path / "parts").read_text())
+    assert saved["traffic"] == report.traffic
+    assert saved["edge_cut"] == report.edge_cut
+    again = inspect_directory(tmp_path / "parts")  # a report beside the partitions is not taken for theirs
+    assert again.traffic == report.traffic
+    text = report.as_text()
+    assert text.splitlines()[0] == f"small: 300 nodes, {len(graph.src):,} edges in 3 parts"
+    assert text.endswith("sound")
+    assert f"edge cut {report.edge_cut:.2%}" in text
+
+    draw_traffic(report, tmp_path / "traffic.png")
+    picture = imread(tmp_path / "traffic.png")
+    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50  # not blank
+
+
+class Ranges(NamedTuple):
+    """New IDs of part 1: its nodes are [n0, n1), its in-edges [e0, e1)."""
+
+    n0: int
+    n1: int
+    e0: int
+    e1: int
+
+
+def ranges(directory: Directory) -> Ranges:
+    maps = directory.json()
+    return Ranges(*maps["node_map"]["_N"][1], *maps["edge_map"]["_N:_E:_N"][1])
+
+
+def edit(side: str, name: str, row: int, value: int | Callable[[Ranges], int]) -> Callable[[Directory], None]:
+    """Set one entry of a field of part 1's nodes or edges."""
+
+    def harm(directory: Directory) -> None:
+        def change(graph):
+            fields = graph.ndata if side == "nodes" else graph.edata
+            fields[name][row] = value(ranges(directory)) if callable(value) else value
+            return graph
+
+        directory.edit_graph(1, change)
+
+    return harm
+
+
+def rewire(directory: Directory) -> None:
+    """Let the first edge that part 1 stores towards part 0 begin at another of its nodes."""
+
+    def change(graph):
+        src, dst = graph.edges(order="eid")
+        row = int((graph.ndata["part_id"][dst] == 0).nonzero()[0])
+        src[row] = (src[row] + 1) % int(graph.ndata["inner_node"].sum())
+        return like(graph, src, dst)
+
+    directory.edit_graph(1, change)
+
+
+def misnumber(directory: Directory) -> None:
+    """Give the first edge that part 1 stores towards part 2 the ID of another one into part 2."""
+
+    def change(graph):
+        towards = (graph.ndata["part_id"][graph.edges(order="eid")[1]] == 2).nonzero().squeeze(1)
+        graph.edata["_ID"][towards[0]] = graph.edata["_ID"][towards[1]]
+        return graph
+
+    directory.edit_graph(1, change)
+
+
+def end_elsewhere(directory: Directory) -> None:
+    """Let an in-edge of part 1 end at a halo node."""
+
+    def change(graph):
+        src, dst = graph.edges(order="eid")
+        dst[0] = graph.num_nodes() - 1
+        return like(graph, src, dst)
+
+    directory.edit_graph(1, change)
+
+
+def like(graph, src, dst):
+    """A graph with other ends of edges, all else the same."""
+    made = dgl.graph((src, dst), num_nodes=graph.num_nodes())
+    made.ndata.update(graph.ndata)
+    made.edata.update(graph.edata)
+    return made
+
+
+def double_halo(directory: Directory) -> None:
+    def change(graph):
+        graph.ndata["_ID"][-1] = graph.ndata["_ID"][-2]
+        graph.ndata["part_id"][-1] = graph.ndata["part_id"][-2]
+        return graph
+
+    directory.edit_graph(1, change)
+
+
+def shorten(directory: Directory) -> None:
+    directory.edit_features(1, "node_feats", lambda old: old | {"_N/feat": old["_N/feat"][1:]})
+
+
+def widen(directory: Directory) -> None:
+    directory.edit_features(1, "node_feats", lambda old: old | {"_N/feat": old["_N/feat"].double()})
+
+
+def drop_feature(directory: Directory) -> None:
+    directory.edit_features(1, "edge_feats", lambda old: {key: old[key] for key in old if key != "_N:_E:_N/w"})
+
+
+def add_type(directory: Directory) -> None:
+    directory.edit_features(1, "node_feats", lambda old: old | {"film/feat": torch.zeros(1)})
+
+
+def put_nan(directory: Directory) -> None:
+    def change(old):
+        old["_N/feat"][2, 1] = torch.nan
+        return old
+
+    directory.edit_features(1, "node_feats", change)
+
+
+def truncate(kind: str) -> Callable[[Directory], None]:
+    def change(directory: Directory) -> None:
+        path = directory.file(1, kind)
+        path.write_bytes(path.read_bytes()[:-40])
+
+    return change
+
+
+def leave_graphbolt_only(directory: Directory) -> None:
+    path = directory.file(1, "part_graph")
+    path.rename(path.with_name("fused_csc_sampling_graph.pt"))
+
+
+DAMAGES: dict[str, tuple[Callable[[Directory], None], str, str]] = {
+    "node ID of another part": (edit("nodes", "_ID", 0, 0), "part1/graph.dgl", "1 inner nodes have IDs outside"),
+    "node ID twice": (
+        edit("nodes", "_ID", 0, lambda r: r.n0 + 1),
+        "graph.dgl",
+        "1 are missing, {n0} for one",
+    ),
+    "halo node of its own": (
+        edit("nodes", "_ID", -1, lambda r: r.n0 + 2),
+        "graph.dgl",
+        "1 halo nodes are the part's own",
+    ),
+    "halo node nowhere": (
+        edit("nodes", "_ID", -1, 60),
+        "graph.dgl",
+        "1 nodes have IDs outside those of all parts",
+    ),
+    "halo node twice": (double_halo, "part1/graph.dgl", "1 halo nodes are there more than once"),
+    "owner of a halo node": (edit("nodes", "part_id", -1, 1), "part1/graph.dgl", "1 nodes have another part_id"),
+    "edge ID twice": (edit("edges", "_ID", 0, lambda r: r.e0 + 1), "part1/graph.dgl", "of the edges [{e0}, {e1})"),
+    "edge ID of another part": (
+        edit("edges", "_ID", 0, 0),
+        "graph.dgl",
+        "1 inner edges have IDs outside [{e0}, {e1})",
+    ),
+    "edge marked inner": (edit("edges", "inner_edge", -1, 1), "part1/graph.dgl", "1 edges are marked as inner"),
+    "end in the halo": (end_elsewhere, "part1/graph.dgl", "of the edges [{e0}, {e1})"),
+    "another edge than the reader has": (rewire, "part1/graph.dgl", "has other edges"),
+    "another edge ID than the reader has": (misnumber, "part1/graph.dgl", "other edges"),
+    "short feature": (shorten, "part1/node_feat.dgl", "expected {rows} rows"),
+    "feature of another dtype": (widen, "part1/node_feat.dgl", "'_N/feat' is ('float64', (3,)); expected ('float32'"),
+    "feature in some parts": (drop_feature, "part1/edge_feat.dgl", "there is no '_N:_E:_N/w', which part 0 has"),
+    "feature of no type": (add_type, "part1/node_feat.dgl", "has 'film/feat'; expected the types _N"),
+    "NaN": (put_nan, "part1/node_feat.dgl", "1 rows of '_N/feat' have NaN, row 2 for one"),
+    "truncated graph": (truncate("part_graph"), "part1/graph.dgl", "is truncated"),
+    "truncated features": (truncate("node_feats"), "part1/node_feat.dgl", "is truncated"),
+    "missing features": (lambda d: d.file(1, "node_feats").unlink(), "part1/node_feat.dgl", "Cannot read"),
+    "missing graph": (lambda d: d.file(1, "part_graph").unlink(), "part1/graph.dgl", "lacks its graph"),
+    "GraphBolt only": (leave_graphbolt_only, "Partition 1 of", "is there for GraphBolt only"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_damage_is_found_and_named(tmp_path: Path, damage: str) -> None:
+    directory = write_directory(tmp_path, homogeneous_graph(), 3)
+    harm, file, words = DAMAGES[damage]
+    mine = ranges(directory)
+    for name, number in {**mine._asdict(), "rows": mine.n1 - mine.n0}.items():
+        words = words.replace(f"{{{name}}}", str(number))
+    harm(directory)
+    problems = inspect_directory(directory.path, values=True).problems
+    assert any(file in problem and words in problem for problem in problems), problems
+    assert all("part1" in problem or "part2" in problem or "Partition 1" in problem for problem in problems)
+    without_values = inspect_directory(directory.path).problems
+    assert bool(without_values) == (damage != "NaN")
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (edit("nodes", "_TYPE", 0, 2), "1 nodes have another _TYPE than the ranges in graph.json say"),
+        (edit("edges", "_TYPE", 0, 2), "1 edges have another _TYPE than the ranges in graph.json say"),
+        (lambda d: d.edit(lambda c: swap(c["ntypes"], "author", "paper")), "map of .*expected a range that starts at"),
+        (lambda d: d.edit(lambda c: swap_names(c)), "edges join other node types than their own type says"),
+    ],
+    ids=["node type", "edge type", "order of types", "names of edge types"],
+)
+def test_types_that_contradict_each_other(tmp_path: Path, damage: Callable[[Directory], None], words: str) -> None:
+    directory = write_directory(tmp_path, heterogeneous_graph(), 2)
+    damage(directory)
+    try:
+        problems = inspect_directory(directory.path).problems
+    except PartitionError as error:
+        problems = [str(error)]
+    import re
+
+    assert any(re.search(words, problem) for problem in problems), problems
+
+
+def swap(names: dict[str, int], one: str, other: str) -> None:
+    names[one], names[other] = names[other], names[one]
+
+
+def swap_names(content: dict) -> None:
+    """Turn an edge type around in name only."""
+    for key in ("etypes", "edge_map"):
+        content[key] = {
+            "paper:writes:author" if name == "author:writes:paper" else name: value
+            for name, value in content[key].items()
+        }
+
+
+@pytest.mark.parametrize(
+    "change, words", [(lambda ids: ids.clamp(min=1), "1 are missing"), (lambda ids: ids + 1, "outside")]
+)
+@pytest.mark.parametrize("file", ["orig_nids.dgl", "orig_eids.dgl"])
+def test_original_ids_are_a_permutation(tmp_path: Path, file: str, change, words: str) -> None:
+    directory = to_dispatch(write_directory(tmp_path, homogeneous_graph(), 2), features=True, orig_ids=True)
+    for part in range(2):
+        path = tmp_path / f"part{part}" / file
+        save_tensors(str(path), {name: change(ids) for name, ids in load_tensors(str(path)).items()})
+    [problem] = inspect_directory(directory.path).problems
+    assert file in problem
+    assert words in problem
+
+
+def test_parts_that_lack_original_ids(tmp_path: Path) -> None:
+    directory = to_dispatch(write_directory(tmp_path, homogeneous_graph(), 2), features=True, orig_ids=True)
+    (tmp_path / "part1" / "orig_nids.dgl").unlink()
+    [problem] = inspect_directory(directory.path).problems
+    assert "parts [1] lack the original IDs that others have" in problem
+
+
+def test_a_part_without_nodes_is_named_where_others_are_not_renumbered(tmp_path: Path) -> None:
+    directory = insert_empty_partition(write_directory(tmp_path, homogeneous_graph(), 2), 1)
+    report = inspect_directory(directory.path)
+    assert [part.num_nodes for part in report.parts][1] == 0
+    assert len(report.problems) == 2  # the helper leaves `part_id` as it was
+    assert all("another part_id" in problem for problem in report.problems)
+
+
+def test_a_directory_of_several_graphs_has_to_be_named(tmp_path: Path) -> None:
+    directory = write_directory(tmp_path, homogeneous_graph(), 2)
+    (tmp_path / "other.json").write_text(directory.path.read_text())
+    with pytest.raises(PartitionError, match=r"2 JSON files of partitions \(graph.json, other.json\)"):
+        inspect_directory(tmp_path)
+    with pytest.raises(PartitionError, match=r"0 JSON files of partitions \(none\)"):
+        inspect_directory(tmp_path / "part0")
+
+
+def test_once_counts_what_is_missing_repeated_and_outside() -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(1000)
+    once = Once(1000)
+    for piece in np.split(ids, [1, 500, 999]):
+        once.add(piece)
+    assert once.is_permutation
+    once.add(np.array([3, 3, -1, 1000]))
+    assert (once.found, once.repeated, once.outside, once.is_permutation) == (1000, 2, 2, False)
+    half = Once(17)
+    half.add(np.array([16, 0, 0, 8]))
+    assert (half.found, half.repeated) == (3, 1)
