@@ -1,13 +1,13 @@
-"""The command line: `sar demo` and `sar launch`."""
+"""The command line: `sar demo`, `sar launch` and `sar partition`."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from sar.cli import demo, launch
+from sar.cli import demo, launch, partition
 from sar.errors import SarError
 
-COMMANDS = {"demo": demo, "launch": launch}
+COMMANDS = {"demo": demo, "launch": launch, "partition": partition}
 """Each command is a module with `HELP`, `add_arguments(parser)` and `run(arguments)`, which returns the exit status."""
 
 

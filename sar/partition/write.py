@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sar.adapters.dgl.metis import _metis
+from sar.adapters.dgl.metis import metis_of_edges
 from sar.adapters.dgl.partition_writer import write_partition_json
 from sar.errors import ConfigError
 from sar.partition.edge_buckets import EdgeBuckets
@@ -62,7 +62,7 @@ def partition_graph(
         expected = f"expected 1 to {graph.total_nodes}"
         raise ConfigError(f"cannot divide {graph.total_nodes} nodes into {num_parts} parts; {expected}.")
     src, dst = (np.concatenate(ends) for ends in zip(*graph.chunks(), strict=True))
-    part_of = _metis(torch.from_numpy(src), torch.from_numpy(dst), graph.total_nodes, num_parts).numpy()
+    part_of = metis_of_edges(torch.from_numpy(src), torch.from_numpy(dst), graph.total_nodes, num_parts).numpy()
     return write_partitions(graph, part_of, num_parts, out_dir, name, method="metis")
 
 
