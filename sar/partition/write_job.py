@@ -82,7 +82,9 @@ def slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
         ConfigError: too little.
     """
     per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * np.dtype(id_type(num_nodes)).itemsize
-    left = _SLICE_BYTES if memory is None else memory - per_node * num_nodes
+    if memory is None:
+        return _SLICE_BYTES
+    left = memory - per_node * num_nodes
     if left < _LEAST_SLICE_BYTES:
         needed = per_node * num_nodes + _LEAST_SLICE_BYTES
         raise ConfigError(
