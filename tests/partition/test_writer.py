@@ -24,7 +24,7 @@ from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
 from sar.partition.team import Team
 from sar.partition.write import PartitionReport, write_partitions
-from tests.partition.sources import check_directory, content_of, random_source, sources
+from tests.partition.written import check_directory, content_of, random_source, sources
 from tests.workers import REPOSITORY, Err
 
 COUNTS = {"paper": 50, "author": 31, "prize": 1, "editor": 0}
