@@ -1,6 +1,7 @@
 """The structure of one part, in DGL's numbers: its own nodes first, then the halo, both in the order of new IDs."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,20 @@ from sar.partition.write_job import WriteJob
 _INT64 = np.dtype("<i8")
 
 
-def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array, edge_range: tuple[int, int]) -> int:
+class Origins(NamedTuple):
+    """Where the edges into a part come from.
+
+    edges: their number by the part of their source, (P,).
+    rows: the number of distinct sources by part, (P,); 0 for the part itself.
+    """
+
+    edges: list[int]
+    rows: list[int]
+
+
+def write_part_graph(
+    job: WriteJob, buckets: EdgeBuckets, part: int, local: Array, edge_range: tuple[int, int]
+) -> Origins:
     """Write a part's nodes, the edges into them, the halo that these come from, and the edges' original IDs.
 
     Args:
@@ -31,19 +45,19 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
         part: the part.
         local: a table of (N,) integers to work with, overwritten: the number inside the part of every new ID.
         edge_range: the part's new edge IDs [start, end).
-
-    Returns:
-        How many edges come from other parts.
     """
-    start, end = job.numbering.bounds(part)
+    bounds = [job.numbering.bounds(other) for other in range(job.num_parts)]
+    start, end = bounds[part]
+    ends = np.array([end for _, end in bounds])
     local[:] = 0
-    cut = 0
+    edges_from = np.zeros(job.num_parts, np.int64)
     for _, edges in buckets.read(part):
         src = edges[:, 0]
-        cut += int(np.count_nonzero((src < start) | (src >= end)))
+        edges_from += np.bincount(np.searchsorted(ends, src, side="right"), minlength=job.num_parts)
         local[src] = 1
     local[start:end] = 0
-    num_nodes = end - start + int(np.count_nonzero(local))
+    rows_from = [int(np.count_nonzero(local[slice(*span)])) for span in bounds]
+    num_nodes = end - start + sum(rows_from)
     folder = part_folder(job.staging.path, part)
     layout = part_graph_layout(num_nodes, edge_range[1] - edge_range[0])
     layout.write(folder / GRAPH)
@@ -55,7 +69,7 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
         _fill_nodes(job, rooms, part, local)
         _fill_edges(buckets, rooms, part, local, edge_range[0])
     _write_original_edges(job, buckets, part)
-    return cut
+    return Origins(edges_from.tolist(), rows_from)
 
 
 def _fill_nodes(job: WriteJob, rooms: dict[str, Room], part: int, local: Array) -> None:

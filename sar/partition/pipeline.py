@@ -84,7 +84,8 @@ def run_partition(options: PartitionOptions, progress: Progress = lambda doing, 
         check_writable(graph, options.name)
         part_of = _assignment(options, staging, graph, progress)
         method = options.method if options.assignment is None else "custom"
-        report = write_parts(staging, graph, part_of, options.parts, options.name, method, options.memory, progress)
+        written = write_parts(staging, graph, part_of, options.parts, options.name, method, options.memory, progress)
+        report = written.report(staging.target / f"{options.name}.json")
         if staging.leads:
             content = {"method": method, "nodes": report.nodes, "edges": report.edges, "edge_cut": report.edge_cut}
             (staging.path / "report.json").write_text(json.dumps(content, indent=1))

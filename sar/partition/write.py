@@ -24,6 +24,26 @@ from sar.partition.team import Team
 from sar.partition.write_job import Progress, WriteJob, allow_open_files, check_writable, slice_bytes
 
 
+class Written(NamedTuple):
+    """What a directory has been given, (P, ...) each, parts first.
+
+    nodes, edges: numbers by part and type, (P, T) and (P, R); types in the order of their names.
+    edges_from: edges by the part that they lead into and the part that they come from, (P, P).
+    rows_from: distinct nodes that they come from, likewise; 0 on the diagonal.
+    """
+
+    nodes: Array
+    edges: Array
+    edges_from: Array
+    rows_from: Array
+
+    def report(self, json_file: Path) -> "PartitionReport":
+        """The sums that matter most."""
+        total = int(self.edges.sum())
+        cut = (total - int(self.edges_from.trace())) / max(1, total)
+        return PartitionReport(json_file, self.nodes.sum(axis=1).tolist(), self.edges.sum(axis=1).tolist(), cut)
+
+
 class PartitionReport(NamedTuple):
     """What came of partitioning.
 
@@ -105,7 +125,8 @@ def write_partitions(
     with team.guard():
         digest = _digest(graph, part_of, num_parts, name, method, memory, team.size) if resume else ""
         with staged(Path(out_dir), team, digest, resume=resume, local=local_output) as staging:
-            return write_parts(staging, graph, part_of, num_parts, name, method, memory, progress)
+            written = write_parts(staging, graph, part_of, num_parts, name, method, memory, progress)
+    return written.report(staging.target / f"{name}.json")
 
 
 def write_parts(
@@ -117,7 +138,7 @@ def write_parts(
     method: str,
     memory: int | None,
     progress: Progress,
-) -> PartitionReport:
+) -> Written:
     """Write the parts into a directory in the making; as `write_partitions`."""
     check_writable(graph, name)
     size = slice_bytes(graph.total_nodes, num_parts, memory)
@@ -128,20 +149,19 @@ def write_parts(
     write_edge_fields(job, buckets)
     ends = buckets.counts.cumsum().reshape(buckets.counts.shape)
     edge_ranges = np.stack([ends - buckets.counts, ends], axis=2)
-    cut = np.zeros(num_parts, np.int64)
+    came_from = np.zeros((2, num_parts, num_parts), np.int64)
     local = np.empty_like(job.numbering.new_id)
     for done, part in enumerate(job.mine):
         progress("writing parts", done / len(job.mine))
         bounds = int(edge_ranges[part, 0, 0]), int(edge_ranges[part, -1, 1])
         step = partial(write_part_graph, job, buckets, part, local, bounds)
-        cut[part] = staging.own_step(f"graph of part {part}", step)
-    cut = staging.team.sum(cut)
+        came_from[:, part] = staging.own_step(f"graph of part {part}", step)
+    edges_from, rows_from = staging.team.sum(came_from)
     if staging.leads:
         etypes = [":".join(etype) for etype in job.etypes]
         write_partition_json(staging.path, name, method, job.ntypes, etypes, job.numbering.ranges, edge_ranges)
-    nodes = [end - start for start, end in map(job.numbering.bounds, range(num_parts))]
-    edges = buckets.counts.sum(axis=1).tolist()
-    return PartitionReport(staging.target / f"{name}.json", nodes, edges, int(cut.sum()) / max(1, sum(edges)))
+    nodes = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
+    return Written(nodes, buckets.counts, edges_from, rows_from)
 
 
 def _digest(graph: GraphSource, part_of: Array, *options: object) -> str:
