@@ -1,12 +1,15 @@
 """New node IDs: partition after partition, inside these by type, inside these by original ID."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, GraphSource
+from sar.partition.graph_source import GraphSource
+
+_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,15 @@ class Numbering:
         part_of = part_of.astype(np.min_scalar_type(num_parts - 1), copy=False)
         ntypes = sorted(graph.num_nodes)
         spans = [slice(graph.first_node[t], graph.first_node[t] + graph.num_nodes[t]) for t in ntypes]
-        counts = np.stack([np.bincount(part_of[span], minlength=num_parts) for span in spans], axis=1)
+        counts = np.zeros((num_parts, len(ntypes)), np.int64)
+        for i, span in enumerate(spans):
+            for chunk in _chunks(span):
+                counts[:, i] += np.bincount(part_of[chunk], minlength=num_parts)
         ends = counts.cumsum().reshape(counts.shape)
         new_id = np.empty(len(part_of), id_type(len(part_of)))
         for i, span in enumerate(spans):
             reached = (ends - counts)[:, i]
-            for start in range(span.start, span.stop, CHUNK_ROWS):
-                chunk = slice(start, min(span.stop, start + CHUNK_ROWS))
+            for chunk in _chunks(span):
                 order, sizes = by_part(part_of[chunk], num_parts)
                 firsts = sizes.cumsum() - sizes
                 new_id[chunk][order] = np.repeat(reached - firsts, sizes) + np.arange(len(order))
@@ -59,6 +64,12 @@ class Numbering:
 def by_part(parts: Array, num_parts: int) -> tuple[Array, Array]:
     """The order that sorts rows by part and keeps them in order otherwise, (n,), and how many each part has, (P,)."""
     return parts.argsort(kind="stable"), np.bincount(parts, minlength=num_parts)
+
+
+def _chunks(span: slice) -> Iterator[slice]:
+    """Few nodes at a time, as numpy makes several copies of them, in 8 bytes each."""
+    for start in range(span.start, span.stop, _ROWS):
+        yield slice(start, min(span.stop, start + _ROWS))
 
 
 def id_type(count: int) -> type[np.int32] | type[np.int64]:

@@ -17,10 +17,10 @@ from sar.adapters.dgl.partition_writer import (
 from sar.common_tuples import EID, ETYPE, NID, NTYPE
 from sar.partition.edge_buckets import EdgeBuckets
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS
 from sar.partition.write_job import WriteJob
 
 _INT64 = np.dtype("<i8")
+_NODE_BYTES = 64  # with all fields and copies
 
 
 class Origins(NamedTuple):
@@ -78,7 +78,7 @@ def _fill_nodes(job: WriteJob, rooms: dict[str, Room], part: int, local: Array) 
     ends = job.numbering.ranges[..., 1].reshape(-1)  # by part, then type
     num_types = job.numbering.ranges.shape[1]
     numbered = 0
-    for ids in _own_then_halo(local, start, end):
+    for ids in _own_then_halo(local, start, end, job.rows_in_slice(_NODE_BYTES)):
         local[ids] = np.arange(numbered, numbered + len(ids))
         numbered += len(ids)
         place = np.searchsorted(ends, ids, side="right")
@@ -88,13 +88,13 @@ def _fill_nodes(job: WriteJob, rooms: dict[str, Room], part: int, local: Array) 
         rooms["node/inner_node"].append((ids >= start) & (ids < end))
 
 
-def _own_then_halo(local: Array, start: int, end: int) -> Iterator[Array]:
-    """New IDs of a part's own nodes [start, end), and then of those marked outside of it, some at a time."""
-    for first in range(start, end, CHUNK_ROWS):
-        yield np.arange(first, min(end, first + CHUNK_ROWS))
+def _own_then_halo(local: Array, start: int, end: int, rows: int) -> Iterator[Array]:
+    """New IDs of a part's own nodes [start, end), and then of those marked outside of it, `rows` at a time."""
+    for first in range(start, end, rows):
+        yield np.arange(first, min(end, first + rows))
     for low, high in ((0, start), (end, len(local))):
-        for first in range(low, high, CHUNK_ROWS):
-            yield first + np.flatnonzero(local[first : min(high, first + CHUNK_ROWS)])
+        for first in range(low, high, rows):
+            yield first + np.flatnonzero(local[first : min(high, first + rows)])
 
 
 def _fill_edges(buckets: EdgeBuckets, rooms: dict[str, Room], part: int, local: Array, first_id: int) -> None:

@@ -121,7 +121,7 @@ def staged(target: Path, team: Team, digest: str, *, resume: bool, local: bool =
         ConfigError: the place is taken, or what was left there was begun with another digest.
         PartitionError: the disk is full.
     """
-    target = Path(os.path.abspath(target))
+    target = target.resolve() if target.is_symlink() else Path(os.path.abspath(target))
     _check_free(target)
     staging = Staging(target, team, digest)
     staging.leads = team.first_like_me(f"{socket.gethostname() if local else ''}:{target}") == team.rank

@@ -167,8 +167,8 @@ def write_parts(
 def _digest(graph: GraphSource, part_of: Array, *options: object) -> str:
     """Of all of the input: the graph with its fields, the assignment, and what else decides about the result."""
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((list(graph.num_nodes.items()), list(graph.edges), options)).encode())
-    digest.update(np.ascontiguousarray(part_of, np.int64).data)
+    digest.update(repr((list(graph.num_nodes.items()), list(graph.edges), part_of.dtype.str, options)).encode())
+    digest.update(np.ascontiguousarray(part_of).data)
     for edges in graph.edges.values():
         for src, dst in edges.chunks():
             digest.update(np.ascontiguousarray(src).data)

@@ -19,7 +19,7 @@ import sar
 from sar.adapters.dgl.binary_layout import Room
 from sar.adapters.dgl.shim import require_dgl
 from sar.errors import ConfigError, PartitionError
-from sar.partition import write_job
+from sar.partition import numbering, write_job
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
 from sar.partition.team import Team
@@ -58,6 +58,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use_small_slices(set_attribute: Callable[[object, str, object], None] = setattr) -> None:
     set_attribute(write_job, "_SLICE_BYTES", 1000)
+    set_attribute(numbering, "_ROWS", 5)
 
 
 @given(sources())
