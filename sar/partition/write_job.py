@@ -25,6 +25,8 @@ Progress = Callable[[str, float], None]
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20
 _SPARE_FILES = 64
+_KEPT = 2
+"""What the process takes for each byte in use: the allocator keeps about as much again for the next slice."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,12 @@ def slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
     per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * np.dtype(id_type(num_nodes)).itemsize
     if memory is None:
         return _SLICE_BYTES
-    left = memory - per_node * num_nodes
+    left = (memory - per_node * num_nodes) // _KEPT
     if left < _LEAST_SLICE_BYTES:
-        needed = per_node * num_nodes + _LEAST_SLICE_BYTES
+        needed = per_node * num_nodes + _KEPT * _LEAST_SLICE_BYTES
         raise ConfigError(
             f"{memory:,} bytes of memory are too little: {num_nodes:,} nodes take {per_node} bytes each, and slices of "
-            f"the graph at least {_LEAST_SLICE_BYTES:,} bytes. Allow at least {needed:,}, or leave the limit out."
+            f"the graph at least {_KEPT * _LEAST_SLICE_BYTES:,} bytes. Allow at least {needed:,}, or leave the limit out."
         )
     return min(left, _SLICE_BYTES)
 
