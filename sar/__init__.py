@@ -35,6 +35,7 @@ from sar.core.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
+from sar.partition.write import write_partitions  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -83,4 +84,5 @@ __all__ = [
     "sync_params",
     "unpatch_dgl",
     "world_size",
+    "write_partitions",
 ]

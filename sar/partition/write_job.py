@@ -88,10 +88,10 @@ def slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
         return _SLICE_BYTES
     left = (memory - per_node * num_nodes) // _KEPT
     if left < _LEAST_SLICE_BYTES:
-        needed = per_node * num_nodes + _KEPT * _LEAST_SLICE_BYTES
+        least = _KEPT * _LEAST_SLICE_BYTES
         raise ConfigError(
             f"{memory:,} bytes of memory are too little: {num_nodes:,} nodes take {per_node} bytes each, and slices of "
-            f"the graph at least {_KEPT * _LEAST_SLICE_BYTES:,} bytes. Allow at least {needed:,}, or leave the limit out."
+            f"the graph at least {least:,}. Allow at least {per_node * num_nodes + least:,}, or leave the limit out."
         )
     return min(left, _SLICE_BYTES)
 
@@ -100,7 +100,7 @@ def column_form(name: str, column: Column) -> Form:
     """How a field is stored.
 
     Raises:
-        ConfigError: torch has no such type.
+        ConfigError: DGL's files have no such type.
     """
     try:
         return Form(stored_dtype(column.dtype), column.shape)
@@ -112,7 +112,7 @@ def check_writable(graph: GraphSource, name: str) -> None:
     """Refuse, before anything is written, what DGL's format cannot hold.
 
     Raises:
-        ConfigError: a name with a slash or a colon, a field of the wrong length, or of a type that torch lacks.
+        ConfigError: a name with a slash or a colon, a field of the wrong length, or of a type that its files lack.
     """
     parts = [name, *graph.num_nodes, *(part for etype in graph.edges for part in etype)]
     unusable = sorted({part for part in parts if not part or "/" in part or ":" in part})

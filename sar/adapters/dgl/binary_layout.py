@@ -85,12 +85,12 @@ def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The type as which DGL's files hold a field: little-endian, and uint8 for bool, like DGL.
 
     Raises:
-        ConfigError: torch cannot hold it.
+        ConfigError: they cannot.
     """
     if dtype.kind == "b":
         return np.dtype(np.uint8)
     if f"{dtype.kind}{dtype.itemsize}" not in _READABLE:
-        raise ConfigError(f"its type is {dtype}, which torch does not have; expected integers, floats or bool.")
+        raise ConfigError(f"its type is {dtype}; expected uint8, signed integers, floats of up to 64 bits, or bool.")
     return np.dtype(f"<{dtype.kind}{dtype.itemsize}")
 
 
