@@ -40,6 +40,7 @@ from sar.partition.chunked_writer import write_chunked  # noqa: E402
 from sar.partition.cleanup import clean_up  # noqa: E402
 from sar.partition.original_order import to_original_order  # noqa: E402
 from sar.partition.readers import open_graph  # noqa: E402
+from sar.partition.write import write_partitions  # noqa: E402
 from sar.sampling import split_seeds  # noqa: E402
 
 __version__ = "0.1.0"
@@ -96,4 +97,5 @@ __all__ = [
     "unpatch_dgl",
     "world_size",
     "write_chunked",
+    "write_partitions",
 ]

@@ -1,13 +1,47 @@
-"""Divides a graph among workers and writes a partition directory."""
+"""Writes a graph that may be larger than memory as a partition directory, which DGL, DistDGL and sar read."""
 
+import hashlib
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from sar.adapters.dgl.partition_writer import write_metis_partitions
+import numpy as np
+import torch
+
+from sar.adapters.dgl.metis import metis_of_edges
+from sar.adapters.dgl.partition_writer import write_partition_json
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData
+from sar.partition.edge_buckets import EdgeBuckets
+from sar.partition.field_files import write_edge_fields, write_node_fields
+from sar.partition.graph_data import Array, GraphData
+from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
 from sar.partition.hetero_data import HeteroGraphData
+from sar.partition.numbering import Numbering
+from sar.partition.part_graph import write_part_graph
+from sar.partition.staging import Staging, staged
+from sar.partition.team import Team
+from sar.partition.write_job import Progress, WriteJob, allow_open_files, check_writable, slice_bytes
+
+
+class Written(NamedTuple):
+    """What a directory has been given, (P, ...) each, parts first.
+
+    nodes, edges: numbers by part and type, (P, T) and (P, R); types in the order of their names.
+    edges_from: edges by the part that they lead into and the part that they come from, (P, P).
+    rows_from: distinct nodes that they come from, likewise; 0 on the diagonal.
+    """
+
+    nodes: Array
+    edges: Array
+    edges_from: Array
+    rows_from: Array
+
+    def report(self, json_file: Path) -> "PartitionReport":
+        """The sums that matter most."""
+        total = int(self.edges.sum())
+        cut = (total - int(self.edges_from.trace())) / max(1, total)
+        return PartitionReport(json_file, self.nodes.sum(axis=1).tolist(), self.edges.sum(axis=1).tolist(), cut)
 
 
 class PartitionReport(NamedTuple):
@@ -31,26 +65,118 @@ def partition_graph(
 
     Args:
         data: the whole graph; all its node fields are written.
-        out_dir: directory to make or to fill.
+        out_dir: directory to make; an empty one is replaced.
         name: the directory gets `name.json` and `part0`, `part1`, ...
         num_parts: number of parts, which is the number of workers that can train on them.
 
     Raises:
-        ConfigError: the number of parts does not fit, or there are partitions in the directory already.
+        ConfigError: the number of parts does not fit, or there is something in the directory already.
     """
     if isinstance(data, GraphData):
         data = HeteroGraphData(
             {"_N": data.num_nodes}, {("_N", "_E", "_N"): (data.src, data.dst)}, {"_N": data.node_data}
         )
-    num_nodes = sum(data.num_nodes.values())
-    if not 1 <= num_parts <= num_nodes:
-        raise ConfigError(f"cannot divide {num_nodes} nodes into {num_parts} parts; expected 1 to {num_nodes}.")
-    folder = Path(out_dir)
-    taken = sorted(file.name for file in (folder / f"{name}.json", *folder.glob("part[0-9]*")) if file.exists())
-    if taken:
-        raise ConfigError(f"'{folder}' already holds {', '.join(taken)}, and nothing is overwritten; name another one.")
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = write_metis_partitions(data.num_nodes, data.edges, data.node_data, folder, name, num_parts)
-    num_edges = sum(part.edges for part in parts)
-    cut = sum(part.cut for part in parts) / max(1, num_edges)
-    return PartitionReport(folder / f"{name}.json", [p.nodes for p in parts], [p.edges for p in parts], cut)
+    edges = {etype: ArrayEdges(*data.edges[etype]) for etype in sorted(data.edges)}
+    graph = GraphSource({t: data.num_nodes[t] for t in sorted(data.num_nodes)}, edges, data.node_data, {})
+    if not 1 <= num_parts <= graph.total_nodes:
+        expected = f"expected 1 to {graph.total_nodes}"
+        raise ConfigError(f"cannot divide {graph.total_nodes} nodes into {num_parts} parts; {expected}.")
+    src, dst = (np.concatenate(ends) for ends in zip(*graph.chunks(), strict=True))
+    part_of = metis_of_edges(torch.from_numpy(src), torch.from_numpy(dst), graph.total_nodes, num_parts).numpy()
+    return write_partitions(graph, part_of, num_parts, out_dir, name, method="metis")
+
+
+def write_partitions(
+    graph: GraphSource,
+    part_of: Array,
+    num_parts: int,
+    out_dir: str | PathLike[str],
+    name: str,
+    *,
+    method: str,
+    memory: int | None = None,
+    resume: bool = False,
+    local_output: bool = False,
+    progress: Progress = lambda doing, share: None,
+) -> PartitionReport:
+    """Write the parts of a graph in the format of `dgl.distributed`.
+
+    After `sar.initialize_comms` all workers call this together, with the same arguments; each reads its share of the
+    input and writes its share of the parts.
+
+    Args:
+        graph: the graph; it is read slice by slice.
+        part_of: (N,) the part of every node, 0 to P - 1, with the nodes of all types counted through.
+        num_parts: P.
+        out_dir: directory to make; an empty one is replaced. Until it is complete it is called `out_dir.partial`.
+        name: the directory gets `name.json` and `part0`, `part1`, ...
+        method: what made the assignment, in a word, for the JSON file.
+        memory: bytes to use at most, beside what is in use when this is called; None for slices of 32 MiB.
+        resume: go on with what an earlier call with the same input has done, if it was killed; and keep what is done if
+            this one fails, which otherwise removes it. All of the input is read once more, to see that it is the same.
+        local_output: each host has a disk of its own, on which its workers leave their parts.
+        progress: called now and then with what is being done and the share of it that is done, 0 to 1.
+
+    Raises:
+        ConfigError: an argument does not fit, memory is too little, or `out_dir` is taken.
+        PartitionError: an edge ends at no node, the input changed, or the disk is full.
+    """
+    team = Team.here()
+    with team.guard():
+        digest = _digest(graph, part_of, num_parts, name, method, memory, team.size) if resume else ""
+        with staged(Path(out_dir), team, digest, resume=resume, local=local_output) as staging:
+            written = write_parts(staging, graph, part_of, num_parts, name, method, memory, progress)
+    return written.report(staging.target / f"{name}.json")
+
+
+def write_parts(
+    staging: Staging,
+    graph: GraphSource,
+    part_of: Array,
+    num_parts: int,
+    name: str,
+    method: str,
+    memory: int | None,
+    progress: Progress,
+) -> Written:
+    """Write the parts into a directory in the making; as `write_partitions`."""
+    check_writable(graph, name)
+    size = slice_bytes(graph.total_nodes, num_parts, memory)
+    job = WriteJob(staging, graph, Numbering.of(graph, part_of, num_parts), size, progress)
+    allow_open_files(len(job.mine))
+    buckets = EdgeBuckets(job)
+    write_node_fields(job)
+    write_edge_fields(job, buckets)
+    ends = buckets.counts.cumsum().reshape(buckets.counts.shape)
+    edge_ranges = np.stack([ends - buckets.counts, ends], axis=2)
+    came_from = np.zeros((2, num_parts, num_parts), np.int64)
+    local = np.empty_like(job.numbering.new_id)
+    for done, part in enumerate(job.mine):
+        progress("writing parts", done / len(job.mine))
+        bounds = int(edge_ranges[part, 0, 0]), int(edge_ranges[part, -1, 1])
+        step = partial(write_part_graph, job, buckets, part, local, bounds)
+        came_from[:, part] = staging.own_step(f"graph of part {part}", step)
+    edges_from, rows_from = staging.team.sum(came_from)
+    if staging.leads:
+        etypes = [":".join(etype) for etype in job.etypes]
+        write_partition_json(staging.path, name, method, job.ntypes, etypes, job.numbering.ranges, edge_ranges)
+    nodes = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
+    return Written(nodes, buckets.counts, edges_from, rows_from)
+
+
+def _digest(graph: GraphSource, part_of: Array, *options: object) -> str:
+    """Of all of the input: the graph with its fields, the assignment, and what else decides about the result."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((list(graph.num_nodes.items()), list(graph.edges), part_of.dtype.str, options)).encode())
+    digest.update(np.ascontiguousarray(part_of).data)
+    for edges in graph.edges.values():
+        for src, dst in edges.chunks():
+            digest.update(np.ascontiguousarray(src).data)
+            digest.update(np.ascontiguousarray(dst).data)
+    for kind, fields in (*graph.node_data.items(), *graph.edge_data.items()):
+        for key, column in fields.items():
+            digest.update(repr((kind, key, str(column.dtype), tuple(column.shape))).encode())
+            for start in range(0, column.shape[0], CHUNK_ROWS >> 6):
+                rows = np.ascontiguousarray(column[start : start + (CHUNK_ROWS >> 6)])
+                digest.update(rows.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

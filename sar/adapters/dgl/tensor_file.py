@@ -14,12 +14,10 @@ from typing import Any, BinaryIO, Protocol
 import torch
 from torch import Tensor
 
+from sar.adapters.dgl.binary_layout import ARRAY_MAGIC, CPU, TENSOR_FILE_MAGIC
 from sar.adapters.dgl.shim import require_dgl
 from sar.errors import PartitionError
 
-_FILE_MAGIC = 0xDD5A9FBE3FA2443F
-_ARRAY_MAGIC = 0xDD5E40F096B4A13F
-_CPU = 1
 _MAX_DIMENSIONS = 64
 _SLICE_BYTES = 4 * 2**20
 _DTYPES = {  # (code, bits) as in DLPack
@@ -148,7 +146,7 @@ def _index(path: Path, file: BinaryIO) -> Iterator[tuple[str, OnDisk]]:
         return struct.unpack(layout, header)
 
     magic, count, _ = unpack("QQQ")
-    if magic != _FILE_MAGIC:
+    if magic != TENSOR_FILE_MAGIC:
         raise _UnknownLayout
     for _ in range(count):
         (name_bytes,) = unpack("Q")
@@ -156,7 +154,7 @@ def _index(path: Path, file: BinaryIO) -> Iterator[tuple[str, OnDisk]]:
             raise _truncated(path)
         name = file.read(name_bytes).decode()
         magic, _, device, _, ndim, code, bits, lanes = unpack("QQiiiBBH")
-        if magic != _ARRAY_MAGIC or device != _CPU or lanes != 1 or (code, bits) not in _DTYPES:
+        if magic != ARRAY_MAGIC or device != CPU or lanes != 1 or (code, bits) not in _DTYPES:
             raise _UnknownLayout
         if not 1 <= ndim <= _MAX_DIMENSIONS:
             raise _UnknownLayout

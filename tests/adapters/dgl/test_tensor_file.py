@@ -84,7 +84,7 @@ def test_file_that_shrinks_while_it_is_read(tmp_path):
 def test_unknown_layout_is_left_to_dgl(tmp_path, monkeypatch):
     path = tmp_path / "features.dgl"
     save_tensors(str(path), {"a": torch.arange(10), "b": torch.ones(2, 3)})
-    monkeypatch.setattr(tensor_file, "_ARRAY_MAGIC", 0)
+    monkeypatch.setattr(tensor_file, "ARRAY_MAGIC", 0)
     found = open_tensors(path)
     assert isinstance(found["a"], tensor_file._InMemory)
     assert torch.equal(load(found["b"], CPU), torch.ones(2, 3))

@@ -1,0 +1,438 @@
+"""The writer of partition directories: what DGL and sar read back, what is left after failures, and memory."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+import sar
+from sar.adapters.dgl.binary_layout import Room
+from sar.adapters.dgl.shim import require_dgl
+from sar.errors import ConfigError, PartitionError
+from sar.partition import numbering, write_job
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
+from sar.partition.team import Team
+from sar.partition.write import PartitionReport, write_partitions
+from tests.partition.written import check_directory, content_of, random_source, sources
+from tests.workers import REPOSITORY, Err
+
+COUNTS = {"paper": 50, "author": 31, "prize": 1, "editor": 0}
+RELATIONS = {
+    ("paper", "cites", "paper"): 200,
+    ("author", "writes", "paper"): 150,
+    ("paper", "wins", "prize"): 3,
+    ("editor", "accepts", "paper"): 0,
+}
+PARTS = 4
+
+
+def typed_graph() -> GraphSource:
+    return random_source(0, COUNTS, RELATIONS)
+
+
+def some_assignment(graph: GraphSource) -> Array:
+    """Part 2 of 4 stays empty, and most parts lack some type."""
+    return np.array([0, 1, 3])[np.random.default_rng(1).integers(0, 3, graph.total_nodes)]
+
+
+def write(graph: GraphSource, folder: Path, **options: object) -> PartitionReport:
+    return write_partitions(graph, some_assignment(graph), PARTS, folder, "graph", method="custom", **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of a few rows."""
+    use_small_slices(monkeypatch.setattr)
+
+
+def use_small_slices(set_attribute: Callable[[object, str, object], None] = setattr) -> None:
+    set_attribute(write_job, "_SLICE_BYTES", 1000)
+    set_attribute(numbering, "_ROWS", 5)
+
+
+@given(sources())
+@settings(max_examples=60)
+@pytest.mark.usefixtures("small_slices")
+def test_any_graph_is_written_whole(
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[GraphSource, Array, int]
+) -> None:
+    graph, part_of, num_parts = drawn
+    folder = tmp_path_factory.mktemp("drawn") / "parts"
+    report = write_partitions(graph, part_of, num_parts, folder, "drawn", method="custom")
+    check_directory(folder, "drawn", graph, part_of, num_parts)
+    src, dst = (
+        (np.concatenate([np.zeros(0, int), *ends]) for ends in zip(*graph.chunks(), strict=True))
+        if graph.total_edges
+        else ([], [])
+    )
+    assert report.nodes == np.bincount(part_of, minlength=num_parts).tolist()
+    assert report.edges == np.bincount(part_of[dst] if len(dst) else [], minlength=num_parts).tolist()
+    assert report.edge_cut == (np.mean(part_of[src] != part_of[dst]) if len(dst) else 0)
+    assert os.listdir(folder.parent) == ["parts"]
+
+
+def test_slices_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = typed_graph()
+    write(graph, tmp_path / "large")
+    use_small_slices(monkeypatch.setattr)
+    write(graph, tmp_path / "small")
+    uneven = random_source(0, COUNTS, RELATIONS, uneven=True)
+    write(uneven, tmp_path / "uneven")
+    assert content_of(tmp_path / "large") == content_of(tmp_path / "small") == content_of(tmp_path / "uneven")
+
+
+def test_dgl_loads_every_partition(tmp_path: Path) -> None:
+    """DGL 1.1.3 itself needs a node of every type in each part, and edges of some type."""
+    load_partition = require_dgl().distributed.load_partition
+    graph = random_source(3, {"b": 20, "a": 30}, {("b", "r", "a"): 90, ("a", "s", "a"): 60})
+    part_of = np.arange(50) % 3
+    report = write_partitions(graph, part_of, 3, tmp_path / "parts", "graph", method="custom")
+    for part in range(3):
+        local, nodes, edges, book, name, ntypes, etypes = load_partition(str(report.json_file), part)
+        assert (name, [str(t) for t in ntypes]) == ("graph", ["a", "b"])
+        assert set(etypes) == set(graph.edges)
+        assert (
+            int(local.ndata["inner_node"].sum())
+            == report.nodes[part]
+            == len(book.partid2nids(part, "a")) + len(book.partid2nids(part, "b"))
+        )
+        assert len(book.partid2eids(part, ("b", "r", "a"))) == len(edges["b:r:a/w"])
+        assert torch.equal(
+            nodes["b/feat"], torch.from_numpy(graph.node_data["b"]["feat"][part_of[:20] == part].astype("f4"))
+        )
+
+
+STANDALONE = """
+import sys, torch, sar, dgl, dgl.distributed
+dgl.distributed.initialize("none")
+graph = dgl.distributed.DistGraph("graph", part_config=sys.argv[1])
+nodes = torch.arange(graph.num_nodes())
+sampled = dgl.distributed.sample_neighbors(graph, nodes, -1)
+torch.save((graph.ndata["x"][nodes], graph.edata["w"][torch.arange(graph.num_edges())], *sampled.edges()), sys.argv[2])
+"""
+
+
+def test_dist_graph_reads_it(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    edges = ArrayEdges(rng.integers(0, 30, 90), rng.integers(0, 30, 90))
+    etype, x, w = ("_N", "_E", "_N"), rng.random((30, 2)), rng.random(90)
+    graph = GraphSource({"_N": 30}, {etype: edges}, {"_N": {"x": x}}, {etype: {"w": w}})
+    report = write_partitions(graph, np.zeros(30, int), 1, tmp_path / "parts", "graph", method="custom")
+    arguments = [sys.executable, "-W", "ignore", "-c", STANDALONE, str(report.json_file), str(tmp_path / "said.pt")]
+    subprocess.run(arguments, cwd=REPOSITORY, check=True, timeout=120, capture_output=True)
+    found_x, found_w, src, dst = torch.load(tmp_path / "said.pt", weights_only=True)
+    assert np.array_equal(found_x, x)
+    assert np.array_equal(found_w, w)
+    assert sorted(zip(src.tolist(), dst.tolist(), strict=True)) == sorted(zip(edges.src, edges.dst, strict=True))
+
+
+def forward(json_file: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer's outputs on this worker, and the original IDs of its nodes."""
+    data = sar.load_dgl_partition_data(json_file, sar.rank(), "cpu")
+    graph = sar.construct_full_graph(data)
+    return layer()(graph, data.node_features["_N/x"]).detach(), data.node_features["orig_id"]
+
+
+def layer() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return require_dgl().nn.SAGEConv(4, 3, "mean").double()
+
+
+@pytest.mark.parametrize("world_size", [3])
+def test_a_layer_computes_the_same_on_it(pool, world_size, tmp_path):
+    rng = np.random.default_rng(5)
+    src, dst, x = rng.integers(0, 50, 300), rng.integers(0, 45, 300), rng.random((60, 4))
+    graph = GraphSource({"_N": 60}, {("_N", "_E", "_N"): ArrayEdges(src, dst)}, {"_N": {"x": x}}, {})
+    part_of = rng.integers(0, 2, 60) * 2  # part 1 is empty
+    report = write_partitions(graph, part_of, world_size, tmp_path / "parts", "graph", method="custom")
+    single = require_dgl().graph((src, dst), num_nodes=60)
+    expected = layer()(single, torch.from_numpy(x)).detach()
+    for outputs, ids in pool.run(forward, report.json_file):
+        torch.testing.assert_close(outputs, expected[ids], rtol=1e-12, atol=1e-12)
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda g: (g, some_assignment(g)[1:]), r"shape \(81,\) .* each of 82 nodes"),
+        (lambda g: (g, some_assignment(g) + 0.0), "type float64"),
+        (lambda g: (g, np.where(np.arange(82) == 7, 4, 0)), "node 7 into part 4; expected 0 to 3"),
+        (lambda g: (replace(g, edges={}), some_assignment(g)), "no edge types"),
+        (lambda g: (replace(g, node_data={"paper": {"x": np.zeros(50, "U1")}}), some_assignment(g)), "paper/x.*<U1"),
+        (lambda g: (replace(g, node_data={"paper": {"x": np.zeros(49)}}), some_assignment(g)), r"\(49,\).*50 rows"),
+        (lambda g: (replace(g, node_data={"poper": {"x": np.zeros(49)}}), some_assignment(g)), "no type 'poper'"),
+        (lambda g: (replace(g, num_nodes={"a/b": 82}), some_assignment(g)), r"names \['a/b'\].*slash"),
+    ],
+)  # fmt: skip
+def test_input_that_does_not_fit_is_refused(
+    tmp_path: Path, change: Callable[[GraphSource], tuple[GraphSource, Array]], words: str
+) -> None:
+    graph, part_of = change(typed_graph())
+    with pytest.raises(ConfigError, match=words):
+        write_partitions(graph, part_of, PARTS, tmp_path / "parts", "graph", method="custom")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("bad", [-1, 31])
+def test_edges_that_end_at_no_node_are_named(tmp_path: Path, bad: int) -> None:
+    graph = typed_graph()
+    src = graph.edges["author", "writes", "paper"].src.copy()  # type: ignore[attr-defined]
+    src[70] = bad
+    edges = {
+        **graph.edges,
+        ("author", "writes", "paper"): ArrayEdges(src, graph.edges["author", "writes", "paper"].dst),
+    }  # type: ignore[attr-defined]
+    with pytest.raises(PartitionError, match=f"edge 70 of author:writes:paper has the source {bad}; .* 0 to 30"):
+        write(replace(graph, edges=edges), tmp_path / "parts")
+    assert os.listdir(tmp_path) == []
+
+
+def test_too_little_memory_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"1,000 bytes of memory are too little.*Allow at least 2,097,\d+"):
+        write(typed_graph(), tmp_path / "parts", memory=1000)
+    assert os.listdir(tmp_path) == []
+
+
+def test_places_that_are_taken_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(ConfigError, match="is a file"):
+        write(typed_graph(), file)
+    with pytest.raises(ConfigError, match="already holds file"):
+        write(typed_graph(), tmp_path)
+    (tmp_path / "parts.partial").mkdir()
+    with pytest.raises(ConfigError, match=r"parts\.partial' is there"):
+        write(typed_graph(), tmp_path / "parts")
+    with (tmp_path / "parts.partial" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another run is making"):
+            write(typed_graph(), tmp_path / "parts", resume=True)
+    assert sorted(content_of(tmp_path)) == ["file", "parts.partial/lock"]
+    write(typed_graph(), tmp_path / "parts", resume=True)
+    assert sorted(os.listdir(tmp_path)) == ["file", "parts"]
+
+
+# -- a full disk, and kills
+
+
+class _Disk:
+    """Fails when it is written to for the n-th time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, until: int) -> None:
+        append = Room.append
+
+        def limited(room: Room, rows: Array) -> None:
+            nonlocal until
+            until -= 1
+            if until < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append(room, rows)
+
+        monkeypatch.setattr(Room, "append", limited)
+
+
+@pytest.mark.parametrize("until", [0, 17, 60])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: int) -> None:
+    _Disk(monkeypatch, until)
+    with pytest.raises(PartitionError, match=r"the disk of .* is full \(No space left on device\)"):
+        write(typed_graph(), tmp_path / "parts")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_full_disk_keeps_what_is_done_where_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = typed_graph()
+    write(graph, tmp_path / "expected")
+    with monkeypatch.context() as patch:
+        _Disk(patch, 200)
+        with pytest.raises(PartitionError, match="is full"):
+            write(graph, tmp_path / "parts", resume=True)
+    assert sorted(os.listdir(tmp_path)) == ["expected", "parts.partial"]
+    other = replace(graph, node_data={"paper": {"x": np.arange(50)}})
+    with pytest.raises(ConfigError, match="begun with other input"):
+        write(other, tmp_path / "parts", resume=True)
+    with pytest.raises(ConfigError, match="begun with other input"):
+        write(graph, tmp_path / "parts", resume=True, memory=2**30)
+    write(graph, tmp_path / "parts", resume=True)
+    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
+    assert sorted(os.listdir(tmp_path)) == ["expected", "parts"]
+
+
+def killed_again_and_again(folder: str) -> None:
+    """Write while being killed at every so-manieth sign of progress; then write what is missing."""
+    use_small_slices()
+    graph, said = typed_graph(), 0
+
+    def until(last: int) -> Callable[[str, float], None]:
+        seen = 0
+
+        def progress(_doing: str, _share: float) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return progress
+
+    for last in (0, 3, 20, 9, 40, 2, 60, 1, 35, 55):
+        child = os.fork()
+        if child == 0:
+            write(graph, Path(folder), resume=True, progress=until(last))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        said += os.WIFSIGNALED(status)
+    assert said > 4, "most were killed"
+    write(graph, Path(folder), resume=True)
+
+
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = f"import tests.partition.test_writer as t; t.killed_again_and_again({str(tmp_path / 'parts')!r})"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", call], cwd=REPOSITORY, check=True, timeout=120)
+    use_small_slices(monkeypatch.setattr)
+    write(typed_graph(), tmp_path / "expected")
+    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
+    assert sorted(os.listdir(tmp_path)) == ["expected", "parts"]
+
+
+def test_finished_steps_are_not_repeated(tmp_path: Path) -> None:
+    graph = typed_graph()
+
+    def stop_at_parts(doing: str, _share: float) -> None:
+        if doing == "writing parts":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(graph, tmp_path / "parts", resume=True, progress=stop_at_parts)
+    doing: list[str] = []
+    write(graph, tmp_path / "parts", resume=True, progress=lambda what, share: doing.append(what))
+    assert set(doing) == {"writing parts"}
+
+
+# -- memory
+
+
+class GeneratedEdges:
+    """More edges than are ever in memory."""
+
+    num_edges = 3_000_000
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+        for start in range(0, self.num_edges, rows):
+            ids = np.arange(start, min(self.num_edges, start + rows))
+            yield ids * 7919 % GeneratedColumn.shape[0], ids % GeneratedColumn.shape[0]
+
+
+class GeneratedColumn:
+    """A field larger than the memory that is allowed."""
+
+    shape = (400_000, 64)
+    dtype = np.dtype(np.float32)
+
+    def __getitem__(self, rows: slice) -> Array:
+        values = np.arange(rows.start, rows.stop, dtype=np.float32)
+        return np.broadcast_to(values[:, None], (len(values), 64))
+
+
+MEMORY = 16 << 20
+
+
+def peak_of_a_large_graph(folder: str) -> int:
+    from sar.cli.memory import PeakMemory
+
+    num_nodes = GeneratedColumn.shape[0]
+    etype = ("_N", "_E", "_N")
+    write(typed_graph(), Path(folder) / "first")  # so that all code is loaded
+    graph = GraphSource({"_N": num_nodes}, {etype: GeneratedEdges()}, {"_N": {"x": GeneratedColumn()}}, {})
+    part_of = (np.arange(num_nodes) % 3).astype(np.uint8)
+    memory = PeakMemory()
+    write_partitions(graph, part_of, 3, Path(folder) / "parts", "graph", method="custom", memory=MEMORY)
+    return memory.rise()
+
+
+def test_memory_stays_within_what_is_allowed(tmp_path: Path) -> None:
+    call = f"import tests.partition.test_writer as t; print(t.peak_of_a_large_graph({str(tmp_path)!r}))"
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", call],
+        cwd=REPOSITORY,
+        check=True,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    assert int(run.stdout) < MEMORY
+    written = sum(file.stat().st_size for file in (tmp_path / "parts").rglob("*"))
+    assert written > 10 * MEMORY
+
+
+# -- several workers
+
+
+def write_together(folder: Path, local_output: bool) -> PartitionReport:
+    use_small_slices()
+    graph = random_source(0, COUNTS, RELATIONS, uneven=sar.world_size() > 2)
+    return write(graph, folder, local_output=local_output)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_workers_together_write_the_same(pool, world_size, tmp_path):
+    graph = typed_graph()
+    expected = write(graph, tmp_path / "expected")
+    for report in pool.run(write_together, tmp_path / "parts", False):
+        assert report[1:] == expected[1:]
+        assert report.json_file == tmp_path / "parts" / "graph.json"
+    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
+    assert sorted(os.listdir(tmp_path)) == ["expected", "parts"]
+
+
+@pytest.mark.parametrize("world_size", [3])
+def test_workers_with_disks_of_their_own_leave_their_parts_there(pool, world_size, tmp_path):
+    write(typed_graph(), tmp_path / "expected")
+    folders = [tmp_path / f"disk{rank}" / "parts" for rank in range(world_size)]
+    pool.run(write_together, True, per_rank=folders)
+    merged = {}
+    for rank, folder in enumerate(folders):
+        found = content_of(folder)
+        mine = {f"part{part}" for part in Team(rank, world_size).owned(PARTS)}
+        assert {name.split("/")[0] for name in found} == {"graph.json", *mine}
+        merged |= found
+        assert os.listdir(folder.parent) == ["parts"]
+    assert merged == content_of(tmp_path / "expected")
+
+
+def write_until_the_disk_is_full(folder: Path, resume: bool, full_on: int) -> None:
+    use_small_slices()
+    with pytest.MonkeyPatch.context() as patch:
+        if sar.rank() == full_on:
+            _Disk(patch, 60)
+        write(typed_graph(), folder, resume=resume)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_full_disk_stops_all_workers(pool, world_size, tmp_path):
+    first, second = pool.outcomes(write_until_the_disk_is_full, tmp_path / "parts", False, 1)
+    assert isinstance(first, Err)
+    assert first.kind == "PeerError"
+    assert "Worker 1 raised PartitionError: the disk of" in first.message
+    assert isinstance(second, Err)
+    assert second.kind == "PartitionError"
+    assert os.listdir(tmp_path) == []
+    pool.outcomes(write_until_the_disk_is_full, tmp_path / "parts", True, 0)
+    assert os.listdir(tmp_path) == ["parts.partial"]
+    pool.run(write_until_the_disk_is_full, tmp_path / "parts", True, -1)
+    use = tmp_path / "expected"
+    write(typed_graph(), use)
+    assert content_of(tmp_path / "parts") == content_of(use)
