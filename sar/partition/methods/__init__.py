@@ -1,0 +1,1 @@
+"""Methods that assign nodes to parts."""
