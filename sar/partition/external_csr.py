@@ -12,15 +12,16 @@ mapped: pages of a mapping count as this process's memory.
 import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.kernels._numba import kernel
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource
+from sar.partition.methods.compiled import compiled
 
 BUCKET = 1 << 21
 """Neighbours that are brought into order at a time: 8 MB of them."""
@@ -34,16 +35,23 @@ Pieces = Callable[[], Iterator[tuple[Array, Array, Array]]]
 
 
 class Window(NamedTuple):
-    """The lists of nodes `first` to `last` - 1, one after the other.
+    """The lists of some nodes, one after the other.
 
+    first: the first node.
+    bounds: (nodes + 1,), where the lists begin and end among all entries of the graph.
     neighbours: (entries,) integers; valid until the next window is asked for.
     weights: (entries,) float32, or (0,) where all are 1.
     """
 
     first: int
-    last: int
+    bounds: Array
     neighbours: Array
     weights: Array
+
+    @property
+    def last(self) -> int:
+        """The node after these."""
+        return self.first + len(self.bounds) - 1
 
 
 @dataclass(frozen=True)
@@ -108,12 +116,12 @@ class ExternalCsr:
         size = _largest(self.indptr, bounds)
         neighbours, weights = np.empty(size, _node_dtype(self.num_nodes)), np.empty(size * self.weighted, np.float32)
         with open(self.folder / "neighbours", "rb") as listed, open(self.folder / "weights", "rb") as weighed:
-            for first, last in zip(bounds, bounds[1:], strict=False):
+            for first, last in pairwise(bounds):
                 count = int(self.indptr[last] - self.indptr[first])
                 for file, buffer in ((listed, neighbours[:count]), (weighed, weights[:count])):
                     if file.readinto(buffer) != buffer.nbytes:
                         raise ConfigError(f"'{file.name}' has become shorter while it was read.")
-                yield Window(first, last, neighbours[:count], weights[:count])
+                yield Window(first, self.indptr[first : last + 1], neighbours[:count], weights[:count])
 
     def contracted(self, cluster: Array, num_clusters: int, folder: Path, bucket: int = BUCKET) -> "ExternalCsr":
         """The weighted lists of the graph whose nodes are this graph's clusters.
@@ -129,8 +137,7 @@ class ExternalCsr:
 
         def pieces() -> Iterator[tuple[Array, Array, Array]]:
             for window in self.windows(2 * PIECE):
-                degrees = np.diff(self.indptr[window.first : window.last + 1])
-                own = np.repeat(cluster[window.first : window.last], degrees).astype(node)
+                own = cluster[window.first : window.last].astype(node).repeat(np.diff(window.bounds))
                 yield own, cluster[window.neighbours].astype(node), window.weights
 
         node = _node_dtype(num_clusters)
@@ -211,7 +218,7 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], wei
     last_seen = np.full(num_nodes * weighted, -1, np.int64)
     file.seek(0)
     with open(folder / "neighbours", "wb") as listed, open(folder / "weights", "wb") as weighed:
-        for first, last in zip(bounds, bounds[1:], strict=False):
+        for first, last in pairwise(bounds):
             count, place = int(indptr[last] - indptr[first]), indptr[first:last] - indptr[first]
             for start in range(0, count, 2 * PIECE):
                 records = np.empty(min(2 * PIECE, count - start), record)
@@ -228,7 +235,7 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], wei
     return merged
 
 
-@kernel
+@compiled
 def _count(src: Array, dst: Array, both: bool, indptr: Array) -> None:
     """Add to indptr[v + 1] the edges that node v has in its list."""
     for i in range(src.size):
@@ -238,7 +245,7 @@ def _count(src: Array, dst: Array, both: bool, indptr: Array) -> None:
                 indptr[dst[i] + 1] += 1
 
 
-@kernel
+@compiled
 def _deal(src: Array, dst: Array, bucket_of: Array, ends: Array, records: Array) -> None:
     """Write the edges, both ways round, to records, ordered by bucket; those of bucket b end at ends[b + 1]."""
     for i in range(src.size):
@@ -261,7 +268,7 @@ def _deal(src: Array, dst: Array, bucket_of: Array, ends: Array, records: Array)
     ends[0] = 0
 
 
-@kernel
+@compiled
 def _deal_weighted(src: Array, dst: Array, weights: Array, bucket_of: Array, ends: Array, records: Array) -> None:
     """As `_deal`, for edges that come in both directions, with weights."""
     for i in range(src.size):
@@ -281,7 +288,7 @@ def _deal_weighted(src: Array, dst: Array, weights: Array, bucket_of: Array, end
     ends[0] = 0
 
 
-@kernel
+@compiled
 def _place(records: Array, first: int, place: Array, neighbours: Array) -> None:
     """Put each record at the next place of its node's list."""
     for i in range(records.size):
@@ -290,7 +297,7 @@ def _place(records: Array, first: int, place: Array, neighbours: Array) -> None:
         place[v] += 1
 
 
-@kernel
+@compiled
 def _place_weighted(records: Array, first: int, place: Array, neighbours: Array, weights: Array) -> None:
     """As `_place`, with weights."""
     for i in range(records.size):
@@ -299,7 +306,7 @@ def _place_weighted(records: Array, first: int, place: Array, neighbours: Array,
         place[v] += 1
 
 
-@kernel
+@compiled
 def _merge(first: int, ends: Array, neighbours: Array, weights: Array, last_seen: Array, merged: Array) -> None:
     """Sum the weights of equal neighbours of a node, in place; lists are moved together.
 

@@ -3,13 +3,8 @@
 DGL's own writer needs nodes and edges of every type in every part, which small types cannot have; METIS is DGL's.
 """
 
-import contextlib
 import json
-import os
-import sys
-import tempfile
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sar.adapters.dgl.metis import metis_of_edges
 from sar.adapters.dgl.shim import require_dgl
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, CanonicalEtype
-from sar.errors import PartitionError
-from sar.logging_setup import logger
 
 Array = NDArray[Any]
 
@@ -105,7 +99,7 @@ def write_metis_partitions(
     names = [":".join(etype) for etype in etypes]
     node_counts, edge_counts = [num_nodes[t] for t in ntypes], [len(edges[etype][0]) for etype in etypes]
     src, dst = _counted_through(num_nodes, edges)
-    part_of = _metis(src, dst, sum(node_counts), num_parts)
+    part_of = metis_of_edges(src, dst, sum(node_counts), num_parts)
     nodes = _Ordered.by_part(part_of, node_counts, num_parts)
     in_edges = _Ordered.by_part(part_of[dst], edge_counts, num_parts)
     new_id = torch.empty_like(nodes.old)
@@ -148,20 +142,6 @@ def _counted_through(
     return torch.from_numpy(src), torch.from_numpy(dst)
 
 
-def _metis(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int) -> Tensor:
-    """The part of every node, (N,)."""
-    if num_parts == 1:
-        return torch.zeros(num_nodes, dtype=torch.int64)
-    dgl = require_dgl()
-    with _quiet():
-        graph = dgl.graph((src, dst), num_nodes=num_nodes)
-        # Types are not balanced: with so many constraints METIS balances none.
-        part_of: Tensor | None = dgl.metis_partition_assignment(graph, num_parts, balance_edges=True)
-    if part_of is None:
-        raise PartitionError(f"METIS finds no {num_parts} parts of this graph; try another number of parts.")
-    return part_of
-
-
 def _write_graph(folder: Path, part: int, nodes: _Ordered, in_edges: _Ordered, src: Tensor, dst: Tensor) -> PartSize:
     """Write a part's nodes, the edges into them (new IDs, (E_i,) each), and the halo that these come from."""
     dgl = require_dgl()
@@ -202,24 +182,3 @@ def _save(file: Path, tensors: dict[str, Tensor]) -> None:
     import dgl.data.utils
 
     dgl.data.utils.save_tensors(str(file), tensors)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Send what DGL prints from Python and METIS from C++ to the log."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
-        saved = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
-        for descriptor, _ in saved:
-            os.dup2(said.fileno(), descriptor)
-        try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)  # DGL leaves files open, to be closed as garbage
-                yield
-        finally:
-            for descriptor, copy in saved:
-                os.dup2(copy, descriptor)
-                os.close(copy)
-            said.seek(0)
-            logger.debug("DGL: %s", said.read().strip())

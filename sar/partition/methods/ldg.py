@@ -4,15 +4,13 @@ Stanton and Kliot, "Streaming graph partitioning for large distributed graphs", 
 Ugander, "Restreaming graph partitioning", KDD 2013.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
-from sar.kernels._numba import inline, kernel
 from sar.partition.assignment import AssignmentTask
 from sar.partition.external_csr import ExternalCsr
 from sar.partition.graph_data import Array
-from sar.partition.methods.balance import rebalance
+from sar.partition.methods.balance import constraints, rebalance
+from sar.partition.methods.compiled import compiled
 
 PASSES = 10
 SETTLED = 0.001
@@ -26,73 +24,55 @@ def ldg(task: AssignmentTask) -> Array:
 
     In order of their IDs, node v goes to the part p that maximises |neighbours of v in p| (1 - load of p / capacity).
     A neighbour counts where it is put in this pass, else where it was put in the one before; loads start anew in every
-    pass. Ties go to the emptier part, then by a hash of the seed. With several balances, load / capacity is the greatest
-    of them. Ten passes, or fewer if hardly a node moves any more.
+    pass. Ties go to the emptier part, then by a hash of the seed. With several balances, load / capacity is the
+    greatest of them. Ten passes, or fewer if hardly a node moves any more.
 
     Memory: about 24 bytes a node, 4 more for each weight, and 20 MB. Disk: as `ExternalCsr`.
     """
-    csr = ExternalCsr.of_graph(
-        task.graph, task.scratch / "neighbours", progress=lambda share: task.progress("neighbour lists", READING * share)
-    )
+    csr = lists_on_disk(task)
     part_of = np.full(csr.num_nodes, -1, np.int32)
-    restream(
-        csr, relative_weights(task), part_of, task.num_parts, task.seed, lambda share: _tell(task, "streaming", share)
-    )
+    greedy_passes(csr, relative_weights(task), part_of, task)
     return rebalance(part_of, task.num_parts, task.weights, task.imbalance, task.seed)
 
 
-def _tell(task: AssignmentTask, doing: str, share: float) -> None:
-    task.progress(doing, READING + (1 - READING) * share)
+def lists_on_disk(task: AssignmentTask) -> ExternalCsr:
+    """The task's graph as neighbour lists in its scratch directory; the first `READING` of a method's work."""
+    return ExternalCsr.of_graph(
+        task.graph, task.scratch / "lists", progress=lambda share: task.progress("neighbour lists", READING * share)
+    )
 
 
 def relative_weights(task: AssignmentTask) -> Array:  # (N, K) float32
-    """What has to be balanced, 1 and then the weights of each node, in units of what one part may have of it.
-
-    A part may have (1 + imbalance) times the mean; also the least that allows whole nodes to be divided.
-    """
-    ones = np.ones(task.graph.total_nodes, np.int8)
-    columns = [np.asarray(column) for column in (ones, *task.weights.values())]
-    columns = [column for column in columns if column.any()] or [ones]
-    relative = np.empty((len(ones), len(columns)), np.float32)
-    for k, column in enumerate(columns):
-        mean, least = column.sum(dtype=np.float64) / task.num_parts, column[column > 0].min(initial=1)
-        limit = max((1 + task.imbalance) * mean, np.ceil(mean / least) * least, float(column.max(initial=1)))
-        np.divide(column, limit, out=relative[:, k], casting="unsafe")
+    """What has to be balanced, 1 and then the weights of each node, in units of what one part may have of it."""
+    rules = constraints(task.graph.total_nodes, task.num_parts, task.weights, task.imbalance)
+    there = [k for k, mean in enumerate(rules.means) if mean > 0]
+    relative = np.empty((task.graph.total_nodes, len(there)), np.float32)
+    for column, k in zip(relative.T, there, strict=True):
+        np.divide(rules.weights[k - 1] if k else 1, rules.limits[k], out=column, casting="same_kind")
     return relative
 
 
-def restream(
-    csr: ExternalCsr,
-    weights: Array,
-    part_of: Array,
-    num_parts: int,
-    seed: int,
-    progress: Callable[[float], None],
-) -> None:
-    """Passes of linear deterministic greedy over `part_of`, in place.
+def greedy_passes(csr: ExternalCsr, weights: Array, part_of: Array, task: AssignmentTask) -> None:
+    """Passes of linear deterministic greedy, in place.
 
     Args:
-        csr: neighbour lists.
-        weights: (N, K) of the nodes, in units of the capacity.
+        csr: neighbour lists; their weights are not looked at.
+        weights: (N, K) of the nodes, in units of the capacity of a part.
         part_of: (N,) int32; -1: not put anywhere yet.
-        num_parts: P.
-        seed: of ties.
-        progress: called with the share that is done.
+        task: what is asked for.
     """
-    counts, touched = np.zeros(num_parts), np.empty(num_parts, np.int64)
+    counts, touched = np.zeros(task.num_parts), np.empty(task.num_parts, np.int64)
     for i in range(PASSES):
-        loads, moved = np.zeros((num_parts, weights.shape[1])), 0
+        loads, moved = np.zeros((task.num_parts, weights.shape[1])), 0
         for window in csr.windows():
-            bounds = csr.indptr[window.first : window.last + 1]
-            moved += _ldg_pass(
-                window.first, bounds, window.neighbours, weights, part_of, loads, counts, touched, np.uint64(seed)
-            )
-            progress((i + window.last / csr.num_nodes) / PASSES)
+            moved += _greedy_pass(*window, weights, part_of, loads, counts, touched, np.uint64(task.seed))
+            done = (i + window.last / csr.num_nodes) / PASSES
+            task.progress("greedy passes", READING + (1 - READING) * done)
         if moved <= SETTLED * csr.num_nodes:
             break
 
 
-@inline
+@compiled
 def fullness(loads: Array, part: int, weights: Array, v: int) -> float:
     """The greatest load of a part relative to its capacity; 2 where node v does not fit in."""
     fullest = 0.0
@@ -102,14 +82,14 @@ def fullness(loads: Array, part: int, weights: Array, v: int) -> float:
     return fullest
 
 
-@inline
+@compiled
 def add_load(loads: Array, part: int, weights: Array, v: int, sign: float) -> None:
     """Add the weights of node v, times `sign`, to the load of a part."""
     for k in range(weights.shape[1]):
         loads[part, k] += sign * weights[v, k]
 
 
-@inline
+@compiled
 def draw(seed: int, v: int, choice: int) -> int:
     """A random number, uint64, for node v and one of its choices (SplitMix64, Steele et al., 2014)."""
     x = seed + np.uint64(v) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(choice) * np.uint64(0xD1B54A32D192ED03)
@@ -118,7 +98,7 @@ def draw(seed: int, v: int, choice: int) -> int:
     return x ^ (x >> np.uint64(31))
 
 
-@inline
+@compiled
 def emptiest(loads: Array, weights: Array, v: int, seed: int) -> int:
     """The part with most room; where node v fits in nowhere, the one that is least full."""
     best, best_fill = 0, np.inf
@@ -132,11 +112,12 @@ def emptiest(loads: Array, weights: Array, v: int, seed: int) -> int:
     return best
 
 
-@kernel
-def _ldg_pass(
+@compiled
+def _greedy_pass(
     first: int,
     bounds: Array,
     neighbours: Array,
+    edge_weights: Array,
     weights: Array,
     part_of: Array,
     loads: Array,
@@ -144,7 +125,7 @@ def _ldg_pass(
     touched: Array,
     seed: int,
 ) -> int:
-    """Put the nodes of a window; returns how many come to another part than they were in. counts is 0 before and after."""
+    """Put the nodes of a window; returns how many come to another part than before. counts is 0 before and after."""
     moved = 0
     for v in range(first, first + bounds.size - 1):
         num_touched = 0
@@ -161,12 +142,13 @@ def _ldg_pass(
             fill = fullness(loads, part, weights, v)
             score = counts[part] * (1.0 - fill)
             counts[part] = 0
-            if score < best_score or fill >= 2.0:
-                continue
-            if score == best_score and best >= 0:
-                if fill > best_fill or (fill == best_fill and draw(seed, v, part) < draw(seed, v, best)):
-                    continue
-            best, best_score, best_fill = part, score, fill
+            if fill < 2.0 and (
+                score > best_score
+                or best < 0
+                or (score == best_score and fill < best_fill)
+                or (score == best_score and fill == best_fill and draw(seed, v, part) > draw(seed, v, best))
+            ):
+                best, best_score, best_fill = part, score, fill
         if best < 0:
             best = emptiest(loads, weights, v, seed)
         add_load(loads, best, weights, v, 1.0)
