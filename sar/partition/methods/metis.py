@@ -1,6 +1,5 @@
 """METIS (Karypis and Kumar, 1998), fed from neighbour lists on disk: DGL's, or that of the package `pymetis`."""
 
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from sar.partition.graph_data import Array
 from sar.partition.methods.balance import rebalance
 from sar.partition.methods.compiled import compiled
 from sar.partition.methods.ldg import draw, greedy_passes, lists_on_disk, relative_weights
+from sar.partition.methods.metis_library import has_pymetis, metis_dtype, part_graph_kway
 
 MOST = 2**30
 """Greatest sum of integer weights; METIS adds them up in 32 bits."""
@@ -40,7 +40,7 @@ def metis(task: AssignmentTask) -> Array:
 
 
 def pymetis(task: AssignmentTask) -> Array:
-    """METIS of the package `pymetis`, which takes one weight a node: the sum of all, each relative to its mean.
+    """METIS in the package `pymetis`, with the same constraints; it is newer, cuts less, and holds a third of the bytes.
 
     Memory: TODO bytes an edge.
 
@@ -50,11 +50,6 @@ def pymetis(task: AssignmentTask) -> Array:
     if not has_pymetis():
         raise ConfigError("method 'pymetis' needs the package pymetis; `pip install pymetis`, or take 'metis', DGL's.")
     return _whole_graph(task, in_dgl=False)
-
-
-def has_pymetis() -> bool:
-    """Whether the package is installed."""
-    return find_spec("pymetis") is not None
 
 
 def _whole_graph(task: AssignmentTask, in_dgl: bool) -> Array:
@@ -102,7 +97,7 @@ def _draw_entries(csr: ExternalCsr, unit: float, seed: int, repeated: bool) -> L
     for window in csr.windows():
         _count_drawn(*window, unit, np.uint64(seed), repeated, indptr)
     np.cumsum(indptr, out=indptr)
-    dtype = np.int64 if repeated else _pymetis_dtype()
+    dtype = np.int64 if repeated else metis_dtype()
     if indptr[-1] > np.iinfo(dtype).max:
         raise ConfigError(
             f"pymetis takes at most {np.iinfo(dtype).max} neighbours, this graph has {indptr[-1]}; use 'multilevel'."
@@ -115,29 +110,17 @@ def _draw_entries(csr: ExternalCsr, unit: float, seed: int, repeated: bool) -> L
 
 
 def _in_dgl(lists: Lists, weights: Array, task: AssignmentTask) -> Array:
-    whole = np.rint(weights * (MOST / weights.sum(axis=0, dtype=np.float64))).astype(np.int64)
-    indptr, neighbours, given = (torch.from_numpy(array) for array in (lists.indptr, lists.neighbours, whole))
-    return metis_of_lists(indptr, neighbours, given, task.num_parts).numpy().astype(np.int32)
+    arrays = lists.indptr, lists.neighbours, _whole_numbers(weights, np.int64)
+    return metis_of_lists(*map(torch.from_numpy, arrays), task.num_parts).numpy().astype(np.int32)
 
 
 def _in_pymetis(lists: Lists, weights: Array, task: AssignmentTask) -> Array:
-    from pymetis import CSRAdjacency, Options, part_graph
-
-    summed = weights.sum(axis=1, dtype=np.float64)
-    found = part_graph(
-        task.num_parts,
-        CSRAdjacency(lists.indptr, lists.neighbours),
-        vweights=np.rint(summed * (MOST / summed.sum())).astype(lists.indptr.dtype),
-        eweights=lists.weights if len(lists.weights) else None,
-        options=Options(seed=task.seed % MOST, ufactor=max(1, round(1000 * task.imbalance))),
-    )
-    return np.asarray(found.vertex_part, np.int32)
+    whole = _whole_numbers(weights, metis_dtype())
+    return part_graph_kway(*lists, whole, task.num_parts, task.imbalance, task.seed).astype(np.int32)
 
 
-def _pymetis_dtype() -> Any:
-    from pymetis import zero_copy_dtype
-
-    return zero_copy_dtype()
+def _whole_numbers(weights: Array, dtype: Any) -> Array:  # (N, K)
+    return np.rint(weights * (MOST / weights.sum(axis=0, dtype=np.float64))).astype(dtype)
 
 
 @compiled

@@ -13,7 +13,8 @@ from sar.partition.graph_data import Array
 from sar.partition.methods.balance import rebalance
 from sar.partition.methods.label_propagation import cluster, refine
 from sar.partition.methods.ldg import READING, greedy_passes, lists_on_disk, relative_weights
-from sar.partition.methods.metis import divide, has_pymetis
+from sar.partition.methods.metis import divide
+from sar.partition.methods.metis_library import has_pymetis
 
 COARSE_ENTRIES = 1 << 21
 """Neighbour lists of so many entries are given to METIS."""
