@@ -59,11 +59,11 @@ def _whole_graph(task: AssignmentTask, in_dgl: bool) -> Array:
         greedy_passes(csr, weights, part_of, task)  # METIS takes no such graphs
     else:
         task.progress("METIS", 0.5)
-        part_of = divide(csr, weights, task, csr.num_entries, in_dgl)
+        part_of = divide(csr, weights, task, csr.num_entries, 1, in_dgl)
     return rebalance(part_of, task.num_parts, task.weights, task.imbalance, task.seed)
 
 
-def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries: int, in_dgl: bool) -> Array:
+def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries: int, trials: int, in_dgl: bool) -> Array:
     """The part of each node by METIS, (N,) int32.
 
     Args:
@@ -71,6 +71,7 @@ def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries:
         weights: (N, K), in units of the capacity of a part.
         task: what is asked for.
         most_entries: about so many entries are given to METIS where there are more.
+        trials: of which the best counts; DGL's METIS makes one.
         in_dgl: take DGL's METIS; else that of pymetis.
 
     Raises:
@@ -79,7 +80,7 @@ def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries:
     # DGL's METIS has no weights of edges; it gets parallel edges instead, about `most_entries` of them.
     unit = _sum_of_weights(csr) / most_entries if in_dgl or csr.num_entries > most_entries else 1.0
     drawn = _draw_entries(csr, unit, task.seed, in_dgl)
-    return _in_dgl(drawn, weights, task) if in_dgl else _in_pymetis(drawn, weights, task)
+    return _in_dgl(drawn, weights, task) if in_dgl else _in_pymetis(drawn, weights, task, trials)
 
 
 def _sum_of_weights(csr: ExternalCsr) -> float:
@@ -114,9 +115,9 @@ def _in_dgl(lists: Lists, weights: Array, task: AssignmentTask) -> Array:
     return metis_of_lists(*map(torch.from_numpy, arrays), task.num_parts).numpy().astype(np.int32)
 
 
-def _in_pymetis(lists: Lists, weights: Array, task: AssignmentTask) -> Array:
+def _in_pymetis(lists: Lists, weights: Array, task: AssignmentTask, trials: int) -> Array:
     whole = _whole_numbers(weights, metis_dtype())
-    return part_graph_kway(*lists, whole, task.num_parts, task.imbalance, task.seed).astype(np.int32)
+    return part_graph_kway(*lists, whole, task.num_parts, task.imbalance, task.seed, trials).astype(np.int32)
 
 
 def _whole_numbers(weights: Array, dtype: Any) -> Array:  # (N, K)

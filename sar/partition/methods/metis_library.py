@@ -29,7 +29,14 @@ def metis_dtype() -> Any:
 
 
 def part_graph_kway(
-    indptr: Array, neighbours: Array, edge_weights: Array, weights: Array, num_parts: int, imbalance: float, seed: int
+    indptr: Array,
+    neighbours: Array,
+    edge_weights: Array,
+    weights: Array,
+    num_parts: int,
+    imbalance: float,
+    seed: int,
+    trials: int,
 ) -> Array:
     """The part of every node, (N,), all integers being of `metis_dtype()`.
 
@@ -40,6 +47,7 @@ def part_graph_kway(
         num_parts: P, at least 2.
         imbalance: how much larger than the mean a part may be, by each weight.
         seed: of METIS.
+        trials: of which the one with the smallest cut counts.
 
     Raises:
         ConfigError: the installed pymetis does not let METIS be called.
@@ -60,6 +68,7 @@ def part_graph_kway(
     options, part_of = np.empty(_NUM_OPTIONS, dtype), np.empty(len(indptr) - 1, dtype)
     set_defaults(pointer(options))
     options[int(_internal.options_indices.SEED)] = seed % np.iinfo(np.int32).max
+    options[int(_internal.options_indices.NCUTS)] = trials
     sizes = [np.array([size], dtype) for size in (len(part_of), weights.shape[1], num_parts, 0)]
     nodes, constraints, parts, cut = (pointer(size) for size in sizes)
     limits = np.full(weights.shape[1], 1 + imbalance, np.float32)
