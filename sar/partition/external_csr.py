@@ -119,7 +119,7 @@ class ExternalCsr:
             for first, last in pairwise(bounds):
                 count = int(self.indptr[last] - self.indptr[first])
                 for file, buffer in ((listed, neighbours[:count]), (weighed, weights[:count])):
-                    if file.readinto(buffer) != buffer.nbytes:
+                    if file.readinto(buffer.data) != buffer.nbytes:
                         raise ConfigError(f"'{file.name}' has become shorter while it was read.")
                 yield Window(first, self.indptr[first : last + 1], neighbours[:count], weights[:count])
 
@@ -205,7 +205,7 @@ def _deal_out(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weigh
         for bucket in np.flatnonzero(np.diff(ends)).tolist():
             mine = records[ends[bucket] : ends[bucket + 1]]
             file.seek(int(begin[bucket]) * record.itemsize)
-            file.write(mine)
+            file.write(mine.data)
             begin[bucket] += len(mine)
 
 
@@ -222,7 +222,7 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], wei
             count, place = int(indptr[last] - indptr[first]), indptr[first:last] - indptr[first]
             for start in range(0, count, 2 * PIECE):
                 records = np.empty(min(2 * PIECE, count - start), record)
-                file.readinto(records)
+                file.readinto(records.data)
                 if weighted:
                     _place_weighted(records, first, place, neighbours, weights)
                 else:
@@ -230,8 +230,8 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], wei
             if weighted:  # `place` has become where the lists end
                 _merge(first, place, neighbours, weights, last_seen, merged)
                 count = int(merged[last] - merged[first])
-                weighed.write(weights[:count])
-            listed.write(neighbours[:count])
+                weighed.write(weights[:count].data)
+            listed.write(neighbours[:count].data)
     return merged
 
 

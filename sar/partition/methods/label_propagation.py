@@ -23,9 +23,9 @@ def cluster(
 ) -> tuple[Array, int]:
     """Clusters of nodes that have most of their edges among themselves.
 
-    Every node starts as a cluster of its own; in each pass, in order of their IDs, a node goes to the cluster that it has
-    most edges with, among those that it fits into. Then nodes that are still alone join others for which the same cluster
-    would be the best, or which have no neighbours like them; so stars shrink too.
+    Every node starts as a cluster of its own; in each pass, in order of their IDs, a node goes to the cluster that it
+    has most edges with, among those that it fits into. Then nodes that are still alone join others for which the same
+    cluster would be the best, or which have no neighbours like them; so stars shrink too.
 
     Args:
         csr: neighbour lists, of N nodes.
@@ -140,9 +140,11 @@ def _cluster_pass(
         best, most = own, tally[own]
         for i in range(count):
             one = touched[i]
-            if tally[one] >= most and one != own and _fits(sizes, one, weights, v, limit):
-                if tally[one] > most or (best != own and draw(seed, v, one) > draw(seed, v, best)):
-                    best, most = one, tally[one]
+            wins = tally[one] > most or (
+                tally[one] == most and best != own and draw(seed, v, one) > draw(seed, v, best)
+            )
+            if wins and one != own and _fits(sizes, one, weights, v, limit):
+                best, most = one, tally[one]
         for i in range(count):
             tally[touched[i]] = 0
         if best != own:

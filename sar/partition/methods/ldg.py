@@ -95,7 +95,8 @@ def draw(seed: int, v: int, choice: int) -> int:
     x = seed + np.uint64(v) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(choice) * np.uint64(0xD1B54A32D192ED03)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    mixed: int = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 @compiled

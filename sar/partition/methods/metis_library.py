@@ -4,6 +4,7 @@ The package's own function takes one weight for each node; balancing several qua
 """
 
 import ctypes
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -53,10 +54,9 @@ def part_graph_kway(
         ConfigError: the installed pymetis does not let METIS be called.
         PartitionError: METIS finds no parts.
     """
-    from pymetis import _internal
-
+    internal: Any = import_module("pymetis._internal")
     try:
-        library = ctypes.CDLL(_internal.__file__)
+        library = ctypes.CDLL(internal.__file__)
         partition, set_defaults = library.METIS_PartGraphKway, library.METIS_SetDefaultOptions
     except (OSError, AttributeError) as error:
         raise ConfigError(f"METIS cannot be called in this build of pymetis ({error}); use method 'metis'.") from error
@@ -67,8 +67,8 @@ def part_graph_kway(
     dtype = metis_dtype()
     options, part_of = np.empty(_NUM_OPTIONS, dtype), np.empty(len(indptr) - 1, dtype)
     set_defaults(pointer(options))
-    options[int(_internal.options_indices.SEED)] = seed % np.iinfo(np.int32).max
-    options[int(_internal.options_indices.NCUTS)] = trials
+    options[int(internal.options_indices.SEED)] = seed % np.iinfo(np.int32).max
+    options[int(internal.options_indices.NCUTS)] = trials
     sizes = [np.array([size], dtype) for size in (len(part_of), weights.shape[1], num_parts, 0)]
     nodes, constraints, parts, cut = (pointer(size) for size in sizes)
     limits = np.full(weights.shape[1], 1 + imbalance, np.float32)
