@@ -1,6 +1,7 @@
 """METIS (Karypis and Kumar, 1998) as it comes within DGL."""
 
 import contextlib
+import ctypes
 import os
 import sys
 import tempfile
@@ -32,7 +33,7 @@ def metis_of_edges(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int) -> 
     if num_parts == 1:
         return torch.zeros(num_nodes, dtype=torch.int64)
     dgl = require_dgl()
-    with _quiet():
+    with _quiet(), _memory_set_to_zero():
         graph = dgl.graph((src, dst), num_nodes=num_nodes)
         # Types are not balanced: with so many constraints METIS balances none.
         part_of: Tensor | None = dgl.metis_partition_assignment(graph, num_parts, balance_edges=True)
@@ -62,7 +63,7 @@ def metis_of_lists(indptr: Tensor, neighbours: Tensor, weights: Tensor, num_part
     require_dgl()
     import dgl
 
-    with _quiet():
+    with _quiet(), _memory_set_to_zero():
         graph = dgl.graph(("csc", (indptr, neighbours, neighbours[:0])), num_nodes=len(indptr) - 1)
         flat = dgl.backend.zerocopy_to_dgl_ndarray(weights.reshape(-1))
         found = dgl.partition._CAPI_DGLMetisPartition_Hetero(graph._graph, num_parts, flat, "k-way", True)
@@ -74,6 +75,23 @@ def metis_of_lists(indptr: Tensor, neighbours: Tensor, weights: Tensor, num_part
 
 def _no_parts(num_parts: int) -> PartitionError:
     return PartitionError(f"METIS finds no {num_parts} parts of this graph; try another number of parts.")
+
+
+@contextlib.contextmanager
+def _memory_set_to_zero() -> Iterator[None]:
+    """Let glibc give out memory that holds zeros: DGL's METIS reads some that it has not written, so its parts would
+    depend on what happened in the process before."""
+    perturb = -6  # M_PERTURB; memory is filled with the complement of the byte that is set
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        yield
+        return
+    mallopt(perturb, 255)
+    try:
+        yield
+    finally:
+        mallopt(perturb, 0)
 
 
 @contextlib.contextmanager

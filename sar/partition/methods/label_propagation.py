@@ -12,7 +12,7 @@ import numpy as np
 from sar.partition.external_csr import ExternalCsr
 from sar.partition.graph_data import Array
 from sar.partition.methods.compiled import compiled
-from sar.partition.methods.ldg import add_load, draw, emptiest, fullness
+from sar.partition.methods.ldg import FULL, add_load, draw, emptiest, fullness
 
 SETTLED = 0.001
 """Share of the nodes: passes end when fewer move."""
@@ -216,15 +216,16 @@ def _refine_pass(
         own = part_of[v]
         add_load(loads, own, weights, v, -1.0)
         best, most, fill = own, counts[own], fullness(loads, own, weights, v)
-        if fill >= 2.0:
+        if fill >= FULL:
             best, most, fill = -1, 0.0, 0.0
         for i in range(count):
             part = touched[i]
             here = fullness(loads, part, weights, v)
-            if part != own and here < 2.0 and (counts[part] > most or (counts[part] == most and here < fill)):
+            if part != own and here < FULL and (counts[part] > most or (counts[part] == most and here < fill)):
                 best, most, fill = part, counts[part], here
         if best < 0:
             best = emptiest(loads, weights, v, seed)
+            best = own if fullness(loads, best, weights, v) >= FULL else best
         for i in range(count):
             counts[touched[i]] = 0
         add_load(loads, best, weights, v, 1.0)

@@ -17,6 +17,8 @@ SETTLED = 0.001
 """Share of the nodes: passes end when fewer change their part."""
 READING = 0.4
 """Share of the work that is making the neighbour lists."""
+FULL = 2.0
+"""In place of how full a part is: that a node does not fit in."""
 
 
 def ldg(task: AssignmentTask) -> Array:
@@ -74,11 +76,12 @@ def greedy_passes(csr: ExternalCsr, weights: Array, part_of: Array, task: Assign
 
 @compiled
 def fullness(loads: Array, part: int, weights: Array, v: int) -> float:
-    """The greatest load of a part relative to its capacity; 2 where node v does not fit in."""
-    fullest = 0.0
+    """The greatest load of a part relative to its capacity, 0 to 1; `FULL` where node v does not fit in."""
+    fullest: float = 0.0
     for k in range(weights.shape[1]):
-        load = loads[part, k]
-        fullest = max(fullest, load if load + weights[v, k] <= 1.0 + 1e-6 else 2.0)
+        if weights[v, k] > 0 and loads[part, k] + weights[v, k] > 1.0 + 1e-6:
+            return FULL
+        fullest = max(fullest, min(loads[part, k], 1.0))
     return fullest
 
 
@@ -105,9 +108,9 @@ def emptiest(loads: Array, weights: Array, v: int, seed: int) -> int:
     best, best_fill = 0, np.inf
     for part in range(loads.shape[0]):
         fill = fullness(loads, part, weights, v)
-        if fill >= 2.0:
+        if fill >= FULL:
             for k in range(weights.shape[1]):
-                fill = max(fill, 2.0 + loads[part, k])
+                fill = max(fill, FULL + loads[part, k])
         if fill < best_fill or (fill == best_fill and draw(seed, v, part) > draw(seed, v, best)):
             best, best_fill = part, fill
     return best
@@ -143,7 +146,7 @@ def _greedy_pass(
             fill = fullness(loads, part, weights, v)
             score = counts[part] * (1.0 - fill)
             counts[part] = 0
-            if fill < 2.0 and (
+            if fill < FULL and (
                 score > best_score
                 or best < 0
                 or (score == best_score and fill < best_fill)

@@ -67,7 +67,7 @@ def part_graph_kway(
     dtype = metis_dtype()
     options, part_of = np.empty(_NUM_OPTIONS, dtype), np.empty(len(indptr) - 1, dtype)
     set_defaults(pointer(options))
-    options[int(internal.options_indices.SEED)] = seed % np.iinfo(np.int32).max
+    options[int(internal.options_indices.SEED)] = seed % (np.iinfo(np.int32).max - 1) + 1  # glibc: srand(0) is srand(1)
     options[int(internal.options_indices.NCUTS)] = trials
     sizes = [np.array([size], dtype) for size in (len(part_of), weights.shape[1], num_parts, 0)]
     nodes, constraints, parts, cut = (pointer(size) for size in sizes)
