@@ -83,15 +83,25 @@ def _memory_set_to_zero() -> Iterator[None]:
     depend on what happened in the process before."""
     perturb = -6  # M_PERTURB; memory is filled with the complement of the byte that is set
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        libc = ctypes.CDLL(None)
+        mallopt = libc.mallopt
     except (OSError, AttributeError):  # another C library
         yield
         return
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
     mallopt(perturb, 255)
+    # Small blocks that this thread keeps for reuse would be given out as they are: 7 of each size.
+    kept = [libc.malloc(size) for size in range(24, 1033, 16) for _ in range(7)]
     try:
         yield
     finally:
         mallopt(perturb, 0)
+        for block in kept:
+            libc.free(block)
 
 
 @contextlib.contextmanager
