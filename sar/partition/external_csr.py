@@ -101,6 +101,11 @@ class ExternalCsr:
         return len(self.indptr) - 1
 
     @property
+    def node_dtype(self) -> Any:
+        """int32, or int64 from 2^31 nodes on."""
+        return _node_dtype(self.num_nodes)
+
+    @property
     def num_entries(self) -> int:
         """The length of all lists together: twice the edges that are no loops."""
         return int(self.indptr[-1])
@@ -114,7 +119,7 @@ class ExternalCsr:
         """All lists, in the order of nodes, at most `entries` of them at a time unless one list is longer."""
         bounds = _bounds(self.indptr, entries)
         size = _largest(self.indptr, bounds)
-        neighbours, weights = np.empty(size, _node_dtype(self.num_nodes)), np.empty(size * self.weighted, np.float32)
+        neighbours, weights = np.empty(size, self.node_dtype), np.empty(size * self.weighted, np.float32)
         with open(self.folder / "neighbours", "rb") as listed, open(self.folder / "weights", "rb") as weighed:
             for first, last in pairwise(bounds):
                 count = int(self.indptr[last] - self.indptr[first])

@@ -171,6 +171,14 @@ def test_refinement_lowers_the_cut_and_empties_parts_that_are_too_full(tmp_path,
     assert max(after.balance.values()) <= 1.05 + 1e-6
 
 
+def test_refinement_puts_no_more_into_a_part_than_fits(tmp_path):
+    leaves = np.arange(1, 400)
+    csr = ExternalCsr.of_graph(source(leaves, 0 * leaves, 400), tmp_path / "lists")
+    part_of = (np.arange(400) % 4).astype(np.int32)
+    refine(csr, np.full((400, 1), 1 / 120, np.float32), part_of, 4, 1, 0, lambda share: None)
+    assert np.bincount(part_of).max() == 120
+
+
 # ---- METIS
 
 

@@ -16,7 +16,8 @@ from sar.partition.methods.compiled import compiled
 
 _PASSES = 20
 _SLACK = 1e-9  # relative, for round-off in sums of weights
-_SMALLEST_GAIN = 1e-9
+_SMALLEST_GAIN = 1e-12
+_TRIES = 64
 
 
 class Constraints(NamedTuple):
@@ -69,7 +70,13 @@ def constraints(num_nodes: int, num_parts: int, weights: Mapping[str, Array], im
 
 
 def part_loads(part_of: Array, num_parts: int, weights: Array) -> Array:
-    """What the parts hold, (1 + C, P) float64; `weights` as in `Constraints`."""
+    """What the parts hold, (1 + C, P) float64; `weights` as in `Constraints`.
+
+    Raises:
+        ConfigError: there is a part below 0 or above P - 1.
+    """
+    if len(part_of) and not 0 <= part_of.min() <= part_of.max() < num_parts:
+        raise ConfigError(f"parts go from {part_of.min()} to {part_of.max()}; expected 0 to {num_parts - 1}.")
     loads = np.zeros((1 + len(weights), num_parts))
     _add_up(part_of, weights, loads)
     return loads
@@ -91,7 +98,7 @@ def deal(sizes: Array, weights: Array, means: Array, loads: Array) -> Array:
     """
     parts = np.empty(len(sizes), np.int32)
     scale = np.divide(1, means, out=np.zeros_like(means), where=means > 0)
-    _deal(sizes, weights, scale, loads, parts)
+    _deal(np.ascontiguousarray(sizes), np.ascontiguousarray(weights, np.float64), scale, loads, parts)
     return parts
 
 
@@ -105,10 +112,10 @@ def rebalance(
 ) -> Array:
     """Move nodes out of parts that hold too much, until every constraint holds or nothing helps any more.
 
-    A node moves where it lowers the sum over parts and constraints of what is above the limit, relative to the limit;
-    so a training node may leave a part and another node come back in exchange. Few nodes move: the heaviest first, but
-    none heavier than what has to go; or, where attachments are known, those that break least for what they relieve.
-    What cannot be reached, for instance because one node alone is too heavy, is logged as a warning.
+    A node moves where it lowers the excess: the sum, over parts and constraints, of what is above the limit relative to
+    the limit. Few nodes move: the heaviest first, but none heavier than what has to go; or, where attachments are
+    known, those that break least for what they relieve. Where no single move helps, nodes change places. What cannot be
+    reached, for instance because one node alone is too heavy, is logged as a warning.
 
     Args:
         part_of: (N,) integers from 0 to P - 1.
@@ -131,8 +138,11 @@ def rebalance(
         if attempt == 0:
             moved = part_of.copy()
         order = _who_moves_first(moved, loads, rules, attachment, rng, careful=attempt == 0)
-        if not _relieve(order, moved, rules.weights, rules.limits, loads, attempt == 0) and attempt > 0:
-            break
+        helped = _relieve(order, moved, rules.weights, rules.limits, loads, attempt == 0)
+        if attempt > 0 and helped <= len(order) // 100:
+            helped += _exchange(order, rng.permutation(len(moved)), moved, rules.weights, rules.limits, loads)
+            if not helped:
+                break
     _warn(["nodes", *weights], loads, rules, imbalance)
     return moved
 
@@ -142,18 +152,17 @@ def _who_moves_first(
 ) -> Array:
     """Nodes of too large parts that would relieve them, in the order in which to try them."""
     over = loads > rules.limits[:, None]
-    nodes = rng.permutation(np.flatnonzero(over.any(0)[part_of]))
+    nodes = rng.permutation(np.flatnonzero(np.logical_or.reduce(over)[part_of]))
     relief = np.zeros(len(nodes))
     for which, limit in enumerate(rules.limits):
         if over[which].any():
             weight = rules.weights[which - 1, nodes] if which else 1
             relief += over[which, part_of[nodes]] * weight / limit
     nodes, relief = nodes[relief > 0], relief[relief > 0]
-    if attachment is not None:
-        first = attachment[nodes] / relief
-    else:
-        first = -relief if careful else relief
-    return nodes[np.argsort(first, kind="stable")]
+    by_weight = -relief if careful else relief
+    first = by_weight if attachment is None else attachment[nodes] / relief
+    in_order: Array = nodes[np.argsort(first, kind="stable")]
+    return in_order
 
 
 def _warn(names: list[str], loads: Array, rules: Constraints, imbalance: float) -> None:
@@ -236,12 +245,17 @@ def _relieve(order: Array, part_of: Array, weights: Array, limits: Array, loads:
             continue
         there, cost = _best_place(node, here, weights, limits, loads)
         if there >= 0 and gain - cost > _SMALLEST_GAIN:
-            for which in range(len(limits)):
-                loads[which, here] -= weight_of(weights, which, node)
-                loads[which, there] += weight_of(weights, which, node)
-            part_of[node] = there
+            _move(node, there, part_of, weights, loads)
             num_moved += 1
     return num_moved
+
+
+@compiled
+def _move(node: int, there: int, part_of: Array, weights: Array, loads: Array) -> None:
+    for which in range(len(loads)):
+        loads[which, part_of[node]] -= weight_of(weights, which, node)
+        loads[which, there] += weight_of(weights, which, node)
+    part_of[node] = there
 
 
 @compiled
@@ -255,8 +269,47 @@ def _best_place(node: int, here: int, weights: Array, limits: Array, loads: Arra
         for which in range(len(limits)):
             if limits[which] > 0:
                 after = loads[which, part] + weight_of(weights, which, node)
-                cost += max(0.0, after - max(loads[which, part], limits[which])) / limits[which]
+                cost += _excess(after, limits[which]) - _excess(loads[which, part], limits[which])
                 level = max(level, after / limits[which])
         if cost < least or (cost == least and level < lowest):
             place, least, lowest = part, cost, level
     return place, least
+
+
+@compiled
+def _excess(load: float, limit: float) -> float:
+    return max(0.0, load - limit) / limit
+
+
+@compiled
+def _exchange(order: Array, partners: Array, part_of: Array, weights: Array, limits: Array, loads: Array) -> int:
+    """Let nodes of too large parts change places with others, of which `_TRIES` are looked at for each of them."""
+    num_changes, position = 0, 0
+    for node in order:
+        here = part_of[node]
+        if not (loads[:, here] > limits).any():
+            continue
+        for _ in range(_TRIES):
+            partner = partners[position]
+            position = (position + 1) % len(partners)
+            there = part_of[partner]
+            if there != here and _change_of_excess(node, partner, part_of, weights, limits, loads) < -_SMALLEST_GAIN:
+                _move(node, there, part_of, weights, loads)
+                _move(partner, here, part_of, weights, loads)
+                num_changes += 1
+                break
+    return num_changes
+
+
+@compiled
+def _change_of_excess(node: int, partner: int, part_of: Array, weights: Array, limits: Array, loads: Array) -> float:
+    """What it adds to the excess if two nodes change places."""
+    change = 0.0
+    for which in range(len(limits)):
+        limit = limits[which]
+        if limit > 0:
+            goes = weight_of(weights, which, node) - weight_of(weights, which, partner)
+            here, there = loads[which, part_of[node]], loads[which, part_of[partner]]
+            change += _excess(here - goes, limit) - _excess(here, limit)
+            change += _excess(there + goes, limit) - _excess(there, limit)
+    return change

@@ -36,10 +36,10 @@ def cluster(
         progress: called with the share that is done.
 
     Returns:
-        The cluster of every node, (N,) int32, and how many clusters there are.
+        The cluster of every node, (N,), and how many clusters there are.
     """
-    label, sizes = np.arange(csr.num_nodes, dtype=np.int32), weights.copy()
-    tally, touched = np.zeros(csr.num_nodes, np.float32), np.empty(csr.max_degree, np.int32)
+    label, sizes = np.arange(csr.num_nodes, dtype=csr.node_dtype), weights.copy()
+    tally, touched = np.zeros(csr.num_nodes, np.float32), np.empty(csr.max_degree, csr.node_dtype)
     for i in range(passes):
         moved = 0
         for window in csr.windows():
@@ -48,7 +48,7 @@ def cluster(
         if moved <= SETTLED * csr.num_nodes:
             break
     alone = (np.bincount(label, minlength=csr.num_nodes) == 1)[label]
-    waiting = np.full(csr.num_nodes + 1, -1, np.int32)
+    waiting = np.full(csr.num_nodes + 1, -1, csr.node_dtype)
     for window in csr.windows():
         _join_alike(*window, weights, label, sizes, limit, tally, touched, alone, waiting)
     return _renumbered(label)
@@ -56,7 +56,7 @@ def cluster(
 
 def _renumbered(label: Array) -> tuple[Array, int]:
     """Labels as consecutive numbers, and how many there are."""
-    new = np.zeros(len(label), np.int32)
+    new = np.zeros_like(label)
     new[label] = 1
     count = int(new.sum())
     np.cumsum(new, out=new)

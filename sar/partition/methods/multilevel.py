@@ -13,7 +13,7 @@ from sar.partition.external_csr import ExternalCsr
 from sar.partition.graph_data import Array
 from sar.partition.methods.balance import rebalance
 from sar.partition.methods.label_propagation import cluster, refine
-from sar.partition.methods.ldg import greedy_passes, lists_on_disk, relative_weights
+from sar.partition.methods.ldg import READING, greedy_passes, lists_on_disk, relative_weights
 from sar.partition.methods.metis import divide
 from sar.partition.methods.metis_library import has_pymetis
 
@@ -98,6 +98,6 @@ def _progress(task: AssignmentTask, doing: str, start: float) -> Callable[[float
 
     def tell(share: float) -> None:
         done = start + abs(start) * share * (0.5 if start < 0 else 1.0)
-        task.progress(doing, MIDDLE + done * (MIDDLE - 0.4 if done < 0 else 1 - MIDDLE))
+        task.progress(doing, MIDDLE + done * (MIDDLE - READING if done < 0 else 1 - MIDDLE))
 
     return tell
