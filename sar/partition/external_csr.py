@@ -83,12 +83,13 @@ class ExternalCsr:
             progress: called with the share that is done, 0 to 1.
 
         Raises:
-            ConfigError: the disk is full.
+            ConfigError: an edge ends outside the graph, or the disk is full.
         """
         total = 2 * max(1, graph.total_edges)
 
         def pieces() -> Iterator[tuple[Array, Array, Array]]:
             for src, dst in graph.chunks(PIECE):
+                _check_nodes(src, dst, graph.total_nodes, done[0] % max(1, graph.total_edges))
                 yield src.astype(node), dst.astype(node), NO_WEIGHTS
                 done[0] += len(src)
                 progress(done[0] / total)
@@ -154,6 +155,17 @@ NO_WEIGHTS = np.empty(0, np.float32)
 
 def _node_dtype(num_nodes: int) -> Any:
     return np.int32 if num_nodes < 2**31 else np.int64
+
+
+def _check_nodes(src: Array, dst: Array, num_nodes: int, first_edge: int) -> None:
+    """Refuse edges that end outside the graph; compiled loops rely on it that none does."""
+    if not len(src) or (min(src.min(), dst.min()) >= 0 and max(src.max(), dst.max()) < num_nodes):
+        return
+    wrong = int(np.flatnonzero((src < 0) | (src >= num_nodes) | (dst < 0) | (dst >= num_nodes))[0])
+    raise ConfigError(
+        f"edge {first_edge + wrong} leads from node {src[wrong]} to node {dst[wrong]}; expected nodes 0 to "
+        f"{num_nodes - 1} (nodes and edges of all types counted through)."
+    )
 
 
 def _bounds(indptr: Array, entries: int) -> list[int]:

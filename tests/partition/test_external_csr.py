@@ -89,6 +89,12 @@ def test_progress_ends_at_one(tmp_path):
     assert shares[-1] == 1
 
 
+@pytest.mark.parametrize("src, dst", [([0, 5], [1, 1]), ([0, 1], [1, -1]), ([0, 2**40], [1, 1])])
+def test_edges_that_end_outside_the_graph_are_named(tmp_path, src, dst):
+    with pytest.raises(ConfigError, match=rf"edge 1 leads from node {src[1]} to node {dst[1]}; expected nodes 0 to 4"):
+        ExternalCsr.of_graph(source(src, dst, 5), tmp_path / "lists")
+
+
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

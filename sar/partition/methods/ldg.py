@@ -9,8 +9,9 @@ import numpy as np
 from sar.partition.assignment import AssignmentTask
 from sar.partition.external_csr import ExternalCsr
 from sar.partition.graph_data import Array
-from sar.partition.methods.balance import constraints, rebalance
+from sar.partition.methods.balance import constraints
 from sar.partition.methods.compiled import compiled
+from sar.partition.methods.settle import settle
 
 PASSES = 10
 SETTLED = 0.001
@@ -34,7 +35,7 @@ def ldg(task: AssignmentTask) -> Array:
     csr = lists_on_disk(task)
     part_of = np.full(csr.num_nodes, -1, np.int32)
     greedy_passes(csr, relative_weights(task), part_of, task)
-    return rebalance(part_of, task.num_parts, task.weights, task.imbalance, task.seed)
+    return settle(task, part_of)
 
 
 def lists_on_disk(task: AssignmentTask) -> ExternalCsr:

@@ -10,10 +10,10 @@ from sar.errors import ConfigError
 from sar.partition.assignment import AssignmentTask
 from sar.partition.external_csr import ExternalCsr
 from sar.partition.graph_data import Array
-from sar.partition.methods.balance import rebalance
 from sar.partition.methods.compiled import compiled
 from sar.partition.methods.ldg import draw, greedy_passes, lists_on_disk, relative_weights
 from sar.partition.methods.metis_library import has_pymetis, metis_dtype, part_graph_kway
+from sar.partition.methods.settle import settle
 
 MOST = 2**30
 """Greatest sum of integer weights; METIS adds them up in 32 bits."""
@@ -60,7 +60,7 @@ def _whole_graph(task: AssignmentTask, in_dgl: bool) -> Array:
     else:
         task.progress("METIS", 0.5)
         part_of = divide(csr, weights, task, csr.num_entries, 1, in_dgl)
-    return rebalance(part_of, task.num_parts, task.weights, task.imbalance, task.seed)
+    return settle(task, part_of)
 
 
 def divide(

@@ -11,11 +11,11 @@ import numpy as np
 from sar.partition.assignment import AssignmentTask
 from sar.partition.external_csr import ExternalCsr
 from sar.partition.graph_data import Array
-from sar.partition.methods.balance import rebalance
 from sar.partition.methods.label_propagation import cluster, refine
 from sar.partition.methods.ldg import READING, greedy_passes, lists_on_disk, relative_weights
 from sar.partition.methods.metis import divide
 from sar.partition.methods.metis_library import has_pymetis
+from sar.partition.methods.settle import settle
 
 COARSE_ENTRIES = 1 << 20
 """Neighbours that METIS is given at most, unless memory is short."""
@@ -57,7 +57,7 @@ def multilevel(task: AssignmentTask) -> Array:
     if task.num_parts == 1 or levels[0].csr.num_nodes <= task.num_parts or levels[0].csr.num_entries == 0:
         part_of = np.full(levels[0].csr.num_nodes, -1, np.int32)
         greedy_passes(*levels[0], part_of, task)
-        return rebalance(part_of, task.num_parts, task.weights, task.imbalance, task.seed)
+        return settle(task, part_of)
     while levels[-1].csr.num_entries > coarse_entries(task.memory):
         coarser = _coarser(levels[-1], task, len(levels))
         if coarser is None:
@@ -71,7 +71,7 @@ def multilevel(task: AssignmentTask) -> Array:
         tell = _progress(task, f"refining level {len(levels)}", 0.5 ** len(levels))
         refine(*levels.pop(), part_of, task.num_parts, REFINE_PASSES, task.seed, tell)
         if not levels:
-            return rebalance(part_of, task.num_parts, task.weights, task.imbalance, task.seed)
+            return settle(task, part_of)
         part_of = part_of[clusters.pop()]
 
 
