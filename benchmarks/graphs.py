@@ -104,7 +104,7 @@ def rmat_graph(num_nodes: int, num_edges: int, seed: int = 0) -> GraphData:
     rng = np.random.default_rng(seed)
     codes = np.empty(0, dtype=np.int64)
     for _ in range(1000):
-        src, dst = _draw_edges(rng, num_nodes, 2 * (num_edges - len(codes)) + 100)
+        src, dst = draw_rmat_edges(rng, num_nodes, 2 * (num_edges - len(codes)) + 100)
         codes = np.unique(np.concatenate([codes, src * num_nodes + dst]))
         if len(codes) >= num_edges:
             codes = rng.choice(codes, num_edges, replace=False)
@@ -113,8 +113,8 @@ def rmat_graph(num_nodes: int, num_edges: int, seed: int = 0) -> GraphData:
     raise ConfigError(f"found only {len(codes)} of {num_edges} distinct edges; ask for fewer edges or more nodes.")
 
 
-def _draw_edges(rng: np.random.Generator, num_nodes: int, count: int) -> tuple[Array, Array]:
-    """Ends of at most `count` edges without loops, not distinct."""
+def draw_rmat_edges(rng: np.random.Generator, num_nodes: int, count: int) -> tuple[Array, Array]:
+    """Ends of at most `count` edges of `rmat_graph` without loops, not distinct."""
     a, b, c = QUADRANTS
     src, dst = np.zeros((2, count), dtype=np.int64)
     for _ in range((num_nodes - 1).bit_length()):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -105,4 +106,35 @@ def draw_growth(edges: Sequence[float], panels: Mapping[str, Mapping[str, Sequen
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=9)
+    figure.savefig(file)
+
+
+def draw_partitioning(bars: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Edge cut, seconds and memory of each partition method: a row of panels for each graph, a colour for each balance.
+
+    Args:
+        bars: with the keys graph, method, balance, edge_cut, seconds and megabytes.
+        file: gets the picture.
+    """
+    graphs, methods, balances = (
+        list(dict.fromkeys(bar[key] for bar in bars)) for key in ("graph", "method", "balance")
+    )
+    figure = Figure(figsize=(12, 0.4 + 2.6 * len(graphs)), dpi=80, layout="constrained")
+    quantities = {"edge_cut": "share of edges cut", "seconds": "seconds", "megabytes": "peak memory, MB"}
+    for row, graph in zip(figure.subplots(len(graphs), 3, squeeze=False), graphs, strict=True):
+        for axes, (key, label) in zip(row, quantities.items(), strict=True):
+            for i, balance in enumerate(balances):
+                mine = [bar for bar in bars if (bar["graph"], bar["balance"]) == (graph, balance)]
+                places = [methods.index(bar["method"]) + WIDTH * (i - (len(balances) - 1) / 2) for bar in mine]
+                color = list(MODES.values())[i % len(MODES)]
+                heights = [bar[key] for bar in mine]
+                axes.bar(places, heights, WIDTH * 0.9, color=color, label=f"balanced: {balance}")
+            axes.set_yscale("linear" if key == "edge_cut" else "log")
+            axes.set_xticks(range(len(methods)), methods, rotation=45, ha="right")
+            axes.set_ylabel(label)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="y", alpha=0.25)
+            axes.set_axisbelow(True)
+        row[0].set_title(graph, loc="left", fontsize=11)
+    figure.axes[0].legend(frameon=False, fontsize=8)
     figure.savefig(file)

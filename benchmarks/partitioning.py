@@ -1,0 +1,244 @@
+"""Partition methods side by side, each in a process of its own: `python -m benchmarks.partitioning`."""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import command
+from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
+from benchmarks.plots import draw_partitioning
+from benchmarks.report import MEGA, describe_setting, write_section
+from benchmarks.results import setting
+from sar.adapters.dgl.metis import metis_of_edges
+from sar.adapters.dgl.shim import require_dgl
+from sar.cli.demo.report import as_markdown, as_text
+from sar.cli.memory import PeakMemory
+from sar.cli.processes import run_workers
+from sar.errors import ConfigError
+from sar.partition.assignment import AssignmentTask, Method
+from sar.partition.community_graph import community_graph
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.methods import METHODS, method_named
+from sar.partition.quality import measure_quality
+
+GENERATED = "sbm", "rmat"
+REAL = "soc_epinions", "web_notredame", "mesh_wing"
+READING, DGL = "reading", "dgl"
+"""Rows that are no methods: reading the edges once, and `dgl.metis_partition_assignment` on a graph in memory."""
+BALANCES = "nodes", "edges"
+"""What is kept equal: the number of nodes, or that of nodes and of edges into them."""
+PICTURE = "benchmarks-partitioning.png"
+HEADER = (
+    "graph",
+    "method",
+    "balanced",
+    "seconds",
+    "MB at peak",
+    "edge cut",
+    "replication",
+    "nodes, max / mean",
+    "in-edges, max / mean",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a method on a graph.
+
+    edges: file of the graph.
+    balance: one of `BALANCES`.
+    """
+
+    graph: str
+    edges: Path
+    num_nodes: int
+    method: str
+    balance: str
+    num_parts: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a run took and gave; seconds and peaks of all repeats.
+
+    peaks: bytes of resident memory above the level before the run, with libraries and kernels loaded.
+    edge_cut, replication, nodes, in_edges: as `sar.partition.quality.Quality`; None for `READING`.
+    """
+
+    graph: str
+    method: str
+    balance: str
+    seconds: list[float]
+    peaks: list[int]
+    edge_cut: float | None = None
+    replication: float | None = None
+    nodes: float | None = None
+    in_edges: float | None = None
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure, or read earlier results, and write the table and the picture."""
+    size = GeneratedEdges()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.partitioning", description=__doc__)
+    command.add_paths(parser)
+    parser.add_argument(
+        "--graphs",
+        nargs="+",
+        metavar="NAME",
+        help=f"default: {', '.join(GENERATED)}, and of {', '.join(REAL)} those there",
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=[READING, DGL, *METHODS], metavar="NAME", help="default: all, dgl and reading"
+    )
+    parser.add_argument("--balance", nargs="+", choices=BALANCES, default=list(BALANCES), help="(both)")
+    parser.add_argument("--parts", type=int, default=4, metavar="P", help="(%(default)s)")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of every run (%(default)s)")
+    parser.add_argument("--nodes", type=int, default=size.nodes, metavar="N", help="of generated graphs")
+    parser.add_argument("--edges", type=int, default=size.edges, metavar="N", help="of generated graphs")
+    parser.add_argument("--communities", type=int, default=size.communities, metavar="N", help="of sbm (%(default)s)")
+    parser.add_argument("--homophily", type=float, default=size.homophily, metavar="SHARE", help="of sbm (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of graphs and methods (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="of each process (%(default)s)")
+    parser.add_argument("--time-limit", type=float, default=900, metavar="S", help="for one run (%(default)s)")
+    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write partitioning.json anew")
+    arguments = parser.parse_args(argv)
+    with command.work_directory(arguments.work) as work:
+        conditions, rows = _load(arguments.earlier) if arguments.earlier else _measure_all(argv, arguments, work)
+    cells = table(rows)
+    print(f"\n{as_text(cells)}")
+    arguments.docs.mkdir(parents=True, exist_ok=True)
+    draw_partitioning([_bar(row) for row in rows if row.edge_cut is not None], arguments.docs / PICTURE)
+    picture = f"![Edge cut, time and memory of each method]({PICTURE})"
+    parts = describe_setting(conditions), as_markdown(cells), picture
+    write_section(arguments.docs / "benchmarks.md", "partitioning", "\n\n".join(parts))
+
+
+def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A line for each row, medians of the repeats; `HEADER` first."""
+    cells: list[tuple[str, ...]] = [HEADER]
+    for row in rows:
+        took = f"{median(row.seconds):.2f}", f"{median(row.peaks) / MEGA:.0f}"
+        gave = "" if row.edge_cut is None else f"{100 * row.edge_cut:.1f} %"
+        others = ("" if value is None else f"{value:.2f}" for value in (row.replication, row.nodes, row.in_edges))
+        cells.append((row.graph, row.method, row.balance, *took, gave, *others))
+    return cells
+
+
+def measure(_: Callable[[Any], None], job: Job) -> Row:
+    """Run one method in this process."""
+    graph, weights = graph_of(job.edges, job.num_nodes), {}
+    if job.balance == "edges":
+        weights["in_edges"] = _in_degrees(graph)
+    run = _runner(job)
+    _load_code(run)
+    with tempfile.TemporaryDirectory(dir=job.edges.parent) as scratch:
+        task = AssignmentTask(graph, job.num_parts, Path(scratch), job.seed, weights)
+        memory, start = PeakMemory(), time.perf_counter()
+        part_of = run(task)
+        seconds, rise = time.perf_counter() - start, memory.rise()
+    taken = job.graph, job.method, job.balance, [seconds], [rise]
+    if job.method == READING:
+        return Row(*taken)
+    quality = measure_quality(graph, part_of, job.num_parts)
+    balance = quality.balance
+    return Row(*taken, quality.edge_cut, quality.replication_factor, balance["nodes"], balance["in_edges"])
+
+
+def _runner(job: Job) -> Method:
+    if job.method == DGL:
+        require_dgl()
+        return lambda task: _by_dgl(task, job.balance == "edges")
+    return _read if job.method == READING else method_named(job.method)
+
+
+def _read(task: AssignmentTask) -> Array:
+    for _ in task.graph.chunks():
+        pass
+    return np.empty(0, np.int32)
+
+
+def _by_dgl(task: AssignmentTask, balance_edges: bool) -> Array:
+    src, dst = (torch.from_numpy(np.concatenate(ends)) for ends in zip(*task.graph.chunks(), strict=True))
+    return metis_of_edges(src, dst, task.graph.total_nodes, task.num_parts, balance_edges).numpy()
+
+
+def _load_code(run: Method) -> None:
+    """Run on a small graph, with so little memory that all stages of the method are gone through."""
+    data = community_graph(2000, 40_000, num_features=1)
+    graph = GraphSource({"_N": 2000}, {("_N", "_E", "_N"): ArrayEdges(data.src, data.dst)}, {}, {})
+    for memory in (None, 2**18):
+        with tempfile.TemporaryDirectory() as scratch:
+            run(AssignmentTask(graph, 2, Path(scratch), weights={"in_edges": _in_degrees(graph)}, memory=memory))
+
+
+def _in_degrees(graph: GraphSource) -> Array:
+    degrees = np.zeros(graph.total_nodes, np.int64)
+    for _, dst in graph.chunks():
+        degrees += np.bincount(dst, minlength=graph.total_nodes)
+    return degrees
+
+
+def _measure_all(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> tuple[dict[str, str], list[Row]]:
+    """Measure every method on every graph; results are saved after each run."""
+    unknown = sorted(set(arguments.methods) - {READING, DGL, *METHODS})
+    if unknown:
+        raise ConfigError(f"there are no methods {unknown}; expected some of {', '.join([READING, DGL, *METHODS])}.")
+    size = GeneratedEdges(arguments.nodes, arguments.edges, arguments.communities, arguments.homophily)
+    there = [name for name in REAL if (arguments.data / f"{name}.npz").exists()]
+    words = f"each run in a process of its own, {arguments.threads} threads; {arguments.repeats} repeats, median"
+    generated = ", ".join(f"{key} {value:,}" for key, value in vars(size).items())
+    options = {"runs": words, "parts": str(arguments.parts), "generated graphs": generated}
+    conditions = setting(command.shown("benchmarks.partitioning", argv), options)
+    rows: list[Row] = []
+    for name in arguments.graphs or [*GENERATED, *there]:
+        edges, num_nodes = prepare(name, size, arguments.data, work, arguments.seed)
+        for method in arguments.methods:
+            for balance in arguments.balance if method != READING else [""]:
+                job = Job(Path(name).stem, edges, num_nodes, method, balance, arguments.parts, arguments.seed)
+                rows.append(_repeat(job, arguments))
+                print(" ".join(table(rows)[-1]), flush=True)
+                _save(conditions, rows, work / "partitioning.json")
+    return conditions, rows
+
+
+def _repeat(job: Job, arguments: argparse.Namespace) -> Row:
+    runs: list[Row] = [
+        run_workers(measure, job, n_workers=1, n_threads=arguments.threads, time_limit=arguments.time_limit)[0]
+        for _ in range(arguments.repeats)
+    ]
+    lists = {key: [value for run in runs for value in getattr(run, key)] for key in ("seconds", "peaks")}
+    return Row(**asdict(runs[0]) | lists)
+
+
+def _bar(row: Row) -> dict[str, Any]:
+    """A row's place and heights in the picture."""
+    return asdict(row) | {"seconds": median(row.seconds), "megabytes": median(row.peaks) / MEGA}
+
+
+def _save(conditions: Mapping[str, str], rows: Sequence[Row], file: Path) -> None:
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps({"setting": conditions, "rows": [asdict(row) for row in rows]}))
+    unfinished.rename(file)
+
+
+def _load(file: Path) -> tuple[dict[str, str], list[Row]]:
+    try:
+        content = json.loads(file.read_text())
+        return content["setting"], [Row(**row) for row in content["rows"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"'{file}' holds no results of this benchmark: {error!r}") from error
+
+
+if __name__ == "__main__":
+    command.run_main(main)

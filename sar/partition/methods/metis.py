@@ -1,0 +1,181 @@
+"""METIS (Karypis and Kumar, 1998), fed from neighbour lists on disk: DGL's, or that of the package `pymetis`."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from sar.adapters.dgl.metis import metis_of_lists
+from sar.errors import ConfigError
+from sar.partition.assignment import AssignmentTask
+from sar.partition.external_csr import ExternalCsr
+from sar.partition.graph_data import Array
+from sar.partition.methods.compiled import compiled
+from sar.partition.methods.ldg import draw, greedy_passes, lists_on_disk, relative_weights
+from sar.partition.methods.metis_library import has_pymetis, metis_dtype, part_graph_kway
+from sar.partition.methods.settle import settle
+
+MOST = 2**30
+"""Greatest sum of integer weights; METIS adds them up in 32 bits."""
+
+
+class Lists(NamedTuple):
+    """Neighbour lists in memory.
+
+    indptr, neighbours: (N + 1,) and (E,) integers.
+    weights: (E,) integers, at least 1; or (0,) where all are 1.
+    """
+
+    indptr: Array
+    neighbours: Array
+    weights: Array
+
+
+def metis(task: AssignmentTask) -> Array:
+    """DGL's METIS, with one constraint for the number of nodes and one for each weight; its seed is fixed.
+
+    Memory: about 130 bytes an edge.
+    """
+    return _whole_graph(task, in_dgl=True)
+
+
+def pymetis(task: AssignmentTask) -> Array:
+    """METIS in the package `pymetis`, with the same constraints; it takes longer than DGL's and cuts less.
+
+    Memory: about 170 bytes an edge.
+
+    Raises:
+        ConfigError: pymetis is not installed, or the graph has too many edges for it.
+    """
+    if not has_pymetis():
+        raise ConfigError("method 'pymetis' needs the package pymetis; `pip install pymetis`, or take 'metis', DGL's.")
+    return _whole_graph(task, in_dgl=False)
+
+
+def _whole_graph(task: AssignmentTask, in_dgl: bool) -> Array:
+    csr, weights = lists_on_disk(task), relative_weights(task)
+    if task.num_parts == 1 or csr.num_nodes <= task.num_parts or csr.num_entries == 0:
+        part_of = np.full(csr.num_nodes, -1, np.int32)
+        greedy_passes(csr, weights, part_of, task)  # METIS takes no such graphs
+    else:
+        task.progress("METIS", 0.5)
+        part_of = divide(csr, weights, task, csr.num_entries, 1, in_dgl)
+    return settle(task, part_of)
+
+
+def divide(
+    csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries: int, trials: int, in_dgl: bool
+) -> Array:
+    """The part of each node by METIS, (N,) int32.
+
+    Args:
+        csr: neighbour lists of N > P nodes, not all empty.
+        weights: (N, K), in units of the capacity of a part.
+        task: what is asked for.
+        most_entries: about so many entries are given to METIS where there are more.
+        trials: of which the best counts; DGL's METIS makes one.
+        in_dgl: take DGL's METIS; else that of pymetis.
+
+    Raises:
+        ConfigError: there are too many edges for pymetis.
+    """
+    # DGL's METIS has no weights of edges; it gets parallel edges instead, about `most_entries` of them.
+    unit = _sum_of_weights(csr) / most_entries if in_dgl or csr.num_entries > most_entries else 1.0
+    drawn = _draw_entries(csr, unit, task.seed, in_dgl)
+    return _in_dgl(drawn, weights, task) if in_dgl else _in_pymetis(drawn, weights, task, trials)
+
+
+def _sum_of_weights(csr: ExternalCsr) -> float:
+    if not csr.weighted:
+        return float(csr.num_entries)
+    return sum(float(window.weights.sum(dtype=np.float64)) for window in csr.windows())
+
+
+def _draw_entries(csr: ExternalCsr, unit: float, seed: int, repeated: bool) -> Lists:
+    """Load lists, weights in units of `unit` and rounded at random, so that the cut of any parts is right on average.
+
+    Both directions of an edge are rounded alike, and dropped where nothing is left; 64-bit integers where repeated.
+    """
+    indptr = np.zeros(csr.num_nodes + 1, np.int64)
+    for window in csr.windows():
+        _count_drawn(*window, unit, np.uint64(seed), repeated, indptr)
+    np.cumsum(indptr, out=indptr)
+    dtype = np.int64 if repeated else metis_dtype()
+    if indptr[-1] > np.iinfo(dtype).max:
+        raise ConfigError(
+            f"pymetis takes at most {np.iinfo(dtype).max} neighbours, this graph has {indptr[-1]}; use 'multilevel'."
+        )
+    neighbours = np.empty(indptr[-1], dtype)
+    weights = np.empty(0 if repeated or (not csr.weighted and unit <= 1) else indptr[-1], dtype)
+    for window in csr.windows():
+        _fill_drawn(*window, unit, np.uint64(seed), repeated, indptr, neighbours, weights)
+    return Lists(indptr.astype(dtype, copy=False), neighbours, weights)
+
+
+def _in_dgl(lists: Lists, weights: Array, task: AssignmentTask) -> Array:
+    indptr, neighbours, whole = map(torch.from_numpy, (*lists[:2], _whole_numbers(weights, np.int64)))
+    return metis_of_lists(indptr, neighbours, whole, task.num_parts).numpy().astype(np.int32)
+
+
+def _in_pymetis(lists: Lists, weights: Array, task: AssignmentTask, trials: int) -> Array:
+    whole = _whole_numbers(weights, metis_dtype())
+    return part_graph_kway(*lists, whole, task.num_parts, task.imbalance, task.seed, trials).astype(np.int32)
+
+
+def _whole_numbers(weights: Array, dtype: Any) -> Array:  # (N, K)
+    whole: Array = np.rint(weights * (MOST / weights.sum(axis=0, dtype=np.float64))).astype(dtype)
+    return whole
+
+
+@compiled
+def _rounded(weight: float, u: int, v: int, unit: float, seed: int) -> int:
+    """A weight as a whole number of units, by chance the one below or above, alike for (u, v) and (v, u)."""
+    if unit <= 1.0:
+        return int(weight)
+    chance = float(draw(seed, min(u, v), max(u, v)) >> np.uint64(11)) * 2.0**-53
+    return int(weight / unit + chance)
+
+
+@compiled
+def _count_drawn(
+    first: int,
+    bounds: Array,
+    neighbours: Array,
+    edge_weights: Array,
+    unit: float,
+    seed: int,
+    repeated: bool,
+    indptr: Array,
+) -> None:
+    """Set indptr[v + 1] to the number of entries of the nodes v of a window."""
+    for v in range(first, first + bounds.size - 1):
+        for e in range(bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]):
+            weight = edge_weights[e] if edge_weights.size else np.float32(1)
+            count = _rounded(weight, v, neighbours[e], unit, seed)
+            indptr[v + 1] += count if repeated else min(count, 1)
+
+
+@compiled
+def _fill_drawn(
+    first: int,
+    bounds: Array,
+    neighbours: Array,
+    edge_weights: Array,
+    unit: float,
+    seed: int,
+    repeated: bool,
+    indptr: Array,
+    drawn: Array,
+    drawn_weights: Array,
+) -> None:
+    """Write the entries of the nodes of a window to where `indptr` says."""
+    for v in range(first, first + bounds.size - 1):
+        place = indptr[v]
+        for e in range(bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]):
+            weight = edge_weights[e] if edge_weights.size else np.float32(1)
+            count = _rounded(weight, v, neighbours[e], unit, seed)
+            for _ in range(count if repeated else min(count, 1)):
+                drawn[place] = neighbours[e]
+                if drawn_weights.size:
+                    drawn_weights[place] = count
+                place += 1

@@ -1,0 +1,268 @@
+"""Methods that look at neighbourhoods: ldg, metis, pymetis, multilevel, and auto, which chooses among all."""
+
+import logging
+import sys
+
+import numpy as np
+import pytest
+
+from sar.errors import ConfigError
+from sar.partition.community_graph import community_graph
+from sar.partition.external_csr import ExternalCsr
+from sar.partition.methods import auto as auto_module
+from sar.partition.methods import ldg as ldg_module
+from sar.partition.methods import multilevel as multilevel_module
+from sar.partition.methods.auto import ESTIMATES, auto, choose
+from sar.partition.methods.label_propagation import cluster, refine
+from sar.partition.methods.ldg import draw, greedy_passes, ldg, relative_weights
+from sar.partition.methods.metis import _draw_entries, metis, pymetis
+from sar.partition.methods.multilevel import multilevel
+from sar.partition.quality import measure_quality
+from tests.partition.graph_tasks import odd_graphs, source, task_of
+
+METHODS = {"ldg": ldg, "metis": metis, "pymetis": pymetis, "multilevel": multilevel, "auto": auto}
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """Eight communities, and in-edges and a mask to balance."""
+    data = community_graph(num_nodes=4000, num_edges=64_000, num_features=1, homophily=0.7)
+    mask = np.zeros(4000, bool)
+    mask[:1000] = True
+    return source(data.src, data.dst, 4000), {"in_edges": np.bincount(data.dst, minlength=4000), "train_mask": mask}
+
+
+@pytest.fixture
+def few_entries(monkeypatch):
+    """METIS is given little, so that small graphs are contracted too."""
+    monkeypatch.setattr(multilevel_module, "COARSE_ENTRIES", 3000)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 7])
+@pytest.mark.parametrize("name", odd_graphs())
+@pytest.mark.parametrize("method", METHODS)
+def test_odd_graphs_are_divided(tmp_path, method, name, num_parts):
+    graph = odd_graphs()[name]
+    part_of = METHODS[method](task_of(graph, num_parts, tmp_path))
+    assert part_of.shape == (graph.total_nodes,)
+    assert part_of.dtype.kind in "iu"
+    sizes = np.bincount(part_of, minlength=num_parts)
+    assert len(sizes) == num_parts
+    assert sizes.max() <= max(np.ceil(graph.total_nodes / num_parts), 1.05 * graph.total_nodes / num_parts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_tasks_give_equal_parts_within_the_limits(tmp_path, planted, method, few_entries):
+    graph, weights = planted
+    first, again = (METHODS[method](task_of(graph, 4, tmp_path, weights, seed=3)) for _ in range(2))
+    assert (first == again).all()
+    balance = measure_quality(graph, first, 4, weights).balance
+    assert set(balance) == {"nodes", "in_edges", "train_mask"}
+    assert max(balance.values()) <= 1.05 + 1e-6, balance
+
+
+@pytest.mark.parametrize("method", ["ldg", "pymetis", "multilevel"])
+def test_another_seed_gives_other_parts(tmp_path, planted, method, few_entries):
+    first, other = (METHODS[method](task_of(planted[0], 4, tmp_path, seed=seed)) for seed in (0, 1))
+    assert (first != other).any()
+
+
+@pytest.mark.parametrize("method", ["ldg", "metis", "pymetis", "multilevel"])
+def test_progress_goes_up_to_one(tmp_path, planted, method, few_entries):
+    shares = []
+    METHODS[method](task_of(planted[0], 4, tmp_path, progress=lambda doing, share: shares.append(share)))
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < shares[-1] <= 1
+
+
+# ---- ldg
+
+
+def literal_ldg(neighbours, weights, num_parts, seed):
+    """The definition, with lists and dictionaries."""
+    part_of = {}
+    for _ in range(ldg_module.PASSES):
+        loads, before = np.zeros((num_parts, weights.shape[1])), dict(part_of)
+        for v, near in enumerate(neighbours):
+            counts = np.zeros(num_parts)
+            for u in near:
+                if u in part_of:
+                    counts[part_of[u]] += 1
+            fits = ((loads + weights[v] <= 1 + 1e-6) | (weights[v] == 0)).all(axis=1)
+            fill = np.where(fits, np.minimum(loads.max(axis=1), 1), loads.max(axis=1))
+            ties = [int(draw(np.uint64(seed), v, part)) for part in range(num_parts)]
+            known = [part for part in range(num_parts) if fits[part] and counts[part] > 0]
+            if known:
+                part_of[v] = max(known, key=lambda p: (counts[p] * (1 - fill[p]), -fill[p], ties[p]))
+            else:
+                part_of[v] = max(range(num_parts), key=lambda p: (fits[p], -fill[p], ties[p]))
+            loads[part_of[v]] += weights[v]
+        if sum(part_of[v] != before.get(v, -1) for v in part_of) <= ldg_module.SETTLED * len(neighbours):
+            break
+    return [part_of[v] for v in range(len(neighbours))]
+
+
+@pytest.mark.parametrize("num_parts", [2, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_ldg_is_its_definition(tmp_path, num_parts, seed):
+    data = community_graph(num_nodes=300, num_edges=2400, num_features=1, num_classes=6, seed=seed)
+    src, dst = np.append(data.src, [3, 4]), np.append(data.dst, [3, 5])  # a loop, and an edge once more
+    in_edges = np.bincount(dst, minlength=300)
+    task = task_of(source(src, dst, 300), num_parts, tmp_path, {"in_edges": in_edges}, seed=seed)
+    neighbours = [[] for _ in range(300)]
+    for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+        if u != v:
+            neighbours[u].append(v)
+            neighbours[v].append(u)
+    weights = relative_weights(task)
+    csr, part_of = ExternalCsr.of_graph(task.graph, tmp_path / "lists"), np.full(300, -1, np.int32)
+    greedy_passes(csr, weights, part_of, task)
+    assert part_of.tolist() == literal_ldg(neighbours, weights, num_parts, seed)
+
+
+def test_ldg_finds_communities(tmp_path, planted):
+    cut = measure_quality(planted[0], ldg(task_of(planted[0], 4, tmp_path)), 4).edge_cut
+    assert cut < 0.35, "at random it is 0.75, and with whole communities 0.23"
+
+
+def test_windows_and_buckets_make_no_difference(tmp_path, planted, monkeypatch):
+    expected = [METHODS[name](task_of(planted[0], 4, tmp_path)) for name in ("ldg", "multilevel")]
+    monkeypatch.setattr("sar.partition.external_csr.PIECE", 1000)
+    monkeypatch.setattr(ExternalCsr.windows, "__defaults__", (700,))
+    found = [METHODS[name](task_of(planted[0], 4, tmp_path)) for name in ("ldg", "multilevel")]
+    assert [one.tolist() for one in found] == [one.tolist() for one in expected]
+
+
+# ---- label propagation
+
+
+def test_clusters_have_their_edges_inside_and_keep_to_the_limit(tmp_path, planted):
+    csr = ExternalCsr.of_graph(planted[0], tmp_path / "lists")
+    weights = np.full((4000, 1), 1 / 1000, np.float32)
+    label, count = cluster(csr, weights, 0.1, 5, 0, lambda share: None)
+    sizes = np.bincount(label, minlength=count)
+    assert sizes.min() >= 1
+    assert len(sizes) == count < 2000
+    assert sizes.max() <= 100
+    shuffled = np.random.default_rng(0).permutation(label)
+    inside, by_chance = (1 - measure_quality(planted[0], one, count).edge_cut for one in (label, shuffled))
+    assert inside > 3 * by_chance
+
+
+def test_stars_and_isolated_nodes_are_clustered(tmp_path):
+    leaves = np.arange(1, 1000)
+    csr = ExternalCsr.of_graph(source(leaves, 0 * leaves, 2000), tmp_path / "lists")
+    label, count = cluster(csr, np.ones((2000, 1), np.float32), 100, 5, 0, lambda share: None)
+    assert count <= 22
+    assert np.bincount(label).max() <= 100
+    assert not set(label[:1000]) & set(label[1000:]), "leaves and isolated nodes are not alike"
+
+
+def test_refinement_lowers_the_cut_and_empties_parts_that_are_too_full(tmp_path, planted):
+    graph, weights = planted
+    task = task_of(graph, 4, tmp_path, weights)
+    csr, relative = ExternalCsr.of_graph(graph, tmp_path / "lists"), relative_weights(task)
+    start = np.random.default_rng(0).choice(4, 4000, p=[0.4, 0.2, 0.2, 0.2]).astype(np.int32)
+    refined = start.copy()
+    refine(csr, relative, refined, 4, 8, 0, lambda share: None)
+    before, after = (measure_quality(graph, one, 4, weights) for one in (start, refined))
+    assert after.edge_cut < before.edge_cut - 0.1
+    assert before.balance["nodes"] > 1.5
+    assert max(after.balance.values()) <= 1.05 + 1e-6
+
+
+def test_refinement_puts_no_more_into_a_part_than_fits(tmp_path):
+    leaves = np.arange(1, 400)
+    csr = ExternalCsr.of_graph(source(leaves, 0 * leaves, 400), tmp_path / "lists")
+    part_of = (np.arange(400) % 4).astype(np.int32)
+    refine(csr, np.full((400, 1), 1 / 120, np.float32), part_of, 4, 1, 0, lambda share: None)
+    assert np.bincount(part_of).max() == 120
+
+
+# ---- METIS
+
+
+def test_entries_are_drawn_alike_in_both_directions_and_right_on_average(tmp_path, planted):
+    fine = ExternalCsr.of_graph(planted[0], tmp_path / "fine")
+    label, count = cluster(fine, np.full((4000, 1), 1e-3, np.float32), 0.02, 3, 0, lambda share: None)
+    csr = fine.contracted(label, count, tmp_path / "coarse")
+    total = sum(window.weights.sum() for window in csr.windows())
+    for repeated in (False, True):
+        indptr, neighbours, weights = _draw_entries(csr, 3.0, 0, repeated)
+        own = np.repeat(np.arange(count), np.diff(indptr))
+        matrix = np.zeros((count, count))
+        np.add.at(matrix, (own, neighbours), weights if len(weights) else 1)
+        assert (matrix == matrix.T).all()
+        assert matrix.sum() == pytest.approx(total / 3, rel=0.02)
+        assert repeated or len(neighbours) < csr.num_entries
+    assert len(_draw_entries(csr, 1.0, 0, False).neighbours) == csr.num_entries
+
+
+def test_without_pymetis_multilevel_takes_the_metis_of_dgl(tmp_path, planted, few_entries, monkeypatch):
+    monkeypatch.setattr(multilevel_module, "has_pymetis", lambda: False)
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    part_of = multilevel(task_of(planted[0], 4, tmp_path, planted[1]))
+    quality = measure_quality(planted[0], part_of, 4, planted[1])
+    assert quality.edge_cut < 0.4
+    assert max(quality.balance.values()) <= 1.05 + 1e-6
+
+
+def test_pymetis_has_to_be_installed(tmp_path, planted, monkeypatch):
+    monkeypatch.setattr("sar.partition.methods.metis.has_pymetis", lambda: False)
+    with pytest.raises(ConfigError, match="needs the package pymetis"):
+        pymetis(task_of(planted[0], 4, tmp_path))
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_multilevel_cuts_no_more_than_a_tenth_above_metis(tmp_path, planted, few_entries, weighed):
+    graph, weights = planted[0], planted[1] if weighed else {}
+    cuts = {
+        name: measure_quality(graph, METHODS[name](task_of(graph, 4, tmp_path, weights)), 4).edge_cut
+        for name in ("metis", "pymetis", "multilevel")
+    }
+    assert cuts["multilevel"] <= 1.1 * min(cuts["metis"], cuts["pymetis"]), cuts
+
+
+def test_multilevel_contracts_as_often_as_memory_asks_for(tmp_path, planted):
+    levels = []
+    for memory in (None, 2**20, 2**18):
+        said = []
+        task = task_of(
+            planted[0], 4, tmp_path, memory=memory, progress=lambda doing, share, said=said: said.append(doing)
+        )
+        multilevel(task)
+        levels.append(len({doing for doing in said if doing.startswith("clustering")}))
+    assert levels[0] == 0
+    assert 0 < levels[1] <= levels[2]
+
+
+# ---- auto
+
+
+def test_auto_takes_the_best_method_that_fits_and_says_so(tmp_path, planted, caplog):
+    task = task_of(planted[0], 4, tmp_path, planted[1])
+    needs = {name: estimate(task).memory for name, estimate in ESTIMATES.items()}
+    assert choose(task).name == "multilevel"
+    for memory in (10**9, needs["ldg"] + 1, needs["random"] + 1):
+        limited = task_of(planted[0], 4, tmp_path, planted[1], memory=memory)
+        name, why = choose(limited)
+        assert ESTIMATES[name](limited).memory <= memory
+        before = list(ESTIMATES)[: list(ESTIMATES).index(name)]
+        assert all(ESTIMATES[one](limited).memory > memory and one in why for one in before)
+    assert choose(task_of(planted[0], 4, tmp_path, planted[1], memory=needs["ldg"] + 1)).name == "ldg"
+    with caplog.at_level(logging.INFO, logger="sar"):
+        auto(task_of(planted[0], 4, tmp_path, memory=needs["ldg"]))
+    assert "method auto takes 'ldg': the smallest cut to expect; it needs about" in caplog.text
+    assert "multilevel needs about" in caplog.text
+
+
+def test_auto_looks_at_the_disk_too(tmp_path, planted, monkeypatch):
+    monkeypatch.setattr(auto_module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    choice = choose(task_of(planted[0], 4, tmp_path))
+    assert choice.name == "spring"
+    assert "of disk" in choice.why
+
+
+def test_auto_refuses_what_no_method_can_do(tmp_path, planted):
+    with pytest.raises(ConfigError, match="too little to divide 4000 nodes"):
+        auto(task_of(planted[0], 4, tmp_path, memory=1000))
