@@ -4,131 +4,207 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from tqdm import tqdm
 
+from sar.cli.sizes import parse_bytes
 from sar.comm import initialize_comms
 from sar.comm.launcher import find_place
 from sar.config import Config
 from sar.errors import ConfigError
-from sar.partition.pipeline import IN_EDGES, PartitionOptions, run_partition
+from sar.partition.assigning import AUTO, IN_EDGES, AssigningOptions
+from sar.partition.methods import method_names
+from sar.partition.pipeline import InputOptions, Outcome, OutputOptions, run_partition
+from sar.partition.readers.files import FORMATS
 from sar.partition.team import Team
-from sar.partition.write import PartitionReport
 from sar.partition.write_job import Progress
 
 HELP = "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read."
 
+_TYPED = re.compile(r"([^:=/]+:[^:=/]+:[^:=/]+)=(.+)")
 _WHOLE_DAY = 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar partition` takes."""
-    parser.add_argument("input", metavar="INPUT", help="a file, a directory or a pattern of files")
+    parser.add_argument(
+        "input",
+        nargs="+",
+        metavar="INPUT",
+        help="files in order, a directory or a pattern; or edges of several types: NTYPE:RELATION:NTYPE=FILE ...",
+    )
     parser.add_argument("--parts", type=int, required=True, metavar="P", help="number of parts, one for each worker")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
-    parser.add_argument("--name", help="of the graph; default: of the input's file")
-    parser.add_argument("--method", default="auto", help="what assigns nodes to parts (%(default)s)")
+    parser.add_argument("--name", help="of the graph and of its JSON file; default: that of the first input file")
     parser.add_argument(
-        "--memory", type=_bytes, metavar="BYTES", help="to use beyond Python and its libraries, for instance 2GiB"
+        "--memory", type=parse_bytes, metavar="SIZE", help="to use beside Python and its libraries, such as 2GiB"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the method (%(default)s)")
     parser.add_argument(
+        "--resume", action="store_true", help="go on where a run has stopped that was killed, or failed with --resume"
+    )
+    parser.add_argument(
+        "--local-output", action="store_true", help="with several processes: each host has its own disk for DIR"
+    )
+    _add_assigning(parser.add_argument_group("assignment"))
+    _add_input(parser.add_argument_group("input"))
+
+
+def _add_assigning(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--method", default=AUTO, metavar="METHOD", help=f"{', '.join(method_names())} (%(default)s: by --memory)"
+    )
+    group.add_argument("--seed", type=int, default=0, help="of the method (%(default)s)")
+    group.add_argument(
         "--balance",
         nargs="+",
         default=[],
         metavar="FIELD",
-        help=f"node fields that parts share evenly, for instance train_mask; {IN_EDGES} for edges",
+        help=f"node fields that parts share evenly, for instance train_mask; or {IN_EDGES}",
     )
-    parser.add_argument(
+    group.add_argument(
         "--imbalance",
         type=float,
         default=0.05,
         metavar="SHARE",
         help="how much larger than the mean a part may be (%(default)s)",
     )
-    parser.add_argument("--assignment", type=Path, metavar="DIR", help="take this assignment: NTYPE.txt for each type")
-    parser.add_argument("--write-assignment", type=Path, metavar="DIR", help="write the assignment in that form")
+    group.add_argument("--assignment", type=Path, metavar="DIR", help="take this one: NTYPE.txt for each type")
+    group.add_argument("--write-assignment", type=Path, metavar="DIR", help="write the assignment in that form")
+
+
+def _add_input(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--format", choices=FORMATS, help="default: by the names of the files")
+    group.add_argument(
+        "--num-nodes", action="append", default=[], metavar="[NTYPE=]N", help="of edge lists; default: by their IDs"
+    )
     for kind, form in (("node", "[NTYPE/]NAME=FILE"), ("edge", "[NTYPE:RELATION:NTYPE/]NAME=FILE")):
-        parser.add_argument(f"--{kind}-feature", action="append", default=[], metavar=form, help="a field more")
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on where a run that was killed, or failed with this option, has stopped (DIR.partial)",
+        group.add_argument(f"--{kind}-feature", action="append", default=[], metavar=form, help="one more field")
+    group.add_argument("--delimiter", help="of edges as text; default: found out")
+    group.add_argument(
+        "--header", action=argparse.BooleanOptionalAction, help="whether text begins with names; default: found out"
     )
-    parser.add_argument(
-        "--local-output", action="store_true", help="with several processes: each host has its own disk for DIR"
-    )
+    group.add_argument("--columns", nargs=2, metavar=("SRC", "DST"), help="of text and Parquet, by name or number")
+    group.add_argument("--dtype", choices=["int32", "int64"], help="of raw binary edges")
+    group.add_argument("--allow-nan", action="store_true", help="take NaN in features")
+    group.add_argument("--undirected", action="store_true", help="give every edge its reverse")
+    group.add_argument("--remove-duplicates", action="store_true", help="keep one of edges with the same ends")
+    loops = group.add_mutually_exclusive_group()
+    for what in ("remove", "add"):
+        loops.add_argument(
+            f"--{what}-self-loops", dest="self_loops", action="store_const", const=what, default="keep", help="all"
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the directory, say what is in it, and return 0."""
+    """Write the directory, print the report, and return 0."""
     place = find_place()
     if place is not None and place.world_size > 1:
         # The others wait while the first one assigns; if one dies, the rest hear of it at once.
         Config.timeout = max(Config.timeout, _WHOLE_DAY)
         initialize_comms(backend="gloo")
-    report = _with_progress(_options(arguments))
+    outcome = _with_progress(arguments)
     if Team.here().rank == 0:
-        print(_said(report))
+        print(f"{outcome.report.as_text()}\n\nmethod {outcome.assigned.method or 'unknown'}: {outcome.assigned.why}")
+        print(f"wrote {outcome.json_file}")
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> PartitionOptions:
-    given = vars(arguments) | {
-        "name": arguments.name or Path(arguments.input).name.partition(".")[0] or "graph",
-        "balance": tuple(arguments.balance),
-        "node_features": _named("--node-feature", arguments.node_feature),
-        "edge_features": _named("--edge-feature", arguments.edge_feature),
-    }
-    return PartitionOptions(**{field.name: given[field.name] for field in fields(PartitionOptions)})
-
-
-def _named(option: str, pairs: Sequence[str]) -> dict[str, str]:
-    """Files by field."""
-    named: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, file = pair.partition("=")
-        if not (name and equals and file):
-            raise ConfigError(f"{option} {pair}: expected NAME=FILE.")
-        if name in named:
-            raise ConfigError(f"{option} {pair}: there is a file for {name} already, {named[name]}.")
-        named[name] = file
-    return named
-
-
-def _bytes(text: str) -> int:
-    """A number of bytes: 2GiB, 500 MB, 1000000."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(i?)b?", text.lower())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size; expected for instance 2GiB, 500MB or 1000000")
-    power = "kmgt".find(found[2]) + 1 if found[2] else 0
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
-
-
-def _with_progress(options: PartitionOptions) -> PartitionReport:
+def _with_progress(arguments: argparse.Namespace) -> Outcome:
     """Run under a bar for each stage, where the first process has a terminal."""
+    options = _input_options(arguments), _assigning_options(arguments), _output_options(arguments)
     if Team.here().rank or not sys.stderr.isatty():
-        return run_partition(options)
+        return run_partition(*options)
     with tqdm(total=1.0, bar_format="{desc:40} {percentage:3.0f}% |{bar}| {elapsed}", leave=False) as bar:
-        return run_partition(options, _shown_on(bar))
+        return run_partition(*options, progress=_shown_on(bar))
 
 
 def _shown_on(bar: "tqdm[None]") -> Progress:
+    said = ""
+
     def show(doing: str, share: float) -> None:
-        if doing != bar.desc:
+        nonlocal said
+        if doing != said:
+            said = doing
             bar.reset()
             bar.set_description_str(doing, refresh=False)
-        bar.n = share
-        bar.refresh()
+        bar.update(share - bar.n)
 
     return show
 
 
-def _said(report: PartitionReport) -> str:
-    lines = [f"{'part':>6} {'nodes':>14} {'edges into it':>16}"]
-    sizes = zip(report.nodes, report.edges, strict=True)
-    lines += [f"{part:>6} {nodes:>14,} {edges:>16,}" for part, (nodes, edges) in enumerate(sizes)]
-    lines.append(f"{report.edge_cut:.1%} of the edges lead from one part into another.")
-    return "\n".join([*lines, f"wrote {report.json_file}"])
+def _input_options(arguments: argparse.Namespace) -> InputOptions:
+    columns = [int(name) if name.isdigit() else name for name in arguments.columns or ()]
+    return InputOptions(
+        path=_path(arguments.input),
+        format=arguments.format,
+        num_nodes=_num_nodes(arguments.num_nodes),
+        node_features=_named("--node-feature", arguments.node_feature),
+        edge_features=_named("--edge-feature", arguments.edge_feature),
+        delimiter=arguments.delimiter,
+        header=arguments.header,
+        columns=(columns[0], columns[1]) if columns else None,
+        dtype=arguments.dtype,
+        allow_nan=arguments.allow_nan,
+        undirected=arguments.undirected,
+        remove_duplicates=arguments.remove_duplicates,
+        self_loops=arguments.self_loops,
+    )
+
+
+def _assigning_options(arguments: argparse.Namespace) -> AssigningOptions:
+    return AssigningOptions(
+        parts=arguments.parts,
+        method=arguments.method,
+        seed=arguments.seed,
+        balance=tuple(arguments.balance),
+        imbalance=arguments.imbalance,
+        assignment=arguments.assignment,
+        write_assignment=arguments.write_assignment,
+    )
+
+
+def _output_options(arguments: argparse.Namespace) -> OutputOptions:
+    file = _TYPED.sub(r"\2", arguments.input[0])
+    return OutputOptions(
+        directory=arguments.out,
+        name=arguments.name or Path(file).absolute().name.partition(".")[0] or "graph",
+        memory=arguments.memory,
+        resume=arguments.resume,
+        local_output=arguments.local_output,
+    )
+
+
+def _path(inputs: Sequence[str]) -> str | list[str] | dict[str, str]:
+    """One input, several files, or files by edge type."""
+    typed = [_TYPED.fullmatch(one) for one in inputs]
+    if all(typed):
+        return _named("INPUT", inputs)
+    if any(typed):
+        untyped = [one for one, match in zip(inputs, typed, strict=True) if match is None]
+        raise ConfigError(f"{', '.join(untyped)}: expected NTYPE:RELATION:NTYPE=FILE, as in the other inputs.")
+    return inputs[0] if len(inputs) == 1 else list(inputs)
+
+
+def _num_nodes(said: Sequence[str]) -> int | dict[str, int] | None:
+    """One number, or one by type."""
+    one = len(said) == 1 and "=" not in said[0]
+    named = {"": said[0]} if one else _named("--num-nodes", said)
+    try:
+        counts = {ntype: int(count) for ntype, count in named.items()}
+    except ValueError as error:
+        raise ConfigError(f"--num-nodes {' '.join(said)}: expected a number, or NTYPE=NUMBER for each type.") from error
+    return counts[""] if one else counts or None
+
+
+def _named(option: str, pairs: Sequence[str]) -> dict[str, str]:
+    """What is given as NAME=VALUE, by name."""
+    named: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{option} {pair}: expected NAME=VALUE.")
+        if name in named:
+            raise ConfigError(f"{option} {pair}: there is {named[name]} for {name} already; name each once.")
+        named[name] = value
+    return named

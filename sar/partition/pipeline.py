@@ -4,180 +4,184 @@ Under a launcher with several processes, the first one assigns; all of them writ
 """
 
 import hashlib
-import json
-import os
+import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from sar.adapters.dgl.metis import metis_of_edges
 from sar.errors import ConfigError
-from sar.partition.assignment import AssignmentTask, Method
-from sar.partition.graph_data import Array, GraphData
-from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.hetero_data import HeteroGraphData, read_any_npz
+from sar.partition.assigning import Assigned, AssigningOptions, assign, write_once
+from sar.partition.cleanup import clean_up
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import GraphSource
+from sar.partition.readers import open_graph
+from sar.partition.readers.files import Files, find_files
+from sar.partition.report import DirectoryReport
 from sar.partition.staging import Staging, staged
 from sar.partition.team import Team
-from sar.partition.write import PartitionReport, write_parts
+from sar.partition.write import write_parts
 from sar.partition.write_job import Progress, check_writable
+from sar.partition.written_report import written_report
 
-IN_EDGES = "in_edges"
-"""What to balance that is no field: the number of edges into a part."""
-
-_NOT_IN_DIGEST = ("resume", "out")
+_NAME_BYTES = 1000
 
 
 @dataclass(frozen=True)
-class PartitionOptions:
-    """What to do.
+class InputOptions:
+    """What to read, and how: `path` to `allow_nan` as in `open_graph`, the rest as in `clean_up`."""
 
-    input: a file or directory, of any format that `sar.partition.readers.open_graph` knows.
-    out: directory to make.
-    parts: P.
-    method: what assigns nodes to parts.
-    name: of the graph and of the JSON file.
-    memory: bytes that assigning and writing may each use beyond what the process has when it starts.
-    seed: of the method.
-    balance: node fields of which each part is to have about an equal sum, or `IN_EDGES`.
-    imbalance: how much larger than the mean a part may be.
-    assignment: directory of an assignment to take instead of a method's.
-    write_assignment: directory to write the assignment to.
-    node_features, edge_features: files of more fields, by name.
-    resume: see `sar.partition.write.write_partitions`; a run can be resumed even if it was not asked to be resumable.
-    local_output: see there.
+    path: Files | Mapping[str, Files]
+    format: str | None = None
+    num_nodes: int | Mapping[str, int] | None = None
+    node_features: Mapping[str, Files] = field(default_factory=dict)
+    edge_features: Mapping[str, Files] = field(default_factory=dict)
+    delimiter: str | None = None
+    header: bool | None = None
+    columns: tuple[str | int, str | int] | None = None
+    dtype: str | None = None
+    allow_nan: bool = False
+    undirected: bool = False
+    remove_duplicates: bool = False
+    self_loops: Literal["keep", "remove", "add"] = "keep"
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What to make.
+
+    directory, name: as in `sar.partition.write.write_partitions`.
+    memory: bytes that each step may use beyond what the process has when it starts.
+    resume: as there; a run that was killed can be resumed even if it did not have this option.
+    local_output: as there.
     """
 
-    input: str
-    out: Path
-    parts: int
-    method: str = "auto"
+    directory: Path
     name: str = "graph"
     memory: int | None = None
-    seed: int = 0
-    balance: tuple[str, ...] = ()
-    imbalance: float = 0.05
-    assignment: Path | None = None
-    write_assignment: Path | None = None
-    node_features: Mapping[str, str] = field(default_factory=dict)
-    edge_features: Mapping[str, str] = field(default_factory=dict)
     resume: bool = False
     local_output: bool = False
 
 
-def run_partition(options: PartitionOptions, progress: Progress = lambda doing, share: None) -> PartitionReport:
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    json_file: what `sar.load_dgl_partition_data` takes.
+    assigned: by what, and why by that.
+    report: what is in the directory, which has it as `report.json` too.
+    """
+
+    json_file: Path
+    assigned: Assigned
+    report: DirectoryReport
+
+
+def run_partition(
+    source: InputOptions,
+    assigning: AssigningOptions,
+    output: OutputOptions,
+    progress: Progress = lambda doing, share: None,
+) -> Outcome:
     """Divide a graph into parts and write them; all workers call it together where there are several.
 
     Raises:
         ConfigError: options do not fit each other or the graph, or the directory is taken.
         PartitionError: the input is damaged, or the disk is full.
     """
-    if options.parts < 1:
-        raise ConfigError(f"{options.parts} parts were asked for; expected at least 1.")
+    if assigning.parts < 1:
+        raise ConfigError(f"{assigning.parts} parts were asked for; expected at least 1.")
     team = Team.here()
-    with (
-        team.guard(),
-        staged(options.out, team, _digest(options, team), resume=options.resume, local=options.local_output) as staging,
-    ):
-        graph = _open(options, staging.scratch / f"input-{team.rank}")
-        check_writable(graph, options.name)
-        part_of = _assignment(options, staging, graph, progress)
-        method = options.method if options.assignment is None else "custom"
-        written = write_parts(staging, graph, part_of, options.parts, options.name, method, options.memory, progress)
-        report = written.report(staging.target / f"{options.name}.json")
-        if staging.leads:
-            content = {"method": method, "nodes": report.nodes, "edges": report.edges, "edge_cut": report.edge_cut}
-            (staging.path / "report.json").write_text(json.dumps(content, indent=1))
-    return report
+    with team.guard():
+        digest = _digest(source, assigning, output, team)
+        with staged(output.directory, team, digest, resume=output.resume, local=output.local_output) as staging:
+            graph = _open(source, staging.scratch / f"input-{team.rank}", output.memory)
+            check_writable(graph, output.name)
+            part_of, assigned = _assignment(assigning, staging, graph, output.memory, progress)
+            method = assigned.method or "custom"
+            written = write_parts(
+                staging, graph, part_of, assigning.parts, output.name, method, output.memory, progress
+            )
+            report = written_report(graph, part_of, written, output.name, method)
+            if staging.leads:
+                report.save(staging.path)
+    return Outcome(staging.target / f"{output.name}.json", assigned, report)
 
 
-def _open(options: PartitionOptions, scratch: Path) -> GraphSource:
-    data = read_any_npz(options.input)
-    if isinstance(data, GraphData):
-        data = HeteroGraphData(
-            {"_N": data.num_nodes}, {("_N", "_E", "_N"): (data.src, data.dst)}, {"_N": data.node_data}
-        )
-    return GraphSource(data.num_nodes, {e: ArrayEdges(*ends) for e, ends in data.edges.items()}, data.node_data, {})
+def _open(source: InputOptions, scratch: Path, memory: int | None) -> GraphSource:
+    """The graph to divide; copies that an earlier run has left are made again."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    graph = open_graph(
+        source.path,
+        scratch,
+        format=source.format,
+        num_nodes=source.num_nodes,
+        node_features=source.node_features,
+        edge_features=source.edge_features,
+        delimiter=source.delimiter,
+        header=source.header,
+        columns=source.columns,
+        dtype=source.dtype,
+        allow_nan=source.allow_nan,
+    )
+    if not (source.undirected or source.remove_duplicates or source.self_loops != "keep"):
+        return graph
+    limit = {} if memory is None else {"memory": memory}
+    return clean_up(
+        graph,
+        scratch,
+        undirected=source.undirected,
+        remove_duplicates=source.remove_duplicates,
+        self_loops=source.self_loops,
+        **limit,
+    )
 
 
-def _method(name: str) -> Method:
-    def metis(task: AssignmentTask) -> Array:
-        import torch
-
-        src, dst = (torch.from_numpy(np.concatenate(ends)) for ends in zip(*task.graph.chunks(), strict=True))
-        return metis_of_edges(src, dst, task.graph.total_nodes, task.num_parts).numpy()
-
-    def random(task: AssignmentTask) -> Array:
-        return np.random.default_rng(task.seed).integers(0, task.num_parts, task.graph.total_nodes)
-
-    return {"auto": metis, "metis": metis, "random": random}[name]
-
-
-def _assignment(options: PartitionOptions, staging: Staging, graph: GraphSource, progress: Progress) -> Array:
-    """The part of every node, (N,), made by the first process and kept for a run that resumes this one."""
-    file = staging.scratch / "assignment.npy"
+def _assignment(
+    options: AssigningOptions, staging: Staging, graph: GraphSource, memory: int | None, progress: Progress
+) -> tuple[Array, Assigned]:
+    """The part of every node, (N,), made by the first process, and kept for a run that resumes this one."""
+    file, team = staging.scratch / "assignment", staging.team
     dtype = np.min_scalar_type(options.parts - 1)
 
-    def assign() -> None:
-        if staging.team.rank == 0:
-            with file.open("wb") as opened:
-                opened.write(_assign(options, staging.scratch / "method", graph, progress).astype(dtype).data)
+    def first_assigns() -> list[str]:
+        if team.rank:
+            return ["", ""]
+        part_of, assigned = assign(options, graph, staging.scratch / "method", memory, progress)
+        with file.open("wb") as opened:
+            opened.write(part_of.astype(dtype).data)
+        return list(assigned)
 
-    staging.step("assignment", assign)
-    part_of = np.empty(graph.total_nodes, dtype)
-    if staging.team.rank == 0:
-        part_of[:] = np.fromfile(file, dtype)
-    return staging.team.from_first(part_of)
-
-
-def _assign(options: PartitionOptions, scratch: Path, graph: GraphSource, progress: Progress) -> Array:
-    scratch.mkdir(exist_ok=True)
-    weights = {name: _weight(graph, name) for name in options.balance}
-    task = AssignmentTask(
-        graph, options.parts, scratch, options.seed, weights, options.imbalance, options.memory, progress
-    )
-    return _method(options.method)(task)
+    said = staging.step("assignment", first_assigns)
+    part_of = np.fromfile(file, dtype) if team.rank == 0 else np.empty(graph.total_nodes, dtype)
+    if options.write_assignment is not None and team.rank == 0:
+        write_once(options.write_assignment, graph, part_of, options.parts, said[0])
+    words = [np.frombuffer(word.encode().ljust(_NAME_BYTES, b"\0")[:_NAME_BYTES], np.uint8).copy() for word in said]
+    method, why = (bytes(team.from_first(word)).rstrip(b"\0").decode(errors="ignore") for word in words)
+    return team.from_first(part_of), Assigned(method, why)
 
 
-def _weight(graph: GraphSource, name: str) -> Array:
-    """What each node adds to the sum to balance, (N,); 0 where nodes of its type do not have the field.
-
-    Raises:
-        ConfigError: no type has the field, or it is not one number for each node, at least 0.
-    """
-    weight = np.zeros(graph.total_nodes)
-    if name == IN_EDGES:
-        for _, dst in graph.chunks():
-            weight += np.bincount(dst, minlength=len(weight))
-        return weight
-    columns = {ntype: columns[name] for ntype, columns in graph.node_data.items() if name in columns}
-    if not columns:
-        there = sorted({key for columns in graph.node_data.values() for key in columns})
-        raise ConfigError(f"--balance {name}: expected {IN_EDGES}, or one of the node fields {', '.join(there)}.")
-    for ntype, column in columns.items():
-        if len(column.shape) != 1 or column.dtype.kind not in "biuf":
-            raise ConfigError(f"--balance {name}: '{ntype}/{name}' has shape {column.shape}; expected a number a node.")
-        first = graph.first_node[ntype]
-        weight[first : first + graph.num_nodes[ntype]] = column[:]
-    if not (weight >= 0).all():
-        raise ConfigError(f"--balance {name}: node {int(np.argmin(weight >= 0))} has less than 0, or NaN.")
-    return weight
-
-
-def _digest(options: PartitionOptions, team: Team) -> str:
+def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOptions, team: Team) -> str:
     """Of all that decides about the result: options, the number of processes, and size and time of input files."""
-    said = [f"{f.name}={getattr(options, f.name)!r}" for f in fields(options) if f.name not in _NOT_IN_DIGEST]
-    files = [options.input, *options.node_features.values(), *options.edge_features.values(), options.assignment]
-    found = sorted(stamp for file in files if file is not None for stamp in _stamps(Path(file)))
-    return hashlib.blake2b(repr((said, team.size, found)).encode(), digest_size=16).hexdigest()
+    said = [repr(source), repr(assigning), output.name, output.memory, team.size]
+    named = source.path.values() if isinstance(source.path, Mapping) else [source.path]
+    files = [*named, *source.node_features.values(), *source.edge_features.values()]
+    if assigning.assignment is not None:
+        files.append(assigning.assignment)
+    stamps = sorted({stamp for some in files for stamp in _stamps(some)})
+    return hashlib.blake2b(repr((said, stamps)).encode(), digest_size=16).hexdigest()
 
 
-def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Name, size and time of change of a file, or of all files in a directory."""
-    if path.suffix == ".json":  # which names files beside it
-        path = path.parent
-    for file in path.rglob("*") if path.is_dir() else path.parent.glob(path.name):
-        if file.is_file():
-            status = os.stat(file)
-            yield str(file.absolute()), status.st_size, status.st_mtime_ns
+def _stamps(files: Files) -> Iterator[tuple[str, int, int]]:
+    """Name, size and time of change of every file meant; of a JSON file, which names others, of all files beside it."""
+    if isinstance(files, str | PathLike) and not Path(files).exists():
+        files = str(files).partition("#")[0]  # which names columns in the file
+    for path in [Path(files)] if isinstance(files, str | PathLike) and Path(files).is_dir() else find_files(files):
+        folder = path.parent if path.suffix == ".json" else path
+        for file in folder.rglob("*") if folder.is_dir() else [folder]:
+            if file.is_file():
+                status = file.stat()
+                yield str(file.absolute()), status.st_size, status.st_mtime_ns

@@ -1,0 +1,129 @@
+"""`sar partition` as it is typed: what it says, what its options mean, and several processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sar.cli import main
+from sar.cli import partition as command
+from sar.partition.inspection import inspect_directory
+from tests.partition.written import content_of
+from tests.workers import REPOSITORY
+
+
+@pytest.fixture
+def edges(tmp_path: Path) -> Path:
+    file = tmp_path / "edges.csv"
+    np.savetxt(file, np.random.default_rng(0).integers(0, 50, (300, 2)), "%d", ",")
+    return file
+
+
+def test_it_says_what_it_has_written(tmp_path: Path, edges: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["partition", str(edges), "--parts", "3", "--out", str(tmp_path / "parts"), "--memory", "1GiB"]) == 0
+    said, complained = capfd.readouterr()
+    report = inspect_directory(tmp_path / "parts")
+    assert report.problems == []
+    assert report.as_text() in said
+    assert f"method {report.method}: the smallest cut to expect" in said
+    assert said.endswith(f"wrote {tmp_path / 'parts' / 'edges.json'}\n")
+    assert complained == ""
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--parts", "0"], "0 parts were asked for"),
+        (["--parts", "2", "--method", "nix"], "no partition method 'nix'"),
+        (["--parts", "2", "--node-feature", "x"], "--node-feature x: expected NAME=VALUE"),
+        (["--parts", "2", "--node-feature", "x=a", "--node-feature", "x=b"], "there is a for x already"),
+        (["--parts", "2", "--num-nodes", "many"], "--num-nodes many: expected a number"),
+        (["--parts", "2", "--memory", "2"], "too little"),
+        (["a:b:c=d.csv", "--parts", "2"], "edges.csv: expected NTYPE:RELATION:NTYPE=FILE"),
+    ],
+)
+def test_mistakes_are_told(
+    tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert main(["partition", str(edges), *options, "--out", str(tmp_path / "parts")]) == 1
+    said, complained = capsys.readouterr()
+    assert said == ""
+    assert complained.startswith("sar partition: ")
+    assert words in complained
+    assert [file.name for file in tmp_path.iterdir()] == ["edges.csv"]
+
+
+def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def record(*options: Any) -> Any:
+        asked.extend(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_partition", record)
+    typed = [
+        "x:r:y=dir/r.csv",
+        "y:s:y=s*.csv",
+        "--parts",
+        "8",
+        "--out",
+        "parts",
+        "--num-nodes",
+        "x=4",
+        "--num-nodes",
+        "y=5",
+    ]
+    more = ["--balance", "train_mask", "in_edges", "--columns", "a", "1", "--add-self-loops", "--no-header"]
+    fields = ["--node-feature", "x/feat=f.npy", "--edge-feature", "w=w.parquet#a,b", "--memory", "1.5MB", "--resume"]
+    with pytest.raises(KeyboardInterrupt):
+        main(["partition", *typed, *more, *fields, "--undirected", "--seed", "3", "--assignment", "given"])
+    source, assigning, output = asked
+    assert source.path == {"x:r:y": "dir/r.csv", "y:s:y": "s*.csv"}
+    assert source.num_nodes == {"x": 4, "y": 5}
+    assert (source.columns, source.header, source.self_loops, source.undirected) == (("a", 1), False, "add", True)
+    assert (source.node_features, source.edge_features) == ({"x/feat": "f.npy"}, {"w": "w.parquet#a,b"})
+    assert (assigning.parts, assigning.method, assigning.seed) == (8, "auto", 3)
+    assert (assigning.balance, assigning.assignment) == (("train_mask", "in_edges"), Path("given"))
+    assert (output.directory, output.name, output.memory, output.resume) == (Path("parts"), "r", 1_500_000, True)
+    assert not output.local_output
+
+
+SCRIPT = "import sys; from sar.cli import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "sar launch"])
+def test_several_processes_write_the_same(tmp_path: Path, edges: Path, launcher: str) -> None:
+    options = [str(edges), "--parts", "3", "--method", "random", "--undirected", "--out"]
+    assert main(["partition", *options, str(tmp_path / "expected")]) == 0
+    if launcher == "torchrun":
+        start = [
+            "torch.distributed.run",
+            "--standalone",
+            "--local-addr=127.0.0.1",
+            "--nproc-per-node=2",
+            "-m",
+            "sar.cli",
+        ]
+    else:
+        (tmp_path / "sar").write_text(SCRIPT)
+        start = ["sar.cli", "launch", "--workers", "2", str(tmp_path / "sar")]
+    done = subprocess.run(
+        [sys.executable, "-m", *start, "partition", *options, str(tmp_path / "parts")],
+        cwd=REPOSITORY,
+        env={
+            "PYTHONPATH": str(REPOSITORY),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TMPDIR": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("wrote ") == 1
+    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")

@@ -1,0 +1,221 @@
+"""The whole job of `sar partition`: every input, balance, assignments from files, and going on after a stop."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sar.errors import ConfigError, PartitionError
+from sar.partition import assigning
+from sar.partition.assigning import AssigningOptions
+from sar.partition.assignment import AssignmentTask
+from sar.partition.assignment_files import read_assignment
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.inspection import inspect_directory
+from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
+from tests.partition.written import check_directory, content_of
+
+ONLY = ("_N", "_E", "_N")
+NUM_NODES, NUM_EDGES = 40, 150
+
+
+@pytest.fixture
+def edges(tmp_path: Path) -> tuple[Array, Array]:
+    """Edges, also as `edges.csv` and, with features, as `.npy`."""
+    rng = np.random.default_rng(0)
+    src, dst = rng.integers(0, NUM_NODES, (2, NUM_EDGES))
+    np.savetxt(tmp_path / "edges.csv", np.stack([src, dst], 1), "%d", ",")
+    np.save(tmp_path / "edges.npy", np.stack([src, dst]))
+    np.save(tmp_path / "feat.npy", rng.random((NUM_NODES, 3)))
+    np.save(tmp_path / "train_mask.npy", np.arange(NUM_NODES) < 10)
+    np.save(tmp_path / "weight.npy", rng.random(NUM_EDGES))
+    return src, dst
+
+
+def round_robin(task: AssignmentTask) -> Array:
+    return np.arange(task.graph.total_nodes) % task.num_parts
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> list[AssignmentTask]:
+    """What a method is asked for; it deals nodes out one after the other."""
+    asked: list[AssignmentTask] = []
+
+    def method(task: AssignmentTask) -> Array:
+        asked.append(task)
+        (task.scratch / "mine").write_text("")
+        return round_robin(task)
+
+    monkeypatch.setattr(assigning, "method_named", lambda name: method)
+    return asked
+
+
+def options_for(folder: Path) -> tuple[InputOptions, AssigningOptions, OutputOptions]:
+    features = {name: str(folder / f"{name}.npy") for name in ("feat", "train_mask")}
+    source = InputOptions(
+        str(folder / "edges.npy"), node_features=features, edge_features={"weight": str(folder / "weight.npy")}
+    )
+    return source, AssigningOptions(3, "dealt"), OutputOptions(folder / "parts", "some")
+
+
+def test_edges_and_features_in_files_become_a_directory(
+    tmp_path: Path, edges: tuple[Array, Array], tasks: list[AssignmentTask]
+) -> None:
+    outcome = run_partition(*options_for(tmp_path))
+    node_data = {name: np.load(tmp_path / f"{name}.npy") for name in ("feat", "train_mask")}
+    weight = np.load(tmp_path / "weight.npy")
+    graph = GraphSource({"_N": NUM_NODES}, {ONLY: ArrayEdges(*edges)}, {"_N": node_data}, {ONLY: {"weight": weight}})
+    check_directory(tmp_path / "parts", "some", graph, np.arange(NUM_NODES) % 3, 3)
+    assert outcome.json_file == tmp_path / "parts" / "some.json"
+    assert json.loads(outcome.json_file.read_text())["part_method"] == "dealt"
+    [task] = tasks
+    assert (task.num_parts, task.seed, task.imbalance) == (3, 0, 0.05)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_report_says_what_inspection_finds(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    arrays = {"num_nodes/b": np.int64(30), "num_nodes/a": np.int64(20), "num_nodes/none": np.int64(0)}
+    for name, (source, target) in {"b:r:a": (30, 20), "a:s:a": (20, 20), "a:t:b": (20, 30)}.items():
+        arrays[f"edges/{name}/src"], arrays[f"edges/{name}/dst"] = (
+            rng.integers(0, source, 90),
+            rng.integers(0, target, 90),
+        )
+    arrays |= {
+        "feat/a": rng.random((20, 4)),
+        "train_mask/b": rng.random(30) < 0.4,
+        "train_mask/a": rng.random(20) < 0.4,
+    }
+    np.savez(tmp_path / "typed.npz", **arrays)
+    options = (
+        InputOptions(str(tmp_path / "typed.npz")),
+        AssigningOptions(4, "random"),
+        OutputOptions(tmp_path / "parts"),
+    )
+    outcome = run_partition(*options)
+    found = inspect_directory(outcome.json_file)
+    assert found.problems == []
+    assert outcome.report == found
+    assert json.loads((tmp_path / "parts" / "report.json").read_text()) == json.loads(json.dumps(found.summary()))
+
+
+def test_edges_are_cleaned_up(tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("0,1\n1,2\n0,1\n3,3\n2,1\n")
+    source = InputOptions(str(tmp_path / "edges.csv"), num_nodes=5, undirected=True, self_loops="add")
+    run_partition(source, AssigningOptions(2, "random"), OutputOptions(tmp_path / "parts", memory=2**26))
+    src, dst = [0, 1, 1, 2, 0, 1, 2, 3, 4], [1, 0, 2, 1, 0, 1, 2, 3, 4]
+    graph = GraphSource({"_N": 5}, {ONLY: ArrayEdges(np.array(src), np.array(dst))}, {}, {})
+    part_of = read_parts(tmp_path / "parts", 5)
+    check_directory(tmp_path / "parts", "graph", graph, part_of, 2)
+
+
+def read_parts(folder: Path, num_nodes: int) -> Array:
+    """The part of each node, by the files of original IDs."""
+    from tests.partition.written import load_tensors
+
+    part_of = np.empty(num_nodes, int)
+    for part in range(len(list(folder.glob("part*")))):
+        [ids] = load_tensors(str(folder / f"part{part}" / "orig_nids.dgl")).values()
+        part_of[ids.numpy()] = part
+    return part_of
+
+
+def test_what_is_balanced(tmp_path: Path, edges: tuple[Array, Array], tasks: list[AssignmentTask]) -> None:
+    source, _, output = options_for(tmp_path)
+    run_partition(source, AssigningOptions(3, "dealt", balance=("train_mask", "in_edges")), output)
+    weights = tasks[0].weights
+    assert np.array_equal(weights["train_mask"], np.arange(NUM_NODES) < 10)
+    assert np.array_equal(weights["in_edges"], np.bincount(edges[1], minlength=NUM_NODES))
+
+
+@pytest.mark.usefixtures("edges", "tasks")
+@pytest.mark.parametrize(
+    "balance, words",
+    [
+        ("nix", "in_edges, or one of the node fields feat, train_mask"),
+        ("feat", r"shape \(40, 3\)"),
+        ("bad", "node 7 has"),
+    ],
+)
+def test_balances_that_make_no_sense_are_refused(tmp_path: Path, balance: str, words: str) -> None:
+    source, _, output = options_for(tmp_path)
+    if balance == "bad":
+        np.save(tmp_path / "bad.npy", np.where(np.arange(NUM_NODES) == 7, -1.0, 0.0))
+        source = InputOptions(source.path, node_features={"bad": str(tmp_path / "bad.npy")})
+    before = content_of(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        run_partition(source, AssigningOptions(3, "dealt", balance=(balance,)), output)
+    assert content_of(tmp_path) == before
+
+
+@pytest.mark.usefixtures("edges")
+def test_an_assignment_goes_out_and_comes_in(tmp_path: Path, tasks: list[AssignmentTask]) -> None:
+    source, _, output = options_for(tmp_path)
+    folder = tmp_path / "assignment"
+    run_partition(source, AssigningOptions(3, "dealt", write_assignment=folder), output)
+    assert read_assignment(folder, {"_N": NUM_NODES}).parts.tolist() == (np.arange(NUM_NODES) % 3).tolist()
+    again = OutputOptions(tmp_path / "again", "some")
+    outcome = run_partition(source, AssigningOptions(3, assignment=folder), again)
+    assert outcome.assigned == ("dealt", f"read from {folder}")
+    assert content_of(tmp_path / "again") == content_of(tmp_path / "parts")
+    assert len(tasks) == 1
+    with pytest.raises(ConfigError, match="holds something already"):
+        run_partition(source, AssigningOptions(3, "dealt", write_assignment=folder), OutputOptions(tmp_path / "third"))
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        ["again", "assignment", "parts", "edges.csv", "edges.npy", "feat.npy", "train_mask.npy", "weight.npy"]
+    )
+
+
+def stop_at(words: str) -> Callable[[str, float], None]:
+    def progress(doing: str, _share: float) -> None:
+        if words in doing:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+@pytest.mark.usefixtures("edges")
+@pytest.mark.parametrize("words", ["dividing _N:_E:_N", "dividing _N/feat", "writing parts"])
+def test_a_stopped_run_keeps_its_assignment(tmp_path: Path, tasks: list[AssignmentTask], words: str) -> None:
+    source, _, output = options_for(tmp_path)
+    run_partition(source, AssigningOptions(3, "dealt"), OutputOptions(tmp_path / "expected", "some"))
+    method = AssigningOptions(3, "dealt", write_assignment=tmp_path / "assignment")
+    resumed = OutputOptions(output.directory, output.name, resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        run_partition(source, method, resumed, stop_at(words))
+    assert (tmp_path / "parts.partial").is_dir()
+    run_partition(source, method, resumed)
+    assert len(tasks) == 2
+    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
+    assert not (tmp_path / "parts.partial").exists()
+
+
+@pytest.mark.usefixtures("edges", "tasks")
+def test_other_input_or_options_are_not_resumed(tmp_path: Path) -> None:
+    source, method, output = options_for(tmp_path)
+    resumed = OutputOptions(output.directory, output.name, resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        run_partition(source, method, resumed, stop_at("writing parts"))
+    with pytest.raises(ConfigError, match="begun with other input"):
+        run_partition(source, AssigningOptions(3, "dealt", seed=1), resumed)
+    weight = np.load(tmp_path / "weight.npy")
+    np.save(tmp_path / "weight.npy", weight[::-1])
+    with pytest.raises(ConfigError, match="begun with other input"):
+        run_partition(source, method, resumed)
+
+
+@pytest.mark.usefixtures("tasks")
+def test_damaged_input_leaves_nothing(tmp_path: Path, edges: tuple[Array, Array]) -> None:
+    source, method, output = options_for(tmp_path)
+    edges[0][77] = -1
+    np.save(tmp_path / "edges.npy", np.stack(edges))
+    before = content_of(tmp_path)
+    with pytest.raises(PartitionError, match="-1"):
+        run_partition(source, method, output)
+    with pytest.raises(ConfigError, match="0 parts"):
+        run_partition(source, AssigningOptions(0), output)
+    assert content_of(tmp_path) == before
