@@ -1,9 +1,11 @@
 """`sar partition`: divide a graph that may be larger than memory, and write a directory that DGL and sar read."""
 
 import argparse
+import contextlib
 import re
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -103,11 +105,22 @@ def run(arguments: argparse.Namespace) -> int:
         # The others wait while the first one assigns; if one dies, the rest hear of it at once.
         Config.timeout = max(Config.timeout, _WHOLE_DAY)
         initialize_comms(backend="gloo")
-    outcome = _with_progress(arguments)
+    with _stoppable():
+        outcome = _with_progress(arguments)
     if Team.here().rank == 0:
         print(f"{outcome.report.as_text()}\n\nmethod {outcome.assigned.method or 'unknown'}: {outcome.assigned.why}")
         print(f"wrote {outcome.json_file}")
     return 0
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM, which launchers send when another process has failed, end the run like Ctrl-C: it cleans up."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _with_progress(arguments: argparse.Namespace) -> Outcome:

@@ -1,5 +1,7 @@
 """`sar partition` as it is typed: what it says, what its options mean, and several processes."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from sar.cli import main
 from sar.cli import partition as command
+from sar.partition import pipeline
 from sar.partition.inspection import inspect_directory
 from tests.partition.written import content_of
 from tests.workers import REPOSITORY
@@ -89,6 +92,17 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert (assigning.balance, assigning.assignment) == (("train_mask", "in_edges"), Path("given"))
     assert (output.directory, output.name, output.memory, output.resume) == (Path("parts"), "r", 1_500_000, True)
     assert not output.local_output
+
+
+def test_a_stopped_run_cleans_up(tmp_path: Path, edges: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(pipeline, "write_parts", stop)
+    with pytest.raises(KeyboardInterrupt):
+        main(["partition", str(edges), "--parts", "2", "--out", str(tmp_path / "parts")])
+    assert os.listdir(tmp_path) == ["edges.csv"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 SCRIPT = "import sys; from sar.cli import main; sys.exit(main())"
