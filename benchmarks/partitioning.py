@@ -20,7 +20,6 @@ from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import setting
 from sar.adapters.dgl.metis import metis_of_edges
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.demo.report import as_markdown, as_text
 from sar.cli.memory import PeakMemory
 from sar.cli.processes import run_workers
 from sar.errors import ConfigError
@@ -30,6 +29,7 @@ from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.methods import METHODS, method_named
 from sar.partition.quality import measure_quality
+from sar.partition.tables import as_markdown, as_text
 
 GENERATED = "sbm", "rmat"
 REAL = "soc_epinions", "web_notredame", "mesh_wing"

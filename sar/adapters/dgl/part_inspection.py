@@ -180,8 +180,8 @@ class _Structure:
             hashes = _hashes(ids, node_id[src], node_id[dst])
             _add(content.came_in, owner[src[comes_in]], hashes[comes_in.numpy()])
             _add(content.going_out, owner[dst[goes_out]], hashes[goes_out.numpy()])
-        for problem, found in wrong.items():
-            bad = torch.cat(found)
+        for problem, edge_ids in wrong.items():
+            bad = torch.cat(edge_ids)
             if len(bad):
                 self._say(f"{len(bad)} {problem}, edge {int(bad[0])} for one")
         self._owned_once("edges", torch.cat(own_ids) if own_ids else fields[EID].long(), spec.edge_ranges)
