@@ -14,7 +14,7 @@ from sar.partition.methods import ldg as ldg_module
 from sar.partition.methods import multilevel as multilevel_module
 from sar.partition.methods.auto import ESTIMATES, auto, choose
 from sar.partition.methods.label_propagation import cluster, refine
-from sar.partition.methods.ldg import draw, greedy_passes, ldg, relative_weights
+from sar.partition.methods.ldg import draw, greedy_passes, ldg, lists_on_disk, relative_weights
 from sar.partition.methods.metis import _draw_entries, metis, pymetis
 from sar.partition.methods.multilevel import multilevel
 from sar.partition.quality import measure_quality
@@ -266,3 +266,13 @@ def test_auto_looks_at_the_disk_too(tmp_path, planted, monkeypatch):
 def test_auto_refuses_what_no_method_can_do(tmp_path, planted):
     with pytest.raises(ConfigError, match="too little to divide 4000 nodes"):
         auto(task_of(planted[0], 4, tmp_path, memory=1000))
+
+
+@pytest.mark.parametrize("name", ["parallel edges", "star"])
+def test_metis_of_dgl_gets_fewer_edges_of_a_node_than_nodes(tmp_path, name):
+    """Else it writes beyond its buffers."""
+    csr = lists_on_disk(task_of(odd_graphs()[name], 2, tmp_path))
+    for seed in range(5):
+        lengths = np.diff(_draw_entries(csr, 1.0, seed, repeated=True).indptr)
+        assert lengths.max() < csr.num_nodes
+        assert lengths.sum() > 0

@@ -4,12 +4,12 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
+from sar.adapters.pymetis import has_pymetis
 from sar.errors import ConfigError
 from sar.logging_setup import logger
 from sar.partition.assignment import AssignmentTask
 from sar.partition.graph_data import Array
 from sar.partition.methods import method_named
-from sar.partition.methods.metis_library import has_pymetis
 from sar.partition.methods.multilevel import ENTRY_BYTES, coarse_entries
 
 MIB = 2**20

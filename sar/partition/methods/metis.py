@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from sar.adapters.dgl.metis import metis_of_lists
+from sar.adapters.pymetis import has_pymetis, metis_dtype, part_graph_kway
 from sar.errors import ConfigError
 from sar.partition.assignment import AssignmentTask
 from sar.partition.external_csr import ExternalCsr
 from sar.partition.graph_data import Array
 from sar.partition.methods.compiled import compiled
 from sar.partition.methods.ldg import draw, greedy_passes, lists_on_disk, relative_weights
-from sar.partition.methods.metis_library import has_pymetis, metis_dtype, part_graph_kway
 from sar.partition.methods.settle import settle
 
 MOST = 2**30
@@ -96,9 +96,11 @@ def _draw_entries(csr: ExternalCsr, unit: float, seed: int, repeated: bool) -> L
 
     Both directions of an edge are rounded alike, and dropped where nothing is left; 64-bit integers where repeated.
     """
-    indptr = np.zeros(csr.num_nodes + 1, np.int64)
-    for window in csr.windows():
-        _count_drawn(*window, unit, np.uint64(seed), repeated, indptr)
+    indptr = _lengths(csr, unit, seed, repeated)
+    while repeated and indptr.max() >= csr.num_nodes:
+        # METIS writes beyond its buffers where a node has more edges than there are nodes.
+        unit *= 2
+        indptr = _lengths(csr, unit, seed, repeated)
     np.cumsum(indptr, out=indptr)
     dtype = np.int64 if repeated else metis_dtype()
     if indptr[-1] > np.iinfo(dtype).max:
@@ -110,6 +112,14 @@ def _draw_entries(csr: ExternalCsr, unit: float, seed: int, repeated: bool) -> L
     for window in csr.windows():
         _fill_drawn(*window, unit, np.uint64(seed), repeated, indptr, neighbours, weights)
     return Lists(indptr.astype(dtype, copy=False), neighbours, weights)
+
+
+def _lengths(csr: ExternalCsr, unit: float, seed: int, repeated: bool) -> Array:
+    """0, then how many entries are drawn of each list, (N + 1,) int64."""
+    lengths = np.zeros(csr.num_nodes + 1, np.int64)
+    for window in csr.windows():
+        _count_drawn(*window, unit, np.uint64(seed), repeated, lengths)
+    return lengths
 
 
 def _in_dgl(lists: Lists, weights: Array, task: AssignmentTask) -> Array:
@@ -145,14 +155,14 @@ def _count_drawn(
     unit: float,
     seed: int,
     repeated: bool,
-    indptr: Array,
+    lengths: Array,
 ) -> None:
-    """Set indptr[v + 1] to the number of entries of the nodes v of a window."""
+    """Set lengths[v + 1] to the number of entries of the nodes v of a window."""
     for v in range(first, first + bounds.size - 1):
         for e in range(bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]):
             weight = edge_weights[e] if edge_weights.size else np.float32(1)
             count = _rounded(weight, v, neighbours[e], unit, seed)
-            indptr[v + 1] += count if repeated else min(count, 1)
+            lengths[v + 1] += count if repeated else min(count, 1)
 
 
 @compiled

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sar.adapters.pymetis import has_pymetis
 from sar.partition.assignment import AssignmentTask
 from sar.partition.external_csr import ExternalCsr
 from sar.partition.graph_data import Array
 from sar.partition.methods.label_propagation import cluster, refine
 from sar.partition.methods.ldg import READING, greedy_passes, lists_on_disk, relative_weights
 from sar.partition.methods.metis import divide
-from sar.partition.methods.metis_library import has_pymetis
 from sar.partition.methods.settle import settle
 
 COARSE_ENTRIES = 1 << 20

@@ -9,9 +9,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_data import Array
+
+Array = NDArray[Any]
 
 _NUM_OPTIONS = 40  # METIS_NOPTIONS
 _OK = 1  # METIS_OK
