@@ -54,9 +54,7 @@ def draw_in_edges(
         found = reference.draw_edges(*arguments, fanout, replace, key)
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
     counts = torch.empty_like(rows)
-    run_rows(
-        loops.count_draws, len(rows), _NODE_WORK, arguments[0], *arguments[2:], fanout, replace, counts.numpy()
-    )
+    run_rows(loops.count_draws, len(rows), _NODE_WORK, arguments[0], *arguments[2:], fanout, replace, counts.numpy())
     offsets = to_offsets(counts)
     picked = torch.empty(int(offsets[-1]), dtype=torch.int64)
     longest = int((indptr[rows + 1] - indptr[rows]).max()) if len(rows) else 0
@@ -168,3 +166,10 @@ def to_offsets(counts: Tensor) -> Tensor:
 
 def _words(tensor: Tensor, dtype: torch.dtype) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     return tensor.detach().reshape(-1).view(torch.uint8).view(dtype).numpy()
+
+
+def derive_key(key: int, *numbers: int) -> int:
+    """A key, 63 bits, that belongs to a key and to numbers below 2**64."""
+    for number in numbers:
+        key = reference.mix((key + reference.STEP * (number + 1)) & reference.MASK)
+    return key >> 1

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-_MASK = 2**64 - 1
-_STEP = 0x9E3779B97F4A7C15
+MASK = 2**64 - 1
+STEP = 0x9E3779B97F4A7C15
 
 
 def mix(x: int) -> int:
     """Hash 64 bits."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
     return x ^ (x >> 31)
 
 
@@ -31,7 +31,7 @@ def draw_edges(
     """Draw in-edges of every row; their offsets, (n + 1,), and positions, int64."""
     drawn = []
     for row, node in zip(rows.tolist(), nodes.tolist(), strict=True):
-        edges, state = range(int(indptr[row]), int(indptr[row + 1])), mix(key ^ mix((node + _STEP) & _MASK))
+        edges, state = range(int(indptr[row]), int(indptr[row + 1])), mix(key ^ mix((node + STEP) & MASK))
         drawn.append(_draw(edges, weights, fanout, replace, state))
     offsets = np.cumsum([0, *map(len, drawn)])
     return offsets, np.array([edge for edges in drawn for edge in edges], dtype=np.int64)
@@ -39,7 +39,7 @@ def draw_edges(
 
 def _draw(edges: range, weights: Array, fanout: int, replace: bool, state: int) -> list[int]:
     def random(count: int) -> int:
-        return mix((state + (count + 1) * _STEP) & _MASK)
+        return mix((state + (count + 1) * STEP) & MASK)
 
     def uniform(count: int) -> float:
         return ((random(count) >> 11) + 1) * 2.0**-53

@@ -2,7 +2,7 @@
 
 [Note: draws]
 Each (key, node) has a random sequence of its own, a counter that is hashed (splitmix64; Steele, Lea and Flood 2014,
-"Fast splittable pseudorandom number generators"). So what is drawn depends neither on threads nor on which worker draws.
+"Fast splittable pseudorandom number generators"). What is drawn depends neither on threads nor on who draws.
 
 Without replacement and weights: the first steps of a Fisher-Yates shuffle on a permutation that is put back afterwards,
 which costs what is drawn, not the degree. Without replacement, weighted: the smallest of exponential variates divided
