@@ -6,7 +6,7 @@ from sar.adapters.dgl.shim import install_shim, require_dgl
 
 install_shim()  # before anything imports dgl
 
-from sar import comm, common_tuples, core  # noqa: E402
+from sar import comm, common_tuples, core, nn  # noqa: E402
 from sar.adapters.dgl.partition_reader import load_dgl_partition_data  # noqa: E402
 from sar.adapters.dgl.patch import patch_dgl, patched_edge_softmax, unpatch_dgl  # noqa: E402
 from sar.adapters.dgl.sampling_graph import make_sampling_graph  # noqa: E402
@@ -35,6 +35,7 @@ from sar.core.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
+from sar.sampling import split_seeds  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -76,9 +77,11 @@ __all__ = [
     "logging_setup",
     "message_has_parameters",
     "nfs_ip_init",
+    "nn",
     "patch_dgl",
     "patched_edge_softmax",
     "rank",
+    "split_seeds",
     "suffix_key_lookup",
     "sync_params",
     "unpatch_dgl",

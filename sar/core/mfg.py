@@ -77,11 +77,11 @@ def _find_rows(graph: Outline, seed_nodes: Seeds) -> Rows:
             raise GraphError(f"seed_nodes has the node types {sorted(seed_nodes)}; expected some of {list(counts)}.")
         none = torch.empty(0, dtype=torch.int64)
         return {
-            ntype: _checked(f"seed_nodes[{ntype!r}]", seed_nodes.get(ntype, none), (0, count), "rows", device)
+            ntype: checked_nodes(f"seed_nodes[{ntype!r}]", seed_nodes.get(ntype, none), (0, count), "rows", device)
             for ntype, count in counts.items()
         }
     own = graph.data.node_ranges[graph.engine.rank]
-    seeds = _checked("seed_nodes", seed_nodes, own, "global IDs", device)
+    seeds = checked_nodes("seed_nodes", seed_nodes, own, "global IDs", device)
     rows = {}
     for ntype, ids in graph.nodes.ids.items():
         place = torch.searchsorted(ids, seeds)
@@ -90,8 +90,15 @@ def _find_rows(graph: Outline, seed_nodes: Seeds) -> Rows:
     return rows
 
 
-def _checked(what: str, nodes: Tensor, allowed: tuple[int, int], kind: str, device: torch.device) -> Tensor:
-    """The nodes as int64, once it is sure that they are distinct integers in the allowed range."""
+def checked_nodes(
+    what: str,
+    nodes: Tensor,
+    allowed: tuple[int, int],
+    kind: str,
+    device: torch.device,
+    whole: str = "this worker's partition",
+) -> Tensor:
+    """The nodes as int64, once it is sure that they are distinct integers in the allowed range, which `whole` has."""
     nodes = torch.as_tensor(nodes, device=device)
     if nodes.dim() != 1 or (nodes.numel() and nodes.dtype not in (torch.int64, torch.int32)):
         raise GraphError(f"{what} is {nodes.dtype} {tuple(nodes.shape)}; expected integer {kind}, (S,).")
@@ -99,8 +106,8 @@ def _checked(what: str, nodes: Tensor, allowed: tuple[int, int], kind: str, devi
     foreign = nodes[(nodes < allowed[0]) | (nodes >= allowed[1])]
     if len(foreign):
         raise GraphError(
-            f"{len(foreign)} of {what}, such as {int(foreign[0])}, are not of this worker's partition, which has the "
-            f"{kind} [{allowed[0]}, {allowed[1]}) there; pass {kind} of its own nodes."
+            f"{len(foreign)} of {what}, such as {int(foreign[0])}, are not of {whole}, which has the {kind} "
+            f"[{allowed[0]}, {allowed[1]}) there; pass {kind} of its own nodes."
         )
     if len(nodes.unique()) < len(nodes):
         raise GraphError(f"{len(nodes) - len(nodes.unique())} of {what} are given twice; pass each once.")

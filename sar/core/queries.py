@@ -193,6 +193,41 @@ class GraphQueries:
         src = self._structure.src
         return {t: src.rows[t] for t in self.srctypes} if len(src.ids) > 1 else next(iter(src.rows.values()))
 
+    def node_ids(self, ntype: str | None = None) -> Tensor:
+        """Global IDs of this worker's nodes, (N_i,) int64, in the order of their rows; of a flow graph's `seeds`.
+
+        Args:
+            ntype: node type; may be left out where there is one.
+        """
+        if ntype is None and len(self.ntypes) > 1:
+            raise GraphError(f"The graph has several node types; name one of {self.ntypes}.")
+        return self._structure.dst.ids[self._ntype(ntype, self.ntypes)[0]]
+
+    def edges_into(self, v: Tensor, etype: str | CanonicalEtype | None = None) -> tuple[Tensor, Tensor]:
+        """The edges into some of this worker's nodes.
+
+        Args:
+            v: rows of nodes, (K,) integer, distinct.
+            etype: edge type; may be left out where there is one.
+
+        Returns:
+            Global IDs of the sources and rows of the destinations, (E,) int64 each, by source partition and destination.
+        """
+        structure, relation = self._structure, self._relation(etype)
+        chosen = torch.zeros(relation.num_dst, dtype=torch.bool, device=self.device)
+        chosen[v] = True
+        src, dst = [], []
+        for p, (block, halo) in enumerate(zip(relation.blocks, relation.halos, strict=True)):
+            own = p == structure.engine.rank
+            ids = structure.src.ids[relation.etype[0]] if own else halo.long() + structure.node_ranges[p][0]
+            places = chosen[block.rows.long()].nonzero().squeeze(1)
+            begin = block.indptr[places].long()
+            counts = block.indptr[places + 1] - begin
+            first = torch.repeat_interleave(begin - (counts.cumsum(0) - counts), counts)
+            src.append(ids[block.cols[torch.arange(len(first), device=self.device) + first].long()])
+            dst.append(torch.repeat_interleave(block.rows[places].long(), counts))
+        return torch.cat(src), torch.cat(dst)
+
     @property
     def node_ranges(self) -> list[tuple[int, int]]:
         """The [start, end) range of global node IDs of every partition."""

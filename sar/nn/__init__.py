@@ -1,6 +1,8 @@
-"""Layers and functions for distributed graphs, free of DGL."""
+"""Layers, embeddings and functions for distributed graphs, free of DGL."""
 
 from sar.nn.batch_norm import DistributedBN1D
 from sar.nn.edge_softmax import edge_softmax
+from sar.nn.embedding import DistEmbedding
+from sar.nn.sparse_optimizers import SparseAdagrad, SparseAdam
 
-__all__ = ["DistributedBN1D", "edge_softmax"]
+__all__ = ["DistEmbedding", "DistributedBN1D", "SparseAdagrad", "SparseAdam", "edge_softmax"]

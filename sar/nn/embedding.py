@@ -1,0 +1,266 @@
+"""Learnable embeddings of nodes, each row on the worker that owns its node.
+
+[Note: rows on their way]
+The rows are no parameters of the model, because workers have different ones: `sync_params`, `gather_grads` and
+`DistributedDataParallel`, which work on parameters, would mix them up. `SparseAdam` and `SparseAdagrad` update them.
+
+`emb()` are this worker's rows themselves, whose gradient a distributed graph makes whole. `emb(node_ids)` fetches the
+rows of any nodes, each once: one message with IDs to every owner, one with rows back. What comes is a leaf of autograd,
+so the backward communicates nothing, and a worker with an empty batch may leave it out. Leaves that a backward has
+reached are remembered; the optimizer's step sums them over workers at the rows' owners, and so knows which rows were
+used.
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sar.comm import process_group
+from sar.comm.collectives import exchange_tensors
+from sar.core import GraphShardManager
+from sar.core.attention import SEED_STEP
+from sar.core.eager import uncompiled
+from sar.errors import GraphError
+from sar.nn.embedding_files import load_rows, save_rows
+
+if TYPE_CHECKING:
+    from sar.nn.sparse_optimizers import SparseOptimizer
+
+InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
+
+
+class DistEmbedding(nn.Module):
+    """A learnable row for every node of a type, divided among the workers as the nodes are.
+
+    Made by all workers together. The rows are not among `parameters()` nor in `state_dict()`: see `save` and `load`.
+
+    Args:
+        graph: the whole graph.
+        embedding_dim: D, width of a row.
+        ntype: node type; may be left out where there is one.
+        init_func: makes this worker's rows, (N_i, D), from that shape and the dtype. While it runs, torch's default
+            generator has another state on every worker. Default: standard normal, as `torch.nn.Embedding`.
+        dtype: of the rows; default torch's default dtype.
+
+    Raises:
+        GraphError: for message flow graphs, or where the type is not named among several.
+        FieldError: for an unknown type.
+
+    Attributes:
+        weight: this worker's rows, (N_i, D); a leaf of autograd.
+        node_ids: the global IDs of their nodes, (N_i,) int64, ascending.
+    """
+
+    def __init__(
+        self,
+        graph: GraphShardManager,
+        embedding_dim: int,
+        ntype: str | None = None,
+        init_func: InitFunc | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        engine = process_group.engine()
+        with engine.guard():
+            if graph.is_block:
+                raise GraphError("A message flow graph has only some of the nodes; make DistEmbedding for the whole.")
+            self.node_ids = graph.node_ids(ntype)
+            self.num_embeddings = graph.num_nodes_global(ntype)
+            self.embedding_dim = embedding_dim
+            self._ends = torch.tensor([end for _, end in graph.node_ranges])
+            rows = _initial_rows(init_func, (len(self.node_ids), embedding_dim), dtype, engine.rank)
+            what = f"{self.num_embeddings} {ntype or 'nodes'}"
+            self._call = f"DistEmbedding of {what}, width {embedding_dim}, {rows.dtype}"
+                f"DistEmbedding of {self.num_embeddings} {ntype or 'nodes'}, width {embedding_dim}, {rows.dtype}"
+            )
+            engine.agree(f"making a {self._call}")
+        self.weight = rows.to(graph.device).requires_grad_()
+        self._looked_up: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the rows: global IDs, and rows with .grad
+
+    @uncompiled
+    def forward(self, node_ids: Tensor | None = None) -> Tensor:
+        """This worker's rows or, in a call that all workers make together, the rows of any nodes.
+
+        Args:
+            node_ids: global IDs, (K,) int64, also of other workers' nodes, also repeated; may be empty. None for this
+                worker's nodes: then every one of its rows counts as used.
+
+        Returns:
+            (N_i, D), `weight` itself; or (K, D).
+
+        Raises:
+            GraphError: for IDs that are not of nodes of this type.
+        """
+        if node_ids is None:
+            return self.weight
+        engine = process_group.engine()
+        with engine.guard():
+            engine.agree(f"lookup in a {self._call}")
+            wanted, place = self._checked(node_ids).unique(return_inverse=True)
+            asked = exchange_tensors(self._by_owner(wanted, wanted))
+            own = self.weight.detach()
+            rows = torch.cat(exchange_tensors([own[self._rows(ids)] for ids in asked])).to(own.device)
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            rows.requires_grad_().register_post_accumulate_grad_hook(partial(self._remember, wanted))
+        return rows[place]
+
+    @torch.no_grad()
+    def sum_gradients(self) -> tuple[Tensor, Tensor] | None:
+        """The gradients of this worker's rows from all workers' backwards since the last `forget_gradients`.
+
+        A collective call, which the optimizers make.
+
+        Returns:
+            Which rows were used, (U,) int64 ascending, and their gradients, (U, D); None where no worker used any.
+        """
+        engine = process_group.engine()
+        with engine.guard():
+            flags = engine.agree(
+                f"gradients of a {self._call}", (self.weight.grad is not None) | bool(self._looked_up) << 1
+            )
+            if not any(flags):
+                return None
+            used, grads = [self.node_ids[:0]], [self.weight.detach()[:0]]
+            if self.weight.grad is not None:
+                used, grads = [torch.arange(len(self.weight), device=self.weight.device)], [self.weight.grad]
+            if any(flag & 2 for flag in flags):
+                ids = [self.node_ids[:0].cpu(), *(ids for ids, _ in self._looked_up.values())]
+                values = [self.weight.detach()[:0].cpu(), *(_gradient(rows) for _, rows in self._looked_up.values())]
+                sought, sums = _summed(torch.cat(ids), torch.cat(values))
+                used += [self._rows(theirs) for theirs in exchange_tensors(self._by_owner(sought, sought))]
+                grads += [theirs.to(self.weight.device) for theirs in exchange_tensors(self._by_owner(sought, sums))]
+        return (used[0], grads[0]) if len(used) == 1 else _summed(torch.cat(used), torch.cat(grads))
+
+    def forget_gradients(self) -> None:
+        """Set gradients to None, as `zero_grad` of the optimizers does."""
+        self.weight.grad = None
+        self._looked_up.clear()
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        node_ids: Tensor | None = None,
+        optimizer: "SparseOptimizer | None" = None,
+    ) -> None:
+        """Write all rows, one file a worker, `part-RANK-of-W.pt`; called by all workers together.
+
+        An earlier set of files in the folder is replaced once the new one is complete.
+
+        Args:
+            folder: where the files go; it is made if need be.
+            node_ids: names of this worker's rows that outlast the partitioning, such as `data.node_features["orig_id"]`
+                where there is one node type, (N_i,) int64. Default: global IDs, which serve this partitioning only.
+            optimizer: its state of these rows is written, too.
+
+        Raises:
+            PartitionError: where the files cannot be written.
+        """
+        columns, scalars = {"weight": self.weight.detach()}, {}
+        for name, value in (optimizer.state[self.weight] if optimizer is not None else {}).items():
+            if isinstance(value, Tensor):
+                columns[name] = value
+            else:
+                scalars[name] = value
+        save_rows(folder, self.node_ids if node_ids is None else node_ids, columns, scalars)
+
+    @torch.no_grad()
+    def load(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        node_ids: Tensor | None = None,
+        optimizer: "SparseOptimizer | None" = None,
+    ) -> None:
+        """Read rows that `save` wrote, on any number of workers; called by all workers together.
+
+        A worker reads its own file first, and others', one at a time, as long as it misses rows. Where the partitioning
+        is another than at `save`, all workers need to see all files.
+
+        Args:
+            folder: where the files are.
+            node_ids: this worker's rows under the names given to `save`. Default: global IDs.
+            optimizer: takes the state that was saved with the rows.
+
+        Raises:
+            PartitionError: where files are missing, damaged, of different saves, of another width, or lack rows.
+        """
+        names = ["weight", *(optimizer.row_state if optimizer is not None else ())]
+        columns, scalars = load_rows(
+            folder, self.node_ids if node_ids is None else node_ids, names, self.embedding_dim, self.weight.device
+        )
+        self.weight.copy_(columns.pop("weight"))
+        if optimizer is not None:
+            state = {name: column.to(self.weight.dtype) for name, column in columns.items()}
+            optimizer.state[self.weight] = state | scalars
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, {len(self.weight)} on this worker"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "DistEmbedding":
+        """Move the rows along with the parameters of a model, in `to`, `double` and so on."""
+        super()._apply(fn, *args, **kwargs)
+        self.weight.data = fn(self.weight.data)
+        self.node_ids = fn(self.node_ids)
+        return self
+
+    def _checked(self, node_ids: Tensor) -> Tensor:
+        """The IDs as int64, once it is sure that somebody owns them."""
+        if node_ids.dim() != 1 or (node_ids.numel() and node_ids.dtype not in (torch.int64, torch.int32)):
+            raise GraphError(
+                f"DistEmbedding got {node_ids.dtype} {tuple(node_ids.shape)}; expected global IDs, (K,) int64."
+            )
+        ids, bound = node_ids.detach().cpu().long(), int(self._ends[-1])
+        outside = ids[(ids < 0) | (ids >= bound)]
+        if len(outside):
+            raise GraphError(
+                f"{len(outside)} of the IDs given to DistEmbedding, such as {int(outside[0])}, are not of the graph's "
+                f"nodes; expected global IDs from 0 to {bound - 1}."
+            )
+        return ids
+
+    def _by_owner(self, ids: Tensor, values: Tensor) -> list[Tensor]:
+        """Values of ascending `ids`, (K,), as one piece for each worker."""
+        ends = torch.searchsorted(ids, self._ends)
+        return list(values.split(ends.diff(prepend=ends.new_zeros(1)).tolist()))
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        """The rows of own nodes, by global ID."""
+        ids = ids.to(self.node_ids.device)
+        rows = torch.searchsorted(self.node_ids, ids)
+        found = self.node_ids[rows.clamp(max=max(len(self.node_ids) - 1, 0))] == ids if len(self.node_ids) else rows < 0
+        if not bool(found.all()):
+            raise GraphError(
+                f"A worker looked up node {int(ids[~found][0])}, which is not of the type of this {self._call}."
+            )
+        return rows
+
+    def _remember(self, ids: Tensor, rows: Tensor) -> None:
+        self._looked_up[id(rows)] = ids, rows
+
+
+def _initial_rows(init_func: InitFunc | None, shape: tuple[int, int], dtype: torch.dtype | None, rank: int) -> Tensor:
+    dtype = dtype or torch.get_default_dtype()
+    seed = (int(torch.randint(2**62, ())) + rank * SEED_STEP) % 2**64
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        rows = torch.randn(shape, dtype=dtype) if init_func is None else init_func(shape, dtype).detach()
+    if rows.shape != shape:
+        raise GraphError(f"init_func made rows of {tuple(rows.shape)}; expected {shape}.")
+    return rows
+
+
+def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct IDs, ascending, and for each the sum of its values, (K, D)."""
+    distinct, place = ids.unique(return_inverse=True)
+    return distinct, values.new_zeros(len(distinct), *values.shape[1:]).index_add_(0, place, values)
+
+
+def _gradient(rows: Tensor) -> Tensor:
+    assert rows.grad is not None  # remembered by the hook that follows its accumulation
+    return rows.grad.cpu()

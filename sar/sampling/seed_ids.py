@@ -1,0 +1,96 @@
+"""Seed nodes as users give them, and as global IDs that all workers know to be sound."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sar.comm import process_group
+from sar.comm.collectives import exchange_tensors
+from sar.comm.engine import Engine
+from sar.core import GraphShardManager
+from sar.core.mfg import Seeds, checked_nodes
+from sar.errors import GraphError
+
+CPU: Final = torch.device("cpu")
+
+
+def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
+    """The nodes as global IDs of all types together, in the order given; masks in ascending order.
+
+    An error reaches the other workers at their next collective call.
+
+    Args:
+        graph: the whole graph.
+        nodes: as `construct_mfgs` takes seeds: global IDs, (S,) integer, or rows of this worker's nodes by type,
+            {ntype: (S_type,) integer}. In place of IDs or rows also masks over this worker's nodes, (N_i,) or
+            {ntype: (N_type,)} bool.
+
+    Returns:
+        (S,), int64 but for IDs, which are not looked at.
+
+    Raises:
+        GraphError: for unknown types, rows that do not exist or are given twice, and masks of another length.
+    """
+    engine = process_group.engine()
+    with engine.guard():
+        if not isinstance(nodes, Mapping):
+            nodes = torch.as_tensor(nodes)
+            first, last = graph.node_ranges[engine.rank]
+            return _rows_of_mask("seeds", nodes, last - first) + first if nodes.dtype == torch.bool else nodes
+        if not set(nodes) <= set(graph.ntypes):
+            raise GraphError(f"The seeds have the node types {sorted(nodes)}; expected some of {graph.ntypes}.")
+        pieces = [torch.empty(0, dtype=torch.int64)]
+        for ntype, rows in nodes.items():
+            what, rows, count = f"seeds[{ntype!r}]", torch.as_tensor(rows), graph.num_nodes(ntype)
+            if rows.dtype == torch.bool:
+                rows = _rows_of_mask(what, rows, count)
+            rows = checked_nodes(what, rows, (0, count), "rows", CPU)
+            pieces.append(graph.node_ids(ntype).cpu()[rows])
+        return torch.cat(pieces)
+
+
+def check_seeds(
+    seeds: Tensor, engine: Engine, node_ranges: Sequence[tuple[int, int]] | None, *, foreign: bool = False
+) -> Tensor:
+    """The seeds as int64 on the CPU, once it is sure that each is a node and no worker has it twice or another's.
+
+    Collective with `foreign`; otherwise an error reaches the other workers at their next collective call. Inside
+    `engine.guard()`.
+
+    Args:
+        seeds: this worker's, (S,) integer global IDs.
+        engine: this worker's engine.
+        node_ranges: the [start, end) range of global IDs of every partition; None where it is known that the seeds are
+            nodes that this worker may use.
+        foreign: allow nodes of other partitions, as long as no other worker has them too.
+
+    Raises:
+        GraphError: where they are not so.
+    """
+    allowed, whole = (0, node_ranges[-1][1] if node_ranges else 2**63 - 1), "the graph"
+    if node_ranges and not foreign:
+        allowed, whole = node_ranges[engine.rank], "this worker's partition"
+    seeds = checked_nodes(f"the seeds of worker {engine.rank}", seeds, allowed, "global IDs", CPU, whole)
+    if not foreign:
+        return seeds
+    # Worker s % W looks at seed s.
+    ranks = range(engine.world_size)
+    arrived = [t.cpu() for t in exchange_tensors([seeds[seeds % engine.world_size == q] for q in ranks])]
+    owners = torch.repeat_interleave(torch.tensor(ranks), torch.tensor([len(t) for t in arrived]))
+    nodes = torch.cat(arrived)
+    distinct, counts = nodes.unique(return_counts=True)
+    if len(distinct) < len(nodes):
+        shared = distinct[counts > 1]
+        raise GraphError(
+            f"{len(shared)} seeds are given to several workers, such as {int(shared[0])} to workers "
+            f"{owners[nodes == shared[0]].tolist()}; give each to one."
+        )
+    return seeds
+
+
+def _rows_of_mask(what: str, mask: Tensor, count: int) -> Tensor:
+    if mask.shape != (count,):
+        raise GraphError(f"{what} is a mask of {tuple(mask.shape)}; expected one over this worker's nodes, ({count},).")
+    return mask.nonzero().squeeze(1)
