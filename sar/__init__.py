@@ -35,7 +35,7 @@ from sar.core.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
-from sar.sampling import split_seeds  # noqa: E402
+from sar.sampling import DataLoader, DistNeighborSampler, split_seeds  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -54,6 +54,8 @@ else:
 
 __all__ = [
     "Config",
+    "DataLoader",
+    "DistNeighborSampler",
     "DistributedBN1D",
     "DistributedBlock",
     "GraphShardManager",
