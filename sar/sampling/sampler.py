@@ -17,7 +17,7 @@ from sar.kernels.neighbor_sampling import ALL
 from sar.sampling.batch import Batch, Source, random_key, sample_batch
 from sar.sampling.features import fill_cache
 from sar.sampling.local_graph import make_local_graph
-from sar.sampling.seeds import check_seeds, global_ids
+from sar.sampling.seed_ids import check_seeds, global_ids
 
 Fanout = int | Mapping[str | CanonicalEtype, int]
 
@@ -122,7 +122,7 @@ class DistNeighborSampler:
         engine = process_group.engine()
         with engine.guard():
             source = self.prepare(full_graph_manager)
-            nodes = check_seeds(global_ids(full_graph_manager, seeds), source.graph.node_ranges, engine)
+            nodes = check_seeds(global_ids(full_graph_manager, seeds), engine, source.graph.node_ranges)
         return self.to_blocks(sample_batch(engine, source, nodes, random_key()))
 
     def prepare(self, graph: GraphShardManager) -> Source:
