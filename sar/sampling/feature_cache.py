@@ -1,6 +1,7 @@
 """Features of remote nodes that are read often, kept by their reader."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ class FeatureCache:
     nodes: dict[str, Tensor]
     features: Features
     _index: dict[str, Numbering] = field(default_factory=dict, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FeatureCache, (self.nodes, self.features)  # another process makes its own index
 
     def find(self, ntype: str, nodes: Tensor) -> Tensor:
         """Rows of the nodes in the cache, -1 for those that are not in it."""

@@ -4,12 +4,15 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
 from sar.comm import process_group
 from sar.core.graph import GraphShardManager
 from sar.core.mfg import Seeds
 from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import derive_key
-from sar.sampling.batch import random_key, sample_batch
+from sar.sampling.background import Processes
+from sar.sampling.batch import Batch, random_key, sample_batch
 from sar.sampling.optimized_batches import OptimizedBatches
 from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seed_batches import SeedBatches
@@ -31,9 +34,12 @@ class DataLoader:
         shuffle: another order in every epoch.
         precompute_optimized_batches: let METIS put seeds that lie close together into one batch, once.
         optimized_batches_cache: path of the files to keep these batches in; see `OptimizedBatches`.
-        num_workers: background processes that sample ahead on each worker; 0 samples when a batch is asked for.
+        num_workers: background processes that sample ahead on each worker; 0 samples when a batch is asked for. They
+            work on a copy, in shared memory, of the worker's structure and features, made when an epoch starts and
+            these have changed. They live until the loader is dropped, or an epoch that is not finished.
         seed: of shuffling and sampling; default: drawn from torch's random state.
         foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns.
+        prefetch_factor: batches that each background process keeps ready.
 
     Raises:
         GraphError, FieldError, ConfigError, CommunicationError: as `SeedBatches` and `DistNeighborSampler.sample`.
@@ -53,14 +59,19 @@ class DataLoader:
         *,
         seed: int | None = None,
         foreign_seeds: bool = False,
+        prefetch_factor: int = 2,
     ) -> None:
         self._graph = full_graph_manager
         self._sampler = graph_sampler
+        self._num_workers = num_workers
+        self._ahead = prefetch_factor
+        self._idle: Processes | None = None  # between epochs
         self._epoch = 0
         self._seed = random_key() if seed is None else seed
         with process_group.engine().guard():
-            if num_workers < 0:
-                raise ConfigError(f"num_workers is {num_workers}; expected at least 0.")
+            for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", prefetch_factor, 1)):
+                if value < least:
+                    raise ConfigError(f"{name} is {value}; expected at least {least}.")
             optimized = None
             if precompute_optimized_batches:
                 optimized = OptimizedBatches(full_graph_manager, optimized_batches_cache)
@@ -83,11 +94,33 @@ class DataLoader:
     def __iter__(self) -> Iterator[list[Any]]:
         """The batches of the next epoch."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return self._sample_here(epoch)
+        key = derive_key(self._seed, process_group.rank(), epoch)
+        batches = [(seeds, derive_key(key, number)) for number, seeds in enumerate(self._batches.epoch(epoch))]
+        sampled = self._sample_ahead(batches) if self._num_workers and batches else self._sample(batches)
+        return map(self._sampler.to_blocks, sampled)
 
-    def _sample_here(self, epoch: int) -> Iterator[list[Any]]:
+    def _sample(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
+        for seeds, key in batches:
+            yield sample_batch(process_group.engine(), self._sampler.prepare(self._graph), seeds, key)
+
+    def _sample_ahead(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         engine = process_group.engine()
-        key = derive_key(self._seed, engine.rank, epoch)
-        for number, seeds in enumerate(self._batches.epoch(epoch)):
+        with engine.guard():
             source = self._sampler.prepare(self._graph)
-            yield self._sampler.to_blocks(sample_batch(engine, source, seeds, derive_key(key, number)))
+            processes, self._idle = self._idle, None
+            if processes is None or processes.source is not source:
+                processes = Processes(source, self._num_workers, self._ahead)
+        finished = False
+        try:
+            sampled = processes.sample(batches)
+            for _ in batches:
+                with engine.guard():
+                    batch = next(sampled)
+                yield batch
+            finished = True
+        finally:
+            # Processes in the middle of an epoch are not in step for another.
+            if finished:
+                self._idle = processes
+            else:
+                processes.close()
