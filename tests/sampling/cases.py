@@ -51,7 +51,9 @@ def all_edges(parts: PartitionedGraph) -> dict[int, tuple[int, int]]:
     return {int(e): (int(u), int(v)) for e, u, v in zip(ids, parts.src, parts.dst, strict=True)}
 
 
-def check_blocks(parts: PartitionedGraph, described: Described, seeds: Tensor, fanouts: list[int], replace: bool) -> None:
+def check_blocks(
+    parts: PartitionedGraph, described: Described, seeds: Tensor, fanouts: list[int], replace: bool
+) -> None:
     """Seeds first, layers that fit together, true edges, as many as asked for, and right features."""
     edges = all_edges(parts)
     degrees = parts.reference().in_degrees()
