@@ -9,6 +9,7 @@ from torch import Tensor
 from sar.comm.collectives import exchange_buffers
 from sar.comm.engine import Engine
 from sar.kernels.neighbor_sampling import copy_rows
+from sar.sampling import buffers
 from sar.sampling.feature_cache import FeatureCache, choose_hot_nodes
 from sar.sampling.hops import sort_by_owner
 from sar.sampling.local_graph import Features, LocalGraph
@@ -86,7 +87,7 @@ def _section(
     graph: LocalGraph, ntype: str, tables: dict[str, Tensor], nodes: Tensor, cache: FeatureCache | None
 ) -> tuple[_Section, int]:
     """A section, with the rows in it that are on this worker, and how many of them are from the cache."""
-    out = {name: table.new_empty(len(nodes), *table.shape[1:]) for name, table in tables.items()}
+    out = {name: buffers.empty((len(nodes), *table.shape[1:]), table.dtype) for name, table in tables.items()}
     asked = sort_by_owner(graph, nodes)
     places = torch.empty_like(nodes)
     if asked.place is None:
@@ -129,14 +130,15 @@ def _exchange(engine: Engine, graph: LocalGraph, sections: list[_Section], words
             continue
         wanted = unpack(arrived[p], [Form(torch.int64)] * len(sections))
         rows = {id(s): graph.rows(s.ntype, nodes) for s, nodes in zip(sections, wanted, strict=True)}
-        answer, begin = torch.empty(sum(f.nbytes(len(rows[id(s)])) for s, _, f in forms), dtype=torch.uint8), 0
+        answer, begin = buffers.empty([sum(f.nbytes(len(rows[id(s)])) for s, _, f in forms)], torch.uint8), 0
         for section, name, form in forms:
             index = rows[id(section)]
             copy_rows(section.tables[name], index, form.view(answer, begin, len(index)), None)
             begin += form.nbytes(len(index))
         answers.append(answer)
     sizes = [sum(form.nbytes(len(s.nodes[p])) for s, _, form in forms) if p != me else 0 for p in everyone]
-    returned = exchange_buffers(engine, f"{words}: features", answers, sizes)
+    room = [buffers.empty([size], torch.uint8) for size in sizes]
+    returned = exchange_buffers(engine, f"{words}: features", answers, room)
     for p in everyone:
         begin = 0
         for section, name, form in forms if p != me else []:

@@ -60,7 +60,7 @@ def sort_by_owner(graph: LocalGraph, nodes: Tensor) -> _Asked:
     order = torch.argsort(owners, stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order))
-    return _Asked(nodes[order], to_offsets(torch.bincount(owners, minlength=workers)).tolist(), place)
+    return _Asked(nodes.index_select(0, order), to_offsets(torch.bincount(owners, minlength=workers)).tolist(), place)
 
 
 def sample_hop(
@@ -129,10 +129,11 @@ def _draw(
     ntype = relation.etype[2]
     rows, key = graph.rows(ntype, nodes[ntype]), derive_key(key, number)
     offsets, picked = draw_in_edges(rows, nodes[ntype], relation.indptr, relation.weights, fanout, replace, key)
-    columns = [offsets.diff(), relation.src[picked], relation.ids[picked]]
+    # index_select is several times faster than indexing.
+    columns = [offsets.diff(), relation.src.index_select(0, picked), relation.ids.index_select(0, picked)]
     if relation.features:
-        rows = relation.rows[picked]
-        columns += [feature[rows] for feature in relation.features.values()]
+        rows = relation.rows.index_select(0, picked)
+        columns += [feature.index_select(0, rows) for feature in relation.features.values()]
     return columns
 
 
@@ -153,7 +154,7 @@ def _join(
             indptr = to_offsets(counts)
         else:
             indptr, order = order_segments(place, counts)
-            values = [column[order] for column in values]
+            values = [column.index_select(0, order) for column in values]
         sampled[number] = (indptr, *values)
     numbering = {}
     for ntype, nodes in destinations.items():
