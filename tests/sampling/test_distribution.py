@@ -9,7 +9,7 @@ from scipy import stats
 import sar
 from tests.graphs import EdgeList, partition_in_memory
 
-SOURCES, MIDDLE = 6, 3000
+SOURCES, MIDDLE = 6, 20_000
 WEIGHTS = torch.tensor([0.0, 1.0, 2.0, 3.0, 1.0, 8.0])
 FANOUT = 3
 

@@ -32,7 +32,7 @@ def train(mine):
         input_node_features={"x": data["x"]},
         output_node_features={"cotangent": data["cotangent"]},
     )
-    loader = sar.DataLoader(graph, seeds, sampler, batch_size=3, shuffle=True, precompute_optimized_batches=False)
+    loader = sar.DataLoader(graph, seeds, sampler, batch_size=3, shuffle=True)
     model, outputs = Model(), []
     for blocks in loader:
         out = model(blocks, blocks[0].srcdata.pop("x"))
