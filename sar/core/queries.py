@@ -211,7 +211,7 @@ class GraphQueries:
             etype: edge type; may be left out where there is one.
 
         Returns:
-            Global IDs of the sources and rows of the destinations, (E,) int64 each, by source partition and destination.
+            Global IDs of the sources and rows of the destinations, (E,) int64 each; by source partition, then by row.
         """
         structure, relation = self._structure, self._relation(etype)
         chosen = torch.zeros(relation.num_dst, dtype=torch.bool, device=self.device)

@@ -76,8 +76,6 @@ class DistEmbedding(nn.Module):
             rows = _initial_rows(init_func, (len(self.node_ids), embedding_dim), dtype, engine.rank)
             what = f"{self.num_embeddings} {ntype or 'nodes'}"
             self._call = f"DistEmbedding of {what}, width {embedding_dim}, {rows.dtype}"
-                f"DistEmbedding of {self.num_embeddings} {ntype or 'nodes'}, width {embedding_dim}, {rows.dtype}"
-            )
             engine.agree(f"making a {self._call}")
         self.weight = rows.to(graph.device).requires_grad_()
         self._looked_up: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the rows: global IDs, and rows with .grad

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.seed_parts import metis_parts
 from sar.comm import process_group
 from sar.core import GraphShardManager
 from sar.errors import ConfigError
 from sar.logging_setup import logger
+from sar.sampling.seed_parts import seed_parts
 
 
 class OptimizedBatches:
@@ -139,14 +139,14 @@ def _digest(seeds: Tensor, rooms: Sequence[int], reader: Tensor, read: Tensor) -
     """Of all that the batches depend on."""
     digest = hashlib.blake2b(f"sar batches 1 {len(seeds)} {list(rooms)}".encode(), digest_size=32)
     for tensor in (seeds, reader, read):
-        digest.update(memoryview(tensor.numpy()))
+        digest.update(tensor.numpy().tobytes())
     return digest.digest()
 
 
 def _assign(reader: Tensor, read: Tensor, num_nodes: int, rooms: Sequence[int]) -> Tensor:
     """The batch of every seed, (S,): exactly `rooms[b]` seeds in batch b."""
     num_seeds, num_batches = sum(rooms), len(rooms)
-    parts = metis_parts(read, reader, torch.arange(num_nodes) < num_seeds, num_batches) if len(read) else None
+    parts = seed_parts(read, reader, torch.arange(num_nodes) < num_seeds, num_batches) if len(read) else None
     if parts is None:
         return torch.repeat_interleave(torch.tensor(rooms))
     # The largest parts become the largest batches.

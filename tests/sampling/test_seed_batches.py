@@ -1,0 +1,189 @@
+"""`SeedBatches`: as many batches on every worker, each seed once an epoch, and the same again for the same epoch."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils import data as torch_data
+
+import sar
+from sar.sampling import OptimizedBatches, SeedBatches
+from tests.core.attempts import catch, require
+from tests.sampling.scenes import parts_of
+
+EPOCHS = (0, 1, 2)
+
+
+def batches(mine, batch_size, drop_last, shuffle, optimized):
+    """The number of batches, and the batches of some epochs; epoch 1 of another object first."""
+    partition, seeds = mine
+    graph = sar.construct_full_graph(partition)
+
+    def make(seed):
+        return SeedBatches(
+            seeds,
+            batch_size,
+            drop_last=drop_last,
+            shuffle=shuffle,
+            seed=seed,
+            optimized=OptimizedBatches(graph) if optimized else None,
+            node_ranges=graph.node_ranges,
+        )
+
+    made = make(5)
+    epochs = [made.epoch(number) for number in EPOCHS]
+    again = make(5).epoch(1)
+    assert all(map(torch.equal, again, epochs[1])), "an epoch's batches depend on its number only"
+    return len(made), epochs, make(6).epoch(1)
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_number_sizes_and_order(pool, world_size, data):
+    counts = data.draw(st.lists(st.integers(0, 23), min_size=world_size, max_size=world_size))
+    parts = parts_of([count + 2 for count in counts])
+    size = data.draw(st.integers(1, 9))
+    drop_last, shuffle, optimized = (data.draw(st.booleans()) for _ in range(3))
+    generator = torch.Generator().manual_seed(0)
+    seeds = [
+        first + torch.randperm(last - first, generator=generator)[:-2]
+        for first, last in parts.partitions[0].node_ranges
+    ]
+    mine = list(zip(parts.partitions, seeds, strict=True))
+    results = pool.run(batches, size, drop_last, shuffle, optimized, per_rank=mine)
+    expected = min(counts) // size if drop_last else -(-max(counts) // size)
+    for own, (number, epochs, _) in zip(seeds, results, strict=True):
+        assert number == expected
+        assert [len(epoch) for epoch in epochs] == [expected] * len(EPOCHS)
+        for epoch in epochs:
+            check_epoch(own, epoch, size, drop_last)
+        if not shuffle:
+            assert all(map(torch.equal, epochs[0], epochs[1]))
+        if not optimized and not shuffle:
+            assert torch.equal(torch.cat([own[:0], *epochs[0]]), own[: sum(map(len, epochs[0]))]), "as they come"
+
+
+def check_epoch(own, epoch, size, drop_last):
+    together = torch.cat([own[:0], *epoch])
+    lengths = sorted(map(len, epoch))
+    assert len(together.unique()) == len(together), "no seed twice"
+    assert bool(torch.isin(together, own).all())
+    if drop_last:
+        assert lengths == [size] * len(epoch)
+        return
+    assert len(together) == len(own), "every seed"
+    if -(-len(own) // size) == len(epoch):  # as many batches as this worker needs
+        assert lengths[1:] == [size] * (len(epoch) - 1)
+    else:
+        assert lengths[-1] - lengths[0] <= 1
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [1])
+def test_one_worker_cuts_as_torchs_loader(pool, world_size, drop_last):
+    parts = parts_of([23])
+    [(number, epochs, _)] = pool.run(
+        batches, 5, drop_last, False, False, per_rank=[(parts.partitions[0], torch.arange(23))]
+    )
+    expected = list(torch_data.DataLoader(torch.arange(23), 5, drop_last=drop_last))
+    assert number == len(expected)
+    assert all(map(torch.equal, epochs[0], expected))
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize("world_size", [2])
+def test_shuffling(pool, world_size, optimized):
+    """Epochs, seeds and workers have different orders; optimised batches stay together."""
+    parts = parts_of([60, 60])
+    seeds = [torch.arange(*ends) for ends in parts.partitions[0].node_ranges]
+    results = pool.run(batches, 4, False, True, optimized, per_rank=list(zip(parts.partitions, seeds, strict=True)))
+    for _, epochs, other_seed in results:
+        orders = [torch.cat(epoch).tolist() for epoch in (*epochs, other_seed)]
+        assert len(set(map(tuple, orders))) == 4
+        together = [{frozenset(batch.tolist()) for batch in epoch} for epoch in (*epochs, other_seed)]
+        assert (len(set(map(frozenset, together))) == 1) == optimized
+    if not optimized:
+        first, second = (torch.cat(epochs[0]) for _, epochs, _ in results)
+        assert not torch.equal(first, second - 60)
+
+
+def drop_and_shuffle(mine, size):
+    partition, seeds = mine
+    ranges = sar.construct_full_graph(partition).node_ranges
+    made = SeedBatches(seeds, size, drop_last=True, shuffle=True, seed=1, node_ranges=ranges)
+    return torch.cat([batch for number in range(20) for batch in made.epoch(number)]).unique()
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_dropped_seeds_take_turns(pool, world_size):
+    parts = parts_of([11, 9])
+    seeds = [torch.arange(*ends) for ends in parts.partitions[0].node_ranges]
+    found = pool.run(drop_and_shuffle, 4, per_rank=list(zip(parts.partitions, seeds, strict=True)))
+    assert all(map(torch.equal, found, seeds))
+
+
+# -- seeds that cannot be
+
+
+def attempt(mine, settings):
+    """One call that fails somewhere and, after it, one that works."""
+    partition, seeds = mine
+    graph = sar.construct_full_graph(partition)
+    options = {"batch_size": 2, "node_ranges": graph.node_ranges} | settings
+    failure = catch(lambda: SeedBatches(seeds, **options))
+    return failure, len(SeedBatches(torch.arange(*graph.node_ranges[sar.rank()]), 2, node_ranges=graph.node_ranges))
+
+
+@pytest.mark.parametrize(
+    "settings, wrong, words",
+    [
+        ({}, [3, -1], ["-1", "worker 1"]),
+        ({"node_ranges": None}, [3, -1], ["-1", "worker 1"]),
+        ({}, [5, 3, 5], ["given twice", "worker 1"]),
+        ({"node_ranges": None}, [5, 3, 5], ["given twice", "worker 1"]),
+        ({}, [3, 1], ["such as 1", "worker 1"]),
+        ({"foreign": True}, [3, 6], ["such as 6", "worker 1"]),
+        ({"foreign": True}, [3, 1], ["such as 1 to workers [0, 1]"]),
+        ({"batch_size": 0}, [3], ["batch_size is 0"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_wrong_seeds_on_one_worker_are_an_error_on_all(pool, world_size, settings, wrong, words):
+    parts = parts_of([3, 3])
+    mine = [(parts.partitions[0], torch.arange(3)), (parts.partitions[1], torch.tensor(wrong))]
+    for failure, number in pool.run(attempt, settings, per_rank=mine):
+        assert "SarError" in require(failure).bases
+        assert all(word in failure.message for word in words), failure.message
+        assert number == 2, "works on"
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_other_settings_on_another_worker(pool, world_size):
+    parts = parts_of([3, 3])
+    for failure, _ in pool.run(other_settings, per_rank=parts.partitions):
+        assert require(failure).kind == "DisagreementError"
+        assert "SeedBatches of 2" in failure.message
+        assert "SeedBatches of 3" in failure.message
+
+
+def other_settings(partition):
+    return attempt((partition, torch.arange(*partition.node_ranges[sar.rank()])), {"batch_size": 2 + sar.rank()})
+
+
+def train_on_shares(partition, seeds):
+    graph = sar.construct_full_graph(partition)
+    share = sar.split_seeds(graph, torch.tensor(seeds) if sar.rank() == 0 else torch.arange(0))
+    options = {"node_ranges": graph.node_ranges, "optimized": OptimizedBatches(graph)}
+    failure = catch(lambda: SeedBatches(share, 2, **options))
+    return share, failure, SeedBatches(share, 2, foreign=True, **options).epoch(0)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_foreign_seeds_where_they_are_asked_for(pool, world_size):
+    parts = parts_of([9, 3])
+    results = pool.run(train_on_shares, list(range(9)), per_rank=parts.partitions)
+    assert [len(epoch) for _, _, epoch in results] == [3, 3]
+    assert torch.equal(torch.cat([batch for _, _, epoch in results for batch in epoch]).sort().values, torch.arange(9))
+    assert all("worker 1" in require(failure).message for _, failure, _ in results), "refused otherwise"
