@@ -143,3 +143,24 @@ def test_cache_is_exact_and_saves_messages(pool, world_size):
         remote = parts.src[(parts.dst >= start) & (parts.dst < end) & ((parts.src < start) | (parts.src >= end))]
         degrees = torch.bincount(remote, minlength=parts.num_nodes)
         assert degrees[nodes].min() >= degrees.sort(descending=True).values[4]
+
+
+def load_foreign(mine):
+    partition, seeds = mine
+    graph = sar.construct_full_graph(partition)
+    add_edge_feature(graph)
+    features = node_features(partition)
+    sampler = sar.DistNeighborSampler([3, 2], input_node_features={"x": features}, output_node_features={"y": features})
+    loader = sar.DataLoader(graph, seeds, sampler, batch_size=6, foreign_seeds=True)
+    return [describe(blocks) for blocks in loader]
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_seeds_of_other_partitions(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    shares = [torch.arange(rank, parts.num_nodes, 2) for rank in range(world_size)]
+    for rank, batches in enumerate(pool.run(load_foreign, per_rank=list(zip(parts.partitions, shares, strict=True)))):
+        chosen = [described[-1]["dst"][dgl.NID] for described in batches]
+        assert torch.equal(torch.cat(chosen).sort().values, shares[rank])
+        for described, seeds in zip(batches, chosen, strict=True):
+            check_blocks(parts, described, seeds, [3, 2], False)
