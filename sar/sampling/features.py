@@ -1,6 +1,7 @@
 """Node features of a batch: own rows copied, remote ones fetched from all owners in one packed message each."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -89,13 +90,9 @@ def _section(
     """A section, with the rows in it that are on this worker, and how many of them are from the cache."""
     out = {name: buffers.empty((len(nodes), *table.shape[1:]), table.dtype) for name, table in tables.items()}
     asked = sort_by_owner(graph, nodes)
-    places = torch.empty_like(nodes)
-    if asked.place is None:
-        places = torch.arange(len(nodes))
-    else:
-        places[asked.place] = torch.arange(len(nodes))
-    bounds = list(zip(asked.begin, asked.begin[1:], strict=False))
-    section = _Section(ntype, tables, out, [asked.of(p) for p in range(len(bounds))], [places[b:e] for b, e in bounds])
+    places = torch.arange(len(nodes)) if asked.order is None else asked.order
+    bounds = list(pairwise(asked.begin))
+    section = _Section(ntype, tables, out, *([x[b:e] for b, e in bounds] for x in (asked.nodes, places)))
     rows = graph.rows(ntype, section.nodes[graph.rank])
     for name, table in tables.items():
         copy_rows(table, rows, out[name], section.places[graph.rank])

@@ -45,7 +45,16 @@ class _Asked(NamedTuple):
 
     nodes: Tensor  # (n,) int64
     begin: list[int]  # (W + 1,): those of worker p are nodes[begin[p]:begin[p + 1]]
-    place: Tensor | None  # (n,) int64, where each node of the original order is; None for the same order
+    order: Tensor | None  # (n,) int64, where each node was before; None for the same order
+
+    @property
+    def place(self) -> Tensor | None:
+        """(n,) int64, where each node of the order before is."""
+        if self.order is None:
+            return None
+        place = torch.empty_like(self.order)
+        place[self.order] = torch.arange(len(self.order))
+        return place
 
     def of(self, worker: int) -> Tensor:
         return self.nodes[self.begin[worker] : self.begin[worker + 1]]
@@ -58,9 +67,7 @@ def sort_by_owner(graph: LocalGraph, nodes: Tensor) -> _Asked:
         return _Asked(nodes, [0, len(nodes)], None)
     owners = graph.owners(nodes)
     order = torch.argsort(owners, stable=True)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order))
-    return _Asked(nodes.index_select(0, order), to_offsets(torch.bincount(owners, minlength=workers)).tolist(), place)
+    return _Asked(nodes.index_select(0, order), to_offsets(torch.bincount(owners, minlength=workers)).tolist(), order)
 
 
 def sample_hop(
@@ -145,10 +152,10 @@ def _join(
     columns: Iterator[Tensor],
 ) -> Hop:
     """Number the sources, and put the edges, which come by owner, into the order of the destinations."""
-    sampled = {}
+    sampled, places = {}, {ntype: nodes.place for ntype, nodes in asked.items()}
     for number in drawn:
         relation = graph.relations[number]
-        place = asked[relation.etype[2]].place
+        place = places[relation.etype[2]]
         counts, *values = (next(columns) for _ in relation.forms)
         if place is None:
             indptr = to_offsets(counts)
