@@ -41,7 +41,7 @@ from sar.partition.cleanup import clean_up  # noqa: E402
 from sar.partition.original_order import to_original_order  # noqa: E402
 from sar.partition.readers import open_graph  # noqa: E402
 from sar.partition.write import write_partitions  # noqa: E402
-from sar.sampling import split_seeds  # noqa: E402
+from sar.sampling import DataLoader, DistNeighborSampler, split_seeds  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -60,6 +60,8 @@ else:
 
 __all__ = [
     "Config",
+    "DataLoader",
+    "DistNeighborSampler",
     "DistributedBN1D",
     "DistributedBlock",
     "GraphShardManager",

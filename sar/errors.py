@@ -45,5 +45,9 @@ class CommunicationTimeout(CommunicationError, TimeoutError):
     """A wait for other workers exceeded `Config.timeout`."""
 
 
+class SamplingError(SarError, RuntimeError):
+    """A background process that samples mini-batches died or failed."""
+
+
 class DglError(SarError, ImportError):
     """DGL is missing, or a part of DGL was used that cannot run on the installed torch."""

@@ -99,6 +99,30 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
         return received
 
 
+def exchange_buffers(
+    me: Engine, call: str, buffers: Sequence[Tensor], room: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """Send `buffers[q]`, bytes in CPU memory, to every worker q; return what every worker sent to this one.
+
+    Args:
+        me: any engine; inside its `guard()`.
+        call: what this is for, equal on all workers.
+        buffers: one uint8 tensor per worker.
+        room: where what each worker sends is to go, where all workers know its size; spares the agreement.
+
+    Returns:
+        One uint8 tensor per worker. The own one is returned as it is.
+    """
+    if room is None:
+        lengths = me.agree_and_tell(call, [len(buffer) for buffer in buffers])
+        room = [torch.empty(theirs[me.rank], dtype=torch.uint8) for theirs in lengths]
+    received = [*room[: me.rank], buffers[me.rank], *room[me.rank + 1 :]]
+    for k in range(1, me.world_size):
+        source, reader = (me.rank - k) % me.world_size, (me.rank + k) % me.world_size
+        _swap(me, source, received[source], reader, buffers[reader], call)
+    return received
+
+
 def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, send_tensor: Tensor) -> None:
     """Send a tensor to one worker while receiving one, in place, from another.
 

@@ -22,7 +22,7 @@ final.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, NoReturn, TypeVar
@@ -172,11 +172,15 @@ class Engine:
             DisagreementError: where the workers' words differ.
             PeerError, CommunicationTimeout: where a worker is gone or does not come.
         """
+        return [theirs for (theirs,) in self.agree_and_tell(call, [flags])]
+
+    def agree_and_tell(self, call: str, numbers: Sequence[int]) -> list[list[int]]:
+        """As `agree`, with equally many int64 numbers from every worker, which may differ; by rank."""
         give_back()
         if self.world_size == 1:
-            return [flags]
+            return [list(numbers)]
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
-        gathered = self.all_gather(torch.tensor([digest, flags]), call)
+        gathered = self.all_gather(torch.tensor([digest, *numbers]), call)
         self.calls += 1
         if any(int(theirs[0]) != digest for theirs in gathered):
             with self.guard():
@@ -186,7 +190,7 @@ class Engine:
                     "Every worker must make the same calls in the same order, with the same widths, dtypes and Config, "
                     "and its loss must reach every one of them (times 0 if need be)."
                 )
-        return [int(theirs[1]) for theirs in gathered]
+        return [theirs[1:].tolist() for theirs in gathered]
 
     def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
         """Gather one small CPU tensor of equal shape from every worker; only inside an agreed call."""

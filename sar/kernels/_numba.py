@@ -27,7 +27,7 @@ _OPTIONS = {
 }
 
 
-COMPILED = ("_numba", "vectors", "compiled", "attention_loops")
+COMPILED = ("_numba", "vectors", "compiled", "attention_loops", "sampling_loops")
 """The modules whose code ends up in kernels."""
 
 _njit: Any = numba.njit

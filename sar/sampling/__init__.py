@@ -1,7 +1,9 @@
-"""Mini-batch training: which seed nodes go to which worker and batch."""
+"""Mini-batch training: which seed nodes go to which worker and batch, and neighbors sampled across all workers."""
 
+from sar.sampling.loader import DataLoader
 from sar.sampling.optimized_batches import OptimizedBatches
+from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seed_batches import SeedBatches
 from sar.sampling.split import split_seeds
 
-__all__ = ["OptimizedBatches", "SeedBatches", "split_seeds"]
+__all__ = ["DataLoader", "DistNeighborSampler", "OptimizedBatches", "SeedBatches", "split_seeds"]

@@ -38,8 +38,9 @@ def seed_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Ten
         if not has_pymetis():
             return metis_of_lists(indptr, neighbours, weights, num_parts)
         dtype = metis_dtype()
-        lists = (column.numpy().astype(dtype) for column in (indptr, neighbours))
-        found = part_graph_kway(*lists, np.empty(0, dtype), weights.numpy().astype(dtype), num_parts, IMBALANCE, 0, 1)
+        of_edges = np.empty(0, dtype)
+        columns = [column.numpy().astype(dtype) for column in (indptr, neighbours, weights)]
+        found = part_graph_kway(columns[0], columns[1], of_edges, columns[2], num_parts, IMBALANCE, seed=0, trials=1)
     except PartitionError:
         return None
     return torch.from_numpy(found.astype(np.int64))

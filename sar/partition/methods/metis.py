@@ -96,11 +96,9 @@ def _draw_entries(csr: ExternalCsr, unit: float, seed: int, repeated: bool) -> L
 
     Both directions of an edge are rounded alike, and dropped where nothing is left; 64-bit integers where repeated.
     """
-    indptr = _lengths(csr, unit, seed, repeated)
-    while repeated and indptr.max() >= csr.num_nodes:
-        # METIS writes beyond its buffers where a node has more edges than there are nodes.
-        unit *= 2
-        indptr = _lengths(csr, unit, seed, repeated)
+    indptr = np.zeros(csr.num_nodes + 1, np.int64)
+    for window in csr.windows():
+        _count_drawn(*window, unit, np.uint64(seed), repeated, indptr)
     np.cumsum(indptr, out=indptr)
     dtype = np.int64 if repeated else metis_dtype()
     if indptr[-1] > np.iinfo(dtype).max:
@@ -114,17 +112,19 @@ def _draw_entries(csr: ExternalCsr, unit: float, seed: int, repeated: bool) -> L
     return Lists(indptr.astype(dtype, copy=False), neighbours, weights)
 
 
-def _lengths(csr: ExternalCsr, unit: float, seed: int, repeated: bool) -> Array:
-    """0, then how many entries are drawn of each list, (N + 1,) int64."""
-    lengths = np.zeros(csr.num_nodes + 1, np.int64)
-    for window in csr.windows():
-        _count_drawn(*window, unit, np.uint64(seed), repeated, lengths)
-    return lengths
-
-
 def _in_dgl(lists: Lists, weights: Array, task: AssignmentTask) -> Array:
+    if np.diff(lists.indptr).max() >= len(weights):
+        # METIS writes beyond its buffers where a node has more edges than there are nodes.
+        lists = _without_parallel(lists)
     indptr, neighbours, whole = map(torch.from_numpy, (*lists[:2], _whole_numbers(weights, np.int64)))
     return metis_of_lists(indptr, neighbours, whole, task.num_parts).numpy().astype(np.int32)
+
+
+def _without_parallel(lists: Lists) -> Lists:
+    num_nodes = len(lists.indptr) - 1
+    own = np.repeat(np.arange(num_nodes), np.diff(lists.indptr))
+    own, neighbours = np.divmod(np.unique(own * num_nodes + lists.neighbours), num_nodes)
+    return Lists(np.searchsorted(own, np.arange(num_nodes + 1)), neighbours, lists.weights)
 
 
 def _in_pymetis(lists: Lists, weights: Array, task: AssignmentTask, trials: int) -> Array:
@@ -155,14 +155,14 @@ def _count_drawn(
     unit: float,
     seed: int,
     repeated: bool,
-    lengths: Array,
+    indptr: Array,
 ) -> None:
-    """Set lengths[v + 1] to the number of entries of the nodes v of a window."""
+    """Set indptr[v + 1] to the number of entries of the nodes v of a window."""
     for v in range(first, first + bounds.size - 1):
         for e in range(bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]):
             weight = edge_weights[e] if edge_weights.size else np.float32(1)
             count = _rounded(weight, v, neighbours[e], unit, seed)
-            lengths[v + 1] += count if repeated else min(count, 1)
+            indptr[v + 1] += count if repeated else min(count, 1)
 
 
 @compiled

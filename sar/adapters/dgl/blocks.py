@@ -1,0 +1,47 @@
+"""Sampled layers as DGL's own message flow graphs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.adapters.dgl.shim import require_dgl
+from sar.common_tuples import NID, CanonicalEtype
+
+Edges = Mapping[CanonicalEtype, tuple[Tensor, Tensor, Mapping[str, Tensor]]]
+
+
+def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: Edges) -> Any:
+    """One layer as a `DGLBlock`, with `dgl.NID` on both sides and the edges' fields.
+
+    The structure goes in as CSC, which the forward reads; DGL makes the CSR of the backward from it by counting.
+
+    Args:
+        nodes: global IDs of the sources of every type, (N_src,) int64, destinations first.
+        num_dst: destinations of every type.
+        edges: by type: (N_dst + 1,) offsets, (E,) positions of the sources, int64 both, and fields, (E, ...) each.
+    """
+    dgl = require_dgl()
+    none = torch.empty(0, dtype=torch.int64)
+    block = dgl.create_block(
+        {etype: ("csc", (indptr, src, none)) for etype, (indptr, src, _) in edges.items()},
+        num_src_nodes={ntype: len(ids) for ntype, ids in nodes.items()},
+        num_dst_nodes=dict(num_dst),
+    )
+    for ntype, ids in nodes.items():
+        block.srcnodes[ntype].data[NID] = ids
+        block.dstnodes[ntype].data[NID] = ids[: num_dst[ntype]]
+    for etype, (_, _, fields) in edges.items():
+        block.edges[etype].data.update(fields)
+    return block
+
+
+def attach_features(
+    blocks: Sequence[Any], inputs: Mapping[str, Mapping[str, Tensor]], outputs: Mapping[str, Mapping[str, Tensor]]
+) -> None:
+    """Set features, by node type and name, on the first block's sources and on the last block's destinations."""
+    for ntype, fields in inputs.items():
+        blocks[0].srcnodes[ntype].data.update(fields)
+    for ntype, fields in outputs.items():
+        blocks[-1].dstnodes[ntype].data.update(fields)

@@ -1,0 +1,150 @@
+"""The trainer's side of background processes: starting them, handing out work, and noticing how they end."""
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from sar.comm import process_group
+from sar.config import Config
+from sar.errors import CommunicationTimeout, ConfigError, SamplingError
+from sar.sampling.batch import Batch, Source
+from sar.sampling.process import Failed, Job, Share, Taken
+from sar.sampling.shared import receive, send
+
+CLOSE_SECONDS = 5.0
+"""How long a process may take to end before it is killed."""
+
+_groups = itertools.count()  # counts alike on all workers, which is agreed on
+
+
+class Processes:
+    """This worker's background processes: see [Note: background processes] in `process.py`.
+
+    Made by all workers together, inside `engine.guard()`.
+
+    Args:
+        source: what to sample from; copied to shared memory that all processes read.
+        count: number of processes.
+        ahead: batches that each makes before the trainer takes one.
+
+    Raises:
+        ConfigError: where the processes could not find those of other workers.
+    """
+
+    def __init__(self, source: Source, count: int, ahead: int) -> None:
+        engine, group = process_group.engine(), next(_groups)
+        engine.agree(f"starting {count} sampling processes for loader {group}, {ahead} batches ahead each")
+        self.source = source
+        self._rank = engine.rank
+        address = _store_address() if engine.world_size > 1 else None
+        self._processes: list[_Process] = []
+        self._finalizer = weakref.finalize(self, _end, self._processes)
+        self._processes += [_Process(number) for number in range(count)]
+        job = Job(engine.rank, engine.world_size, address, f"sar/sampling/{group}", Config.timeout, ahead, source)
+        send(job, *(process.channel for process in self._processes))
+
+    @property
+    def pids(self) -> list[int]:
+        """Process IDs."""
+        return [process.process.pid for process in self._processes]
+
+    def sample(self, batches: Sequence[tuple[Tensor, int]]) -> Iterator[Batch]:
+        """Sample an epoch: batches of these seeds and keys, in order.
+
+        Raises:
+            SamplingError: where a process died or failed; the others are ended.
+            CommunicationTimeout: where a batch takes longer than `Config.timeout`.
+        """
+        count = len(self._processes)
+        for number, process in enumerate(self._processes):
+            send(Share(list(batches[number::count])), process.channel)
+        for number in range(len(batches)):
+            process = self._processes[number % count]
+            message = process.hear(f"sampling process {number % count} of worker {self._rank}")
+            if isinstance(message, Failed):
+                raise SamplingError(
+                    f"The sampling process {number % count} of worker {self._rank} failed with {message.error}: "
+                    f"{message.message}"
+                )
+            send(Taken(), process.channel)
+            yield message.batch
+
+    def close(self) -> None:
+        """End all processes."""
+        self._finalizer()
+
+
+class _Process:
+    """One process and the channel to it."""
+
+    def __init__(self, number: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # Not by `multiprocessing`, whose spawned processes import the user's script again.
+            start = f"from sar.sampling.process import main; main({theirs.fileno()}, {number})"
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {start}"],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+                pass_fds=[theirs.fileno()],
+            )
+        self.channel: Connection[Any, Any] = Connection(ours.detach())
+
+    def hear(self, who: str) -> Any:
+        """Its next message; an error where it is gone, or makes none."""
+        if not self.channel.poll(Config.timeout + CLOSE_SECONDS):  # its own error comes first
+            raise CommunicationTimeout(
+                f"The {who} made no batch within {Config.timeout:g} s (Config.timeout); is another worker's stuck?"
+            )
+        try:
+            return receive(self.channel)
+        except (EOFError, OSError):
+            pass
+        status = self.wait(CLOSE_SECONDS)
+        how = (
+            "closed its channel" if status is None else f"got signal {-status}" if status < 0 else f"exited ({status})"
+        )
+        raise SamplingError(
+            f"The {who} {how} before it had made its batch. See its own output; signal 9 often comes from the system, "
+            "for want of memory."
+        )
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit status, if it ends in time."""
+        try:
+            return self.process.wait(max(seconds, 0))
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def _end(processes: "list[_Process]") -> None:
+    for process in processes:
+        process.channel.close()
+    deadline = time.monotonic() + CLOSE_SECONDS
+    for process in processes:
+        if process.wait(deadline - time.monotonic()) is None:
+            process.process.kill()
+            process.process.wait()
+
+
+def _store_address() -> tuple[str, int]:
+    """Host and port of the store over which the workers found each other."""
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):
+        raise ConfigError(
+            f"num_workers > 0 needs a process group over TCP, but this one has a {type(store).__name__}; use "
+            "sar.initialize_comms or init_method='tcp://...', or set num_workers=0."
+        )
+    return store.host, store.port

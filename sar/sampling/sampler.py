@@ -1,0 +1,175 @@
+"""The sampler that users make: it checks what they ask for, and turns sampled batches into blocks of DGL."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.adapters.dgl.blocks import attach_features, make_block
+from sar.comm import process_group
+from sar.common_tuples import CanonicalEtype
+from sar.core.graph import GraphShardManager
+from sar.core.in_edges import InEdges, in_edges
+from sar.core.mfg import Seeds
+from sar.errors import ConfigError
+from sar.kernels.neighbor_sampling import ALL
+from sar.sampling.batch import Batch, Source, random_key, sample_batch
+from sar.sampling.features import fill_cache
+from sar.sampling.local_graph import make_local_graph
+from sar.sampling.seed_ids import check_seeds, global_ids
+
+Fanout = int | Mapping[str | CanonicalEtype, int]
+
+
+class _Prepared(NamedTuple):
+    """What batches are sampled from, and what it was made of."""
+
+    made_of: Any  # identities and versions
+    alive: Any  # the objects, so that no others get their identities
+    source: Source
+
+
+class DistNeighborSampler:
+    """Samples, for each node of a batch, some of its in-neighbours, and of these again: layers of blocks to train on.
+
+    Each layer draws `fanout` in-edges of a node of each edge type, or all where there are no more, as
+    `dgl.dataloading.NeighborSampler` does on one machine (Hamilton et al. 2017, "Inductive Representation Learning on
+    Large Graphs"). Nodes may be on any worker.
+
+    The blocks are ordinary `DGLBlock`s of this worker alone. `dgl.NID` are global node IDs, as in `node_ranges`;
+    `dgl.EID` the graph's edge IDs, as in its `edata`. Destinations come first among the sources, seeds as given.
+
+    Args:
+        fanouts: for each layer, input layer first, the number of in-edges to draw at each node, -1 for all; or a
+            dictionary with that number for every edge type.
+        prob: edge field with the weights by which edges are drawn, (E,) or (E, 1), at least 0, in any unit; an edge of
+            weight 0 never is. Edge types that lack it are drawn from evenly. Default: all edges alike.
+        replace: draw with replacement: `fanout` edges of each node that has any.
+        copy_edata: copy the graph's edge fields to the blocks; without, they have `dgl.EID` only.
+        input_node_features: features of this worker's nodes by name, (N_i, ...) each, to set on the first block's
+            sources. With several node types by `type/name`, (N_type, ...), as in `PartitionData.node_features`.
+        output_node_features: likewise for the destinations of the last block, such as labels.
+        output_device: where the blocks go; default the CPU.
+        feature_cache_bytes: memory for input features of remote nodes that this worker's edges read most, which are
+            then not fetched again. For features that do not change. Default: none.
+
+    Raises:
+        ConfigError: for arguments of another form.
+    """
+
+    def __init__(
+        self,
+        fanouts: Sequence[Fanout],
+        prob: str | None = None,
+        replace: bool = False,
+        copy_edata: bool = True,
+        input_node_features: Mapping[str, Tensor] | None = None,
+        output_node_features: Mapping[str, Tensor] | None = None,
+        output_device: torch.device | str | None = None,
+        *,
+        feature_cache_bytes: int = 0,
+    ) -> None:
+        if isinstance(fanouts, (str, Mapping)) or not isinstance(fanouts, Sequence) or not fanouts:
+            raise ConfigError(
+                f"fanouts is {fanouts!r}; expected a list with a number for each layer, such as [15, 10]."
+            )
+        for layer, fanout in enumerate(fanouts):
+            for value in fanout.values() if isinstance(fanout, Mapping) else [fanout]:
+                if not isinstance(value, int) or isinstance(value, bool) or value < -1:
+                    raise ConfigError(
+                        f"fanouts[{layer}] has {value!r}; expected an integer of at least 0, or -1 for all."
+                    )
+        if feature_cache_bytes < 0:
+            raise ConfigError(f"feature_cache_bytes is {feature_cache_bytes}; expected at least 0.")
+        self.fanouts = list(fanouts)
+        self.prob = prob
+        self.replace = bool(replace)
+        self.copy_edata = copy_edata
+        self.input_node_features = dict(input_node_features or {})
+        self.output_node_features = dict(output_node_features or {})
+        self.output_device = output_device
+        self.feature_cache_bytes = feature_cache_bytes
+        self._hits = self._misses = 0
+        self._edges: tuple[GraphShardManager, list[InEdges]] | None = None
+        self._prepared: _Prepared | None = None
+
+    @property
+    def feature_cache_hit_rate(self) -> float:
+        """Of the remote input nodes of all batches so far, the fraction that was in the cache; 0 at first."""
+        return self._hits / max(self._hits + self._misses, 1)
+
+    def sample(self, full_graph_manager: GraphShardManager, seeds: Seeds) -> list[Any]:
+        """Sample one batch; called by all workers together.
+
+        Draws depend on torch's random state.
+
+        Args:
+            full_graph_manager: the graph, from `construct_full_graph`, in any mode.
+            seeds: this worker's nodes: global IDs, (S,) integer, or rows by type as `construct_mfgs` takes them; may be
+                empty.
+
+        Returns:
+            One `DGLBlock` a layer, input layer first.
+
+        Raises:
+            GraphError: for seeds that do not exist, are given twice, or are of another partition; for a message flow
+                graph.
+            FieldError: for fields that are not there, or not fit.
+            ConfigError: for fan-outs of unknown edge types.
+            CommunicationError: where another worker raised, or asks for something else.
+        """
+        engine = process_group.engine()
+        with engine.guard():
+            source = self.prepare(full_graph_manager)
+            nodes = check_seeds(global_ids(full_graph_manager, seeds), engine, source.graph.node_ranges)
+        return self.to_blocks(sample_batch(engine, source, nodes, random_key()))
+
+    def prepare(self, graph: GraphShardManager) -> Source:
+        """What batches are sampled from; made by all workers together, anew where fields of the graph have changed."""
+        engine = process_group.engine()
+        with engine.guard():
+            fields = [column for etype in graph.canonical_etypes for column in graph.edges[etype].data.values()]
+            fields += [*self.input_node_features.values(), *self.output_node_features.values()]
+            made_of = (id(graph._structure), graph.canonical_etypes, [(id(field), field._version) for field in fields])
+            if self._prepared is None or self._prepared.made_of != made_of:
+                self._prepared = _Prepared(made_of, (graph._structure, fields), self._make_source(graph))
+            return self._prepared.source
+
+    def to_blocks(self, batch: Batch) -> list[Any]:
+        """A sampled batch as blocks of DGL, on the output device."""
+        blocks = []
+        for hop in batch.hops:
+            edges = {etype: (indptr, src, fields) for etype, indptr, src, fields in hop.edges}
+            blocks.append(make_block(hop.nodes, hop.num_dst, edges))
+        attach_features(blocks, batch.features.inputs, batch.features.outputs)
+        self._hits += batch.features.hits
+        self._misses += batch.features.misses
+        return blocks if self.output_device is None else [block.to(self.output_device) for block in blocks]
+
+    def _make_source(self, graph: GraphShardManager) -> Source:
+        fanouts = [self._by_relation(graph, layer) for layer in range(len(self.fanouts))]
+        known = self._edges
+        same = known is not None and known[0]._structure is graph._structure
+        if known is None or not same or known[0].canonical_etypes != graph.canonical_etypes:
+            self._edges = known = (graph, in_edges(graph))
+        settings = f"sampling of {self.fanouts}, prob {self.prob}, replace {self.replace}"
+        settings += f", feature cache {self.feature_cache_bytes > 0}"
+        inputs, outputs = self.input_node_features, self.output_node_features
+        local = make_local_graph(graph, known[1], self.prob, self.copy_edata, inputs, outputs, settings)
+        cache = (
+            fill_cache(process_group.engine(), local, self.feature_cache_bytes) if self.feature_cache_bytes else None
+        )
+        return Source(local, fanouts, self.replace, cache)
+
+    def _by_relation(self, graph: GraphShardManager, layer: int) -> list[int]:
+        """The fan-out of every edge type, in the graph's order; `ALL` for -1."""
+        fanout, etypes = self.fanouts[layer], graph.canonical_etypes
+        if isinstance(fanout, Mapping):
+            given = {graph.to_canonical_etype(etype): value for etype, value in fanout.items()}
+            missing = [etype for etype in etypes if etype not in given]
+            if missing:
+                raise ConfigError(f"fanouts[{layer}] lacks the edge types {missing}; give each a number, such as 0.")
+        else:
+            given = dict.fromkeys(etypes, fanout)
+        return [ALL if given[etype] == -1 else given[etype] for etype in etypes]

@@ -1,0 +1,114 @@
+"""Background processes: the same batches as without, and errors in bounded time where one of them ends."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+import sar
+from tests import leftovers
+from tests.parity.blocks import some_seeds
+from tests.parity.scenarios import SCENARIOS
+from tests.sampling.cases import add_edge_feature, check_blocks, describe, node_features
+
+FANOUTS = [2, 3]
+
+
+def make_loader(mine, **options):
+    partition, seeds = mine
+    graph = sar.construct_full_graph(partition)
+    add_edge_feature(graph)
+    features = node_features(partition)
+    sampler = sar.DistNeighborSampler(
+        FANOUTS, input_node_features={"x": features}, output_node_features={"y": features}
+    )
+    return sar.DataLoader(
+        graph, seeds, sampler, batch_size=4, shuffle=True, precompute_optimized_batches=False, seed=3, **options
+    )
+
+
+@pytest.fixture
+def given(world_size):
+    parts = SCENARIOS["random"](world_size)
+    return parts, list(zip(parts.partitions, some_seeds(parts, "uneven"), strict=True))
+
+
+def two_epochs_and_a_half(mine, num_workers):
+    """Two epochs, a third that is dropped, and which processes are left of it; then a fourth."""
+    loader = make_loader(mine, num_workers=num_workers)
+    epochs = [[describe(blocks) for blocks in loader] for _ in range(2)]
+    pids = loader._idle.pids if num_workers else []
+    for _ in loader:
+        break
+    left = leftovers.alive(pids)
+    if num_workers < 2:
+        epochs.append([describe(blocks) for blocks in loader])
+    return epochs, left, len(loader)
+
+
+def same(a, b):
+    """Whether two nests of dictionaries and lists have equal tensors."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("world_size, numbers", [(1, [1]), (2, [1, 2]), (3, [1])])
+def test_same_batches_with_processes(pool, world_size, numbers, given):
+    parts, mine = given
+    without = pool.run(two_epochs_and_a_half, 0, per_rank=mine)
+    for number in numbers:
+        for (epochs, left, _), (expected, _, _) in zip(
+            pool.run(two_epochs_and_a_half, number, per_rank=mine, timeout=200), without, strict=True
+        ):
+            assert left == []
+            assert same(epochs, expected[: len(epochs)])
+    for (epochs, _, length), (_, seeds) in zip(without, mine, strict=True):
+        assert not same(epochs[0], epochs[1])
+        for batches in epochs:
+            assert len(batches) == length
+            chosen = [described[-1]["dst"]["_ID"] for described in batches]
+            assert torch.equal(torch.cat(chosen).sort().values, seeds.sort().values)
+            for described, ids in zip(batches, chosen, strict=True):
+                check_blocks(parts, described, ids, FANOUTS, False)
+
+
+def kill_one(mine, victim):
+    """End worker 0's process, or worker 0, in the middle of an epoch; how the loader ends."""
+    loader = make_loader(mine, num_workers=1, prefetch_factor=1)
+    for _ in loader:
+        pass
+    pids = loader._idle.pids
+    try:
+        for _ in loader:
+            began = time.monotonic()
+            if sar.rank() == 0:
+                os.kill(pids[0] if victim == "process" else os.getpid(), signal.SIGKILL)
+    except sar.SarError as error:
+        return type(error).__name__, str(error), time.monotonic() - began, leftovers.alive(pids)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_dead_process_is_an_error_everywhere(pool, world_size, given):
+    ends = pool.run(kill_one, "process", per_rank=given[1], timeout=200)
+    assert ends[0][0] == "SamplingError"
+    assert "signal 9" in ends[0][1]
+    for kind, message, seconds, left in ends:
+        assert kind in ("SamplingError", "PeerError")
+        assert "sampling process 0" in message
+        assert seconds < 60
+        assert left == []
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_dead_trainer_ends_its_processes(pool, world_size, given):
+    outcomes = pool.outcomes(kill_one, "trainer", per_rank=given[1], timeout=200)
+    assert outcomes[0].kind == "Died"
+    deadline = time.monotonic() + 30
+    while left := [line for line in leftovers.marked_processes() if "sampling.process" in line]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)

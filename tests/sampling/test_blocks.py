@@ -1,0 +1,166 @@
+"""`DistNeighborSampler.sample`: blocks are those of the graph, whatever its partitioning, and refuse bad requests."""
+
+import dgl
+import pytest
+import torch
+
+import sar
+from tests.parity.blocks import some_seeds
+from tests.parity.scenarios import SCENARIOS
+from tests.sampling.cases import add_edge_feature, check_blocks, describe, features_of, node_features
+
+
+def sample(mine, fanouts, options):
+    partition, seeds = mine
+    graph = sar.construct_full_graph(partition)
+    add_edge_feature(graph)
+    features = node_features(partition)
+    sampler = sar.DistNeighborSampler(
+        fanouts, input_node_features={"x": features}, output_node_features={"_N/y": features}, **options
+    )
+    return describe(sampler.sample(graph, seeds))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_blocks_of_every_graph(pool, world_size, scenario, replace):
+    parts = SCENARIOS[scenario](world_size)
+    for how in ("all", "uneven", "last only"):
+        seeds = some_seeds(parts, how)
+        fanouts = [3, -1, 2]
+        given = list(zip(parts.partitions, seeds, strict=True))
+        for rank, described in enumerate(pool.run(sample, fanouts, {"replace": replace}, per_rank=given)):
+            check_blocks(parts, described, seeds[rank], fanouts, replace)
+
+
+def sample_with(mine, how):
+    partition, seeds = mine
+    graph = sar.construct_full_graph(partition)
+    graph.edata["w"] = torch.ones(graph.num_edges())
+    start, end = partition.node_ranges[sar.rank()]
+    fanouts, options, wrong = [2], {}, sar.rank() == 0
+    if how == "foreign":
+        seeds = torch.tensor([end]) if wrong else seeds
+    elif how == "negative":
+        seeds = torch.tensor([-1]) if wrong else seeds
+    elif how == "twice":
+        seeds = torch.tensor([start, start]) if wrong else seeds
+    elif how == "fractions":
+        seeds = torch.tensor([0.5]) if wrong else seeds
+    elif how == "fan-out":
+        fanouts = [-2] if wrong else fanouts
+    elif how == "layers":
+        fanouts = [2, 2] if wrong else fanouts
+    elif how == "edge type":
+        fanouts = [{"likes": 2}] if wrong else fanouts
+    elif how == "no such prob":
+        options = {"prob": "v"} if wrong else {"prob": "w"}
+    elif how == "negative prob":
+        graph.edata["w"] -= 2.0 * wrong
+        options = {"prob": "w"}
+    elif how == "rows":
+        options = {"input_node_features": {"x": torch.ones(end - start + wrong, 2)}}
+    elif how == "width":
+        options = {"input_node_features": {"x": torch.ones(end - start, 2 + wrong)}}
+    elif how == "node type":
+        options = {"output_node_features": {"paper/x": torch.ones(end - start, 2)}} if wrong else {}
+    elif how == "flow graph":
+        (graph,) = sar.construct_mfgs(partition, seeds, 1)
+    if how.startswith("loader"):
+        sampler = sar.DistNeighborSampler(fanouts)
+        seeds = {"loader foreign": [end], "loader twice": [start, start], "loader negative": [-1]}[how] if wrong else []
+        return len(sar.DataLoader(graph, torch.tensor(seeds, dtype=torch.int64), sampler))
+    if how == "mending":
+        sampler = sar.DistNeighborSampler(fanouts, prob="w")
+        sampler.sample(graph, seeds)
+        graph.edata["w"].zero_()
+        return sampler.sample(graph, seeds)[0].num_edges()
+    return sar.DistNeighborSampler(fanouts, **options).sample(graph, seeds)[0].num_edges()
+
+
+REFUSED = {
+    **dict.fromkeys(["foreign", "negative", "twice", "fractions", "flow graph"], "GraphError"),
+    **dict.fromkeys(["loader foreign", "loader twice", "loader negative"], "GraphError"),
+    **dict.fromkeys(["no such prob", "negative prob", "rows", "node type", "edge type"], "FieldError"),
+    **dict.fromkeys(["layers", "width"], "DisagreementError"),
+}
+
+
+@pytest.mark.parametrize("how, kind", REFUSED.items())
+@pytest.mark.parametrize("world_size", [2])
+def test_refused_on_every_worker(pool, world_size, how, kind):
+    parts = SCENARIOS["random"](world_size)
+    given = list(zip(parts.partitions, some_seeds(parts, "few"), strict=True))
+    outcomes = pool.outcomes(sample_with, how, per_rank=given)
+    assert outcomes[0].kind == kind, outcomes[0]
+    assert outcomes[1].kind in (kind, "PeerError"), outcomes[1]
+
+
+@pytest.mark.parametrize("fanouts", [[], 5, [1.5], [True], [-2], [{"_E": -3}], "12"])
+def test_bad_fanouts_are_refused_at_once(fanouts):
+    with pytest.raises(sar.SarError, match="fanouts"):
+        sar.DistNeighborSampler(fanouts)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_changed_weights_are_seen(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    given = list(zip(parts.partitions, some_seeds(parts, "all"), strict=True))
+    assert pool.run(sample_with, "mending", per_rank=given) == [0, 0]
+
+
+def with_cache(mine, nbytes):
+    partition, seeds = mine
+    graph = sar.construct_full_graph(partition)
+    features = {"x": node_features(partition), "y": node_features(partition).float()}
+    sampler = sar.DistNeighborSampler([2, 2], input_node_features=features, feature_cache_bytes=nbytes)
+    assert sampler.feature_cache_hit_rate == 0
+    cache, before = sampler.prepare(graph).cache, sar.comm.statistics()
+    batches = [sampler.sample(graph, seeds)[0] for _ in range(3)]
+    moved = sar.comm.statistics() - before
+    for block in batches:
+        expected = features_of(block.srcdata[dgl.NID])
+        assert torch.equal(block.srcdata["x"], expected)
+        assert torch.equal(block.srcdata["y"], expected.float())
+    return sampler.feature_cache_hit_rate, moved.bytes_received, cache
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_cache_is_exact_and_saves_messages(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    given = list(zip(parts.partitions, some_seeds(parts, "all"), strict=True))
+    results = [pool.run(with_cache, nbytes, per_rank=given) for nbytes in (0, 5 * 40, 10**6)]
+    for rank in range(world_size):
+        none, some, all_ = [by_rank[rank] for by_rank in results]
+        assert none[0] == 0
+        assert none[2] is None
+        assert 0 < some[0] < all_[0] < 1  # some nodes are two steps away, and in nobody's halo
+        assert all_[1] < some[1] < none[1]
+        nodes = some[2].nodes["_N"]
+        assert len(nodes) == 5
+        start, end = parts.partitions[rank].node_ranges[rank]
+        remote = parts.src[(parts.dst >= start) & (parts.dst < end) & ((parts.src < start) | (parts.src >= end))]
+        degrees = torch.bincount(remote, minlength=parts.num_nodes)
+        assert degrees[nodes].min() >= degrees.sort(descending=True).values[4]
+
+
+def load_foreign(mine):
+    partition, seeds = mine
+    graph = sar.construct_full_graph(partition)
+    add_edge_feature(graph)
+    features = node_features(partition)
+    sampler = sar.DistNeighborSampler([3, 2], input_node_features={"x": features}, output_node_features={"y": features})
+    loader = sar.DataLoader(graph, seeds, sampler, batch_size=6, foreign_seeds=True)
+    return [describe(blocks) for blocks in loader]
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_seeds_of_other_partitions(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    shares = [torch.arange(rank, parts.num_nodes, 2) for rank in range(world_size)]
+    for rank, batches in enumerate(pool.run(load_foreign, per_rank=list(zip(parts.partitions, shares, strict=True)))):
+        chosen = [described[-1]["dst"][dgl.NID] for described in batches]
+        assert torch.equal(torch.cat(chosen).sort().values, shares[rank])
+        for described, seeds in zip(batches, chosen, strict=True):
+            check_blocks(parts, described, seeds, [3, 2], False)
