@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import sar
 from benchmarks import minibatch
 from benchmarks.minibatch import DISTDGL, SAR, SINGLE, WHOLE, Part, Run
 from benchmarks.minibatch_training import Measured
@@ -60,7 +59,6 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not hasattr(sar, "DataLoader"), reason="sar has no loader yet")
 def test_the_whole_path(tmp_path: Path) -> None:
     write_npz(community_graph(300, 3000, num_features=8, num_classes=3), tmp_path / "mine.npz")
     sizes = {"nodes": 300, "edges": 2000, "features": 8, "batch-size": 50, "real-batch-size": 20, "repeats": 1}

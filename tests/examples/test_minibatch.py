@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import sar
 from sar.adapters.dgl.models import dgl_graph
 from sar.partition.community_graph import community_graph
 from sar.partition.datasets import load_dataset
@@ -30,15 +29,7 @@ def accuracies_alone(file: Path, parameters: Path) -> list[float]:
     return [right[torch.from_numpy(data.node_data[mask])].double().mean().item() for mask in SPLIT]
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "distdgl_then_full_eval",
-        pytest.param(
-            "minibatch", marks=pytest.mark.skipif(not hasattr(sar, "DataLoader"), reason="sar has no loader yet")
-        ),
-    ],
-)
+@pytest.mark.parametrize("script", ["distdgl_then_full_eval", "minibatch"])
 def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
     file, parameters = tmp_path / "generated.npz", tmp_path / "parameters.pt"
     write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
