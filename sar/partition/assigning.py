@@ -76,7 +76,7 @@ def assign(
         scratch.mkdir()
         task = AssignmentTask(graph, options.parts, scratch, options.seed, weights, options.imbalance, memory, progress)
         assigned = Assigned(*choose(task)) if options.method == AUTO else Assigned(options.method, "asked for")
-        part_of = method_named(assigned.method)(task)
+        part_of = _checked(method_named(assigned.method)(task), assigned.method, task)
         shutil.rmtree(scratch)
     return part_of, assigned
 
@@ -95,6 +95,23 @@ def write_once(folder: Path, graph: GraphSource, part_of: Array, num_parts: int,
     shutil.rmtree(unfinished, ignore_errors=True)
     write_assignment(unfinished, graph.num_nodes, part_of, num_parts, method)
     unfinished.replace(folder)
+
+
+def _checked(part_of: Array, method: str, task: AssignmentTask) -> Array:
+    """What a method returns, which may be anybody's.
+
+    Raises:
+        ConfigError: it is not a part for every node.
+    """
+    found, num_nodes = np.asarray(part_of), task.graph.total_nodes
+    if found.shape != (num_nodes,) or found.dtype.kind not in "iu":
+        form = f"shape {found.shape} and type {found.dtype}"
+        raise ConfigError(f"method '{method}' returned {form}; expected ({num_nodes},) integers, a part for each node.")
+    if num_nodes and not 0 <= found.min() <= found.max() < task.num_parts:
+        raise ConfigError(
+            f"method '{method}' returned parts from {found.min()} to {found.max()}; expected 0 to {task.num_parts - 1}."
+        )
+    return found
 
 
 def _taken(folder: Path) -> bool:

@@ -219,3 +219,20 @@ def test_damaged_input_leaves_nothing(tmp_path: Path, edges: tuple[Array, Array]
     with pytest.raises(ConfigError, match="0 parts"):
         run_partition(source, AssigningOptions(0), output)
     assert content_of(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        (np.zeros(NUM_NODES - 1, int), "shape"),
+        (np.zeros(NUM_NODES), "float64"),
+        (np.full(NUM_NODES, 2), "parts from 2 to 2; expected 0 to 1"),
+        (np.full(NUM_NODES, -1), "parts from -1 to -1"),
+    ],
+)
+def test_what_a_method_returns_is_checked(edges, tmp_path, monkeypatch, returned, message):
+    monkeypatch.setattr(assigning, "method_named", lambda name: lambda task: returned)
+    source, _, output = options_for(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        run_partition(source, AssigningOptions(parts=2, method="mine"), output)
+    assert not output.directory.exists()
