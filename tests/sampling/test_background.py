@@ -11,7 +11,8 @@ import sar
 from tests import leftovers
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
-from tests.sampling.cases import add_edge_feature, check_blocks, describe, node_features
+from tests.sampling.cases import add_edge_feature, check_blocks, describe, features_of, node_features
+from tests.sampling.scenes import typed_parts
 
 FANOUTS = [2, 3]
 
@@ -75,6 +76,36 @@ def test_same_batches_with_processes(pool, world_size, numbers, given):
             assert torch.equal(torch.cat(chosen).sort().values, seeds.sort().values)
             for described, ids in zip(batches, chosen, strict=True):
                 check_blocks(parts, described, ids, FANOUTS, False)
+
+
+def typed_epoch(partition, num_workers):
+    """All of an epoch's blocks of several node types, as tensors."""
+    graph = sar.construct_full_graph(partition)
+    features = {f"{ntype}/x": features_of(graph.node_ids(ntype)) for ntype in graph.ntypes}
+    sampler = sar.DistNeighborSampler([dict.fromkeys(graph.canonical_etypes, 2), -1], input_node_features=features)
+    seeds = {ntype: torch.arange(graph.num_nodes(ntype)) for ntype in graph.ntypes}
+    loader = sar.DataLoader(
+        graph, seeds, sampler, 5, shuffle=True, precompute_optimized_batches=False, seed=1, num_workers=num_workers
+    )
+    found = []
+    for blocks in loader:
+        nodes = [{t: block.srcnodes[t].data["_ID"] for t in block.srctypes} for block in blocks]
+        inputs = {t: blocks[0].srcnodes[t].data["x"] for t in blocks[0].srctypes}
+        assert all(torch.equal(inputs[t], features_of(ids)) for t, ids in nodes[0].items())
+        edges = [
+            {str(e): [*block.edges(etype=e), block.edges[e].data["_ID"]] for e in block.canonical_etypes}
+            for block in blocks
+        ]
+        found.append([nodes, inputs, edges])
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_several_node_types(pool, world_size):
+    partitions = typed_parts(world_size).partitions
+    without = pool.run(typed_epoch, 0, per_rank=partitions)
+    assert min(map(len, without)) > 1
+    assert same(pool.run(typed_epoch, 1, per_rank=partitions, timeout=200), without)
 
 
 def kill_one(mine, victim):
