@@ -20,14 +20,12 @@ from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import setting
 from benchmarks.summary import Spread
 from examples.distdgl_cluster import ClusterError, run_cluster
-from sar.cli.allocator import ENVIRONMENT
 from sar.cli.processes import run_workers
 from sar.errors import ConfigError, SarError
 from sar.partition.tables import as_markdown, as_text
 
-SAR, TUNED, DISTDGL, SINGLE, WHOLE = "sar", "sar launch", "DistDGL", "DGL, 1 process", "sar, whole graph"
-LOADERS = SAR, TUNED, DISTDGL, SINGLE
-"""`TUNED` is `SAR` with the allocator as `sar launch` sets it."""
+SAR, CACHED, DISTDGL, SINGLE, WHOLE = "sar", "sar, feature cache", "DistDGL", "DGL, 1 process", "sar, whole graph"
+LOADERS = SAR, CACHED, DISTDGL, SINGLE
 NEAR = 0.98
 """The accuracy to reach, as a fraction of the least among the runs' best ones, so that all reach it."""
 
@@ -265,7 +263,7 @@ def _train(loader: str, job: Job, graph: Prepared, repeat: int, time_limit: floa
     targets: dict[str, tuple[Callable[..., Measured], int, Path]] = {
         SINGLE: (minibatch_training.single, 1, graph.file),
         SAR: (minibatch_training.worker, job.trainers, graph.partitions(job.trainers)),
-        TUNED: (minibatch_training.worker, job.trainers, graph.partitions(job.trainers)),
+        CACHED: (minibatch_training.caching_worker, job.trainers, graph.partitions(job.trainers)),
         WHOLE: (minibatch_training.whole_graph, job.trainers, graph.partitions(job.trainers)),
     }
     target, processes, file = targets[loader]
@@ -276,7 +274,7 @@ def _train(loader: str, job: Job, graph: Prepared, repeat: int, time_limit: floa
         n_workers=processes,
         n_threads=job.trainers // processes,
         time_limit=time_limit,
-        allocator=ENVIRONMENT if loader == TUNED else {},
+        allocator={},
     )
     return Run(loader, repeat, trainers, [])
 

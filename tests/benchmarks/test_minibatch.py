@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import minibatch
-from benchmarks.minibatch import DISTDGL, SAR, SINGLE, TUNED, WHOLE, Part, Run
+from benchmarks.minibatch import CACHED, DISTDGL, SAR, SINGLE, WHOLE, Part, Run
 from benchmarks.minibatch_training import Measured
 from sar.errors import ConfigError
 from sar.partition.community_graph import community_graph
@@ -68,8 +68,8 @@ def test_the_whole_path(tmp_path: Path) -> None:
     done = benchmark("benchmarks.minibatch", *options, "--real", tmp_path / "mine.npz", *paths, timeout=500)
     assert done.returncode == 0, done.stderr
     speed, accuracy = minibatch.load(tmp_path / "work" / "minibatch.json")
-    assert speed.loaders == [SAR, TUNED, DISTDGL, SINGLE]
-    assert accuracy.loaders == [SAR, TUNED, DISTDGL, SINGLE, WHOLE]
+    assert speed.loaders == [SAR, CACHED, DISTDGL, SINGLE]
+    assert accuracy.loaders == [SAR, CACHED, DISTDGL, SINGLE, WHOLE]
     nodes_by_loader = {sum(trainer.seeds for trainer in one.trainers) for one in accuracy.runs}
     assert len(nodes_by_loader) == 1
     for one in accuracy.runs:
