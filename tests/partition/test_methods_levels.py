@@ -188,15 +188,14 @@ def test_entries_are_drawn_alike_in_both_directions_and_right_on_average(tmp_pat
     label, count = cluster(fine, np.full((4000, 1), 1e-3, np.float32), 0.02, 3, 0, lambda share: None)
     csr = fine.contracted(label, count, tmp_path / "coarse")
     total = sum(window.weights.sum() for window in csr.windows())
-    for repeated in (False, True):
-        indptr, neighbours, weights = _draw_entries(csr, 3.0, 0, repeated)
-        own = np.repeat(np.arange(count), np.diff(indptr))
-        matrix = np.zeros((count, count))
-        np.add.at(matrix, (own, neighbours), weights if len(weights) else 1)
-        assert (matrix == matrix.T).all()
-        assert matrix.sum() == pytest.approx(total / 3, rel=0.02)
-        assert repeated or len(neighbours) < csr.num_entries
-    assert len(_draw_entries(csr, 1.0, 0, False).neighbours) == csr.num_entries
+    indptr, neighbours, weights = _draw_entries(csr, 3.0, 0, np.dtype(np.int32))
+    own = np.repeat(np.arange(count), np.diff(indptr))
+    matrix = np.zeros((count, count))
+    np.add.at(matrix, (own, neighbours), weights)
+    assert (matrix == matrix.T).all()
+    assert matrix.sum() == pytest.approx(total / 3, rel=0.02)
+    assert len(neighbours) < csr.num_entries
+    assert len(_draw_entries(csr, 1.0, 0, np.dtype(np.int32)).neighbours) == csr.num_entries
 
 
 def test_without_pymetis_multilevel_takes_the_metis_of_dgl(tmp_path, planted, few_entries, monkeypatch):
@@ -269,8 +268,8 @@ def test_auto_refuses_what_no_method_can_do(tmp_path, planted):
         auto(task_of(planted[0], 4, tmp_path, memory=1000))
 
 
-def test_metis_of_dgl_gets_fewer_edges_of_a_node_than_nodes(tmp_path, monkeypatch):
-    """Else it writes beyond its buffers."""
+def test_metis_of_dgl_gets_no_parallel_edges(tmp_path, monkeypatch):
+    """With them it cuts many times more, and with more than there are nodes it writes beyond its buffers."""
     given = []
     monkeypatch.setattr(
         "sar.partition.methods.metis.metis_of_lists",
@@ -279,3 +278,12 @@ def test_metis_of_dgl_gets_fewer_edges_of_a_node_than_nodes(tmp_path, monkeypatc
     metis(task_of(odd_graphs()["parallel edges"], 2, tmp_path))
     assert given[0].tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 4]
     assert given[1].tolist() == [1, 0, 3, 2]
+
+
+def test_metis_of_dgl_cuts_a_grid_with_both_directions_stored_along_a_line(tmp_path):
+    rows, columns = np.divmod(np.arange(60 * 60), 60)
+    right, down = np.flatnonzero(columns < 59), np.flatnonzero(rows < 59)
+    low, high = np.concatenate([right, down]), np.concatenate([right + 1, down + 60])
+    graph = source(np.concatenate([low, high]), np.concatenate([high, low]), 3600)
+    part_of = metis(task_of(graph, 4, tmp_path))
+    assert measure_quality(graph, part_of, 4).edge_cut < 0.04  # two straight lines cut 0.017

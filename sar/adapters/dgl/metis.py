@@ -35,7 +35,10 @@ def metis_of_edges(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int, bal
         return torch.zeros(num_nodes, dtype=torch.int64)
     dgl = require_dgl()
     with _quiet(), _memory_set_to_zero():
-        graph = dgl.graph((src, dst), num_nodes=num_nodes)
+        # METIS writes beyond its buffers where a node has more edges than there are nodes: no loops, no parallel edges.
+        apart = src != dst
+        pairs = (src[apart] * num_nodes + dst[apart]).unique()
+        graph = dgl.graph((pairs // num_nodes, pairs % num_nodes), num_nodes=num_nodes)
         # Types are not balanced: with so many constraints METIS balances none.
         part_of: Tensor | None = dgl.metis_partition_assignment(graph, num_parts, balance_edges=balance_edges)
     if part_of is None:
@@ -47,11 +50,11 @@ def metis_of_lists(indptr: Tensor, neighbours: Tensor, weights: Tensor, num_part
     """Parts with about equal sums of each weight, of a symmetric graph that is not copied.
 
     DGL's public function makes the graph symmetric in two more copies, and balances nothing but types and in-degrees;
-    this goes to the function below it, which DGL 1.1 and 2 have alike. It knows no weights of edges, but counts
-    parallel ones. Its seed is fixed.
+    this goes to the function below it, which DGL 1.1 and 2 have alike. It knows no weights of edges. Its seed is fixed.
 
     Args:
-        indptr, neighbours: (N + 1,) and (E,), int64; those of node v are neighbours[indptr[v]:indptr[v + 1]].
+        indptr, neighbours: (N + 1,) and (E,), int64; those of node v are neighbours[indptr[v]:indptr[v + 1]], distinct
+            and other nodes than v.
         weights: (N, K), int64.
         num_parts: P, at least 2.
 

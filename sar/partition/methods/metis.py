@@ -79,9 +79,8 @@ def divide(
     Raises:
         ConfigError: there are too many edges for pymetis.
     """
-    # DGL's METIS has no weights of edges; it gets parallel edges instead, about `most_entries` of them.
-    unit = _sum_of_weights(csr) / most_entries if in_dgl or csr.num_entries > most_entries else 1.0
-    drawn = _draw_entries(csr, unit, task.seed, in_dgl)
+    unit = _sum_of_weights(csr) / most_entries if csr.num_entries > most_entries else 1.0
+    drawn = _draw_entries(csr, unit, task.seed, np.dtype(np.int64) if in_dgl else metis_dtype())
     return _in_dgl(drawn, weights, task) if in_dgl else _in_pymetis(drawn, weights, task, trials)
 
 
@@ -91,40 +90,33 @@ def _sum_of_weights(csr: ExternalCsr) -> float:
     return sum(float(window.weights.sum(dtype=np.float64)) for window in csr.windows())
 
 
-def _draw_entries(csr: ExternalCsr, unit: float, seed: int, repeated: bool) -> Lists:
+def _draw_entries(csr: ExternalCsr, unit: float, seed: int, dtype: Any) -> Lists:
     """Load lists, weights in units of `unit` and rounded at random, so that the cut of any parts is right on average.
 
-    Both directions of an edge are rounded alike, and dropped where nothing is left; 64-bit integers where repeated.
+    Both directions of an edge are rounded alike, and dropped where nothing is left.
     """
     indptr = np.zeros(csr.num_nodes + 1, np.int64)
     for window in csr.windows():
-        _count_drawn(*window, unit, np.uint64(seed), repeated, indptr)
+        _count_drawn(*window, unit, np.uint64(seed), indptr)
     np.cumsum(indptr, out=indptr)
-    dtype = np.int64 if repeated else metis_dtype()
     if indptr[-1] > np.iinfo(dtype).max:
         raise ConfigError(
             f"pymetis takes at most {np.iinfo(dtype).max} neighbours, this graph has {indptr[-1]}; use 'multilevel'."
         )
     neighbours = np.empty(indptr[-1], dtype)
-    weights = np.empty(0 if repeated or (not csr.weighted and unit <= 1) else indptr[-1], dtype)
+    weights = np.empty(0 if not csr.weighted and unit <= 1 else indptr[-1], dtype)
     for window in csr.windows():
-        _fill_drawn(*window, unit, np.uint64(seed), repeated, indptr, neighbours, weights)
+        _fill_drawn(*window, unit, np.uint64(seed), indptr, neighbours, weights)
     return Lists(indptr.astype(dtype, copy=False), neighbours, weights)
 
 
 def _in_dgl(lists: Lists, weights: Array, task: AssignmentTask) -> Array:
-    if np.diff(lists.indptr).max() >= len(weights):
-        # METIS writes beyond its buffers where a node has more edges than there are nodes.
-        lists = _without_parallel(lists)
+    # It has no weights of edges. Where edges are parallel it cuts many times more, and where a node has more edges than
+    # there are nodes it writes beyond its buffers.
+    count = _merge_parallel(lists.indptr, lists.neighbours)
+    lists = lists._replace(neighbours=lists.neighbours[:count])
     indptr, neighbours, whole = map(torch.from_numpy, (*lists[:2], _whole_numbers(weights, np.int64)))
     return metis_of_lists(indptr, neighbours, whole, task.num_parts).numpy().astype(np.int32)
-
-
-def _without_parallel(lists: Lists) -> Lists:
-    num_nodes = len(lists.indptr) - 1
-    own = np.repeat(np.arange(num_nodes), np.diff(lists.indptr))
-    own, neighbours = np.divmod(np.unique(own * num_nodes + lists.neighbours), num_nodes)
-    return Lists(np.searchsorted(own, np.arange(num_nodes + 1)), neighbours, lists.weights)
 
 
 def _in_pymetis(lists: Lists, weights: Array, task: AssignmentTask, trials: int) -> Array:
@@ -154,15 +146,13 @@ def _count_drawn(
     edge_weights: Array,
     unit: float,
     seed: int,
-    repeated: bool,
     indptr: Array,
 ) -> None:
     """Set indptr[v + 1] to the number of entries of the nodes v of a window."""
     for v in range(first, first + bounds.size - 1):
         for e in range(bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]):
             weight = edge_weights[e] if edge_weights.size else np.float32(1)
-            count = _rounded(weight, v, neighbours[e], unit, seed)
-            indptr[v + 1] += count if repeated else min(count, 1)
+            indptr[v + 1] += min(_rounded(weight, v, neighbours[e], unit, seed), 1)
 
 
 @compiled
@@ -173,7 +163,6 @@ def _fill_drawn(
     edge_weights: Array,
     unit: float,
     seed: int,
-    repeated: bool,
     indptr: Array,
     drawn: Array,
     drawn_weights: Array,
@@ -184,8 +173,22 @@ def _fill_drawn(
         for e in range(bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]):
             weight = edge_weights[e] if edge_weights.size else np.float32(1)
             count = _rounded(weight, v, neighbours[e], unit, seed)
-            for _ in range(count if repeated else min(count, 1)):
+            if count:
                 drawn[place] = neighbours[e]
                 if drawn_weights.size:
                     drawn_weights[place] = count
                 place += 1
+
+
+@compiled
+def _merge_parallel(indptr: Array, neighbours: Array) -> int:
+    """Sort the lists and leave one of equal neighbours, in place; how many are left."""
+    place, start = 0, indptr[0]
+    for v in range(indptr.size - 1):
+        end, last = indptr[v + 1], -1
+        for other in np.sort(neighbours[start:end]):
+            if other != last:
+                neighbours[place] = last = other
+                place += 1
+        indptr[v + 1], start = place, end
+    return place
