@@ -1,5 +1,6 @@
 """Graph neural networks on graphs too large for one machine: a distributed graph for DGL layers, with exact results."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sar.adapters.dgl.shim import install_shim, require_dgl
@@ -36,11 +37,6 @@ from sar.core.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
-from sar.partition.chunked_writer import write_chunked  # noqa: E402
-from sar.partition.cleanup import clean_up  # noqa: E402
-from sar.partition.original_order import to_original_order  # noqa: E402
-from sar.partition.readers import open_graph  # noqa: E402
-from sar.partition.write import write_partitions  # noqa: E402
 from sar.sampling import DataLoader, DistNeighborSampler, split_seeds  # noqa: E402
 
 __version__ = "0.1.0"
@@ -48,13 +44,28 @@ __version__ = "0.1.0"
 halo_graph.set_maker(make_sampling_graph)  # which imports DGL when it is called
 
 if TYPE_CHECKING:
+    from sar.partition.chunked_writer import write_chunked
+    from sar.partition.cleanup import clean_up
+    from sar.partition.original_order import to_original_order
+    from sar.partition.readers import open_graph
+    from sar.partition.write import write_partitions
+
     RelGraphConv: Any
 else:
+    _OFFLINE = {
+        "clean_up": "cleanup",
+        "open_graph": "readers",
+        "to_original_order": "original_order",
+        "write_chunked": "chunked_writer",
+        "write_partitions": "write",
+    }
 
     def __getattr__(name: str) -> Any:
-        """DGL's layers that scripts written for SAR take from here; looked up when they are used."""
+        """Names that load what training has no use for (the compiler of partitioning, DGL), when they are used."""
         if name == "RelGraphConv":
             return require_dgl().nn.RelGraphConv
+        if name in _OFFLINE:
+            return getattr(import_module(f"sar.partition.{_OFFLINE[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
