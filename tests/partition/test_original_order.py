@@ -34,7 +34,7 @@ def parts_of(directory: Directory, ntype: str, rows: torch.Tensor) -> list[torch
 @pytest.mark.parametrize("written_by", WRITERS)
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "npy files", "DGL files"])
 def test_rows_come_back_in_input_order(tmp_path: Path, written_by: str, kind: str, monkeypatch) -> None:
-    monkeypatch.setattr(sar.partition.original_order, "_SLICE_BYTES", 100)  # several slices
+    monkeypatch.setattr("sar.partition.original_order._SLICE_BYTES", 100)  # several slices
     directory = WRITERS[written_by](write_directory(tmp_path / "parts", heterogeneous_graph(), 2))
     for ntype, count in (("paper", 40), ("venue", 12)):
         rows = torch.randn(count, 3, 2)
