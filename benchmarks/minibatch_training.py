@@ -148,7 +148,13 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path, cached: flo
         for blocks in loader:
             yield blocks, blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
 
-    return _train_together(job, graph, x, labels, masks, epoch)
+    def accuracy(model: Model) -> float:
+        return _accuracy(model, graph, x, labels, masks["test"])
+
+    # Blocks are a trainer's own and shares are equal, so that DDP serves as it does with DistDGL.
+    model = _model(job, x.shape[1])
+    ddp = DistributedDataParallel(model)
+    return _train(model, ddp, _Loader(epoch, functional.cross_entropy, lambda _: None, accuracy), job)
 
 
 def caching_worker(report: Callable[[Any], None], job: Job, partition_json: Path) -> Measured:
@@ -157,10 +163,21 @@ def caching_worker(report: Callable[[Any], None], job: Job, partition_json: Path
 
 
 def whole_graph(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measured:
-    """No loader: every epoch is one step on the whole graph."""
+    """No loader: every epoch is one step on the whole graph, with gradients summed over workers."""
     graph, x, labels, masks = _part(partition_json)
     targets = labels.masked_fill(~masks["train"], UNLABELLED)
-    return _train_together(job, graph, x, labels, masks, lambda: [(graph, x, targets)])
+    count = masks["train"].sum()
+    sar.comm.all_reduce(count, dist.ReduceOp.SUM)
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, targets, reduction="sum") / count
+
+    def accuracy(model: Model) -> float:
+        return _accuracy(model, graph, x, labels, masks["test"])
+
+    model = _model(job, x.shape[1])
+    sar.sync_params(model)
+    return _train(model, model, _Loader(lambda: [(graph, x, targets)], loss, sar.gather_grads, accuracy), job)
 
 
 def distdgl(job: Job) -> Measured:
@@ -196,24 +213,6 @@ def _part(partition_json: Path) -> tuple[Any, Tensor, Tensor, dict[str, Tensor]]
     x, labels = (sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label"))
     masks = {part: sar.suffix_key_lookup(data.node_features, f"{part}_mask").bool() for part in ("train", "test")}
     return sar.construct_full_graph(data), x, labels, masks
-
-
-def _train_together(
-    job: Job, graph: Any, x: Tensor, labels: Tensor, masks: dict[str, Tensor], epoch: Callable[[], Iterable[Batch]]
-) -> Measured:
-    """Train the workers of sar: gradients are summed, and a batch is that of all workers."""
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        count = (targets != UNLABELLED).sum()
-        sar.comm.all_reduce(count, dist.ReduceOp.SUM)
-        return functional.cross_entropy(logits, targets, reduction="sum") / count
-
-    def accuracy(model: Model) -> float:
-        return _accuracy(model, graph, x, labels, masks["test"])
-
-    model = _model(job, x.shape[1])
-    sar.sync_params(model)
-    return _train(model, model, _Loader(epoch, loss, sar.gather_grads, accuracy), job)
 
 
 def _accuracy(model: Model, graph: Any, x: Tensor, labels: Tensor, test: Tensor) -> float:
