@@ -18,7 +18,6 @@ from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
 from benchmarks.plots import draw_partitioning
 from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import setting
-from sar.adapters.dgl.metis import metis_of_edges
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.memory import PeakMemory
 from sar.cli.processes import run_workers
@@ -169,8 +168,11 @@ def _read(task: AssignmentTask) -> Array:
 
 
 def _by_dgl(task: AssignmentTask, balance_edges: bool) -> Array:
-    src, dst = (torch.from_numpy(np.concatenate(ends)) for ends in zip(*task.graph.chunks(), strict=True))
-    return metis_of_edges(src, dst, task.graph.total_nodes, task.num_parts, balance_edges).numpy()
+    dgl = require_dgl()
+    ends = tuple(torch.from_numpy(np.concatenate(ids)) for ids in zip(*task.graph.chunks(), strict=True))
+    graph = dgl.graph(ends, num_nodes=task.graph.total_nodes)
+    part_of: Array = dgl.metis_partition_assignment(graph, task.num_parts, balance_edges=balance_edges).numpy()
+    return part_of
 
 
 def _load_code(run: Method) -> None:

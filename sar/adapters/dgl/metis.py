@@ -16,14 +16,13 @@ from sar.errors import PartitionError
 from sar.logging_setup import logger
 
 
-def metis_of_edges(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int, balance_edges: bool = True) -> Tensor:
-    """Parts with about equal numbers of nodes, or of edges into them; by DGL's public function.
+def metis_of_edges(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int) -> Tensor:
+    """Parts with about equal numbers of edges into them; by DGL's public function.
 
     Args:
         src, dst: (E,) each, int64.
         num_nodes: N.
         num_parts: P.
-        balance_edges: of edges instead of nodes.
 
     Returns:
         The part of every node, (N,) int64.
@@ -40,7 +39,7 @@ def metis_of_edges(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int, bal
         pairs = (src[apart] * num_nodes + dst[apart]).unique()
         graph = dgl.graph((pairs // num_nodes, pairs % num_nodes), num_nodes=num_nodes)
         # Types are not balanced: with so many constraints METIS balances none.
-        part_of: Tensor | None = dgl.metis_partition_assignment(graph, num_parts, balance_edges=balance_edges)
+        part_of: Tensor | None = dgl.metis_partition_assignment(graph, num_parts, balance_edges=True)
     if part_of is None:
         raise _no_parts(num_parts)
     return part_of
