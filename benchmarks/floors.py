@@ -63,7 +63,7 @@ def _attention(relation: Relation, layer: Exchanged) -> float:
     for block, operands in zip(relation.blocks, ends, strict=True):
         attend(block, how, operands, running)
     out, log_total = running.finish(relation.in_degrees)
-    stats = statistics_of(how, log_total, grad, out)
+    stats = statistics_of(how, log_total, grad, out, y)
     y_grad, attn_grad = torch.zeros_like(y), torch.zeros_like(attn)
     for block, operands in zip(relation.blocks, ends, strict=True):
         gradients = Gradients(torch.zeros_like(operands.x), y_grad, attn_grad, None)

@@ -225,7 +225,7 @@ def _backward(
     features = x if y is None else y
     ends = _ends(dtype, x, features, attn, attn_dst, edge_weight)
     grad = grad.to(dtype).contiguous()
-    stats = destination_statistics(call.how, log_total, grad, out)
+    stats = destination_statistics(call.how, log_total, grad, out, ends.y)
     x_grad = torch.zeros_like(ends.x)
     # Where sources are destinations, both gradients go to one tensor.
     features_grad = x_grad if y is None else x.new_zeros(y.shape, dtype=dtype)

@@ -35,9 +35,13 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> No
         _kernels(ends.x).attend(block, how, ends, from_score, running)
 
 
-def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out: Tensor) -> Tensor:
-    """What a backward needs of each destination, (num_dst, 2, H): log_total, and the sums of grad * out over heads."""
-    stats = torch.stack([log_total, torch.empty_like(log_total)], dim=1)
+def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out: Tensor, y: Tensor) -> Tensor:
+    """What a backward needs of each destination at a time, side by side.
+
+    Returns:
+        (num_dst, 3, H): log_total, the sums of grad * out over heads, and y where scores are ADDITIVE.
+    """
+    stats = torch.stack([log_total, *[y if how.score is Score.ADDITIVE else log_total] * 3], dim=1)
     if grad.numel():
         _kernels(grad).head_sums(how, grad, out, stats)
     return stats

@@ -1,83 +1,51 @@
-"""The loops of one-pass attention that Numba compiles: softmax over in-edges and weighted sum, and their gradients.
+"""The kernels of one-pass attention: softmax over in-edges and weighted sum, and their gradients.
 
 Scores are computed where they are used, so nothing has the size of the edges. A destination's edges may come in several
 blocks: it keeps the greatest score so far, and the sums relative to it (Milakov and Gimelshein 2018, "Online normalizer
 calculation for softmax"; Dao 2022, "FlashAttention"). The backward makes each weight anew from the logarithm
 of its sum.
 
-Arrays are flat; `width` is heads * dim. Of destinations, `to` holds a number per head for ADDITIVE scores, a row of
-features for the others.
+Arrays are flat; `width` is heads * dim. The ends of an edge are called as in `sar.kernels.compiled`: "own" is the row
+by which edges are grouped, "other" that at the other end. `mine` and `theirs` are what scores are made of: of own and
+other rows, a number per head for ADDITIVE scores, features for the others. See [Note: pieces of edges].
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
-
-import numpy as np
-
-from sar.kernels._numba import inline, kernel
-from sar.kernels.compiled import ONE, OTHER, ZERO, Array, Index, Walk, edge_row, look_ahead, own_row
-from sar.kernels.vectors import add_scaled, dot, exp
-
-ADDITIVE, DYNAMIC, DOT = 0, 1, 2
-CHUNK = 128  # edges of a destination whose scores are held at a time
-
-u64 = np.uint64
-HASH_STEP, HASH_1, HASH_2 = u64(0x9E3779B97F4A7C15), u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
-
-
-class Heads(NamedTuple):
-    """What all edges have in common."""
-
-    kind: int  # ADDITIVE, DYNAMIC or DOT
-    heads: Index
-    dim: Index
-    factor: float  # slope of the leaky ReLU below 0, or what dot products are multiplied with
-    seed: Index  # of dropout
-    drop: Index  # weights whose hash is below this are dropped; 0: none
-    scale: float  # of weights that are kept
-
-
-@inline
-def _leaky(x: Any, slope: Any) -> Any:
-    return x if x > 0 else x * slope
-
-
-@inline
-def _score(to: Heads, h: Index, x: Array, s: Index, from_score: Array, y: Array, d: Index, attn: Array) -> Any:
-    """The logit of head h between source row s, features x, and destination row d, features or scores y."""
-    factor = x.dtype.type(to.factor)
-    if to.kind == ADDITIVE:
-        return _leaky(from_score[s * to.heads + h] + y[d * to.heads + h], factor)
-    i, j = (s * to.heads + h) * to.dim, (d * to.heads + h) * to.dim
-    if to.kind == DOT:
-        return factor * dot(x, i, y, j, to.dim)
-    total, a = x.dtype.type(0), h * to.dim
-    for k in range(to.dim):
-        total += attn[a + k] * _leaky(x[i + k] + y[j + k], factor)
-    return total
-
-
-@inline
-def _kept(to: Heads, edge: Index, h: Index, x: Array) -> Any:
-    """What dropout multiplies a weight with.
-
-    The generator counts instead of going from state to state (SplitMix64: Steele, Lea and Flood 2014, "Fast splittable
-    pseudorandom number generators"), so that the backward draws the same in another order.
-    """
-    if to.drop == ZERO:
-        return x.dtype.type(1)
-    z = to.seed + (edge * to.heads + h + ONE) * HASH_STEP
-    z = (z ^ (z >> u64(30))) * HASH_1
-    z = (z ^ (z >> u64(27))) * HASH_2
-    z ^= z >> u64(31)
-    return x.dtype.type(to.scale) if z >> u64(32) >= to.drop else x.dtype.type(0)
-
-
-@inline
-def _weight(weight: Array, edge: Index) -> Any:
-    return weight[edge] if weight.size else weight.dtype.type(1)
+from sar.kernels._numba import kernel
+from sar.kernels.attention_steps import (
+    ADDITIVE,
+    AHEAD,
+    ALONG,
+    DOT,
+    DYNAMIC,
+    LOWEST_32,
+    LOWEST_64,
+    PIECE,
+    STATISTICS,
+    Heads,
+    Scratch,
+    add_dynamic,
+    add_rows,
+    add_score_grads,
+    copy,
+    has_shares,
+    lay_out,
+    multiply,
+    raise_to,
+    rise,
+    scale,
+    score_additive,
+    score_grads,
+    score_pair,
+    u64,
+    weigh_and_count,
+    write_alongs,
+    write_shares,
+    write_weights,
+)
+from sar.kernels.compiled import ONE, OTHER, OWN, Array, Index, Walk, look_ahead
+from sar.kernels.vectors import add_dot, add_leaky, add_scaled
 
 
 @kernel
@@ -87,80 +55,59 @@ def attend(
     walk: Walk,
     to: Heads,
     x: Array,
-    from_score: Array,
-    y: Array,
+    mine: Array,
+    theirs: Array,
     attn: Array,
     weight: Array,
     out: Array,
     peak: Array,
     total: Array,
-    scores: Array,
+    scratch: Scratch,
 ) -> None:
     """Add the edges of groups begin to end to out, (N_dst, width), and total, (N_dst, heads), relative to exp(peak).
 
-    scores: (CHUNK * heads,), to work with.
+    x: (N_src, width) features of the sources.
     """
-    width, chunk = to.heads * to.dim, u64(CHUNK)
-    for group in range(u64(begin), u64(end)):
-        own = own_row(walk, group)
-        first, last = u64(walk.indptr[group]), u64(walk.indptr[group + ONE])
-        while first < last:
-            stop = min(first + chunk, last)
-            for p in range(first, stop):
-                if to.kind == ADDITIVE:
-                    look_ahead(OTHER, walk, p, from_score, to.heads)
-                else:
-                    look_ahead(OTHER, walk, p, x, width)
-                source = u64(walk.other[p])
-                for h in range(to.heads):
-                    scores[h * chunk + p - first] = _score(to, h, x, source, from_score, y, own, attn)
-            for h in range(to.heads):
-                _weigh(walk, to, h, first, stop, scores, weight, own, out, peak, total)
-            for p in range(first, stop):
-                if to.kind == ADDITIVE:
-                    look_ahead(OTHER, walk, p, x, width)
-                start, target = u64(walk.other[p]) * width, own * width
-                for h in range(to.heads):
-                    add_scaled(out, target + h * to.dim, x, start + h * to.dim, scores[h * chunk + p - first], to.dim)
-            first = stop
-
-
-@inline
-def _weigh(
-    walk: Walk,
-    to: Heads,
-    h: Index,
-    first: Index,
-    stop: Index,
-    scores: Array,
-    weight: Array,
-    own: Index,
-    out: Array,
-    peak: Array,
-    total: Array,
-) -> None:
-    """Turn scores of one destination and head into factors relative to the greatest so far, and count them in total."""
-    o, begin = own * to.heads + h, h * u64(CHUNK)
-    end = begin + stop - first
-    greatest = peak[o]
-    for i in range(begin, end):
-        greatest = scores[i] if scores[i] > greatest else greatest
-    if greatest > peak[o] and total[o] != 0:
-        shrink = exp(peak[o] - greatest)
-        total[o] *= shrink
-        for i in range(o * to.dim, (o + ONE) * to.dim):
-            out[i] *= shrink
-    peak[o] = greatest
-    sum_here = total.dtype.type(0)
-    for i in range(begin, end):
-        # -inf weighs nothing, even where all scores are; NaN goes through.
-        scores[i] = total.dtype.type(0) if scores[i] == -math.inf else exp(scores[i] - greatest)
-        sum_here += scores[i]
-    total[o] += sum_here
-    if to.drop != ZERO or weight.size:
-        for i in range(begin, end):
-            edge = edge_row(walk, first + i - begin)
-            scores[i] *= _kept(to, edge, h, total) * _weight(weight, edge)
+    slope, lowest = x.dtype.type(to.factor), x.dtype.type(LOWEST_32 if x.itemsize == 4 else LOWEST_64)
+    heads, step = to.heads, to.heads * (ONE if to.kind == ADDITIVE else to.dim)
+    first, last, group = u64(walk.indptr[begin]), u64(walk.indptr[end]), u64(begin)
+    while first < last:
+        stop = min(first + u64(PIECE), last)
+        size = stop - first
+        count, group = lay_out(walk, group, first, stop, scratch)
+        for k in range(count):
+            copy(heads, scratch.tops, k * heads, peak, scratch.owns[k] * heads)
+        for q in range(size):
+            look_ahead(OTHER, walk, first + q, theirs, step, AHEAD)
+            own, other, i, t = scratch.own_of[q], u64(walk.other[first + q]), q * heads, scratch.place_of[q] * heads
+            if to.kind == ADDITIVE:
+                score_additive(
+                    heads, scratch.scores, i, scratch.tops, t, mine, own * heads, theirs, other * heads, slope
+                )
+            else:
+                score_pair(to, mine, own, theirs, other, attn, scratch.scores, i)
+                raise_to(heads, scratch.tops, t, scratch.scores, i)
+        for k in range(count):
+            rise(heads, peak, total, scratch.owns[k] * heads, scratch.tops, scratch.shares, k * heads, lowest)
+            for h in range(heads):
+                i = scratch.owns[k] * heads + h
+                if total[i] != 0 and scratch.shares[k * heads + h] != 1:
+                    scale(to.dim, out, i * to.dim, scratch.shares[k * heads + h])
+        for q in range(size):
+            weigh_and_count(
+                heads,
+                scratch.scores,
+                q * heads,
+                scratch.tops,
+                scratch.place_of[q] * heads,
+                total,
+                scratch.own_of[q] * heads,
+            )
+        if has_shares(to, weight):
+            write_shares(to, walk, first, size, weight, scratch)
+            multiply(size * heads, scratch.scores, scratch.shares)
+        add_rows(to, walk, first, count, x, scratch.scores, out, scratch)
+        first = stop
 
 
 @kernel
@@ -170,54 +117,53 @@ def source_gradients(
     walk: Walk,
     to: Heads,
     x: Array,
-    from_score: Array,
-    y: Array,
+    mine: Array,
+    theirs: Array,
     attn: Array,
     weight: Array,
     grad: Array,
     stats: Array,
     x_grad: Array,
-    from_score_grad: Array,
+    mine_grad: Array,
     weight_grad: Array,
-    y_grad: Array,
+    theirs_grad: Array,
+    scratch: Scratch,
 ) -> None:
     """Add the gradients of sources, and of edge weights, over the edges of the sources begin to end.
 
-    Of ADDITIVE scores also y_grad, (N_dst, heads), to which other sources may not be adding at the same time.
+    Of ADDITIVE scores also theirs_grad, (N_dst, heads), to which other sources may not be adding at the same time.
 
+    x: (N_src, width) features.
     grad: (N_dst, width) gradient of the result.
-    stats: (N_dst, 2, heads): logarithm of the sum of exponentials, and sum over the head of gradient * result.
+    stats: (N_dst, STATISTICS, heads), in which ADDITIVE scores are; `theirs` is not read then.
     """
-    width = to.heads * to.dim
-    for group in range(u64(begin), u64(end)):
-        own = own_row(walk, group)
-        for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
-            look_ahead(OTHER, walk, p, grad, width)
-            look_ahead(OTHER, walk, p, stats, u64(2) * to.heads)
-            look_ahead(OTHER, walk, p, y, to.heads if to.kind == ADDITIVE else width)
-            d, edge = u64(walk.other[p]), edge_row(walk, p)
-            weight_total = weight.dtype.type(0)
-            for h in range(to.heads):
-                s, i, j = own * to.heads + h, own * width + h * to.dim, d * width + h * to.dim
-                score = _score(to, h, x, own, from_score, y, d, attn)
-                softmax = exp(score - stats[u64(2) * d * to.heads + h])
-                kept = _kept(to, edge, h, x)
-                share = kept * _weight(weight, edge)
-                along = dot(grad, j, x, i, to.dim)
-                score_grad = softmax * (share * along - stats[(u64(2) * d + ONE) * to.heads + h])
-                add_scaled(x_grad, i, grad, j, softmax * share, to.dim)
-                if to.kind == ADDITIVE:
-                    # A score below 0 was made of a sum below 0, because slopes are not negative.
-                    raw_grad = score_grad if score > 0 else score_grad * x.dtype.type(to.factor)
-                    from_score_grad[s] += raw_grad
-                    y_grad[d * to.heads + h] += raw_grad
-                elif to.kind == DOT:
-                    add_scaled(x_grad, i, y, j, score_grad * x.dtype.type(to.factor), to.dim)
-                else:
-                    _add_slopes(to, x_grad, i, x, i, y, j, attn, h * to.dim, score_grad)
-                weight_total += softmax * kept * along
-            if weight_grad.size:
-                weight_grad[edge] = weight_total
+    heads, factor = to.heads, x.dtype.type(to.factor)
+    parts = scratch.alongs, scratch.scores, scratch.slopes
+    first, last, group = u64(walk.indptr[begin]), u64(walk.indptr[end]), u64(begin)
+    while first < last:
+        stop = min(first + u64(PIECE), last)
+        size = stop - first
+        count, group = lay_out(walk, group, first, stop, scratch)
+        write_weights(to, walk, first, size, OTHER, mine, theirs, attn, stats, scratch)
+        write_alongs(to, walk, first, size, x, grad, weight, weight_grad, scratch)
+        for q in range(size):
+            own, other, i = scratch.own_of[q] * heads, u64(walk.other[first + q]) * heads, q * heads
+            mean = STATISTICS * other + ALONG * heads
+            if to.kind == ADDITIVE:
+                look_ahead(OTHER, walk, first + q, theirs_grad, heads, AHEAD)
+                add_score_grads(heads, *parts, i, stats, mean, mine_grad, own, theirs_grad, other)
+            else:
+                score_grads(heads, scratch.alongs, scratch.scores, i, stats, mean)
+        if has_shares(to, weight):
+            multiply(size * heads, scratch.scores, scratch.shares)
+        add_rows(to, walk, first, count, grad, scratch.scores, x_grad, scratch)
+        if to.kind == DOT:
+            for i in range(size * heads):
+                scratch.alongs[i] *= factor
+            add_rows(to, walk, first, count, theirs, scratch.alongs, x_grad, scratch)
+        elif to.kind == DYNAMIC:
+            add_dynamic(to, walk, first, size, attn, mine, theirs, x_grad, scratch)
+        first = stop
 
 
 @kernel
@@ -227,7 +173,6 @@ def destination_gradients(
     walk: Walk,
     to: Heads,
     x: Array,
-    from_score: Array,
     y: Array,
     attn: Array,
     weight: Array,
@@ -235,59 +180,46 @@ def destination_gradients(
     stats: Array,
     y_grad: Array,
     attn_grad: Array,
+    scratch: Scratch,
 ) -> None:
     """Add the gradients of destinations, over the edges of groups begin to end, of DYNAMIC and DOT scores.
 
     Also of `attn`, to which others may not be adding at the same time.
     """
-    width = to.heads * to.dim
-    for group in range(u64(begin), u64(end)):
-        own = own_row(walk, group)
-        for p in range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):
-            look_ahead(OTHER, walk, p, x, width)
-            s, edge = u64(walk.other[p]), edge_row(walk, p)
-            for h in range(to.heads):
-                i, j = s * width + h * to.dim, own * width + h * to.dim
-                score = _score(to, h, x, s, from_score, y, own, attn)
-                softmax = exp(score - stats[u64(2) * own * to.heads + h])
-                along = dot(grad, j, x, i, to.dim)
-                share = _kept(to, edge, h, x) * _weight(weight, edge)
-                score_grad = softmax * (share * along - stats[(u64(2) * own + ONE) * to.heads + h])
-                if to.kind == DOT:
-                    add_scaled(y_grad, j, x, i, score_grad * x.dtype.type(to.factor), to.dim)
-                else:
-                    _add_slopes(to, y_grad, j, x, i, y, j, attn, h * to.dim, score_grad)
-                    for k in range(to.dim):
-                        attn_grad[h * to.dim + k] += score_grad * _leaky(x[i + k] + y[j + k], x.dtype.type(to.factor))
-
-
-@inline
-def _add_slopes(
-    to: Heads,
-    out: Array,
-    o: Index,
-    x: Array,
-    i: Index,
-    y: Array,
-    j: Index,
-    attn: Array,
-    a: Index,
-    score_grad: Any,
-) -> None:
-    """Add to `out` the derivative of a DYNAMIC score with respect to the features of either end."""
-    factor = x.dtype.type(to.factor)
-    for k in range(to.dim):
-        slope = score_grad if x[i + k] + y[j + k] > 0 else score_grad * factor
-        out[o + k] += attn[a + k] * slope
+    heads, width, factor = to.heads, to.heads * to.dim, x.dtype.type(to.factor)
+    first, last, group = u64(walk.indptr[begin]), u64(walk.indptr[end]), u64(begin)
+    while first < last:
+        stop = min(first + u64(PIECE), last)
+        size = stop - first
+        count, group = lay_out(walk, group, first, stop, scratch)
+        write_weights(to, walk, first, size, OWN, y, x, attn, stats, scratch)
+        write_alongs(to, walk, first, size, grad, x, weight, weight[:0], scratch)
+        for q in range(size):
+            mean = (STATISTICS * scratch.own_of[q] + ALONG) * heads
+            score_grads(heads, scratch.alongs, scratch.scores, q * heads, stats, mean)
+        if to.kind == DOT:
+            for i in range(size * heads):
+                scratch.alongs[i] *= factor
+            add_rows(to, walk, first, count, x, scratch.alongs, y_grad, scratch)
+        else:
+            add_dynamic(to, walk, first, size, attn, y, x, y_grad, scratch)
+            for q in range(size):
+                i, j = scratch.own_of[q] * width, u64(walk.other[first + q]) * width
+                for h in range(heads):
+                    c, score_grad = h * to.dim, scratch.alongs[q * heads + h]
+                    add_leaky(to.dim, attn_grad, c, y, i + c, x, j + c, factor, score_grad)
+        first = stop
 
 
 @kernel
 def head_sums(begin: int, end: int, to: Heads, grad: Array, out: Array, stats: Array) -> None:
-    """Write the sum over each head of grad * out to the second row of stats, for destinations begin to end."""
+    """Write the sum over each head of grad * out to the row ALONG of stats, for destinations begin to end."""
     for d in range(u64(begin), u64(end)):
         for h in range(to.heads):
             i = (d * to.heads + h) * to.dim
-            stats[(u64(2) * d + ONE) * to.heads + h] = dot(grad, i, out, i, to.dim)
+            o = (STATISTICS * d + ALONG) * to.heads + h
+            stats[o] = 0
+            add_dot(to.dim, stats, o, grad, i, out, i)
 
 
 @kernel
@@ -295,7 +227,8 @@ def project(begin: int, end: int, heads: Index, dim: Index, x: Array, attn: Arra
     """Write the product of each head of rows begin to end of x with its row of attn to out, (N, heads)."""
     for n in range(u64(begin), u64(end)):
         for h in range(heads):
-            out[n * heads + h] = dot(x, (n * heads + h) * dim, attn, h * dim, dim)
+            out[n * heads + h] = 0
+            add_dot(dim, out, n * heads + h, x, (n * heads + h) * dim, attn, h * dim)
 
 
 @kernel
@@ -314,5 +247,5 @@ def project_grad(
     for n in range(u64(begin), u64(end)):
         for h in range(heads):
             i = (n * heads + h) * dim
-            add_scaled(x_grad, i, attn, h * dim, grad[n * heads + h], dim)
-            add_scaled(attn_grad, h * dim, x, i, grad[n * heads + h], dim)
+            add_scaled(dim, x_grad, i, attn, h * dim, grad[n * heads + h])
+            add_scaled(dim, attn_grad, h * dim, x, i, grad[n * heads + h])

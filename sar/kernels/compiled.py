@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sar.kernels._numba import inline, kernel, prefetch
-from sar.kernels.vectors import add_product, add_scaled, dot
+from sar.kernels._numba import inline, kernel, line_length, prefetch
+from sar.kernels.vectors import add_dot, add_product, add_scaled
 
 OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has
 # Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
@@ -26,8 +26,7 @@ Index = Any  # uint64
 u64 = np.uint64
 ZERO, ONE = u64(0), u64(1)
 AHEAD = u64(8)  # edges between asking for a row and using it
-CACHE_LINE = 64  # bytes
-LEAD = 512  # bytes of a row that are asked for; the processor sees the pattern and fetches the rest by itself
+LEAD = u64(8)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
 
 
 class Walk(NamedTuple):
@@ -81,13 +80,13 @@ def _row(whose: int, walk: Walk, own: Index, p: Index) -> Index:
 
 
 @inline
-def look_ahead(whose: int, walk: Walk, p: Index, operand: Array, width: Index) -> None:
+def look_ahead(whose: int, walk: Walk, p: Index, operand: Array, width: Index, ahead: Index = AHEAD) -> None:
     """Prefetch the operand's row of an edge soon to come; this hides most of the latency of random rows."""
-    p += AHEAD
+    p += ahead
     if whose != OWN and p < u64(walk.other.size):
         start = (u64(walk.other[p]) if whose == OTHER else edge_row(walk, p)) * width
-        size = u64(operand.itemsize)
-        for i in range(start, start + min(width, u64(LEAD) // size), u64(CACHE_LINE) // size):
+        line = line_length(operand)
+        for i in range(start, start + min(width, LEAD * line), line):
             prefetch(operand, i)
 
 
@@ -212,7 +211,7 @@ def _adding_runs() -> tuple[_Run, _Run, _Run, _Run]:
         if lay.out_step == ZERO or lay.a_step == ZERO:
             plain_copy(lay, sign, a, ia, b, ib, out, io, arg, edge_id, largest)
         else:
-            add_scaled(out, io, a, ia, sign, lay.length)
+            add_scaled(lay.length, out, io, a, ia, sign)
 
     @inline
     def multiply(
@@ -229,13 +228,13 @@ def _adding_runs() -> tuple[_Run, _Run, _Run, _Run]:
         largest: bool,
     ) -> None:
         if lay.out_step == ZERO:
-            out[io] += dot(a, ia, b, ib, lay.length)
+            add_dot(lay.length, out, io, a, ia, b, ib)
         elif lay.a_step == ZERO:
-            add_scaled(out, io, b, ib, a[ia], lay.length)
+            add_scaled(lay.length, out, io, b, ib, a[ia])
         elif lay.b_step == ZERO:
-            add_scaled(out, io, a, ia, b[ib], lay.length)
+            add_scaled(lay.length, out, io, a, ia, b[ib])
         else:
-            add_product(out, io, a, ia, b, ib, lay.length)
+            add_product(lay.length, out, io, a, ia, b, ib)
 
     return copy, add, multiply, divide
 
@@ -414,7 +413,7 @@ def accumulate_where(
 def add_rows(rows: Any, values: Array, out: Array, width: Index) -> None:
     """Add row i of values to row rows[i] of out."""
     for i in range(u64(rows.size)):
-        add_scaled(out, u64(rows[i]) * width, values, i * width, values.dtype.type(1), width)
+        add_scaled(width, out, u64(rows[i]) * width, values, i * width, values.dtype.type(1))
 
 
 @kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from sar.kernels import attention_loops as loops
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_steps import PIECE, Heads, Scratch
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.numba_cpu import by_destination, by_source, flat
 from sar.kernels.threads import run_balanced, run_rows
@@ -18,13 +20,12 @@ from sar.kernels.threads import run_balanced, run_rows
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:
     """Numba kernel of `sar.kernels.attention.attend`."""
-    heads = _heads(how, ends.x)
-    x = ends.x
-    walk = by_destination(block)
+    heads, walk = _heads(how, ends.x), by_destination(block)
+    theirs = ends.x if from_score is None else from_score
+    operands = [_flat(tensor, ends.x) for tensor in (ends.x, ends.y, theirs, ends.attn, ends.weight, *running)]
     run_balanced(
-        loops.attend, walk.indptr, x[0].numel(), walk, heads, *_operands(ends, from_score), *map(flat, running),
-        private=lambda: [flat(x.new_empty(loops.CHUNK * x.shape[1]))],
-    )  # fmt: skip
+        loops.attend, walk.indptr, ends.x[0].numel(), walk, heads, *operands, private=lambda: [_scratch(ends.x)]
+    )
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
@@ -61,23 +62,35 @@ def attend_grad(
     from_score_grad: Tensor | None,
 ) -> None:
     """Numba kernel of `sar.kernels.attention.attend_grad`, with the gradient of sources' scores left to the caller."""
-    heads, width = _heads(how, ends.x), ends.x[0].numel()
-    operands = (*_operands(ends, from_score), flat(grad), flat(stats))
-    none = ends.x.new_empty(0)
-    to_sources = [flat(t if t is not None else none) for t in (grads.x, from_score_grad, grads.weight)]
-    walk = by_source(block)
-    additive = how.score is Score.ADDITIVE
-    parts = _Parts(grads.y if additive else none)
-    run_balanced(loops.source_gradients, walk.indptr, width, walk, heads, *operands, *to_sources, private=parts.another)
+    heads, width, additive = _heads(how, ends.x), ends.x[0].numel(), how.score is Score.ADDITIVE
+    mine = ends.x if from_score is None else from_score
+    tensors: tuple[Tensor | None, ...]
+    tensors = ends.x, mine, ends.y, ends.attn, ends.weight, grad, stats, grads.x, from_score_grad, grads.weight
+    walk, parts = by_source(block), _Parts(grads.y if additive else grads.x[:0])
+    operands, private = [_flat(tensor, ends.x) for tensor in tensors], partial(_private, parts, ends.x)
+    run_balanced(loops.source_gradients, walk.indptr, width, walk, heads, *operands, private=private)
     parts.add_up()
     if not additive:
-        walk = by_destination(block)
-        parts = _Parts(grads.attn if grads.attn is not None else none)
-        run_balanced(
-            loops.destination_gradients, walk.indptr, width, walk, heads, *operands, flat(grads.y),
-            private=parts.another,
-        )  # fmt: skip
+        tensors = ends.x, ends.y, ends.attn, ends.weight, grad, stats, grads.y
+        walk, parts = by_destination(block), _Parts(grads.attn if grads.attn is not None else grads.x[:0])
+        operands = [_flat(tensor, ends.x) for tensor in tensors]
+        private = partial(_private, parts, ends.x)
+        run_balanced(loops.destination_gradients, walk.indptr, width, walk, heads, *operands, private=private)
         parts.add_up()
+
+
+def _scratch(x: Tensor) -> Scratch:
+    """Room for one thread."""
+    numbers = x.new_empty(5, PIECE * x.shape[1]).numpy()
+    return Scratch(*numbers, *np.empty((4, PIECE + 1), np.uint64))
+
+
+def _private(parts: _Parts, x: Tensor) -> list[object]:
+    return [*parts.another(), _scratch(x)]
+
+
+def _flat(tensor: Tensor | None, like: Tensor) -> NDArray[Any]:
+    return flat(like[:0] if tensor is None else tensor)
 
 
 class _Parts:
@@ -99,16 +112,10 @@ class _Parts:
             self._total += part
 
 
-def _heads(how: Attention, x: Tensor) -> loops.Heads:
+def _heads(how: Attention, x: Tensor) -> Heads:
     _, heads, dim = x.shape
     keep = 1 - how.dropout
     drop, scale = round(how.dropout * 2**32), 1 / keep if keep > 0 else 0.0
-    return loops.Heads(
+    return Heads(
         int(how.score), np.uint64(heads), np.uint64(dim), how.factor, np.uint64(how.seed), np.uint64(drop), scale
     )
-
-
-def _operands(ends: Ends, from_score: Tensor | None) -> list[NDArray[Any]]:
-    none = ends.x.new_empty(0)
-    given = (ends.x, from_score, ends.y, ends.attn, ends.weight)
-    return [flat(none if tensor is None else tensor) for tensor in given]

@@ -1,163 +1,184 @@
-"""Sums over runs of consecutive elements, in vector code.
-
-A loop that LLVM vectorises by itself checks its bounds and the overlap of its arrays every time it is entered, which
-for the short runs of a row costs more than the run. So these loops are made of straight vector instructions.
-"""
+"""Sums over runs of consecutive elements, and the exponential, in vector code."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 
 from sar.kernels._numba import FAST_MATH, declare, inline, typed_intrinsic
+from sar.kernels.vector_type import Lanes, lanes, sum_of, where_positive
 
 Array = Any  # flat
 Index = Any  # uint64
+Run = Any  # a compiled function
+
+u64 = np.uint64
+IN_ORDER = ("contract",)  # Numba gives instructions without flags all those of FAST_MATH, which may reorder them
+ROUND = 1.5 * 2.0**23  # a float32 of this size has no fraction
+ZERO, ONE, FOUR, NARROW, WIDE = u64(0), u64(1), u64(4), u64(8), u64(32)
 
 
-class _Lanes(NamedTuple):
-    """Functions that take `count` elements at once: straight vector code, without the checks of a loop."""
+def over_columns(make: Callable[[Lanes], Run]) -> Run:
+    """A function run(length, *operands) that calls make(lanes)(i, *operands) for all i < length, a vector at a time."""
+    wide, narrow, single = (inline(make(lanes(int(count)))) for count in (WIDE, NARROW, ONE))
 
-    length: int
-    add_scaled: Any  # (out, io, a, ia, factor): out[io + i] += factor * a[ia + i]
-    add_product: Any  # (out, io, a, ia, b, ib): out[io + i] += a[ia + i] * b[ib + i]
-    dot: Any  # (a, ia, b, ib): sum of a[ia + i] * b[ib + i]
+    @inline
+    def run(length: Index, *operands: Any) -> None:
+        i = ZERO
+        while i + WIDE <= length:
+            wide(i, *operands)
+            i += WIDE
+        while i + NARROW <= length:
+            narrow(i, *operands)
+            i += NARROW
+        while i < length:
+            single(i, *operands)
+            i += ONE
 
-
-def _lanes(count: int) -> _Lanes:
-    """Vector functions on arrays of one dtype."""
-
-    def load(context: Any, builder: Any, signature: Any, arguments: Any, k: int) -> tuple[Any, Any]:
-        """Pointer to, and value of, elements of the array that is argument k, from the index that is the next."""
-        array = signature.args[k]
-        data = context.make_array(array)(context, builder, arguments[k]).data
-        vector = ir.VectorType(context.get_data_type(array.dtype), count)
-        pointer = builder.bitcast(builder.gep(data, [arguments[k + 1]]), vector.as_pointer())
-        return pointer, builder.load(pointer, align=array.dtype.bitwidth // 8)
-
-    def add(context: Any, builder: Any, signature: Any, arguments: Any, left: Any, right: Any) -> Any:
-        """Add left * right to the array that is argument 0."""
-        pointer, total = load(context, builder, signature, arguments, 0)
-        total = builder.fadd(total, builder.fmul(left, right, flags=FAST_MATH), flags=FAST_MATH)
-        builder.store(total, pointer, align=signature.args[0].dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    @typed_intrinsic  # type: ignore[untyped-decorator]
-    def add_scaled(_context: Any, out: Any, io: Any, a: Any, ia: Any, factor: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _, values = load(context, builder, signature, arguments, 2)
-            index, undefined = ir.IntType(32), ir.Constant(values.type, ir.Undefined)
-            first = builder.insert_element(undefined, arguments[4], index(0))
-            everywhere = ir.Constant(ir.VectorType(index, count), [0] * count)
-            return add(
-                context, builder, signature, arguments, builder.shuffle_vector(first, undefined, everywhere), values
-            )
-
-        return types.void(out, io, a, ia, a.dtype), generate
-
-    @typed_intrinsic  # type: ignore[untyped-decorator]
-    def add_product(_context: Any, out: Any, io: Any, a: Any, ia: Any, b: Any, ib: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            left, right = (load(context, builder, signature, arguments, k)[1] for k in (2, 4))
-            return add(context, builder, signature, arguments, left, right)
-
-        return types.void(out, io, a, ia, b, ib), generate
-
-    @typed_intrinsic  # type: ignore[untyped-decorator]
-    def dot(_context: Any, a: Any, ia: Any, b: Any, ib: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            left, right = (load(context, builder, signature, arguments, k)[1] for k in (0, 2))
-            product = builder.fmul(left, right, flags=FAST_MATH)
-            element = product.type.element
-            kind = ir.FunctionType(element, [element, product.type])
-            name = f"llvm.vector.reduce.fadd.v{count}f{signature.args[0].dtype.bitwidth}"
-            reduce = declare(builder.module, kind, name)
-            return builder.call(reduce, [ir.Constant(element, 0.0), product], fastmath=FAST_MATH)
-
-        return a.dtype(a, ia, b, ib), generate
-
-    return _Lanes(count, add_scaled, add_product, dot)
+    return run
 
 
-_wide, _narrow = _lanes(32), _lanes(8)
-_add_scaled_wide, _add_product_wide, _dot_wide = _wide[1:]
-_add_scaled_narrow, _add_product_narrow, _dot_narrow = _narrow[1:]
-WIDE, NARROW = np.uint64(_wide.length), np.uint64(_narrow.length)
+def over_heads(make: Callable[[Lanes], Run]) -> Run:
+    """As `over_columns`, for the short runs that heads are."""
+    four, single = (inline(make(lanes(int(count)))) for count in (FOUR, ONE))
+
+    @inline
+    def run(length: Index, *operands: Any) -> None:
+        i = ZERO
+        while i + FOUR <= length:
+            four(i, *operands)
+            i += FOUR
+        while i < length:
+            single(i, *operands)
+            i += ONE
+
+    return run
 
 
-@inline
-def add_scaled(out: Array, io: Index, a: Array, ia: Index, factor: Any, length: Index) -> None:
-    """out[io + i] += factor * a[ia + i] for i < length."""
-    i = np.uint64(0)
-    while i + WIDE <= length:
-        _add_scaled_wide(out, io + i, a, ia + i, factor)
-        i += WIDE
-    while i + NARROW <= length:
-        _add_scaled_narrow(out, io + i, a, ia + i, factor)
-        i += NARROW
-    while i < length:
-        out[io + i] += factor * a[ia + i]
-        i += np.uint64(1)
+def _adding(of: Lanes) -> Run:
+    load, store = of.load, of.store
+    return inline(lambda out, i, values: store(out, i, load(out, i) + values))
 
 
-@inline
-def add_product(out: Array, io: Index, a: Array, ia: Index, b: Array, ib: Index, length: Index) -> None:
-    """out[io + i] += a[ia + i] * b[ib + i] for i < length."""
-    i = np.uint64(0)
-    while i + WIDE <= length:
-        _add_product_wide(out, io + i, a, ia + i, b, ib + i)
-        i += WIDE
-    while i + NARROW <= length:
-        _add_product_narrow(out, io + i, a, ia + i, b, ib + i)
-        i += NARROW
-    while i < length:
-        out[io + i] += a[ia + i] * b[ib + i]
-        i += np.uint64(1)
+@over_columns
+def add_scaled(of: Lanes) -> Run:
+    """out[io + i] += factor * a[ia + i] for i < length: (length, out, io, a, ia, factor)."""
+    load, everywhere, add = of.load, of.everywhere, _adding(of)
+    return lambda i, out, io, a, ia, factor: add(out, io + i, load(a, ia + i) * everywhere(factor))
 
 
-@inline
-def dot(a: Array, ia: Index, b: Array, ib: Index, length: Index) -> Any:
-    """The sum of a[ia + i] * b[ib + i] for i < length."""
-    total = a.dtype.type(0)
-    i = np.uint64(0)
-    while i + WIDE <= length:
-        total += _dot_wide(a, ia + i, b, ib + i)
-        i += WIDE
-    while i + NARROW <= length:
-        total += _dot_narrow(a, ia + i, b, ib + i)
-        i += NARROW
-    while i < length:
-        total += a[ia + i] * b[ib + i]
-        i += np.uint64(1)
-    return total
+@over_columns
+def add_product(of: Lanes) -> Run:
+    """out[io + i] += a[ia + i] * b[ib + i] for i < length: (length, out, io, a, ia, b, ib)."""
+    load, add = of.load, _adding(of)
+    return lambda i, out, io, a, ia, b, ib: add(out, io + i, load(a, ia + i) * load(b, ib + i))
+
+
+@over_columns
+def add_dot(of: Lanes) -> Run:
+    """out[io] += sum of a[ia + i] * b[ib + i] for i < length: (length, out, io, a, ia, b, ib)."""
+    load = of.load
+
+    def run(i: Index, out: Array, io: Index, a: Array, ia: Index, b: Array, ib: Index) -> None:
+        out[io] += sum_of(load(a, ia + i) * load(b, ib + i))
+
+    return run
+
+
+def _leaky(of: Lanes) -> Run:
+    everywhere = of.everywhere
+    return inline(lambda values, slope: where_positive(values, values, values * everywhere(slope)))
+
+
+@over_columns
+def add_leaky_dot(of: Lanes) -> Run:
+    """out[io] += sum of a[ia + i] * leaky_relu(x[ix + i] + y[iy + i]), as `add_dot`; then the slope below 0."""
+    load, leaky = of.load, _leaky(of)
+
+    def run(
+        i: Index, out: Array, io: Index, a: Array, ia: Index, x: Array, ix: Index, y: Array, iy: Index, slope: Any
+    ) -> None:
+        out[io] += sum_of(load(a, ia + i) * leaky(load(x, ix + i) + load(y, iy + i), slope))
+
+    return run
+
+
+@over_columns
+def add_leaky(of: Lanes) -> Run:
+    """out[io + i] += factor * leaky_relu(x[ix + i] + y[iy + i]): (length, out, io, x, ix, y, iy, slope, factor)."""
+    load, everywhere, add, leaky = of.load, of.everywhere, _adding(of), _leaky(of)
+
+    def run(i: Index, out: Array, io: Index, x: Array, ix: Index, y: Array, iy: Index, slope: Any, factor: Any) -> None:
+        add(out, io + i, leaky(load(x, ix + i) + load(y, iy + i), slope) * everywhere(factor))
+
+    return run
+
+
+@over_columns
+def add_slopes(of: Lanes) -> Run:
+    """out[io + i] += factor * a[ia + i] * leaky_relu'(x[ix + i] + y[iy + i]), as `add_leaky`, with a, ia before x."""
+    load, everywhere, add = of.load, of.everywhere, _adding(of)
+
+    def run(
+        i: Index,
+        out: Array,
+        io: Index,
+        a: Array,
+        ia: Index,
+        x: Array,
+        ix: Index,
+        y: Array,
+        iy: Index,
+        slope: Any,
+        factor: Any,
+    ) -> None:
+        slopes = where_positive(load(x, ix + i) + load(y, iy + i), everywhere(factor), everywhere(factor * slope))
+        add(out, io + i, load(a, ia + i) * slopes)
+
+    return run
 
 
 @typed_intrinsic  # type: ignore[untyped-decorator]
 def exp(_context: Any, x: Any) -> Any:
-    """e to the x: of float32 to 3 units in the last place, at least e**-87, as arithmetic that LLVM can vectorise."""
+    """e to the x, of a vector; of float32 to 3 units in the last place, 0 below -87, and that of 88 above it."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        (kind,), (value,) = signature.args, arguments
-        number = context.get_data_type(kind)
-        if kind != types.float32:
-            return builder.call(declare(builder.module, ir.FunctionType(number, [number]), "llvm.exp.f64"), [value])
-        integer = ir.IntType(32)
-        least = number(-87.0)
-        value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
-        floor = declare(builder.module, ir.FunctionType(number, [number]), "llvm.floor.f32")
-        halves = builder.fadd(builder.fmul(value, number(1.4426950408889634)), number(0.5))
-        power = builder.call(floor, [halves])
-        # Without fast-math flags: the two steps take ln 2 away in more digits than one number has.
-        rest = builder.fsub(value, builder.fmul(power, number(0.693359375)))
-        rest = builder.fsub(rest, builder.fmul(power, number(-2.12194440054690583e-4)))
-        result = number(1 / 5040)
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        (value,) = arguments
+        kind = value.type
+
+        def constant(number: float, kind: Any = kind) -> Any:
+            return ir.Constant(kind, [number] * x.count)
+
+        def call(name: str, *arguments: Any) -> Any:
+            name = f"llvm.{name}.v{x.count}f{x.dtype.bitwidth}"
+            return builder.call(
+                declare(builder.module, ir.FunctionType(kind, [kind] * len(arguments)), name), arguments
+            )
+
+        if x.dtype != types.float32:
+            return call("exp", value)
+        # Adding and taking away ROUND leaves the nearest integer, which also stands in the last bits of the sum. The
+        # instructions that convert numbers check their range, one element after the other.
+        bounded = builder.select(builder.fcmp_ordered(">", value, constant(88.0)), constant(88.0), value)
+        scaled = builder.fmul(bounded, constant(1.4426950408889634), flags=IN_ORDER)
+        sum_ = builder.fadd(scaled, constant(ROUND), flags=IN_ORDER)
+        power = builder.fsub(sum_, constant(ROUND), flags=IN_ORDER)
+        # Two steps take ln 2 away in more digits than one number has.
+        rest = builder.fsub(bounded, builder.fmul(power, constant(0.693359375), flags=IN_ORDER), flags=IN_ORDER)
+        low = builder.fmul(power, constant(-2.12194440054690583e-4), flags=IN_ORDER)
+        rest = builder.fsub(rest, low, flags=IN_ORDER)
+        result = constant(1 / 5040)
         for divisor in (720, 120, 24, 6, 2, 1, 1):
-            result = builder.fadd(builder.fmul(result, rest, flags=FAST_MATH), number(1 / divisor), flags=FAST_MATH)
-        saturate = declare(builder.module, ir.FunctionType(integer, [number]), "llvm.fptosi.sat.i32.f32")
-        exponent = builder.shl(builder.add(builder.call(saturate, [power]), integer(127)), integer(23))
-        return builder.fmul(result, builder.bitcast(exponent, number))
+            result = builder.fmul(result, rest, flags=FAST_MATH)
+            result = builder.fadd(result, constant(1 / divisor), flags=FAST_MATH)
+        integers = ir.VectorType(ir.IntType(32), x.count)
+        exponent = builder.add(builder.bitcast(sum_, integers), constant(127, integers))
+        exponent = builder.shl(exponent, constant(23, integers))
+        result = builder.fmul(result, builder.bitcast(exponent, kind))
+        return builder.select(builder.fcmp_ordered("<", value, constant(-87.0)), constant(0.0), result)
 
     return x(x), generate

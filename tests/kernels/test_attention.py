@@ -99,7 +99,7 @@ def test_result_and_gradients(case: Case, seed: int) -> None:
     grad = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     wanted.backward(grad)
     grad = grad.to(ends.x.dtype)
-    stats = destination_statistics(how, log_total, grad, result)
+    stats = destination_statistics(how, log_total, grad, result, ends.y)
     grads = Gradients(*(None if t is None else torch.zeros_like(t) for t in ends))
     for (begin, end), block in zip(*tiles, strict=True):
         here = ends._replace(x=ends.x[begin:end])

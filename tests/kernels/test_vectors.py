@@ -1,4 +1,4 @@
-"""The exponential that compiled loops use."""
+"""Vector code of compiled loops: the exponential, and sums over runs of any length."""
 
 import math
 
@@ -6,32 +6,92 @@ import numpy as np
 import pytest
 
 from sar.kernels._numba import kernel
-from sar.kernels.vectors import exp
+from sar.kernels.vectors import (
+    add_dot,
+    add_leaky,
+    add_leaky_dot,
+    add_product,
+    add_scaled,
+    add_slopes,
+    exp,
+    over_columns,
+    over_heads,
+)
+
+
+def _writing_exponentials(of):
+    load, store = of.load, of.store
+    return lambda i, out, values: store(out, i, exp(load(values, i)))
+
+
+_over_columns, _over_heads = over_columns(_writing_exponentials), over_heads(_writing_exponentials)
 
 
 @kernel
-def exponentials(values, out):
-    for i in range(np.uint64(values.size)):
-        out[i] = exp(values[i])
+def exponentials(values, out, heads):
+    if heads:
+        _over_heads(np.uint64(values.size), out, values)
+    else:
+        _over_columns(np.uint64(values.size), out, values)
+
+
+def made(values, heads=False):
+    out = np.full_like(values, 5)
+    exponentials(values, out, heads)
+    return out
 
 
 def test_float32_to_three_units_in_the_last_place():
-    """Over all that softmax needs; what is smaller than e**-87 is that, and NaN is NaN."""
+    """Over all that softmax needs."""
     values = np.linspace(-87, 60, 1_000_001).astype(np.float32)
-    out = np.empty_like(values)
-    exponentials(values, out)
     exact = np.exp(values.astype(np.float64))
-    assert np.max(np.abs(out - exact) / exact) < 3 * np.finfo(np.float32).eps
-    special = np.array([0.0, -0.0, -100.0, -math.inf, math.nan], dtype=np.float32)
-    out = np.empty_like(special)
-    exponentials(special, out)
-    assert list(out[:2]) == [1.0, 1.0]
-    assert all(0 < value < 2e-38 for value in out[2:4])
-    assert math.isnan(out[4])
+    assert np.max(np.abs(made(values) - exact) / exact) < 3 * np.finfo(np.float32).eps
+
+
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_special_values(dtype, heads):
+    """What is too small is 0, what is too large is not small, and NaN is NaN, wherever in a vector."""
+    for shift in range(6):
+        values = np.roll(np.array([0.0, -0.0, -1000.0, -math.inf, math.nan, 1000.0], dtype=dtype), shift)
+        out = np.roll(made(values, heads), -shift)
+        assert list(out[:4]) == [1.0, 1.0, 0.0, 0.0]
+        assert math.isnan(out[4])
+        assert out[5] > 1e38
 
 
 def test_float64_is_the_librarys():
     values = np.linspace(-700, 700, 10_001)
-    out = np.empty_like(values)
-    exponentials(values, out)
-    assert out == pytest.approx(np.exp(values), rel=1e-15)
+    assert made(values) == pytest.approx(np.exp(values), rel=1e-15)
+
+
+SLOPE, FACTOR = 0.2, -1.7
+
+
+@kernel
+def run_all(length, a, x, y, sums, rows):
+    """Every function once, each adding to two elements or rows that start at 1."""
+    one, slope, factor = np.uint64(1), a.dtype.type(SLOPE), a.dtype.type(FACTOR)
+    add_dot(length, sums, np.uint64(0), a, one, x, one)
+    add_leaky_dot(length, sums, one, a, one, x, one, y, one, slope)
+    add_scaled(length, rows, one, a, one, factor)
+    add_product(length, rows, one + length, a, one, x, one)
+    add_leaky(length, rows, one + np.uint64(2) * length, x, one, y, one, slope, factor)
+    add_slopes(length, rows, one + np.uint64(3) * length, a, one, x, one, y, one, slope, factor)
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 7, 8, 9, 31, 32, 33, 40, 41, 64, 75])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_runs_of_any_length(dtype, length):
+    """As NumPy does it, at odd addresses, and nothing beside the run."""
+    rng = np.random.default_rng(length)
+    a, x, y = (rng.standard_normal(length + 1).astype(dtype) for _ in range(3))
+    sums, rows = np.ones(2, dtype), np.ones(4 * length + 2, dtype)
+    run_all(np.uint64(length), a, x, y, sums, rows)
+    a, x, y = a[1:], x[1:], y[1:]
+    slopes = np.where(x + y > 0, 1, SLOPE)
+    leaky = slopes * (x + y)
+    wanted = np.concatenate([[0], FACTOR * a, a * x, FACTOR * leaky, FACTOR * a * slopes, [0]]) + 1
+    tolerance = 1e-5 if dtype is np.float32 else 1e-12
+    np.testing.assert_allclose(rows, wanted, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(sums, [1 + a @ x, 1 + a @ leaky], rtol=tolerance, atol=10 * tolerance)
