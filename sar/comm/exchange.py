@@ -8,7 +8,7 @@ handed back as soon as both the reader and the wire are done with them, so at mo
 twice as many where one sweep both fetches and sends home. The tile size makes their sum fit `Config.comm_buffer_bytes`,
 whatever the number of workers, the halo and the width. At the start, while the own shard is computed, the buffers that
 later hold the tile computed and gradients hold rows on their way: the own shard takes longer than a tile, and the wire
-should not lie idle.
+should not lie idle. So gradients are waited for as late as the buffers allow, after more rows are posted.
 
 [Note: wire precision]
 Features and gradients may travel in a half precision; they are widened on arrival, so that all sums are as they were.
@@ -240,6 +240,8 @@ class Exchange:
                     assert transfer.received is not None
                     views = rows.views(transfer.received, _rows(step.receive))
                     fetched = [v.to(device, field.dtype) for v, field in zip(views, fields, strict=True)]
+            if grads is not None and home is not None and len(homeward) > self.depth:
+                self._take_home(homeward.popleft(), device, grads, home, deliver)
             returned, message = None, None
             if grads is not None and home is not None and step.receive is not None:
                 message = self.pool.take(home.message_bytes(_rows(step.receive)))
@@ -249,8 +251,6 @@ class Exchange:
                 yield Portion(step.receive, fetched, returned)
             if grads is not None and home is not None:
                 homeward.append(self._post_grads(step, home, message, returned))
-                if len(homeward) > self.depth:
-                    self._take_home(homeward.popleft(), device, grads, home, deliver)
             if transfer is not None:
                 self._wait_send(transfer)
                 if not keep:

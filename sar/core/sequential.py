@@ -1,7 +1,7 @@
 """Sequential aggregation with rematerialisation, for the built-in message functions.
 
 [Note: forward and backward]
-The forward posts the first tile, computes the own shard while it travels, and then takes the other partitions tile by
+The forward posts the first tiles, computes the own shard while they travel, and then takes the other partitions tile by
 tile: what is fetched is consumed at once and its buffer used again. The backward is the transposed aggregation. It
 fetches rows again exactly when the derivative of an operand that needs a gradient reads values of the sources
 (`operand_values_needed`), and sends each tile's gradients home as they are made. Modes 2 and 3 keep the fetched rows

@@ -105,7 +105,7 @@ class CountingPool(BufferPool):
 
 
 def sweep(mine, depth, both_ways, grads):
-    """Messages sent before anything is computed, the most bytes in buffers, and a budget with which tiles have one row."""
+    """Messages sent before anything is computed, the most bytes in buffers, and a budget that makes tiles one row."""
     partition, data = mine
     graph, row = build(partition, 1), WIDTH * ITEM
     sar.Config.pipeline_depth = depth
