@@ -107,6 +107,11 @@ class Engine:
         """This generation's part of the store."""
         return dist.PrefixStore(f"sar/{self.generation}", self._root_store)
 
+    @property
+    def moment(self) -> int:
+        """A number of up to 61 bits for the latest agreed call: equal on all workers, and of no other call."""
+        return self.generation << 32 | self.calls
+
     def _wait_for_all(self, limit: float) -> None:
         """Wait until every worker is about to build this generation's group, or one of them has failed before that."""
         deadline = time.monotonic() + limit

@@ -6,7 +6,9 @@ also send the gradients of the tile it received and take in those of the tile it
 flight while one is computed: step i + depth is posted before step i is waited for. Buffers come from a pool and are
 handed back as soon as both the reader and the wire are done with them, so at most 2 * (depth + 1) exist at a time, or
 twice as many where one sweep both fetches and sends home. The tile size makes their sum fit `Config.comm_buffer_bytes`,
-whatever the number of workers, the halo and the width.
+whatever the number of workers, the halo and the width. At the start, while the own shard is computed, the buffers that
+later hold the tile computed and gradients hold rows on their way: the own shard takes longer than a tile, and the wire
+should not lie idle. So gradients are waited for as late as the buffers allow, after more rows are posted.
 
 [Note: wire precision]
 Features and gradients may travel in a half precision; they are widened on arrival, so that all sums are as they were.
@@ -173,6 +175,7 @@ class Exchange:
         self.settings = settings
         self.steps = plan.schedule(settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways))
         self.depth = len(self.steps) if settings.one_shot else settings.depth
+        self.first = (2 if both_ways else 1) * self.depth + 1  # transfers of rows posted at once
         self.pool = pool
         self.call = call
         self._number = 0  # of the agreed call that the current sweep belongs to
@@ -207,7 +210,7 @@ class Exchange:
         steps = self.steps[::-1] if reverse else self.steps
         outward: deque[_Transfer] = deque()
         if fields is not None and rows is not None:
-            for step in steps[: max(self.depth, 1)]:
+            for step in steps[: self.first]:
                 outward.append(self._post_rows(step, fields, rows, keep))
         return self._walk(steps, device, fields, rows, outward, keep, grads, deliver)
 
@@ -237,6 +240,8 @@ class Exchange:
                     assert transfer.received is not None
                     views = rows.views(transfer.received, _rows(step.receive))
                     fetched = [v.to(device, field.dtype) for v, field in zip(views, fields, strict=True)]
+            if grads is not None and home is not None and len(homeward) > self.depth:
+                self._take_home(homeward.popleft(), device, grads, home, deliver)
             returned, message = None, None
             if grads is not None and home is not None and step.receive is not None:
                 message = self.pool.take(home.message_bytes(_rows(step.receive)))
@@ -246,8 +251,6 @@ class Exchange:
                 yield Portion(step.receive, fetched, returned)
             if grads is not None and home is not None:
                 homeward.append(self._post_grads(step, home, message, returned))
-                if len(homeward) > self.depth:
-                    self._take_home(homeward.popleft(), device, grads, home, deliver)
             if transfer is not None:
                 self._wait_send(transfer)
                 if not keep:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sar.comm import process_group
-from sar.comm.exchange import Exchange
+from sar.comm.exchange import Exchange, Portion
 from sar.comm.plan import RowFormat, Tile
 from sar.core.eager import uncompiled
 from sar.core.message_passing import Passing
@@ -106,6 +106,10 @@ class _Call:
     def distributed(self) -> bool:
         return self.passing.structure.engine.world_size > 1
 
+    @property
+    def own_block(self) -> EdgeBlock:
+        return self.passing.relation.blocks[self.passing.structure.engine.rank]
+
     def exchange(self, x: Tensor) -> Exchange:
         """The exchange of rows of x, or their gradients in float32 at least."""
         passing = self.passing
@@ -175,14 +179,18 @@ def _forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, dict[Tile, Tensor]]:
     """The result, (N_dst, H, D), the logarithms of the sums of exponentials, (N_dst, H), and fetched rows to keep."""
-    dtype = accumulation_dtype(x.dtype)
+    relation, dtype = call.passing.relation, accumulation_dtype(x.dtype)
+    # The first tiles travel while all of the own nodes' part is computed.
+    portions = call.exchange(x).sweep(x.device, [x], keep=keep) if call.distributed else ()
     ends = _ends(dtype, x, y, attn, attn_dst, edge_weight)
-    relation = call.passing.relation
     running, kept = Running.start(relation.num_dst, ends.x), {}
-    for block, rows, tile in _blocks(call, x, keep):
-        attend(block, call.how, ends if tile is None else ends._replace(x=rows.to(dtype)), running)
-        if keep and tile is not None:
-            kept[tile] = rows
+    attend(call.own_block, call.how, ends, running)
+    for portion in portions:
+        assert portion.rows is not None
+        [rows] = portion.rows
+        attend(relation.tile(portion.tile), call.how, ends._replace(x=rows.to(dtype)), running)
+        if keep:
+            kept[portion.tile] = rows
     return *running.finish(relation.in_degrees), kept
 
 
@@ -206,27 +214,18 @@ def _ends(
     )
 
 
-def _blocks(call: _Call, x: Tensor, keep: bool) -> Iterator[tuple[EdgeBlock, Tensor, Tile | None]]:
-    """All blocks of edges with the rows of their sources, the own one first."""
-    relation, engine = call.passing.relation, call.passing.structure.engine
-    portions = call.exchange(x).sweep(x.device, [x], keep=keep) if call.distributed else ()
-    yield relation.blocks[engine.rank], x, None
-    for portion in portions:
-        assert portion.rows is not None
-        yield relation.tile(portion.tile), portion.rows[0], portion.tile
-
-
 def _backward(
     call: _Call, inputs: list[Any], out: Tensor, log_total: Tensor, kept: dict[Tile, Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the inputs: x, y, attn, attn_dst and edge_weight."""
     x, y, attn, attn_dst, edge_weight = inputs
-    dtype = accumulation_dtype(x.dtype)
+    relation, dtype = call.passing.relation, accumulation_dtype(x.dtype)
+    x_grad = torch.zeros(x.shape, dtype=dtype, device=x.device)
+    portions = _post_backward(call, x, x_grad) if call.distributed else ()
     features = x if y is None else y
     ends = _ends(dtype, x, features, attn, attn_dst, edge_weight)
     grad = grad.to(dtype).contiguous()
     stats = destination_statistics(call.how, log_total, grad, out, ends.y)
-    x_grad = torch.zeros_like(ends.x)
     # Where sources are destinations, both gradients go to one tensor.
     features_grad = x_grad if y is None else x.new_zeros(y.shape, dtype=dtype)
     grads = Gradients(
@@ -234,9 +233,12 @@ def _backward(
         features_grad if attn_dst is None else torch.zeros_like(ends.y),
         *(None if t is None else torch.zeros_like(t) for t in (ends.attn, ends.weight)),
     )
-    for block, rows, rows_grad in _backward_blocks(call, x, x_grad, kept):
-        here, here_grads = ends._replace(x=rows.to(dtype)), grads._replace(x=rows_grad)
-        attend_grad(block, call.how, here, grad, stats, here_grads)
+    attend_grad(call.own_block, call.how, ends, grad, stats, grads)
+    for portion in portions:
+        assert portion.grads is not None
+        [rows] = portion.rows if portion.rows is not None else [kept[portion.tile]]
+        here, here_grads = ends._replace(x=rows.to(dtype)), grads._replace(x=portion.grads[0])
+        attend_grad(relation.tile(portion.tile), call.how, here, grad, stats, here_grads)
     attn_dst_grad = None
     if attn_dst is not None:
         attn_dst_grad = torch.zeros_like(attn_dst, dtype=dtype)
@@ -244,23 +246,12 @@ def _backward(
     return x_grad, None if y is None else features_grad, grads.attn, attn_dst_grad, grads.weight
 
 
-def _backward_blocks(
-    call: _Call, x: Tensor, x_grad: Tensor, kept: dict[Tile, Tensor]
-) -> Iterator[tuple[EdgeBlock, Tensor, Tensor]]:
-    """All blocks of edges with the rows of their sources and where the gradients of these go."""
-    relation, engine = call.passing.relation, call.passing.structure.engine
-    if not call.distributed:
-        yield relation.blocks[engine.rank], x, x_grad
-        return
-    engine.agree(f"backward of {call.words}")
-    portions = call.exchange(x).sweep(
+def _post_backward(call: _Call, x: Tensor, x_grad: Tensor) -> Iterator[Portion]:
+    """Agree on the backward, and start to fetch x; gradients that come home are added to x_grad."""
+    call.passing.structure.engine.agree(f"backward of {call.words}")
+    return call.exchange(x).sweep(
         x.device,
         None if call.passing.settings.keep else [x],
         grads=RowFormat.of([x_grad]),
         deliver=lambda rows, incoming: add_rows(rows, incoming[0], x_grad),
     )
-    yield relation.blocks[engine.rank], x, x_grad
-    for portion in portions:
-        assert portion.grads is not None
-        rows = kept[portion.tile] if portion.rows is None else portion.rows[0]
-        yield relation.tile(portion.tile), rows, portion.grads[0]

@@ -1,7 +1,7 @@
 """Sequential aggregation with rematerialisation, for the built-in message functions.
 
 [Note: forward and backward]
-The forward posts the first tile, computes the own shard while it travels, and then takes the other partitions tile by
+The forward posts the first tiles, computes the own shard while they travel, and then takes the other partitions tile by
 tile: what is fetched is consumed at once and its buffer used again. The backward is the transposed aggregation. It
 fetches rows again exactly when the derivative of an operand that needs a gradient reads values of the sources
 (`operand_values_needed`), and sends each tile's gradients home as they are made. Modes 2 and 3 keep the fetched rows
@@ -16,7 +16,7 @@ gradient, and its output is marked non-differentiable where nobody needs one.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import and_, or_
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +46,7 @@ from sar.kernels import (
 )
 
 LHS, RHS = 1, 2  # flags in the agreement: this operand needs a gradient here
-CONSTANT = 4  # the result is at hand: see [Note: hits are joint]
+MOMENT_BIT = 2  # from this bit on: when a result at hand was made, see [Note: hits are joint]
 
 
 class Saved(NamedTuple):
@@ -147,12 +147,16 @@ def run(call: Call, lhs: Tensor, rhs: Tensor | None) -> Tensor:
         lhs, rhs: operands, (rows of their target, *shape) each.
     """
     anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and call.distributed)
+    operands = [lhs] if rhs is None else [lhs, rhs]
     constant = None
-    if call.settings.cache and call.reducer is not None:
-        operands = [lhs] if rhs is None else [lhs, rhs]
-        constant = call.relation.constants.find((call.message, call.reducer), operands)
+    if call.settings.cache and call.reducer is not None and not _needs_gradient(operands):
+        constant = call.relation.constants.find((call.message, call.reducer, call.settings), operands)
     result: Tensor = _Builtin.apply(anchor, lhs, rhs, call, constant)
     return result
+
+
+def _needs_gradient(operands: list[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
 
 
 def promoted(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,16 +195,16 @@ class _Builtin(torch.autograd.Function):
         ctx: Any, anchor: Tensor, lhs: Tensor, rhs: Tensor | None, call: Call, constant: Constant | None
     ) -> Tensor:
         known = constant.result if constant is not None else None
-        flags = LHS * ctx.needs_input_grad[1] | RHS * ctx.needs_input_grad[2] | CONSTANT * (known is not None)
+        flags = LHS * ctx.needs_input_grad[1] | RHS * ctx.needs_input_grad[2]
+        if constant is not None:
+            flags |= constant.moment << MOMENT_BIT
         with call.engine.guard():
-            if call.distributed:
-                everybodys = call.engine.agree(call.words, flags)
-                flags = reduce(or_, (theirs & (LHS | RHS) for theirs in everybodys)) | reduce(and_, everybodys)
-            if known is not None and flags == CONSTANT:
+            everybodys = call.engine.agree(call.words, flags) if call.distributed else [flags]
+            if known is not None and all(theirs == flags for theirs in everybodys):
                 result = known.detach()
                 ctx.mark_non_differentiable(result)
                 return result
-            flags &= LHS | RHS
+            flags = reduce(or_, everybodys) & (LHS | RHS)
             ctx.call = call
             ctx.needs = {"lhs": bool(flags & LHS), "rhs": bool(flags & RHS)}
             reads = call.values_needed(ctx.needs)
@@ -212,7 +216,7 @@ class _Builtin(torch.autograd.Function):
         if not flags:
             ctx.mark_non_differentiable(out)
             if constant is not None:
-                constant.keep(out)
+                constant.keep(out, call.engine.moment)
         return out
 
     @staticmethod

@@ -6,6 +6,9 @@ import torch
 
 import sar
 from sar import comm
+from sar.comm import process_group
+from sar.comm.exchange import BufferPool, Exchange, Settings
+from sar.comm.plan import RowFormat
 from tests.graphs import PartitionedGraph
 from tests.parity.harness import build, deal, random_data
 from tests.parity.scenarios import SCENARIOS
@@ -83,3 +86,52 @@ def test_messages_stay_within_the_limits(pool, world_size, settings, elements):
         rows_a_message = max(elements // WIDTH, 1)
         assert there[1] >= sum(-(-count // rows_a_message) for count in rows[rank])
         assert back[1] >= sum(-(-sender[rank] // rows_a_message) for sender in rows)
+
+
+class CountingPool(BufferPool):
+    """Notes the most bytes that were in use."""
+
+    used = most = 0
+
+    def take(self, size):
+        buffer = super().take(size)
+        self.used += buffer.nbytes
+        self.most = max(self.most, self.used)
+        return buffer
+
+    def give(self, buffer):
+        self.used -= buffer.nbytes if buffer is not None else 0
+        super().give(buffer)
+
+
+def sweep(mine, depth, both_ways, grads):
+    """Messages sent before anything is computed, the most bytes in buffers, and a budget that makes tiles one row."""
+    partition, data = mine
+    graph, row = build(partition, 1), WIDTH * ITEM
+    sar.Config.pipeline_depth = depth
+    sar.Config.comm_buffer_bytes = budget = (4 if both_ways else 2) * (depth + 1) * row
+    engine, pool = process_group.engine(), CountingPool(torch.device("cpu"))
+    fields = [data.nodes["x"]]
+    plan, width = graph.passing().relation.plan, RowFormat.of(fields)
+    exchange = Exchange(engine, plan, Settings.current(), width, pool, "a sweep", both_ways=both_ways)
+    engine.agree("a sweep")
+    home = {"grads": width, "deliver": lambda rows, incoming: None} if grads else {}
+    start = comm.statistics()
+    portions = exchange.sweep(torch.device("cpu"), fields, **home)
+    at_once = (comm.statistics() - start).messages_sent
+    for portion in portions:
+        assert (portion.grads is not None) == grads
+    assert pool.used == 0
+    return at_once, pool.most, budget
+
+
+@pytest.mark.parametrize("both_ways, grads", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("world_size", [2])
+def test_buffers_are_used_from_the_start_and_keep_within_their_limit(pool, world_size, depth, both_ways, grads):
+    """What gradients need later holds rows while the own shard is computed."""
+    parts = SCENARIOS["random"](world_size)
+    mine = deal(parts, random_data(parts, torch.float64))
+    for at_once, most, budget in pool.run(sweep, depth, both_ways, grads, per_rank=mine):
+        assert at_once == (2 if both_ways else 1) * depth + 1
+        assert most <= budget
