@@ -6,7 +6,7 @@ come from the heaps, one for each thread, where freed blocks stay. A fixed size 
 pages make fresh mappings cheap. `docs/memory.md` has figures.
 
 `ENVIRONMENT` keeps resident memory near that of live tensors. Mini-batches ask for such blocks over and over, though:
-for these `KEPT` does the opposite, so that what is freed stays with the process and no page is mapped twice.
+for these `KEPT` does the opposite: what is freed stays with the process, and no page is mapped twice.
 
 Setting the size stops it from rising. glibc reads the variable when a process starts, so it is set for processes about
 to be started, and never by `import sar`. Other C libraries do not know it, nor old versions of glibc huge pages.
