@@ -7,7 +7,7 @@ the whole graph.
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -20,12 +20,15 @@ from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import setting
 from benchmarks.summary import Spread
 from examples.distdgl_cluster import ClusterError, run_cluster
+from sar.cli.allocator import KEPT
 from sar.cli.processes import run_workers
 from sar.errors import ConfigError, SarError
 from sar.partition.tables import as_markdown, as_text
 
 SAR, CACHED, DISTDGL, SINGLE, WHOLE = "sar", "sar, feature cache", "DistDGL", "DGL, 1 process", "sar, whole graph"
 LOADERS = SAR, CACHED, DISTDGL, SINGLE
+KEEPING = ", memory kept"
+"""Ends the name of a loader whose processes keep freed memory."""
 NEAR = 0.98
 """The accuracy to reach, as a fraction of the least among the runs' best ones, so that all reach it."""
 
@@ -93,7 +96,8 @@ def speed_table(part: Part) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [SPEED_HEADER]
     for loader in part.loaders:
         runs = part.of(loader)
-        beside = [(run, other) for run in runs for other in part.of(DISTDGL) if other.repeat == run.repeat]
+        others = part.of(DISTDGL + KEEPING if loader.endswith(KEEPING) else DISTDGL)
+        beside = [(run, other) for run in runs for other in others if other.repeat == run.repeat]
         seconds = [_seconds(run) for run in runs]
         seeds = sum(trainer.seeds for trainer in runs[0].trainers)
         per_batch = [[1000 * value / run.trainers[0].batches for value in _shares(run)] for run in runs]
@@ -194,6 +198,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--edges", type=int, default=size.edges, metavar="N", help="of the generated graph")
     parser.add_argument("--features", type=int, default=size.features, metavar="F", help="where random (%(default)s)")
     parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=list(LOADERS), help="(all)")
+    parser.add_argument(
+        "--memory",
+        nargs="+",
+        choices=("default", "kept"),
+        default=["default"],
+        help="for time and memory: the allocator as it is, as by `sar launch --memory kept`, or both (%(default)s)",
+    )
     parser.add_argument("--workers", type=int, default=2, metavar="W", help="trainers, and threads alone (%(default)s)")
     parser.add_argument("--samplers", type=int, default=0, metavar="N", help="processes a trainer (%(default)s)")
     parser.add_argument("--fanouts", type=int, nargs=3, default=[15, 10, 5], metavar="K", help="(15 10 5)")
@@ -240,7 +251,8 @@ def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> 
         Part(_words(fast), job.batch_size, setting(shown, _options(job, arguments))),
         Part(_words(real), long.batch_size, setting(shown, _options(long, arguments))),
     ]
-    plan = [(parts[0], fast, dict.fromkeys(arguments.loaders, job))]
+    endings = [KEEPING if memory == "kept" else "" for memory in arguments.memory]
+    plan = [(parts[0], fast, {loader + ending: job for ending in endings for loader in arguments.loaders})]
     plan.append((parts[1], real, dict.fromkeys(arguments.loaders, long) | {WHOLE: whole}))
     for part, graph, jobs in plan:
         for run in _run_all(graph, jobs, arguments):
@@ -258,15 +270,19 @@ def _run_all(graph: Prepared, jobs: dict[str, Job], arguments: argparse.Namespac
 
 
 def _train(loader: str, job: Job, graph: Prepared, repeat: int, time_limit: float) -> Run:
-    if loader == DISTDGL:
-        return _cluster(job, graph, repeat, time_limit)
+    """A run of a loader, whose name says what allocator it has."""
+    allocator = KEPT if loader.endswith(KEEPING) else {}
+    kind = loader.removesuffix(KEEPING)
+    if kind == DISTDGL:
+        trainers, servers = _cluster(job, graph, allocator, time_limit)
+        return Run(loader, repeat, trainers, servers)
     targets: dict[str, tuple[Callable[..., Measured], int, Path]] = {
         SINGLE: (minibatch_training.single, 1, graph.file),
         SAR: (minibatch_training.worker, job.trainers, graph.partitions(job.trainers)),
         CACHED: (minibatch_training.caching_worker, job.trainers, graph.partitions(job.trainers)),
         WHOLE: (minibatch_training.whole_graph, job.trainers, graph.partitions(job.trainers)),
     }
-    target, processes, file = targets[loader]
+    target, processes, file = targets[kind]
     trainers = run_workers(
         target,
         job,
@@ -274,25 +290,33 @@ def _train(loader: str, job: Job, graph: Prepared, repeat: int, time_limit: floa
         n_workers=processes,
         n_threads=job.trainers // processes,
         time_limit=time_limit,
-        allocator={},
+        allocator=allocator,
     )
     return Run(loader, repeat, trainers, [])
 
 
-def _cluster(job: Job, graph: Prepared, repeat: int, time_limit: float) -> Run:
-    """A run of DistDGL, with one trainer on each machine."""
+def _cluster(
+    job: Job, graph: Prepared, allocator: Mapping[str, str], time_limit: float
+) -> tuple[list[Measured], list[int]]:
+    """What the trainers of DistDGL measured, one on each machine, and the servers' bytes at the peak."""
     with tempfile.TemporaryDirectory(prefix="sar-distdgl-") as name:
         folder = Path(name)
         (folder / "job").write_text(json.dumps(asdict(job)))
         script = ["-m", "benchmarks.minibatch_training", str(folder / "job"), name]
         partitions = graph.partitions(job.trainers)
         try:
-            usage = run_cluster(script, partitions, samplers=job.samplers, time_limit=time_limit, quiet=True)
+            usage = run_cluster(
+                script,
+                partitions,
+                samplers=job.samplers,
+                time_limit=time_limit,
+                quiet=True,
+                environment=allocator,
+            )
         except ClusterError as error:
             raise SarError(f"DistDGL failed: {error}") from error
         files = (folder / f"{rank}.json" for rank in range(job.trainers))
-        trainers = [Measured(**json.loads(file.read_text())) for file in files]
-    return Run(DISTDGL, repeat, trainers, usage.servers)
+        return [Measured(**json.loads(file.read_text())) for file in files], usage.servers
 
 
 def _words(graph: Prepared) -> str:

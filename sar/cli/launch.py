@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from sar.adapters.dgl.partition_json import read_partition_json
-from sar.cli.allocator import ENVIRONMENT
+from sar.cli.allocator import ENVIRONMENT, KEPT
 from sar.errors import ConfigError
 
 HELP = "Start the workers of one host, as torchrun does, with threads, network and allocator set up."
@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--partition-json", type=Path, metavar="FILE", help="of the partitions to count; the script does not see it"
     )
+    parser.add_argument(
+        "--memory",
+        choices=("least", "kept"),
+        default="least",
+        help="freed memory is given back, or kept, which is faster for mini-batches (%(default)s)",
+    )
     parser.add_argument("script", type=Path, help="the training script, in Python")
     parser.add_argument("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="what the script takes")
 
@@ -40,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--threads {arguments.threads}: expected at least 1.")
     if not arguments.script.is_file():
         raise ConfigError(f"there is no file {arguments.script}; expected the training script after the options.")
-    settings = _settings(workers, arguments.threads)
+    settings = _settings(workers, arguments.threads, KEPT if arguments.memory == "kept" else ENVIRONMENT)
     os.environ.update(settings)
     said = " ".join(f"{name}={value}" for name, value in settings.items()) or "environment as it is"
     print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
@@ -71,9 +77,9 @@ def _number_of_workers(arguments: argparse.Namespace) -> int:
     return parts
 
 
-def _settings(workers: int, threads: int | None) -> dict[str, str]:
+def _settings(workers: int, threads: int | None, allocator: dict[str, str]) -> dict[str, str]:
     """The variables to set: what the user asks for on the command line, and defaults for what is not set."""
     cores = len(os.sched_getaffinity(0))
-    defaults = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "GLOO_SOCKET_IFNAME": "lo"} | ENVIRONMENT
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "GLOO_SOCKET_IFNAME": "lo"} | allocator
     asked = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     return {name: value for name, value in defaults.items() if name not in os.environ} | asked

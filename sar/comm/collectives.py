@@ -18,6 +18,8 @@ from sar.config import Config
 from sar.errors import ConfigError
 
 BUCKET_ELEMENTS = 2**22
+HEAD_BYTES = 2**17
+"""What is received of a message before its length is known."""
 
 
 def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device: bool = False) -> None:
@@ -104,22 +106,43 @@ def exchange_buffers(
 ) -> list[Tensor]:
     """Send `buffers[q]`, bytes in CPU memory, to every worker q; return what every worker sent to this one.
 
+    Several such exchanges make up one call, on which the workers have to agree before the first.
+
     Args:
         me: any engine; inside its `guard()`.
-        call: what this is for, equal on all workers.
-        buffers: one uint8 tensor per worker.
-        room: where what each worker sends is to go, where all workers know its size; spares the agreement.
+        call: what this is for, for errors.
+        buffers: one uint8 tensor per worker. Without `room` it begins with its own length in bytes, int64.
+        room: where what each worker sends is to go, where this worker knows its size.
 
     Returns:
         One uint8 tensor per worker. The own one is returned as it is.
     """
-    if room is None:
-        lengths = me.agree_and_tell(call, [len(buffer) for buffer in buffers])
-        room = [torch.empty(theirs[me.rank], dtype=torch.uint8) for theirs in lengths]
-    received = [*room[: me.rank], buffers[me.rank], *room[me.rank + 1 :]]
+    received = list(buffers if room is None else room)
+    received[me.rank] = buffers[me.rank]
     for k in range(1, me.world_size):
         source, reader = (me.rank - k) % me.world_size, (me.rank + k) % me.world_size
-        _swap(me, source, received[source], reader, buffers[reader], call)
+        if room is not None:
+            _swap(me, source, received[source], reader, buffers[reader], call)
+        else:
+            received[source] = _swap_unknown(me, source, reader, buffers[reader], call)
+    return received
+
+
+def _swap_unknown(me: Engine, source: int, reader: int, sent: Tensor, call: str) -> Tensor:
+    """As `_swap`, of bytes that begin with their length; returns what came.
+
+    gloo takes a message that is shorter than what was posted for it, and leaves the rest as it was. So short ones need
+    no second message.
+    """
+    head = torch.empty(HEAD_BYTES, dtype=torch.uint8)
+    _swap(me, source, head, reader, sent[:HEAD_BYTES], call)
+    length = int(head[:8].view(torch.int64))
+    counters.bytes_received -= max(HEAD_BYTES - length, 0)
+    received = head[:length]
+    if length > HEAD_BYTES:
+        received = torch.empty(length, dtype=torch.uint8)
+        received[:HEAD_BYTES] = head
+    _swap(me, source, received[HEAD_BYTES:], reader, sent[HEAD_BYTES:], call)
     return received
 
 

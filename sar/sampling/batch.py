@@ -51,6 +51,7 @@ def sample_batch(engine: Engine, source: Source, seeds: Tensor, key: int) -> Bat
     """
     graph = source.graph
     with engine.guard():
+        engine.agree(f"{graph.signature}: a batch")
         destinations = graph.by_type(seeds)
         outputs = destinations
         hops: list[Hop] = []

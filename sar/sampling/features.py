@@ -37,7 +37,9 @@ def fill_cache(engine: Engine, graph: LocalGraph, nbytes: int) -> FeatureCache:
     """A cache of `nbytes` bytes for this worker's hot nodes; called by all workers together."""
     nodes = choose_hot_nodes(graph, nbytes)
     none = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64))
-    fetched = fetch_features(engine, graph, nodes, none, None, f"filling the cache: {graph.signature}")
+    words = f"{graph.signature}: filling the cache"
+    engine.agree(words)
+    fetched = fetch_features(engine, graph, nodes, none, None, words)
     return FeatureCache(nodes, fetched.inputs)
 
 
@@ -62,7 +64,7 @@ def fetch_features(
     """The features `graph.inputs` of the input nodes and `graph.outputs` of the output nodes, from their owners.
 
     Args:
-        engine: to talk to the other workers; inside its `guard()`.
+        engine: to talk to the other workers, which have agreed on this; inside its `guard()`.
         graph: this worker's part of the graph.
         input_nodes, output_nodes: global IDs of every type, (n,) int64 each.
         cache: of input features.

@@ -4,6 +4,9 @@
 A node's in-edges are on its owner. So each layer takes two exchanges: the nodes whose neighbors are wanted go to their
 owners, and the drawn edges come back. Workers without seeds take part, because others may ask them. What is drawn for a
 node depends on the asker's key, the layer and the node, not on who draws, or when.
+
+The workers agree once, on the batch: its exchanges follow from that, in number and order, and messages tell their own
+lengths.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +85,7 @@ def sample_hop(
     """Sample in-edges of the destinations: see [Note: in step].
 
     Args:
-        engine: to talk to the other workers; inside its `guard()`.
+        engine: to talk to the other workers, which have agreed on the batch; inside its `guard()`.
         graph: this worker's part of the graph.
         destinations: distinct global IDs of every node type, (n,) int64 each.
         fanouts: edges to draw at each node, for every edge type.

@@ -1,4 +1,4 @@
-"""Several tensors in one message: their lengths, then their bytes, each from a multiple of eight on."""
+"""Several tensors in one message: its bytes, their lengths, then their bytes, each from a multiple of eight on."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -35,11 +35,11 @@ class Form(NamedTuple):
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors in one message, uint8."""
-    lengths = torch.tensor([len(tensor) for tensor in tensors], dtype=torch.int64)
-    pieces = [(Form.of(tensor), tensor) for tensor in (lengths, *tensors)]
-    message = torch.empty(sum(form.nbytes(len(tensor)) for form, tensor in pieces), dtype=torch.uint8)
-    begin = 0
-    for form, tensor in pieces:
+    forms, begin = [Form.of(tensor) for tensor in tensors], ALIGNMENT * (1 + len(tensors))
+    nbytes = begin + sum(form.nbytes(len(tensor)) for form, tensor in zip(forms, tensors, strict=True))
+    message = torch.empty(nbytes, dtype=torch.uint8)
+    message[:begin].view(torch.int64).copy_(torch.tensor([nbytes, *map(len, tensors)]))
+    for form, tensor in zip(forms, tensors, strict=True):
         form.view(message, begin, len(tensor)).copy_(tensor)
         begin += form.nbytes(len(tensor))
     return message
@@ -47,8 +47,9 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 def unpack(message: Tensor, forms: Sequence[Form]) -> list[Tensor]:
     """The tensors of a message, as views of it."""
-    lengths = message[: ALIGNMENT * len(forms)].view(torch.int64).tolist()
-    begin, tensors = ALIGNMENT * len(forms), []
+    begin = ALIGNMENT * (1 + len(forms))
+    _, *lengths = message[:begin].view(torch.int64).tolist()
+    tensors = []
     for form, rows in zip(forms, lengths, strict=True):
         tensors.append(form.view(message, begin, rows))
         begin += form.nbytes(rows)

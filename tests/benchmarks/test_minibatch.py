@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import minibatch
-from benchmarks.minibatch import CACHED, DISTDGL, SAR, SINGLE, WHOLE, Part, Run
+from benchmarks.minibatch import CACHED, DISTDGL, KEEPING, SAR, SINGLE, WHOLE, Part, Run
 from benchmarks.minibatch_training import Measured
 from sar.errors import ConfigError
 from sar.partition.community_graph import community_graph
@@ -43,6 +43,14 @@ def test_time_and_memory() -> None:
     assert (first["MB of a server"], second["MB of a server"]) == ("", "60")
 
 
+def test_loaders_are_compared_with_distdgl_on_the_same_allocator() -> None:
+    part = made_up()[0]
+    part.runs.append(run(SAR + KEEPING, 0, 0.3, [0.5], []))
+    part.runs.append(run(DISTDGL + KEEPING, 0, 0.4, [0.5], [1]))
+    header, *rows = minibatch.speed_table(part)
+    assert [row[header.index("/ DistDGL")] for row in rows] == ["0.50", "1.00", "0.75", "1.00"]
+
+
 def test_seconds_to_an_accuracy_that_all_reach() -> None:
     header, *rows = minibatch.accuracy_table(made_up()[1])
     assert header[-1] == "s to 0.764"  # 0.98 * 0.78
@@ -63,12 +71,14 @@ def test_the_whole_path(tmp_path: Path) -> None:
     write_npz(community_graph(300, 3000, num_features=8, num_classes=3), tmp_path / "mine.npz")
     sizes = {"nodes": 300, "edges": 2000, "features": 8, "batch-size": 50, "real-batch-size": 20, "repeats": 1}
     sizes |= {"epochs": 1, "real-epochs": 2, "whole-epochs": 5}
-    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    options = ["--memory", "default", "kept"]
+    options += [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     paths = "--work", tmp_path / "work", "--docs", tmp_path
     done = benchmark("benchmarks.minibatch", *options, "--real", tmp_path / "mine.npz", *paths, timeout=500)
     assert done.returncode == 0, done.stderr
     speed, accuracy = minibatch.load(tmp_path / "work" / "minibatch.json")
-    assert speed.loaders == [SAR, CACHED, DISTDGL, SINGLE]
+    loaders = [SAR, CACHED, DISTDGL, SINGLE]
+    assert speed.loaders == loaders + [loader + KEEPING for loader in loaders]
     assert accuracy.loaders == [SAR, CACHED, DISTDGL, SINGLE, WHOLE]
     nodes_by_loader = {sum(trainer.seeds for trainer in one.trainers) for one in accuracy.runs}
     assert len(nodes_by_loader) == 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sar.cli import main
-from sar.cli.allocator import ENVIRONMENT
+from sar.cli.allocator import ENVIRONMENT, KEPT
 from tests.leftovers import marked_processes
 from tests.workers import REPOSITORY
 
@@ -85,6 +85,14 @@ def test_each_partition_gets_a_worker_and_each_worker_its_settings(script: Path,
     assert reports(output) == [{"rank": rank, **expected} for rank in range(2)]
     said = " ".join(f"{name}={value}" for name, value in variables.items())
     assert errors == f"sar launch: 2 workers; {said}\n"
+
+
+def test_memory_is_kept_on_request(script: Path) -> None:
+    process = launch("--memory", "kept", script, "succeed")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    [report] = reports(output)
+    assert KEPT.items() <= report["variables"].items()
 
 
 def test_what_the_user_sets_wins(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

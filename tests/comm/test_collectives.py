@@ -6,6 +6,8 @@ import torch.distributed as dist
 
 import sar
 from sar import comm
+from sar.comm.collectives import HEAD_BYTES, exchange_buffers
+from sar.comm.process_group import engine
 from tests.core.attempts import Failure, catch
 
 
@@ -62,6 +64,31 @@ def test_exchange_tensors(pool, world_size, with_sizes):
         assert len(received) == world_size
         for sender, tensor in enumerate(received):
             assert torch.equal(tensor, parcel(sender, rank))
+
+
+def message(sender, receiver):
+    """Bytes that tell the pair and begin with their number, which is below, at or above what one message holds."""
+    nbytes = HEAD_BYTES + [-8, 0, 8, 16 - HEAD_BYTES, 2 * HEAD_BYTES][(sender + 2 * receiver) % 5]
+    words = torch.arange(nbytes // 8) * 100 + 10 * sender + receiver
+    words[0] = nbytes
+    return words.view(torch.uint8)
+
+
+def exchange_messages():
+    me, size = engine(), sar.world_size()
+    with me.guard():
+        me.agree("messages")
+        before = comm.statistics()
+        received = exchange_buffers(me, "messages", [message(me.rank, reader) for reader in range(size)])
+        return received, (comm.statistics() - before).bytes_received
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_messages_that_tell_their_length(pool, world_size):
+    for rank, (received, count) in enumerate(pool.run(exchange_messages)):
+        for sender, content in enumerate(received):
+            assert torch.equal(content, message(sender, rank))
+        assert count == sum(map(len, received)) - len(received[rank])
 
 
 def exchange_in_place(dtype):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import sar
+from tests.core.attempts import catch
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, check_blocks, describe, features_of, node_features
@@ -95,6 +96,29 @@ def test_refused_on_every_worker(pool, world_size, how, kind):
     outcomes = pool.outcomes(sample_with, how, per_rank=given)
     assert outcomes[0].kind == kind, outcomes[0]
     assert outcomes[1].kind in (kind, "PeerError"), outcomes[1]
+
+
+def sample_around_a_failure(mine, stage):
+    partition, seeds = mine
+    graph = sar.construct_full_graph(partition)
+    sampler = sar.DistNeighborSampler([2, 2], input_node_features={"x": node_features(partition)})
+    sampler.prepare(graph)
+    with pytest.MonkeyPatch.context() as patch:
+        if sar.rank() == 1:
+            patch.setattr(*stage, lambda *_: 1 // 0)
+        failure = catch(sampler.sample, graph, seeds)
+    return failure, len(sampler.sample(graph, seeds))
+
+
+@pytest.mark.parametrize("stage", ["sar.sampling.hops._draw", "sar.sampling.batch.fetch_features"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_failure_within_a_batch_reaches_all_and_the_next_batch_is_made(pool, world_size, stage):
+    parts = SCENARIOS["random"](world_size)
+    given = list(zip(parts.partitions, some_seeds(parts, "all"), strict=True))
+    for rank, (failure, blocks) in enumerate(pool.run(sample_around_a_failure, [stage], per_rank=given)):
+        assert failure.kind == ("ZeroDivisionError" if rank == 1 else "PeerError"), failure
+        assert rank == 1 or "Worker 1 raised ZeroDivisionError" in failure.message
+        assert blocks == 2
 
 
 @pytest.mark.parametrize("fanouts", [[], 5, [1.5], [True], [-2], [{"_E": -3}], "12"])
