@@ -40,13 +40,13 @@ class Window(NamedTuple):
     first: the first node.
     bounds: (nodes + 1,), where the lists begin and end among all entries of the graph.
     neighbours: (entries,) integers; valid until the next window is asked for.
-    weights: (entries,) float32, or (0,) where all are 1.
+    weights: (entries,) float32, valid as long; None where all are 1.
     """
 
     first: int
     bounds: Array
     neighbours: Array
-    weights: Array
+    weights: Array | None
 
     @property
     def last(self) -> int:
@@ -127,7 +127,8 @@ class ExternalCsr:
                 for file, buffer in ((listed, neighbours[:count]), (weighed, weights[:count])):
                     if file.readinto(buffer.data) != buffer.nbytes:
                         raise ConfigError(f"'{file.name}' has become shorter while it was read.")
-                yield Window(first, self.indptr[first : last + 1], neighbours[:count], weights[:count])
+                of_entries = weights[:count] if self.weighted else None
+                yield Window(first, self.indptr[first : last + 1], neighbours[:count], of_entries)
 
     def contracted(self, cluster: Array, num_clusters: int, folder: Path, bucket: int = BUCKET) -> "ExternalCsr":
         """The weighted lists of the graph whose nodes are this graph's clusters.
@@ -144,7 +145,7 @@ class ExternalCsr:
         def pieces() -> Iterator[tuple[Array, Array, Array]]:
             for window in self.windows(2 * PIECE):
                 own = cluster[window.first : window.last].astype(node).repeat(np.diff(window.bounds))
-                weights = window.weights if self.weighted else np.ones(len(own), np.float32)
+                weights = np.ones(len(own), np.float32) if window.weights is None else window.weights
                 yield own, cluster[window.neighbours].astype(node), weights
 
         node = _node_dtype(num_clusters)
