@@ -111,8 +111,7 @@ def _draw_entries(csr: ExternalCsr, unit: float, seed: int, dtype: Any) -> Lists
 
 
 def _in_dgl(lists: Lists, weights: Array, task: AssignmentTask) -> Array:
-    # It has no weights of edges. Where edges are parallel it cuts many times more, and where a node has more edges than
-    # there are nodes it writes beyond its buffers.
+    # It has no weights of edges, cuts many times more where edges are parallel, and needs a simple graph anyway.
     count = _merge_parallel(lists.indptr, lists.neighbours)
     lists = lists._replace(neighbours=lists.neighbours[:count])
     indptr, neighbours, whole = map(torch.from_numpy, (*lists[:2], _whole_numbers(weights, np.int64)))
