@@ -17,7 +17,7 @@ from benchmarks import command, minibatch_training
 from benchmarks.graphs import GeneratedSize, Prepared, prepare
 from benchmarks.minibatch_training import Job, Measured
 from benchmarks.report import MEGA, describe_setting, write_section
-from benchmarks.results import setting
+from benchmarks.results import read, save, setting
 from benchmarks.summary import Spread
 from examples.distdgl_cluster import ClusterError, run_cluster
 from sar.cli.allocator import KEPT
@@ -149,23 +149,9 @@ def seconds_to(goal: float, run: Run) -> float:
     raise ConfigError(f"{run.loader} never reaches an accuracy of {goal:.3f}.")
 
 
-def save(parts: Sequence[Part], file: Path) -> None:
-    """Write results as JSON."""
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps([asdict(part) for part in parts]))
-    unfinished.rename(file)
-
-
 def load(file: Path) -> list[Part]:
-    """Read what `save` wrote.
-
-    Raises:
-        ConfigError: the file is missing or holds something else.
-    """
-    try:
-        return [Part(**part | {"runs": [_run(run) for run in part["runs"]]}) for part in json.loads(file.read_text())]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"'{file}' holds no results of this benchmark: {error!r}") from error
+    """Read what was measured, as `benchmarks.results.read` does."""
+    return read(file, lambda parts: [Part(**part | {"runs": [_run(run) for run in part["runs"]]}) for part in parts])
 
 
 def _run(run: dict[str, Any]) -> Run:

@@ -1,10 +1,9 @@
 """Partition methods side by side, each in a process of its own: `python -m benchmarks.partitioning`."""
 
 import argparse
-import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -17,7 +16,7 @@ from benchmarks import command
 from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
 from benchmarks.plots import draw_partitioning
 from benchmarks.report import MEGA, describe_setting, write_section
-from benchmarks.results import setting
+from benchmarks.results import read, save, setting
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.memory import PeakMemory
 from sar.cli.processes import run_workers
@@ -210,7 +209,7 @@ def _measure_all(argv: Sequence[str], arguments: argparse.Namespace, work: Path)
                 job = Job(Path(name).stem, edges, num_nodes, method, balance, arguments.parts, arguments.seed)
                 rows.append(_repeat(job, arguments))
                 print(" ".join(table(rows)[-1]), flush=True)
-                _save(conditions, rows, work / "partitioning.json")
+                save({"setting": conditions, "rows": rows}, work / "partitioning.json")
     return conditions, rows
 
 
@@ -228,18 +227,8 @@ def _bar(row: Row) -> dict[str, Any]:
     return asdict(row) | {"seconds": median(row.seconds), "megabytes": median(row.peaks) / MEGA}
 
 
-def _save(conditions: Mapping[str, str], rows: Sequence[Row], file: Path) -> None:
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps({"setting": conditions, "rows": [asdict(row) for row in rows]}))
-    unfinished.rename(file)
-
-
 def _load(file: Path) -> tuple[dict[str, str], list[Row]]:
-    try:
-        content = json.loads(file.read_text())
-        return content["setting"], [Row(**row) for row in content["rows"]]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"'{file}' holds no results of this benchmark: {error!r}") from error
+    return read(file, lambda content: (content["setting"], [Row(**row) for row in content["rows"]]))
 
 
 if __name__ == "__main__":

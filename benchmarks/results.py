@@ -3,17 +3,19 @@
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from benchmarks.measure import Construction, Measurement, Traffic
 from sar.errors import ConfigError
+
+T = TypeVar("T")
 
 SINGLE = 0
 """In place of a number of workers: one process of plain DGL."""
@@ -77,23 +79,28 @@ def setting(command: str, options: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def save(results: Iterable[Results], file: Path) -> None:
-    """Write results as JSON."""
+def save(results: Any, file: Path) -> None:
+    """Write results, what JSON knows and dataclasses, as JSON."""
     unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps([asdict(one) for one in results]))
+    unfinished.write_text(json.dumps(results, default=asdict))
     unfinished.rename(file)
 
 
-def load(file: Path) -> list[Results]:
-    """Read what `save` wrote.
+def read(file: Path, make: Callable[[Any], T]) -> T:
+    """What `make` makes of the JSON that `save` wrote.
 
     Raises:
         ConfigError: the file is missing or holds something else.
     """
     try:
-        return [_results(one) for one in json.loads(file.read_text())]
+        return make(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"'{file}' holds no results of a benchmark: {error!r}") from error
+        raise ConfigError(f"'{file}' holds no results of this benchmark: {error!r}") from error
+
+
+def load(file: Path) -> list[Results]:
+    """Read a list of `Results`, as `read` does."""
+    return read(file, lambda content: [_results(one) for one in content])
 
 
 def _results(one: dict[str, Any]) -> Results:

@@ -30,8 +30,8 @@ WINDOW = 1 << 20
 PIECE = 1 << 17
 """Edges that are dealt at a time."""
 
-Pieces = Callable[[], Iterator[tuple[Array, Array, Array]]]
-"""Sources, destinations and weights of edges, piece by piece; no weights are ones."""
+Pieces = Callable[[], Iterator[tuple[Array, Array, Array | None]]]
+"""Sources, destinations and weights of edges, piece by piece: all with weights, or none."""
 
 
 class Window(NamedTuple):
@@ -40,13 +40,13 @@ class Window(NamedTuple):
     first: the first node.
     bounds: (nodes + 1,), where the lists begin and end among all entries of the graph.
     neighbours: (entries,) integers; valid until the next window is asked for.
-    weights: (entries,) float32, or (0,) where all are 1.
+    weights: (entries,) float32, valid as long; None where all are 1.
     """
 
     first: int
     bounds: Array
     neighbours: Array
-    weights: Array
+    weights: Array | None
 
     @property
     def last(self) -> int:
@@ -87,10 +87,10 @@ class ExternalCsr:
         """
         total = 2 * max(1, graph.total_edges)
 
-        def pieces() -> Iterator[tuple[Array, Array, Array]]:
+        def pieces() -> Iterator[tuple[Array, Array, None]]:
             for src, dst in graph.chunks(PIECE):
                 _check_nodes(src, dst, graph.total_nodes, done[0] % max(1, graph.total_edges))
-                yield src.astype(node), dst.astype(node), NO_WEIGHTS
+                yield src.astype(node), dst.astype(node), None
                 done[0] += len(src)
                 progress(done[0] / total)
 
@@ -127,7 +127,8 @@ class ExternalCsr:
                 for file, buffer in ((listed, neighbours[:count]), (weighed, weights[:count])):
                     if file.readinto(buffer.data) != buffer.nbytes:
                         raise ConfigError(f"'{file.name}' has become shorter while it was read.")
-                yield Window(first, self.indptr[first : last + 1], neighbours[:count], weights[:count])
+                of_entries = weights[:count] if self.weighted else None
+                yield Window(first, self.indptr[first : last + 1], neighbours[:count], of_entries)
 
     def contracted(self, cluster: Array, num_clusters: int, folder: Path, bucket: int = BUCKET) -> "ExternalCsr":
         """The weighted lists of the graph whose nodes are this graph's clusters.
@@ -144,13 +145,11 @@ class ExternalCsr:
         def pieces() -> Iterator[tuple[Array, Array, Array]]:
             for window in self.windows(2 * PIECE):
                 own = cluster[window.first : window.last].astype(node).repeat(np.diff(window.bounds))
-                yield own, cluster[window.neighbours].astype(node), window.weights
+                weights = np.ones(len(own), np.float32) if window.weights is None else window.weights
+                yield own, cluster[window.neighbours].astype(node), weights
 
         node = _node_dtype(num_clusters)
         return _build(folder, num_clusters, pieces, bucket, weighted=True)
-
-
-NO_WEIGHTS = np.empty(0, np.float32)
 
 
 def _node_dtype(num_nodes: int) -> Any:
@@ -215,10 +214,7 @@ def _deal_out(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weigh
     begin = indptr[bounds]  # where the next record of each bucket goes
     for src, dst, weights in pieces():
         records, ends = np.empty(2 * len(src), record), np.zeros(len(bounds), np.int64)
-        if weighted:
-            _deal_weighted(src, dst, weights, bucket_of, ends, records)
-        else:
-            _deal(src, dst, bucket_of, ends, records)
+        _deal(src, dst, weights, bucket_of, ends, records)
         for bucket in np.flatnonzero(np.diff(ends)).tolist():
             mine = records[ends[bucket] : ends[bucket + 1]]
             file.seek(int(begin[bucket]) * record.itemsize)
@@ -230,7 +226,7 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], wei
     """Write the lists, bucket after bucket; returns where they are now, which is elsewhere if some got shorter."""
     num_nodes = len(indptr) - 1
     record, size = _record(num_nodes, weighted), _largest(indptr, bounds)
-    neighbours, weights = np.empty(size, _node_dtype(num_nodes)), np.empty(size * weighted, np.float32)
+    neighbours, weights = np.empty(size, _node_dtype(num_nodes)), np.empty(size, np.float32) if weighted else None
     merged = np.zeros(num_nodes + 1, np.int64) if weighted else indptr
     last_seen = np.full(num_nodes * weighted, -1, np.int64)
     file.seek(0)
@@ -240,11 +236,8 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], wei
             for start in range(0, count, 2 * PIECE):
                 records = np.empty(min(2 * PIECE, count - start), record)
                 file.readinto(records.data)
-                if weighted:
-                    _place_weighted(records, first, place, neighbours, weights)
-                else:
-                    _place(records, first, place, neighbours)
-            if weighted:  # `place` has become where the lists end
+                _place(records, first, place, neighbours, weights)
+            if weights is not None:  # `place` has become where the lists end
                 _merge(first, place, neighbours, weights, last_seen, merged)
                 count = int(merged[last] - merged[first])
                 weighed.write(weights[:count].data)
@@ -263,64 +256,49 @@ def _count(src: Array, dst: Array, both: bool, indptr: Array) -> None:
 
 
 @compiled
-def _deal(src: Array, dst: Array, bucket_of: Array, ends: Array, records: Array) -> None:
-    """Write the edges, both ways round, to records, ordered by bucket; those of bucket b end at ends[b + 1]."""
+def _take(next_place: Array, which: int) -> int:
+    """The next place of a bucket or list, which is then taken."""
+    place: int = next_place[which]
+    next_place[which] += 1
+    return place
+
+
+@compiled
+def _deal(src: Array, dst: Array, weights: Array | None, bucket_of: Array, ends: Array, records: Array) -> None:
+    """Write edges to records, ordered by bucket; those of bucket b end at ends[b + 1].
+
+    weights: None: edges have none, and are written both ways round.
+    """
     for i in range(src.size):
         if src[i] != dst[i]:
             ends[bucket_of[src[i]] + 1] += 1
-            ends[bucket_of[dst[i]] + 1] += 1
+            if weights is None:
+                ends[bucket_of[dst[i]] + 1] += 1
     for b in range(1, ends.size):
         ends[b] += ends[b - 1]
     # ends[b] is where the next record of bucket b goes; when all are placed it has become where the bucket ends.
     for i in range(src.size):
         if src[i] != dst[i]:
-            b = bucket_of[src[i]]
-            records[ends[b]].own, records[ends[b]].other = src[i], dst[i]
-            ends[b] += 1
-            b = bucket_of[dst[i]]
-            records[ends[b]].own, records[ends[b]].other = dst[i], src[i]
-            ends[b] += 1
-    for b in range(ends.size - 1, 0, -1):
-        ends[b] = ends[b - 1]
-    ends[0] = 0
-
-
-@compiled
-def _deal_weighted(src: Array, dst: Array, weights: Array, bucket_of: Array, ends: Array, records: Array) -> None:
-    """As `_deal`, for edges that come in both directions, with weights."""
-    for i in range(src.size):
-        if src[i] != dst[i]:
-            ends[bucket_of[src[i]] + 1] += 1
-    for b in range(1, ends.size):
-        ends[b] += ends[b - 1]
-    for i in range(src.size):
-        if src[i] != dst[i]:
-            b = bucket_of[src[i]]
-            place = ends[b]
+            place = _take(ends, bucket_of[src[i]])
             records[place].own, records[place].other = src[i], dst[i]
-            records[place].weight = weights[i] if weights.size else np.float32(1)
-            ends[b] += 1
+            if weights is not None:
+                records[place].weight = weights[i]
+            else:
+                place = _take(ends, bucket_of[dst[i]])
+                records[place].own, records[place].other = dst[i], src[i]
     for b in range(ends.size - 1, 0, -1):
         ends[b] = ends[b - 1]
     ends[0] = 0
 
 
 @compiled
-def _place(records: Array, first: int, place: Array, neighbours: Array) -> None:
+def _place(records: Array, first: int, place: Array, neighbours: Array, weights: Array | None) -> None:
     """Put each record at the next place of its node's list."""
     for i in range(records.size):
-        v = records[i].own - first
-        neighbours[place[v]] = records[i].other
-        place[v] += 1
-
-
-@compiled
-def _place_weighted(records: Array, first: int, place: Array, neighbours: Array, weights: Array) -> None:
-    """As `_place`, with weights."""
-    for i in range(records.size):
-        v = records[i].own - first
-        neighbours[place[v]], weights[place[v]] = records[i].other, records[i].weight
-        place[v] += 1
+        at = _take(place, records[i].own - first)
+        neighbours[at] = records[i].other
+        if weights is not None:
+            weights[at] = records[i].weight
 
 
 @compiled

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.metis import metis_of_lists
+from sar.adapters.dgl.metis import metis_of_lists, simple_edges
 from sar.adapters.pymetis import has_pymetis, metis_dtype, part_graph_kway
 from sar.errors import PartitionError
 
@@ -25,11 +25,7 @@ def seed_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Ten
         The part of every node, (N,) int64 below P; None where METIS finds none.
     """
     num_nodes = len(is_seed)
-    # METIS writes beyond its buffers where a node has more edges than there are nodes: no loops, no parallel edges.
-    apart = src != dst
-    low, high = torch.minimum(src, dst)[apart], torch.maximum(src, dst)[apart]
-    pairs = (low * num_nodes + high).unique()
-    low, high = pairs // num_nodes, pairs % num_nodes
+    low, high = simple_edges(torch.minimum(src, dst), torch.maximum(src, dst), num_nodes)
     start, end = torch.cat([low, high]), torch.cat([high, low])
     indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
     torch.cumsum(torch.bincount(start, minlength=num_nodes), 0, out=indptr[1:])

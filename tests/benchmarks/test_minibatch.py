@@ -7,6 +7,7 @@ import pytest
 from benchmarks import minibatch
 from benchmarks.minibatch import CACHED, DISTDGL, KEEPING, SAR, SINGLE, WHOLE, Part, Run
 from benchmarks.minibatch_training import Measured
+from benchmarks.results import save
 from sar.errors import ConfigError
 from sar.partition.community_graph import community_graph
 from sar.partition.graph_data import write_npz
@@ -59,7 +60,7 @@ def test_seconds_to_an_accuracy_that_all_reach() -> None:
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
-    minibatch.save(made_up(), tmp_path / "minibatch.json")
+    save(made_up(), tmp_path / "minibatch.json")
     assert minibatch.load(tmp_path / "minibatch.json") == made_up()
     with pytest.raises(ConfigError, match="holds no results"):
         minibatch.load(tmp_path / "missing.json")

@@ -1,6 +1,5 @@
 """The writer of partition directories: what DGL and sar read back, what is left after failures, and memory."""
 
-import errno
 import fcntl
 import os
 import signal
@@ -16,49 +15,32 @@ import torch
 from hypothesis import given, settings
 
 import sar
-from sar.adapters.dgl.binary_layout import Room
 from sar.adapters.dgl.shim import require_dgl
 from sar.errors import ConfigError, PartitionError
-from sar.partition import numbering, write_job
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
-from sar.partition.team import Team
-from sar.partition.write import PartitionReport, write_partitions
-from tests.partition.written import check_directory, content_of, random_source, sources
-from tests.workers import REPOSITORY, Err
-
-COUNTS = {"paper": 50, "author": 31, "prize": 1, "editor": 0}
-RELATIONS = {
-    ("paper", "cites", "paper"): 200,
-    ("author", "writes", "paper"): 150,
-    ("paper", "wins", "prize"): 3,
-    ("editor", "accepts", "paper"): 0,
-}
-PARTS = 4
-
-
-def typed_graph() -> GraphSource:
-    return random_source(0, COUNTS, RELATIONS)
-
-
-def some_assignment(graph: GraphSource) -> Array:
-    """Part 2 of 4 stays empty, and most parts lack some type."""
-    return np.array([0, 1, 3])[np.random.default_rng(1).integers(0, 3, graph.total_nodes)]
-
-
-def write(graph: GraphSource, folder: Path, **options: object) -> PartitionReport:
-    return write_partitions(graph, some_assignment(graph), PARTS, folder, "graph", method="custom", **options)  # type: ignore[arg-type]
+from sar.partition.write import write_partitions
+from tests.partition.written import (
+    COUNTS,
+    PARTS,
+    RELATIONS,
+    SmallDisk,
+    check_directory,
+    content_of,
+    random_source,
+    some_assignment,
+    sources,
+    typed_graph,
+    use_small_slices,
+    write,
+)
+from tests.workers import REPOSITORY
 
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of a few rows."""
     use_small_slices(monkeypatch.setattr)
-
-
-def use_small_slices(set_attribute: Callable[[object, str, object], None] = setattr) -> None:
-    set_attribute(write_job, "_SLICE_BYTES", 1000)
-    set_attribute(numbering, "_ROWS", 5)
 
 
 @given(sources())
@@ -229,25 +211,9 @@ def test_places_that_are_taken_are_refused(tmp_path: Path) -> None:
 # -- a full disk, and kills
 
 
-class _Disk:
-    """Fails when it is written to for the n-th time."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, until: int) -> None:
-        append = Room.append
-
-        def limited(room: Room, rows: Array) -> None:
-            nonlocal until
-            until -= 1
-            if until < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            append(room, rows)
-
-        monkeypatch.setattr(Room, "append", limited)
-
-
 @pytest.mark.parametrize("until", [0, 17, 60])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: int) -> None:
-    _Disk(monkeypatch, until)
+    SmallDisk(monkeypatch, until)
     with pytest.raises(PartitionError, match=r"the disk of .* is full \(No space left on device\)"):
         write(typed_graph(), tmp_path / "parts")
     assert os.listdir(tmp_path) == []
@@ -258,7 +224,7 @@ def test_a_full_disk_keeps_what_is_done_where_that_is_asked(tmp_path: Path, monk
     graph = typed_graph()
     write(graph, tmp_path / "expected")
     with monkeypatch.context() as patch:
-        _Disk(patch, 200)
+        SmallDisk(patch, 200)
         with pytest.raises(PartitionError, match="is full"):
             write(graph, tmp_path / "parts", resume=True)
     assert sorted(os.listdir(tmp_path)) == ["expected", "parts.partial"]
@@ -376,63 +342,3 @@ def test_memory_stays_within_what_is_allowed(tmp_path: Path) -> None:
     assert int(run.stdout) < MEMORY
     written = sum(file.stat().st_size for file in (tmp_path / "parts").rglob("*"))
     assert written > 10 * MEMORY
-
-
-# -- several workers
-
-
-def write_together(folder: Path, local_output: bool) -> PartitionReport:
-    use_small_slices()
-    graph = random_source(0, COUNTS, RELATIONS, uneven=sar.world_size() > 2)
-    return write(graph, folder, local_output=local_output)
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_workers_together_write_the_same(pool, world_size, tmp_path):
-    graph = typed_graph()
-    expected = write(graph, tmp_path / "expected")
-    for report in pool.run(write_together, tmp_path / "parts", False):
-        assert report[1:] == expected[1:]
-        assert report.json_file == tmp_path / "parts" / "graph.json"
-    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
-    assert sorted(os.listdir(tmp_path)) == ["expected", "parts"]
-
-
-@pytest.mark.parametrize("world_size", [3])
-def test_workers_with_disks_of_their_own_leave_their_parts_there(pool, world_size, tmp_path):
-    write(typed_graph(), tmp_path / "expected")
-    folders = [tmp_path / f"disk{rank}" / "parts" for rank in range(world_size)]
-    pool.run(write_together, True, per_rank=folders)
-    merged = {}
-    for rank, folder in enumerate(folders):
-        found = content_of(folder)
-        mine = {f"part{part}" for part in Team(rank, world_size).owned(PARTS)}
-        assert {name.split("/")[0] for name in found} == {"graph.json", *mine}
-        merged |= found
-        assert os.listdir(folder.parent) == ["parts"]
-    assert merged == content_of(tmp_path / "expected")
-
-
-def write_until_the_disk_is_full(folder: Path, resume: bool, full_on: int) -> None:
-    use_small_slices()
-    with pytest.MonkeyPatch.context() as patch:
-        if sar.rank() == full_on:
-            _Disk(patch, 60)
-        write(typed_graph(), folder, resume=resume)
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_a_full_disk_stops_all_workers(pool, world_size, tmp_path):
-    first, second = pool.outcomes(write_until_the_disk_is_full, tmp_path / "parts", False, 1)
-    assert isinstance(first, Err)
-    assert first.kind == "PeerError"
-    assert "Worker 1 raised PartitionError: the disk of" in first.message
-    assert isinstance(second, Err)
-    assert second.kind == "PartitionError"
-    assert os.listdir(tmp_path) == []
-    pool.outcomes(write_until_the_disk_is_full, tmp_path / "parts", True, 0)
-    assert os.listdir(tmp_path) == ["parts.partial"]
-    pool.run(write_until_the_disk_is_full, tmp_path / "parts", True, -1)
-    use = tmp_path / "expected"
-    write(typed_graph(), use)
-    assert content_of(tmp_path / "parts") == content_of(use)

@@ -1,16 +1,22 @@
-"""Graphs to write, as a `GraphSource` gives them, and a check of what was written against them."""
+"""Graphs to write, as a `GraphSource` gives them, conditions to write under, and a check of what was written."""
 
+import errno
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
+from sar.adapters.dgl.binary_layout import Room
 from sar.adapters.dgl.shim import require_dgl
+from sar.partition import numbering, write_job
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
+from sar.partition.write import PartitionReport, write_partitions
 
 dgl = require_dgl()
 
@@ -159,3 +165,48 @@ def _same(found: Mapping[str, object], expected: Mapping[str, Array]) -> None:
         value = value.astype(np.uint8) if value.dtype == bool else value.astype(value.dtype.newbyteorder("="))
         assert actual.dtype == value.dtype, key
         assert np.array_equal(actual, value), key
+
+
+COUNTS = {"paper": 50, "author": 31, "prize": 1, "editor": 0}
+RELATIONS = {
+    ("paper", "cites", "paper"): 200,
+    ("author", "writes", "paper"): 150,
+    ("paper", "wins", "prize"): 3,
+    ("editor", "accepts", "paper"): 0,
+}
+PARTS = 4
+
+
+def typed_graph() -> GraphSource:
+    return random_source(0, COUNTS, RELATIONS)
+
+
+def some_assignment(graph: GraphSource) -> Array:
+    """Part 2 of 4 stays empty, and most parts lack some type."""
+    return np.array([0, 1, 3])[np.random.default_rng(1).integers(0, 3, graph.total_nodes)]
+
+
+def write(graph: GraphSource, folder: Path, **options: object) -> PartitionReport:
+    return write_partitions(graph, some_assignment(graph), PARTS, folder, "graph", method="custom", **options)  # type: ignore[arg-type]
+
+
+def use_small_slices(set_attribute: Callable[[object, str, object], None] = setattr) -> None:
+    """The writer takes slices of a few rows."""
+    set_attribute(write_job, "_SLICE_BYTES", 1000)
+    set_attribute(numbering, "_ROWS", 5)
+
+
+class SmallDisk:
+    """Fails when it is written to for the n-th time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, until: int) -> None:
+        append = Room.append
+
+        def limited(room: Room, rows: Array) -> None:
+            nonlocal until
+            until -= 1
+            if until < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append(room, rows)
+
+        monkeypatch.setattr(Room, "append", limited)

@@ -34,15 +34,22 @@ def metis_of_edges(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int) -> 
         return torch.zeros(num_nodes, dtype=torch.int64)
     dgl = require_dgl()
     with _quiet(), _memory_set_to_zero():
-        # METIS writes beyond its buffers where a node has more edges than there are nodes: no loops, no parallel edges.
-        apart = src != dst
-        pairs = (src[apart] * num_nodes + dst[apart]).unique()
-        graph = dgl.graph((pairs // num_nodes, pairs % num_nodes), num_nodes=num_nodes)
+        graph = dgl.graph(simple_edges(src, dst, num_nodes), num_nodes=num_nodes)
         # Types are not balanced: with so many constraints METIS balances none.
         part_of: Tensor | None = dgl.metis_partition_assignment(graph, num_parts, balance_edges=True)
     if part_of is None:
         raise _no_parts(num_parts)
     return part_of
+
+
+def simple_edges(src: Tensor, dst: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """The edges without loops and parallel ones, ordered by source, then destination; src and dst again.
+
+    METIS needs them so: it writes beyond its buffers where a node has more edges than there are nodes.
+    """
+    apart = src != dst
+    pairs = (src[apart] * num_nodes + dst[apart]).unique()
+    return pairs // num_nodes, pairs % num_nodes
 
 
 def metis_of_lists(indptr: Tensor, neighbours: Tensor, weights: Tensor, num_parts: int) -> Tensor:

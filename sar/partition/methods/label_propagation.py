@@ -12,7 +12,7 @@ import numpy as np
 from sar.partition.external_csr import ExternalCsr
 from sar.partition.graph_data import Array
 from sar.partition.methods.compiled import compiled
-from sar.partition.methods.ldg import FULL, add_load, draw, emptiest, fullness
+from sar.partition.methods.ldg import FULL, add_load, add_up, draw, emptiest, fullness
 
 SETTLED = 0.001
 """Share of the nodes: passes end when fewer move."""
@@ -103,26 +103,11 @@ def _fits(sizes: Array, label: int, weights: Array, v: int, limit: float) -> boo
 
 
 @compiled
-def _add_up(
-    begin: int, end: int, neighbours: Array, edge_weights: Array, label: Array, tally: Array, touched: Array
-) -> int:
-    """Sum in tally, by label, the weights of a node's edges; returns how many labels there are in touched."""
-    count = 0
-    for e in range(begin, end):
-        one = label[neighbours[e]]
-        if tally[one] == 0:
-            touched[count] = one
-            count += 1
-        tally[one] += edge_weights[e] if edge_weights.size else 1
-    return count
-
-
-@compiled
 def _cluster_pass(
     first: int,
     bounds: Array,
     neighbours: Array,
-    edge_weights: Array,
+    edge_weights: Array | None,
     weights: Array,
     label: Array,
     sizes: Array,
@@ -134,8 +119,7 @@ def _cluster_pass(
     """Let the nodes of a window choose; returns how many moved. tally is 0 before and after."""
     moved = 0
     for v in range(first, first + bounds.size - 1):
-        begin, end = bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]
-        count = _add_up(begin, end, neighbours, edge_weights, label, tally, touched)
+        count = add_up(v - first, bounds, neighbours, edge_weights, label, tally, touched)
         own = label[v]
         best, most = own, tally[own]
         for i in range(count):
@@ -160,7 +144,7 @@ def _join_alike(
     first: int,
     bounds: Array,
     neighbours: Array,
-    edge_weights: Array,
+    edge_weights: Array | None,
     weights: Array,
     label: Array,
     sizes: Array,
@@ -178,8 +162,7 @@ def _join_alike(
     for v in range(first, first + bounds.size - 1):
         if not alone[v]:
             continue
-        begin, end = bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]
-        count = _add_up(begin, end, neighbours, edge_weights, label, tally, touched)
+        count = add_up(v - first, bounds, neighbours, edge_weights, label, tally, touched)
         best, most = label.size, tally.dtype.type(0)
         for i in range(count):
             if tally[touched[i]] > most:
@@ -200,7 +183,7 @@ def _refine_pass(
     first: int,
     bounds: Array,
     neighbours: Array,
-    edge_weights: Array,
+    edge_weights: Array | None,
     weights: Array,
     part_of: Array,
     loads: Array,
@@ -211,8 +194,7 @@ def _refine_pass(
     """Move nodes of a window where that gains; returns how many moved. counts is 0 before and after."""
     moved = 0
     for v in range(first, first + bounds.size - 1):
-        begin, end = bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]
-        count = _add_up(begin, end, neighbours, edge_weights, part_of, counts, touched)
+        count = add_up(v - first, bounds, neighbours, edge_weights, part_of, counts, touched)
         own = part_of[v]
         add_load(loads, own, weights, v, -1.0)
         best, most, fill = own, counts[own], fullness(loads, own, weights, v)

@@ -59,7 +59,7 @@ def greedy_passes(csr: ExternalCsr, weights: Array, part_of: Array, task: Assign
     """Passes of linear deterministic greedy, in place.
 
     Args:
-        csr: neighbour lists; their weights are not looked at.
+        csr: neighbour lists.
         weights: (N, K) of the nodes, in units of the capacity of a part.
         part_of: (N,) int32; -1: not put anywhere yet.
         task: what is asked for.
@@ -118,11 +118,38 @@ def emptiest(loads: Array, weights: Array, v: int, seed: int) -> int:
 
 
 @compiled
+def add_up(
+    place: int, bounds: Array, neighbours: Array, edge_weights: Array | None, label: Array, tally: Array, touched: Array
+) -> int:
+    """Sum the weights of a node's edges by the neighbours' labels, leaving out neighbours of label -1.
+
+    Args:
+        place: of the node in its window.
+        bounds, neighbours, edge_weights: as in `Window`.
+        label: (N,) integers.
+        tally: a sum for each label, 0 where it is not in use.
+        touched: is filled with the labels that are there.
+
+    Returns:
+        How many labels there are.
+    """
+    count = 0
+    for e in range(bounds[place] - bounds[0], bounds[place + 1] - bounds[0]):
+        one = label[neighbours[e]]
+        if one >= 0:
+            if tally[one] == 0:
+                touched[count] = one
+                count += 1
+            tally[one] += 1 if edge_weights is None else edge_weights[e]
+    return count
+
+
+@compiled
 def _greedy_pass(
     first: int,
     bounds: Array,
     neighbours: Array,
-    edge_weights: Array,
+    edge_weights: Array | None,
     weights: Array,
     part_of: Array,
     loads: Array,
@@ -133,14 +160,7 @@ def _greedy_pass(
     """Put the nodes of a window; returns how many come to another part than before. counts is 0 before and after."""
     moved = 0
     for v in range(first, first + bounds.size - 1):
-        num_touched = 0
-        for e in range(bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]):
-            part = part_of[neighbours[e]]
-            if part >= 0:
-                if counts[part] == 0:
-                    touched[num_touched] = part
-                    num_touched += 1
-                counts[part] += 1
+        num_touched = add_up(v - first, bounds, neighbours, edge_weights, part_of, counts, touched)
         best, best_score, best_fill = -1, 0.0, 0.0
         for i in range(num_touched):
             part = touched[i]

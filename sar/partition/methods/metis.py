@@ -87,7 +87,7 @@ def divide(
 def _sum_of_weights(csr: ExternalCsr) -> float:
     if not csr.weighted:
         return float(csr.num_entries)
-    return sum(float(window.weights.sum(dtype=np.float64)) for window in csr.windows())
+    return sum(float(window.weights.sum(dtype=np.float64)) for window in csr.windows() if window.weights is not None)
 
 
 def _draw_entries(csr: ExternalCsr, unit: float, seed: int, dtype: Any) -> Lists:
@@ -111,8 +111,7 @@ def _draw_entries(csr: ExternalCsr, unit: float, seed: int, dtype: Any) -> Lists
 
 
 def _in_dgl(lists: Lists, weights: Array, task: AssignmentTask) -> Array:
-    # It has no weights of edges. Where edges are parallel it cuts many times more, and where a node has more edges than
-    # there are nodes it writes beyond its buffers.
+    # It has no weights of edges, cuts many times more where edges are parallel, and needs a simple graph anyway.
     count = _merge_parallel(lists.indptr, lists.neighbours)
     lists = lists._replace(neighbours=lists.neighbours[:count])
     indptr, neighbours, whole = map(torch.from_numpy, (*lists[:2], _whole_numbers(weights, np.int64)))
@@ -130,8 +129,9 @@ def _whole_numbers(weights: Array, dtype: Any) -> Array:  # (N, K)
 
 
 @compiled
-def _rounded(weight: float, u: int, v: int, unit: float, seed: int) -> int:
-    """A weight as a whole number of units, by chance the one below or above, alike for (u, v) and (v, u)."""
+def _rounded(edge_weights: Array | None, e: int, u: int, v: int, unit: float, seed: int) -> int:
+    """The weight of entry e in whole units, by chance rounded up or down, alike for (u, v) and (v, u)."""
+    weight = np.float32(1) if edge_weights is None else edge_weights[e]
     if unit <= 1.0:
         return int(weight)
     chance = float(draw(seed, min(u, v), max(u, v)) >> np.uint64(11)) * 2.0**-53
@@ -143,7 +143,7 @@ def _count_drawn(
     first: int,
     bounds: Array,
     neighbours: Array,
-    edge_weights: Array,
+    edge_weights: Array | None,
     unit: float,
     seed: int,
     indptr: Array,
@@ -151,8 +151,7 @@ def _count_drawn(
     """Set indptr[v + 1] to the number of entries of the nodes v of a window."""
     for v in range(first, first + bounds.size - 1):
         for e in range(bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]):
-            weight = edge_weights[e] if edge_weights.size else np.float32(1)
-            indptr[v + 1] += min(_rounded(weight, v, neighbours[e], unit, seed), 1)
+            indptr[v + 1] += min(_rounded(edge_weights, e, v, neighbours[e], unit, seed), 1)
 
 
 @compiled
@@ -160,7 +159,7 @@ def _fill_drawn(
     first: int,
     bounds: Array,
     neighbours: Array,
-    edge_weights: Array,
+    edge_weights: Array | None,
     unit: float,
     seed: int,
     indptr: Array,
@@ -171,8 +170,7 @@ def _fill_drawn(
     for v in range(first, first + bounds.size - 1):
         place = indptr[v]
         for e in range(bounds[v - first] - bounds[0], bounds[v - first + 1] - bounds[0]):
-            weight = edge_weights[e] if edge_weights.size else np.float32(1)
-            count = _rounded(weight, v, neighbours[e], unit, seed)
+            count = _rounded(edge_weights, e, v, neighbours[e], unit, seed)
             if count:
                 drawn[place] = neighbours[e]
                 if drawn_weights.size:

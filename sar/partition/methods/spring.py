@@ -5,11 +5,11 @@ import numpy as np
 from sar.partition.assignment import AssignmentTask
 from sar.partition.graph_data import Array
 from sar.partition.methods.balance import Constraints, constraints, deal
+from sar.partition.methods.clusters import NONE, move, open_clusters
 from sar.partition.methods.compiled import compiled
 from sar.partition.methods.settle import settle
 from sar.partition.methods.stream import count_degrees, edge_chunks, index_dtype
 
-NONE = -1
 _OUT = -2
 Queue = tuple[Array, Array, Array]
 """Clusters by size, those of a size in a list: the first of each size; and before and after each cluster, or `_OUT`."""
@@ -127,21 +127,13 @@ def _cluster_edges(
         u, v = src[i], dst[i]
         if u == v:
             continue
-        for node in (u, v):
-            if cluster[node] == NONE:
-                cluster[node] = num_clusters
-                volume[num_clusters] = degree[node]
-                num_clusters += 1
+        num_clusters = open_clusters(u, v, degree, cluster, volume, num_clusters)
         of_u, of_v = cluster[u], cluster[v]
         if of_u != of_v and volume[of_u] <= tau and volume[of_v] <= tau:
             if volume[of_u] <= volume[of_v]:
-                cluster[u] = of_v
-                volume[of_u] -= degree[u]
-                volume[of_v] += degree[u]
+                move(u, of_v, degree, cluster, volume)
             else:
-                cluster[v] = of_u
-                volume[of_v] -= degree[v]
-                volume[of_u] += degree[v]
+                move(v, of_u, degree, cluster, volume)
         if richest[u] == NONE or degree[richest[u]] < degree[v]:
             richest[u] = v
         if richest[v] == NONE or degree[richest[v]] < degree[u]:

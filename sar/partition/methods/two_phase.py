@@ -5,12 +5,12 @@ import numpy as np
 from sar.partition.assignment import AssignmentTask
 from sar.partition.graph_data import Array
 from sar.partition.methods.balance import deal
+from sar.partition.methods.clusters import NONE, move, open_clusters
 from sar.partition.methods.compiled import compiled
 from sar.partition.methods.owners import Ballot, choose_owners, new_ballot, vote
 from sar.partition.methods.replicas import add_replica, has_replica, lightest_of_all, no_replicas
 from sar.partition.methods.stream import count_degrees, edge_chunks, index_dtype
 
-_NONE = -1
 _ROUND_OFF = 1e-9  # scores that are equal may be added up to different last digits
 
 
@@ -58,7 +58,7 @@ def two_phase(task: AssignmentTask) -> Array:
 
 def _cluster_nodes(task: AssignmentTask, degree: Array, most: int) -> tuple[Array, Array]:
     """The cluster of every node, (N,), -1 for nodes without edges, and the volumes of the clusters, (K,) int64."""
-    cluster = np.full(len(degree), _NONE, index_dtype(len(degree)))
+    cluster = np.full(len(degree), NONE, index_dtype(len(degree)))
     volume = np.zeros(len(degree), np.int64)
     num_clusters = 0
     for src, dst in edge_chunks(task, "clustering nodes"):
@@ -84,19 +84,13 @@ def _cluster_edges(
         u, v = src[i], dst[i]
         if u == v:
             continue
-        for node in (u, v):
-            if cluster[node] == _NONE:
-                cluster[node] = num_clusters
-                volume[num_clusters] = degree[node]
-                num_clusters += 1
+        num_clusters = open_clusters(u, v, degree, cluster, volume, num_clusters)
         of_u, of_v = cluster[u], cluster[v]
         if of_u == of_v or volume[of_u] > most or volume[of_v] > most:
             continue
         goes, stays = (u, v) if volume[of_u] - degree[u] <= volume[of_v] - degree[v] else (v, u)
         if volume[cluster[stays]] + degree[goes] <= most:
-            volume[cluster[goes]] -= degree[goes]
-            volume[cluster[stays]] += degree[goes]
-            cluster[goes] = cluster[stays]
+            move(goes, cluster[stays], degree, cluster, volume)
     return num_clusters
 
 

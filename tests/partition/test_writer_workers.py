@@ -1,0 +1,79 @@
+"""The writer of partition directories on several workers, with one disk and with several."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import sar
+from sar.partition.team import Team
+from sar.partition.write import PartitionReport
+from tests.partition.written import (
+    COUNTS,
+    PARTS,
+    RELATIONS,
+    SmallDisk,
+    content_of,
+    random_source,
+    typed_graph,
+    use_small_slices,
+    write,
+)
+from tests.workers import Err
+
+
+def write_together(folder: Path, local_output: bool) -> PartitionReport:
+    use_small_slices()
+    graph = random_source(0, COUNTS, RELATIONS, uneven=sar.world_size() > 2)
+    return write(graph, folder, local_output=local_output)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_workers_together_write_the_same(pool, world_size, tmp_path):
+    graph = typed_graph()
+    expected = write(graph, tmp_path / "expected")
+    for report in pool.run(write_together, tmp_path / "parts", False):
+        assert report[1:] == expected[1:]
+        assert report.json_file == tmp_path / "parts" / "graph.json"
+    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
+    assert sorted(os.listdir(tmp_path)) == ["expected", "parts"]
+
+
+@pytest.mark.parametrize("world_size", [3])
+def test_workers_with_disks_of_their_own_leave_their_parts_there(pool, world_size, tmp_path):
+    write(typed_graph(), tmp_path / "expected")
+    folders = [tmp_path / f"disk{rank}" / "parts" for rank in range(world_size)]
+    pool.run(write_together, True, per_rank=folders)
+    merged = {}
+    for rank, folder in enumerate(folders):
+        found = content_of(folder)
+        mine = {f"part{part}" for part in Team(rank, world_size).owned(PARTS)}
+        assert {name.split("/")[0] for name in found} == {"graph.json", *mine}
+        merged |= found
+        assert os.listdir(folder.parent) == ["parts"]
+    assert merged == content_of(tmp_path / "expected")
+
+
+def write_until_the_disk_is_full(folder: Path, resume: bool, full_on: int) -> None:
+    use_small_slices()
+    with pytest.MonkeyPatch.context() as patch:
+        if sar.rank() == full_on:
+            SmallDisk(patch, 60)
+        write(typed_graph(), folder, resume=resume)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_full_disk_stops_all_workers(pool, world_size, tmp_path):
+    first, second = pool.outcomes(write_until_the_disk_is_full, tmp_path / "parts", False, 1)
+    assert isinstance(first, Err)
+    assert first.kind == "PeerError"
+    assert "Worker 1 raised PartitionError: the disk of" in first.message
+    assert isinstance(second, Err)
+    assert second.kind == "PartitionError"
+    assert os.listdir(tmp_path) == []
+    pool.outcomes(write_until_the_disk_is_full, tmp_path / "parts", True, 0)
+    assert os.listdir(tmp_path) == ["parts.partial"]
+    pool.run(write_until_the_disk_is_full, tmp_path / "parts", True, -1)
+    use = tmp_path / "expected"
+    write(typed_graph(), use)
+    assert content_of(tmp_path / "parts") == content_of(use)
