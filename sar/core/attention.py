@@ -153,10 +153,15 @@ class _Attention(torch.autograd.Function):
         rows, made_of = saved[7 : 7 + len(ctx.tiles)], saved[7 + len(ctx.tiles) :]
         kept = dict(zip(ctx.tiles, rows, strict=True))
         with ctx.call.passing.structure.engine.guard():
+            grad = grad.to(out.dtype).contiguous()
+            stats = destination_statistics(ctx.call.how, log_total, grad, out)
+            # The result has served: its memory is free for what comes, unless the graph is retained.
+            del saved, out, log_total
+            ctx.maybe_clear_saved_tensors()
             if ctx.call.remake is not None:
                 with torch.no_grad():
                     inputs[0] = ctx.call.remake(*made_of)
-            grads = _backward(ctx.call, inputs, out, log_total, kept, grad)
+            grads = _backward(ctx.call, inputs, stats, kept, grad)
         needed = ctx.needs_input_grad[1:6]
         return (
             None,
@@ -217,15 +222,13 @@ def _blocks(call: _Call, x: Tensor, keep: bool) -> Iterator[tuple[EdgeBlock, Ten
 
 
 def _backward(
-    call: _Call, inputs: list[Any], out: Tensor, log_total: Tensor, kept: dict[Tile, Tensor], grad: Tensor
+    call: _Call, inputs: list[Any], stats: Tensor, kept: dict[Tile, Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the inputs: x, y, attn, attn_dst and edge_weight."""
+    """Gradients of the inputs: x, y, attn, attn_dst and edge_weight; for `stats` see `destination_statistics`."""
     x, y, attn, attn_dst, edge_weight = inputs
     dtype = accumulation_dtype(x.dtype)
     features = x if y is None else y
     ends = _ends(dtype, x, features, attn, attn_dst, edge_weight)
-    grad = grad.to(dtype).contiguous()
-    stats = destination_statistics(call.how, log_total, grad, out)
     x_grad = torch.zeros_like(ends.x)
     # Where sources are destinations, both gradients go to one tensor.
     features_grad = x_grad if y is None else x.new_zeros(y.shape, dtype=dtype)
