@@ -20,7 +20,7 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | No
     """Numba kernel of `sar.kernels.attention.attend`."""
     heads = _heads(how, ends.x)
     x = ends.x
-    walk = by_destination(block)
+    walk = by_destination(block, with_edges=_reads_edges(how, ends))
     run_balanced(
         loops.attend, walk.indptr, x[0].numel(), walk, heads, *_operands(ends, from_score), *map(flat, running),
         private=lambda: [flat(x.new_empty(loops.CHUNK * x.shape[1]))],
@@ -65,19 +65,25 @@ def attend_grad(
     operands = (*_operands(ends, from_score), flat(grad), flat(stats))
     none = ends.x.new_empty(0)
     to_sources = [flat(t if t is not None else none) for t in (grads.x, from_score_grad, grads.weight)]
-    walk = by_source(block)
+    with_edges = _reads_edges(how, ends)
+    walk = by_source(block, with_edges=with_edges)
     additive = how.score is Score.ADDITIVE
     parts = _Parts(grads.y if additive else none)
     run_balanced(loops.source_gradients, walk.indptr, width, walk, heads, *operands, *to_sources, private=parts.another)
     parts.add_up()
     if not additive:
-        walk = by_destination(block)
+        walk = by_destination(block, with_edges=with_edges)
         parts = _Parts(grads.attn if grads.attn is not None else none)
         run_balanced(
             loops.destination_gradients, walk.indptr, width, walk, heads, *operands, flat(grads.y),
             private=parts.another,
         )  # fmt: skip
         parts.add_up()
+
+
+def _reads_edges(how: Attention, ends: Ends) -> bool:
+    """Whether edge IDs matter: to dropout, and to find weights."""
+    return how.dropout > 0 or ends.weight is not None
 
 
 class _Parts:
