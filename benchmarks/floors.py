@@ -10,7 +10,7 @@ from torch.nn import functional
 from benchmarks.models import HEADS, Model
 from sar.core.shard import Relation
 from sar.kernels import EdgeBlock, Op, Target, aggregate_grad, aggregate_sum
-from sar.kernels.attention import attend, attend_grad
+from sar.kernels.attention import attend, attend_grad, note_scores
 from sar.kernels.attention import destination_statistics as statistics_of
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 from sar.partition.traffic import Exchanged
@@ -63,7 +63,8 @@ def _attention(relation: Relation, layer: Exchanged) -> float:
     for block, operands in zip(relation.blocks, ends, strict=True):
         attend(block, how, operands, running)
     out, log_total = running.finish(relation.in_degrees)
-    stats = statistics_of(how, log_total, grad, out, y)
+    stats = statistics_of(how, log_total, grad, out)
+    note_scores(how, stats, y)
     y_grad, attn_grad = torch.zeros_like(y), torch.zeros_like(attn)
     for block, operands in zip(relation.blocks, ends, strict=True):
         gradients = Gradients(torch.zeros_like(operands.x), y_grad, attn_grad, None)

@@ -6,7 +6,8 @@ also send the gradients of the tile it received and take in those of the tile it
 flight while one is computed: step i + depth is posted before step i is waited for. Buffers come from a pool and are
 handed back as soon as both the reader and the wire are done with them, so at most 2 * (depth + 1) exist at a time, or
 twice as many where one sweep both fetches and sends home. The tile size makes their sum fit `Config.comm_buffer_bytes`,
-whatever the number of workers, the halo and the width. At the start, while the own shard is computed, the buffers that
+whatever the number of workers, the halo and the width. When the sweep ends, their memory goes back to the system: the
+layers' own tensors are at their largest between sweeps. At the start, while the own shard is computed, the buffers that
 later hold the tile computed and gradients hold rows on their way: the own shard takes longer than a tile, and the wire
 should not lie idle. So gradients are waited for as late as the buffers allow, after more rows are posted.
 
@@ -30,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sar.comm.buffers import BufferPool
 from sar.comm.engine import Engine
 from sar.comm.plan import HaloPlan, RowFormat, Step, Tile
 from sar.comm.statistics import counters
@@ -104,34 +106,6 @@ class Portion(NamedTuple):
     tile: Tile
     rows: list[Tensor] | None
     grads: list[Tensor] | None
-
-
-class BufferPool:
-    """Message buffers that outlive a call, so that the allocator sees the same few blocks again and again."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._free: list[Tensor] = []
-
-    @property
-    def bytes_kept(self) -> int:
-        """Bytes of the buffers that nobody uses now."""
-        return sum(buffer.nbytes for buffer in self._free)
-
-    def take(self, size: int) -> Tensor:
-        """A buffer of at least `size` bytes (uint8), contents undefined."""
-        fitting = [i for i, buffer in enumerate(self._free) if size <= buffer.nbytes <= 4 * size]
-        if fitting:
-            return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
-        return torch.empty(size, dtype=torch.uint8, device=self._device)
-
-    def give(self, buffer: Tensor | None) -> None:
-        """Hand a buffer back; the oldest ones go when the pool outgrows `Config.comm_buffer_bytes`."""
-        if buffer is None:
-            return
-        self._free.append(buffer)
-        while self.bytes_kept > Config.comm_buffer_bytes:
-            self._free.pop(0)
 
 
 @dataclass
@@ -259,6 +233,7 @@ class Exchange:
             assert grads is not None
             assert home is not None
             self._take_home(homeward.popleft(), device, grads, home, deliver)
+        self.pool.clear()
 
     # -- posting
 

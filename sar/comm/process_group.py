@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from sar.comm.buffers import BufferPool
 from sar.comm.engine import Engine
-from sar.comm.exchange import BufferPool
 from sar.comm.launcher import find_place, local_rank
 from sar.comm.rendezvous import stop_announcing
 from sar.config import Config

@@ -23,7 +23,7 @@ from sar.core.eager import uncompiled
 from sar.core.message_passing import Passing
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype, add_rows
-from sar.kernels.attention import attend, attend_grad, destination_statistics, project, project_grad
+from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores, project, project_grad
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 
 SEED_STEP = 0xD1342543DE82EF95
@@ -157,10 +157,15 @@ class _Attention(torch.autograd.Function):
         rows, made_of = saved[7 : 7 + len(ctx.tiles)], saved[7 + len(ctx.tiles) :]
         kept = dict(zip(ctx.tiles, rows, strict=True))
         with ctx.call.passing.structure.engine.guard():
+            grad = grad.to(out.dtype).contiguous()
+            stats = destination_statistics(ctx.call.how, log_total, grad, out)
+            # The result has served: its memory is free for what comes, unless the graph is retained.
+            del saved, out, log_total
+            ctx.maybe_clear_saved_tensors()
             if ctx.call.remake is not None:
                 with torch.no_grad():
                     inputs[0] = ctx.call.remake(*made_of)
-            grads = _backward(ctx.call, inputs, out, log_total, kept, grad)
+            grads = _backward(ctx.call, inputs, stats, kept, grad)
         needed = ctx.needs_input_grad[1:6]
         return (
             None,
@@ -215,17 +220,16 @@ def _ends(
 
 
 def _backward(
-    call: _Call, inputs: list[Any], out: Tensor, log_total: Tensor, kept: dict[Tile, Tensor], grad: Tensor
+    call: _Call, inputs: list[Any], stats: Tensor, kept: dict[Tile, Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the inputs: x, y, attn, attn_dst and edge_weight."""
+    """Gradients of the inputs: x, y, attn, attn_dst and edge_weight; for `stats` see `destination_statistics`."""
     x, y, attn, attn_dst, edge_weight = inputs
     relation, dtype = call.passing.relation, accumulation_dtype(x.dtype)
     x_grad = torch.zeros(x.shape, dtype=dtype, device=x.device)
     portions = _post_backward(call, x, x_grad) if call.distributed else ()
     features = x if y is None else y
     ends = _ends(dtype, x, features, attn, attn_dst, edge_weight)
-    grad = grad.to(dtype).contiguous()
-    stats = destination_statistics(call.how, log_total, grad, out, ends.y)
+    note_scores(call.how, stats, ends.y)
     # Where sources are destinations, both gradients go to one tensor.
     features_grad = x_grad if y is None else x.new_zeros(y.shape, dtype=dtype)
     grads = Gradients(

@@ -28,8 +28,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from sar.comm.buffers import BufferPool
 from sar.comm.engine import Engine
-from sar.comm.exchange import BufferPool, Exchange, Portion, Settings
+from sar.comm.exchange import Exchange, Portion, Settings
 from sar.comm.plan import RowFormat, Tile
 from sar.core.batches import EdgeBatch, Fields, RowView
 from sar.core.empty import views_of_nothing

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sar.comm.buffers import BufferPool
 from sar.comm.engine import Engine
-from sar.comm.exchange import BufferPool, Exchange, Portion, Settings
+from sar.comm.exchange import Exchange, Portion, Settings
 from sar.comm.plan import RowFormat, Tile
 from sar.core.constants import Constant
 from sar.core.messages import Message, Operand

@@ -35,16 +35,24 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> No
         _kernels(ends.x).attend(block, how, ends, from_score, running)
 
 
-def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out: Tensor, y: Tensor) -> Tensor:
+def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out: Tensor) -> Tensor:
     """What a backward needs of each destination at a time, side by side.
 
     Returns:
-        (num_dst, 3, H): log_total, the sums of grad * out over heads, and y where scores are ADDITIVE.
+        (num_dst, 4, H): log_total, the sums of grad * out over heads, room for `note_scores`, and nothing, so that few
+        heads share a cache line.
     """
-    stats = torch.stack([log_total, *[y if how.score is Score.ADDITIVE else log_total] * 3], dim=1)
+    stats = log_total.new_empty(len(log_total), 4, log_total.shape[1])
+    stats[:, 0] = log_total
     if grad.numel():
         _kernels(grad).head_sums(how, grad, out, stats)
     return stats
+
+
+def note_scores(how: Attention, stats: Tensor, y: Tensor) -> None:
+    """Add `Ends.y` of ADDITIVE scores to the statistics of destinations."""
+    if how.score is Score.ADDITIVE:
+        stats[:, 2] = y
 
 
 def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:
@@ -55,7 +63,7 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
         how: as in the forward.
         ends: likewise.
         grad: (num_dst, H, D) gradient of the result, contiguous.
-        stats: from `destination_statistics`.
+        stats: from `destination_statistics`, after `note_scores`.
         grads: where to add; of edge weights, those of this block's edges are written.
     """
     if not block.num_edges:

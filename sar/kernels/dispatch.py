@@ -181,7 +181,7 @@ def _operands(
 def _check_fits(block: EdgeBlock, operand: Operand | None) -> None:
     """Assert the shape of an operand, since compiled loops do not check bounds."""
     if operand is not None and operand.values is not None:
-        rows = (block.num_src, block.num_dst, block.edge_bound)[operand.target]
+        rows = block.edge_bound if operand.target is Target.E else (block.num_src, block.num_dst)[operand.target]
         found = tuple(operand.values.shape)
         expected = (rows, *operand.shape)
         assert found[:1] >= expected[:1] and found[1:] == expected[1:], f"shape {found}, expected at least {expected}"  # noqa: PT018

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ class Transposed(NamedTuple):
 
     indptr: Tensor  # (num_src + 1,) int32 or int64
     dst: Tensor  # (E,) int32: destination row of each edge
-    positions: Tensor  # (E,) int32 or int64: position of each edge in the block
+    positions: Tensor | None  # (E,) int32 or int64: position of each edge in the block; None where not asked for
 
 
 class EdgeBlock:
@@ -27,7 +28,8 @@ class EdgeBlock:
         rows: (R,) int32, ascending destination rows that have an edge here.
         indptr: (R + 1,) int32, int64 from 2**31 edges on; the edges of rows[i] are indptr[i]:indptr[i + 1].
         cols: (E,) int32, source row of each edge.
-        edge_ids: (E,) int32 or int64, row of each edge in edge operands; None stands for edge_offset + position.
+        edge_ids: (E,) int32 or int64, row of each edge in edge operands, or what makes them at the first use; None
+            stands for edge_offset + position.
         edge_offset: row of the first edge in edge operands when `edge_ids` is None.
         num_src, num_dst: rows of source and destination operands.
     """
@@ -39,13 +41,14 @@ class EdgeBlock:
         cols: Tensor,
         num_src: int,
         num_dst: int,
-        edge_ids: Tensor | None = None,
+        edge_ids: Tensor | Callable[[], Tensor] | None = None,
         edge_offset: int = 0,
     ) -> None:
         self.rows = rows
         self.indptr = indptr
         self.cols = cols
-        self.edge_ids = edge_ids
+        self._edge_ids = edge_ids
+        self._transposed: Transposed | None = None
         self.edge_offset = edge_offset
         self.num_src = num_src
         self.num_dst = num_dst
@@ -70,6 +73,13 @@ class EdgeBlock:
         return self.cols.numel()
 
     @property
+    def edge_ids(self) -> Tensor | None:
+        """Row of each edge in edge operands, (E,); None stands for edge_offset + position."""
+        if callable(self._edge_ids):
+            self._edge_ids = self._edge_ids()
+        return self._edge_ids
+
+    @property
     def device(self) -> torch.device:
         """Where the structure is stored."""
         return self.cols.device
@@ -84,7 +94,7 @@ class EdgeBlock:
     @cached_property
     def renumbered(self) -> EdgeBlock:
         """The same block with positions as edge IDs, for operands that have rows for its own edges only."""
-        if self.edge_ids is None and self.edge_offset == 0:
+        if self._edge_ids is None and self.edge_offset == 0:
             return self
         return EdgeBlock(self.rows, self.indptr, self.cols, self.num_src, self.num_dst)
 
@@ -103,29 +113,40 @@ class EdgeBlock:
         """The block of edges whose source is in begin to end, sources renumbered from `begin`, in the same order."""
         if begin == 0 and end == self.num_src:
             return self
-        positions = ((self.cols >= begin) & (self.cols < end)).nonzero().squeeze(1)
+        positions = self._positions_of_sources(begin, end)
         counts = torch.searchsorted(positions, self.indptr.long()).diff()
         indptr = counts.new_zeros(int((counts > 0).sum()) + 1)
         torch.cumsum(counts[counts > 0], 0, out=indptr[1:])
-        if self.edge_ids is None:
-            edge_ids = (positions + self.edge_offset).to(index_dtype(self.edge_bound))
-        else:
-            edge_ids = self.edge_ids[positions]
         return EdgeBlock(
             self.rows[counts > 0],
             indptr.to(index_dtype(positions.numel())),
             self.cols[positions] - begin,
             end - begin,
             self.num_dst,
-            edge_ids,
+            lambda: self._ids_of_sources(begin, end),
         )
 
-    def transposed(self) -> Transposed:
-        """The same edges grouped by source; built once and kept."""
+    def _positions_of_sources(self, begin: int, end: int) -> Tensor:
+        return ((self.cols >= begin) & (self.cols < end)).nonzero().squeeze(1)
+
+    def _ids_of_sources(self, begin: int, end: int) -> Tensor:
+        positions = self._positions_of_sources(begin, end)
+        if self.edge_ids is None:
+            return (positions + self.edge_offset).to(index_dtype(self.edge_bound))
+        return self.edge_ids[positions]
+
+    def transposed(self, *, with_positions: bool = True) -> Transposed:
+        """The same edges grouped by source; built once and kept.
+
+        Args:
+            with_positions: whether positions are needed: where an operand has rows of edges.
+        """
+        if self._transposed is None or (with_positions and self._transposed.positions is None):
+            made = self._transpose()
+            self._transposed = made if with_positions else made._replace(positions=None)
         return self._transposed
 
-    @cached_property
-    def _transposed(self) -> Transposed:
+    def _transpose(self) -> Transposed:
         kernels = numba_kernels()
         if kernels is not None and self.device.type == "cpu":
             transposed: Transposed = kernels.transpose(self)

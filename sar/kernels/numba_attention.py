@@ -20,7 +20,7 @@ from sar.kernels.threads import run_balanced, run_rows
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:
     """Numba kernel of `sar.kernels.attention.attend`."""
-    heads, walk = _heads(how, ends.x), by_destination(block)
+    heads, walk = _heads(how, ends.x), by_destination(block, with_edges=_reads_edges(how, ends))
     theirs = ends.x if from_score is None else from_score
     operands = [_flat(tensor, ends.x) for tensor in (ends.x, ends.y, theirs, ends.attn, ends.weight, *running)]
     run_balanced(
@@ -66,13 +66,14 @@ def attend_grad(
     mine = ends.x if from_score is None else from_score
     tensors: tuple[Tensor | None, ...]
     tensors = ends.x, mine, ends.y, ends.attn, ends.weight, grad, stats, grads.x, from_score_grad, grads.weight
-    walk, parts = by_source(block), _Parts(grads.y if additive else grads.x[:0])
+    walk, parts = by_source(block, with_edges=_reads_edges(how, ends)), _Parts(grads.y if additive else grads.x[:0])
     operands, private = [_flat(tensor, ends.x) for tensor in tensors], partial(_private, parts, ends.x)
     run_balanced(loops.source_gradients, walk.indptr, width, walk, heads, *operands, private=private)
     parts.add_up()
     if not additive:
         tensors = ends.x, ends.y, ends.attn, ends.weight, grad, stats, grads.y
-        walk, parts = by_destination(block), _Parts(grads.attn if grads.attn is not None else grads.x[:0])
+        walk = by_destination(block, with_edges=_reads_edges(how, ends))
+        parts = _Parts(grads.attn if grads.attn is not None else grads.x[:0])
         operands = [_flat(tensor, ends.x) for tensor in tensors]
         private = partial(_private, parts, ends.x)
         run_balanced(loops.destination_gradients, walk.indptr, width, walk, heads, *operands, private=private)
@@ -91,6 +92,11 @@ def _private(parts: _Parts, x: Tensor) -> list[object]:
 
 def _flat(tensor: Tensor | None, like: Tensor) -> NDArray[Any]:
     return flat(like[:0] if tensor is None else tensor)
+
+
+def _reads_edges(how: Attention, ends: Ends) -> bool:
+    """Whether edge IDs matter: to dropout, and to find weights."""
+    return how.dropout > 0 or ends.weight is not None
 
 
 class _Parts:

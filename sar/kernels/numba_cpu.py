@@ -33,7 +33,8 @@ _NO_INDICES = np.empty(0, np.int32)
 
 def aggregate_sum(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
     """Numba kernel of `sar.kernels.aggregate_sum`."""
-    _run(compiled.accumulate, by_destination(block), *_message(op, lhs, rhs), flat(out), OWN)
+    walk = by_destination(block, with_edges=_of_edges(lhs, rhs))
+    _run(compiled.accumulate, walk, *_message(op, lhs, rhs), flat(out), OWN)
 
 
 def aggregate_cmp(
@@ -79,7 +80,8 @@ def aggregate_grad(
     layout = make_layout(full, grad_aligned, other_aligned, aligned)
     # Grouped by destination, several threads would write to one source's row.
     of_sources = operand.target is Target.U
-    walk, whose = (by_source(block), _BY_SOURCE) if of_sources else (by_destination(block), _BY_DESTINATION)
+    group, whose = (by_source, _BY_SOURCE) if of_sources else (by_destination, _BY_DESTINATION)
+    walk = group(block, with_edges=arg is not None or _of_edges(lhs, rhs, grad))
     factors = flat(grad.values), whose[grad.target], flat(other.values), whose[other.target]
     to = flat(out), whose[operand.target]
     if arg is None and code != compiled.DIV_RHS:
@@ -122,20 +124,27 @@ def _message(op: Op, lhs: Operand, rhs: Operand | None) -> tuple[Any, ...]:
     return *_OPERATIONS[op], layout, *a, *b
 
 
-def by_destination(block: EdgeBlock) -> Walk:
-    """The edges grouped by destination."""
+def by_destination(block: EdgeBlock, *, with_edges: bool = True) -> Walk:
+    """The edges grouped by destination; `with_edges` says whether their IDs are needed."""
     rows, indptr, cols = flat(block.rows), flat(block.indptr), flat(block.cols)
-    return Walk(rows, indptr, cols, _NO_INDICES, *_edge_ids(block))
+    return Walk(rows, indptr, cols, _NO_INDICES, *_edge_ids(block, with_edges))
 
 
-def by_source(block: EdgeBlock) -> Walk:
-    """The edges grouped by source."""
-    indptr, dst, positions = (flat(part) for part in block.transposed())
-    return Walk(_NO_INDICES, indptr, dst, positions, *_edge_ids(block))
+def by_source(block: EdgeBlock, *, with_edges: bool = True) -> Walk:
+    """The edges grouped by source; `with_edges` says whether their IDs are needed."""
+    indptr, dst, positions = block.transposed(with_positions=with_edges)
+    places = _NO_INDICES if positions is None else flat(positions)
+    return Walk(_NO_INDICES, flat(indptr), flat(dst), places, *_edge_ids(block, with_edges))
 
 
-def _edge_ids(block: EdgeBlock) -> tuple[NDArray[Any], np.uint64]:
-    return _NO_INDICES if block.edge_ids is None else flat(block.edge_ids), np.uint64(block.edge_offset)
+def _edge_ids(block: EdgeBlock, needed: bool) -> tuple[NDArray[Any], np.uint64]:
+    ids = block.edge_ids if needed else None
+    return _NO_INDICES if ids is None else flat(ids), np.uint64(block.edge_offset)
+
+
+def _of_edges(*operands: Operand | None) -> bool:
+    """Whether one of the operands has rows of edges."""
+    return any(operand is not None and operand.target is Target.E for operand in operands)
 
 
 def flat(tensor: Tensor | None) -> NDArray[Any]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from sar.comm.exchange import BufferPool, Settings
+from sar.comm.buffers import BufferPool
+from sar.comm.exchange import Settings
 from sar.comm.plan import HaloPlan
 from sar.partition.model_shape import ModelShape
 from sar.partition.traffic import message_sizes, tile_rows
@@ -19,8 +20,8 @@ from sar.partition.traffic import message_sizes, tile_rows
 FLOAT = 4
 PROCESS = 480 * 10**6
 """Bytes of Python, torch, DGL, sar and the compiler of the kernels, before the first epoch, with DGL 1.1.3 on a CPU."""
-FIRST_EPOCH = 18 * 10**6
-"""Bytes of code and of threads' stacks and arenas that the first epoch brings."""
+FIRST_EPOCH = 12 * 10**6
+"""Bytes that the first epoch brings beside tensors: code above all, and holes in the heap."""
 
 
 @dataclass(frozen=True)
@@ -121,19 +122,19 @@ def _structure_for_training(size: WorkerSize, model: ModelShape, plan: HaloPlan,
     """What the first epoch adds: edges grouped by source for the backward, and edges of tiles."""
     layers = model.exchanged()
     backward = [layer for layer in layers if not layer.constant]
-    total = 8 * size.edges_from[plan.rank] + 4 * size.nodes if backward else 0
+    total = 4 * size.edges_from[plan.rank] + 4 * size.nodes if backward else 0
     tiles = {tile_rows(plan, layer, settings) for layer in layers}
     walked_back = {tile_rows(plan, layer, settings) for layer in backward}
     for rows, edges in zip(size.rows_from, size.edges_from, strict=True):
         if not rows:
             continue
         if any(length >= rows for length in walked_back):  # the whole block, shared by all layers that do not cut it
-            total += 8 * edges + 4 * rows
+            total += 4 * edges + 4 * rows
         for length in (length for length in tiles if length < rows):
             count = -(-rows // length)
-            total += 8 * edges + 8 * count * _distinct(edges // count, size.nodes)
+            total += 4 * edges + 8 * count * _distinct(edges // count, size.nodes)
             if length in walked_back:
-                total += 8 * edges + 4 * rows
+                total += 4 * edges + 4 * rows
     return total
 
 
@@ -143,7 +144,7 @@ def _distinct(edges: int, nodes: int) -> int:
 
 
 def _buffers(model: ModelShape, plan: HaloPlan, settings: Settings) -> int:
-    """Bytes in the pool of message buffers after an epoch, played through with buffers that have no memory."""
+    """Bytes of message buffers in the largest sweep of an epoch, played through with buffers that have no memory."""
     pool = BufferPool(torch.device("meta"))
     layers = model.exchanged()
     peak = 0
@@ -154,7 +155,5 @@ def _buffers(model: ModelShape, plan: HaloPlan, settings: Settings) -> int:
         at_once = min(settings.depth + 1, len(sizes))
         wanted = sorted(sizes, reverse=True)[:at_once] * (2 if back and layer.values_read else 1)
         taken = [pool.take(size) for pair in wanted for size in pair if size]
-        for buffer in taken:
-            pool.give(buffer)
-        peak = max(peak, pool.bytes_kept, sum(buffer.nbytes for buffer in taken))
+        peak = max(peak, sum(buffer.nbytes for buffer in taken))
     return peak

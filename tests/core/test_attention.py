@@ -3,11 +3,12 @@
 import dgl.nn
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import leaky_relu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sar
-from sar.core.attention import SEED_STEP, attention
+from sar.core.attention import SEED_STEP, Remake, attention
 from sar.kernels.attention_operands import Attention, Score
 from sar.kernels.reference_attention import _kept
 from tests.core.attempts import catch
@@ -150,6 +151,46 @@ def test_nothing_has_the_size_of_the_edges(pool, world_size):
         assert max(largest) < 1000
     for largest in pool.run(largest_tensors, False, per_rank=mine):
         assert min(largest) > 2000
+
+
+def result_during_backward(mine, retain_graph):
+    """Whether the result's memory is still there when the backward projects again, and the gradient."""
+    partition, data = mine
+    leaf, _, _, cotangent = leaves(data)
+    found = []
+
+    def project(values):
+        found.append("result" in memory and not memory["result"].expired())
+        return values * 2
+
+    memory = {}
+    attn, attn_dst = parameters(leaf.dtype)
+    x = leaf * 2
+    out = attention(
+        build(partition, 1).passing(), Score.ADDITIVE, x, x,
+        attn=attn, attn_dst=attn_dst, factor=SLOPE, remake=Remake(project, (leaf,)),
+    )  # fmt: skip
+    memory["result"] = StorageWeakRef(out.untyped_storage())
+    total = (out * cotangent).sum()
+    del out, x
+    total.backward(retain_graph=retain_graph)
+    if retain_graph:
+        leaf.grad = None
+        total.backward()
+    return found, leaf.grad
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_result_is_let_go_of(pool, world_size):
+    """Before the backward makes anything of its size; not where the graph is retained."""
+    parts = SCENARIOS["random"](world_size)
+    mine = deal(parts, random_data(parts))
+    once = pool.run(result_during_backward, False, per_rank=mine)
+    twice = pool.run(result_during_backward, True, per_rank=mine)
+    assert [found for found, _ in once] == [[False]] * world_size
+    assert [found for found, _ in twice] == [[True, False]] * world_size
+    for (_, grad), (_, again) in zip(once, twice, strict=True):
+        assert torch.equal(grad, again)
 
 
 def wrong_operands(mine):

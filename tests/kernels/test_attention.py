@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from sar.kernels import EdgeBlock
-from sar.kernels.attention import attend, attend_grad, destination_statistics
+from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 from sar.kernels.reference_attention import _kept
 
@@ -99,7 +99,8 @@ def test_result_and_gradients(case: Case, seed: int) -> None:
     grad = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     wanted.backward(grad)
     grad = grad.to(ends.x.dtype)
-    stats = destination_statistics(how, log_total, grad, result, ends.y)
+    stats = destination_statistics(how, log_total, grad, result)
+    note_scores(how, stats, ends.y)
     grads = Gradients(*(None if t is None else torch.zeros_like(t) for t in ends))
     for (begin, end), block in zip(*tiles, strict=True):
         here = ends._replace(x=ends.x[begin:end])

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sar.kernels import EdgeBlock, index_dtype
+from sar.kernels import EdgeBlock, Target, aggregate_grad, aggregate_sum, index_dtype
 from tests.kernels import oracle
 
 
@@ -67,6 +67,39 @@ def test_transposed(graph: oracle.Graph, wide: bool) -> None:
     assert indptr.tolist() == [sum(s < source for s in graph.src) for source in range(block.num_src + 1)]
     assert (indptr.dtype, dst.dtype, positions.dtype) == (torch.int32,) * 3
     assert block.transposed() is block.transposed()
+
+
+@pytest.mark.usefixtures("implementation")
+def test_positions_are_made_when_asked_for() -> None:
+    block = oracle.make_graph([(1, 0), (0, 1)], 2, 2).block
+    without = block.transposed(with_positions=False)
+    assert without.positions is None
+    assert block.transposed(with_positions=False) is without
+    full = block.transposed()
+    assert full.positions is not None
+    assert full.positions.tolist() == [1, 0]
+    assert block.transposed(with_positions=False) is full
+    assert all(torch.equal(a, b) for a, b in zip(without[:2], full[:2], strict=True))
+
+
+def test_a_tile_has_edge_ids_when_they_are_read(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels' copies of sources read none, forward and backward; a product with edge values does."""
+    made = []
+    original = EdgeBlock._ids_of_sources
+    monkeypatch.setattr(EdgeBlock, "_ids_of_sources", lambda *args: made.append(args) or original(*args))
+    tile = oracle.make_graph([(0, 0), (2, 0), (1, 1), (2, 1)], 3, 2).block.select_sources(1, 3)
+    x, w, out, grad = torch.ones(2, 3), torch.tensor([[1.0], [10], [100], [1000]]), torch.zeros(2, 3), torch.zeros(2, 3)
+    aggregate_sum(tile, "copy_lhs", x, Target.U, None, Target.U, out)
+    aggregate_grad(
+        tile, "copy_lhs", "lhs", None, Target.U, None, Target.U, out, Target.V, None, grad, lhs_shape=(3,)
+    )  # fmt: skip
+    assert out.tolist() == [[1.0] * 3, [2.0] * 3]
+    assert grad.tolist() == [[2.0] * 3, [3.0] * 3]
+    assert bool(made) == (implementation == "reference")
+    out.zero_()
+    aggregate_sum(tile, "mul", x, Target.U, w, Target.E, out)
+    assert out.tolist() == [[10.0] * 3, [1100.0] * 3]
+    assert len(made) == 1
 
 
 def test_to_another_device() -> None:
