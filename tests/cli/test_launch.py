@@ -22,7 +22,7 @@ VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *ENVIRONMENT)
 SCRIPT = f"""
 import json, os, sys, time
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-variables = {{name: os.environ[name] for name in {VARIABLES}}}
+variables = {{name: os.environ.get(name) for name in {VARIABLES}}}
 said = dict(rank=rank, size=size, arguments=sys.argv[1:], variables=variables)
 os.write(1, (json.dumps(said) + "\\n").encode())  # one write, as the workers share a pipe
 how = sys.argv[1]
