@@ -12,7 +12,7 @@ other rows, a number per head for ADDITIVE scores, features for the others. See 
 
 from __future__ import annotations
 
-from sar.kernels._numba import kernel
+from sar.kernels._numba import inline, kernel
 from sar.kernels.attention_steps import (
     ADDITIVE,
     AHEAD,
@@ -25,7 +25,6 @@ from sar.kernels.attention_steps import (
     STATISTICS,
     Heads,
     Scratch,
-    add_dynamic,
     add_rows,
     add_score_grads,
     copy,
@@ -45,7 +44,7 @@ from sar.kernels.attention_steps import (
     write_weights,
 )
 from sar.kernels.compiled import ONE, OTHER, OWN, Array, Index, Walk, look_ahead
-from sar.kernels.vectors import add_dot, add_leaky, add_scaled
+from sar.kernels.vectors import add_dot, add_leaky, add_scaled, add_slopes
 
 
 @kernel
@@ -162,8 +161,29 @@ def source_gradients(
                 scratch.alongs[i] *= factor
             add_rows(to, walk, first, count, theirs, scratch.alongs, x_grad, scratch)
         elif to.kind == DYNAMIC:
-            add_dynamic(to, walk, first, size, attn, mine, theirs, x_grad, scratch)
+            _add_dynamic(to, walk, first, size, attn, mine, theirs, x_grad, scratch)
         first = stop
+
+
+@inline
+def _add_dynamic(
+    to: Heads,
+    walk: Walk,
+    first: Index,
+    size: Index,
+    attn: Array,
+    mine: Array,
+    theirs: Array,
+    out: Array,
+    scratch: Scratch,
+) -> None:
+    """Add the derivatives of DYNAMIC scores with respect to own features, times the scores' gradients."""
+    width, factor = to.heads * to.dim, mine.dtype.type(to.factor)
+    for q in range(size):
+        i, j = scratch.own_of[q] * width, u64(walk.other[first + q]) * width
+        for h in range(to.heads):
+            c, score_grad = h * to.dim, scratch.alongs[q * to.heads + h]
+            add_slopes(to.dim, out, i + c, attn, c, mine, i + c, theirs, j + c, factor, score_grad)
 
 
 @kernel
@@ -202,7 +222,7 @@ def destination_gradients(
                 scratch.alongs[i] *= factor
             add_rows(to, walk, first, count, x, scratch.alongs, y_grad, scratch)
         else:
-            add_dynamic(to, walk, first, size, attn, y, x, y_grad, scratch)
+            _add_dynamic(to, walk, first, size, attn, y, x, y_grad, scratch)
             for q in range(size):
                 i, j = scratch.own_of[q] * width, u64(walk.other[first + q]) * width
                 for h in range(heads):

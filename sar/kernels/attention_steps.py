@@ -24,7 +24,6 @@ from sar.kernels.vectors import (
     add_dot,
     add_leaky_dot,
     add_scaled,
-    add_slopes,
     exp,
     over_columns,
     over_heads,
@@ -381,24 +380,3 @@ def write_alongs(
                     total += scratch.scores[i] * _kept(to, edge, h, weight) * scratch.alongs[i]
                 weight_grad[edge] = total
         multiply(size * heads, scratch.alongs, scratch.shares)
-
-
-@inline
-def add_dynamic(
-    to: Heads,
-    walk: Walk,
-    first: Index,
-    size: Index,
-    attn: Array,
-    mine: Array,
-    theirs: Array,
-    out: Array,
-    scratch: Scratch,
-) -> None:
-    """Add the derivatives of DYNAMIC scores with respect to own features, times the scores' gradients."""
-    width, factor = to.heads * to.dim, mine.dtype.type(to.factor)
-    for q in range(size):
-        i, j = scratch.own_of[q] * width, u64(walk.other[first + q]) * width
-        for h in range(to.heads):
-            c, score_grad = h * to.dim, scratch.alongs[q * to.heads + h]
-            add_slopes(to.dim, out, i + c, attn, c, mine, i + c, theirs, j + c, factor, score_grad)
