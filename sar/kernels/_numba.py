@@ -34,6 +34,7 @@ COMPILED = (
     "vector_type",
     "vectors",
     "compiled",
+    "attention_operands",
     "attention_steps",
     "attention_loops",
     "sampling_loops",

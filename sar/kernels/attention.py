@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels import reference_attention
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import LOG_TOTAL, SCORE, STATISTICS, Attention, Ends, Gradients, Running, Score
 from sar.kernels.backend import numba_kernels
 from sar.kernels.edge_block import EdgeBlock
 
@@ -39,11 +39,10 @@ def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out:
     """What a backward needs of each destination at a time, side by side.
 
     Returns:
-        (num_dst, 4, H): log_total, the sums of grad * out over heads, room for `note_scores`, and nothing, so that few
-        heads share a cache line.
+        (num_dst, STATISTICS, H): log_total, the sums of grad * out over heads, and room for `note_scores`.
     """
-    stats = log_total.new_empty(len(log_total), 4, log_total.shape[1])
-    stats[:, 0] = log_total
+    stats = log_total.new_empty(len(log_total), STATISTICS, log_total.shape[1])
+    stats[:, LOG_TOTAL] = log_total
     if grad.numel():
         _kernels(grad).head_sums(how, grad, out, stats)
     return stats
@@ -52,7 +51,7 @@ def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out:
 def note_scores(how: Attention, stats: Tensor, y: Tensor) -> None:
     """Add `Ends.y` of ADDITIVE scores to the statistics of destinations."""
     if how.score is Score.ADDITIVE:
-        stats[:, 2] = y
+        stats[:, SCORE] = y
 
 
 def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:

@@ -43,7 +43,7 @@ from sar.kernels.attention_steps import (
     write_shares,
     write_weights,
 )
-from sar.kernels.compiled import ONE, OTHER, OWN, Array, Index, Walk, look_ahead
+from sar.kernels.compiled import ONE, OTHER, OWN, ZERO, Array, Index, Walk, look_ahead
 from sar.kernels.vectors import add_dot, add_leaky, add_scaled, add_slopes
 
 
@@ -157,8 +157,7 @@ def source_gradients(
             multiply(size * heads, scratch.scores, scratch.shares)
         add_rows(to, walk, first, count, grad, scratch.scores, x_grad, scratch)
         if to.kind == DOT:
-            for i in range(size * heads):
-                scratch.alongs[i] *= factor
+            scale(size * heads, scratch.alongs, ZERO, factor)
             add_rows(to, walk, first, count, theirs, scratch.alongs, x_grad, scratch)
         elif to.kind == DYNAMIC:
             _add_dynamic(to, walk, first, size, attn, mine, theirs, x_grad, scratch)
@@ -218,8 +217,7 @@ def destination_gradients(
             mean = (STATISTICS * scratch.own_of[q] + ALONG) * heads
             score_grads(heads, scratch.alongs, scratch.scores, q * heads, stats, mean)
         if to.kind == DOT:
-            for i in range(size * heads):
-                scratch.alongs[i] *= factor
+            scale(size * heads, scratch.alongs, ZERO, factor)
             add_rows(to, walk, first, count, x, scratch.alongs, y_grad, scratch)
         else:
             _add_dynamic(to, walk, first, size, attn, y, x, y_grad, scratch)

@@ -8,6 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LOG_TOTAL, ALONG, SCORE = 0, 1, 2
+"""Rows of a destination's statistics: see `sar.kernels.attention.destination_statistics`."""
+STATISTICS = 4
+"""How many rows there are; the last is empty, so that those of few heads share a cache line."""
+
 
 class Score(IntEnum):
     """How the logit of an edge is made of source features x, (D,) a head, and its destination's y."""

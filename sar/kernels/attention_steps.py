@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sar.kernels import attention_operands as operands
 from sar.kernels._numba import inline
 from sar.kernels.compiled import ONE, OTHER, OWN, ZERO, Array, Index, Walk, edge_row, look_ahead, own_row
 from sar.kernels.vector_type import Lanes, lanes, larger, where_positive
@@ -33,8 +34,8 @@ ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 PIECE = 64  # edges that are worked on at a time
 AHEAD = np.uint64(32)  # edges between asking for a row and using it; most loops here take few nanoseconds an edge
 LOWEST_32, LOWEST_64 = (float(np.finfo(dtype).min) for dtype in (np.float32, np.float64))
-LOG_TOTAL, ALONG, SCORE = np.uint64(0), np.uint64(1), np.uint64(2)  # rows of a destination's statistics
-STATISTICS = np.uint64(4)
+LOG_TOTAL, ALONG, SCORE = (np.uint64(row) for row in (operands.LOG_TOTAL, operands.ALONG, operands.SCORE))
+STATISTICS = np.uint64(operands.STATISTICS)
 
 u64 = np.uint64
 HASH_STEP, HASH_1, HASH_2 = u64(0x9E3779B97F4A7C15), u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)

@@ -29,7 +29,7 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | No
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
-    """Write the sums of grad * out over each head to stats[:, 1]."""
+    """Write the sums of grad * out over each head to stats[:, ALONG]."""
     run_rows(loops.head_sums, len(grad), grad[0].numel(), _heads(how, grad), flat(grad), flat(out), flat(stats))
 
 

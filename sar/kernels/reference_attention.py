@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running
+from sar.kernels.attention_operands import ALONG, LOG_TOTAL, Attention, Ends, Gradients, Running
 from sar.kernels.edge_block import EdgeBlock
 
 # Of SplitMix64, as int64.
@@ -44,8 +44,8 @@ def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_gra
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
-    """Write the sums of grad * out over each head to stats[:, 1]."""
-    stats[:, 1] = (grad * out).sum(-1)
+    """Write the sums of grad * out over each head to stats[:, ALONG]."""
+    stats[:, ALONG] = (grad * out).sum(-1)
 
 
 def attend_grad(
@@ -61,12 +61,12 @@ def attend_grad(
     """Reference of `sar.kernels.attention.attend_grad`, with the gradient of sources' scores left to the caller."""
     src, dst, ids = _edges(block)
     score = _scores(how, ends, from_score, src, dst)
-    softmax = (score - stats[dst, 0]).exp()
+    softmax = (score - stats[dst, LOG_TOTAL]).exp()
     kept = _kept(how, ids, score)
     share = kept if ends.weight is None else kept * ends.weight[ids].unsqueeze(1)
     x, grad = ends.x[src], grad[dst]
     along = (grad * x).sum(-1)
-    score_grad = softmax * (share * along - stats[dst, 1])
+    score_grad = softmax * (share * along - stats[dst, ALONG])
     grads.x.index_add_(0, src, (softmax * share).unsqueeze(2) * grad)
     if grads.weight is not None:
         grads.weight[ids] = (softmax * kept * along).sum(1)
