@@ -14,12 +14,12 @@ from benchmarks import command
 from benchmarks.report import describe_setting, write_section
 from benchmarks.results import setting
 from sar.cli.demo.training import MODELS, Job, train_distributed
-from sar.cli.processes import run_workers
 from sar.errors import ConfigError
-from sar.partition.datasets import load_dataset
+from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
-from sar.partition.tables import as_markdown, as_text
-from sar.partition.write import partition_graph
+from sar.partition.ingest.datasets import load_dataset
+from sar.partition.inspect.tables import as_markdown, as_text
+from sar.partition.write.write import partition_graph
 
 
 class Wire(NamedTuple):

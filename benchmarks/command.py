@@ -13,8 +13,8 @@ from benchmarks.measure import Job
 from benchmarks.models import MODELS
 from benchmarks.results import setting
 from benchmarks.runs import Plan
-from sar.cli.allocator import ENVIRONMENT
 from sar.errors import SarError
+from sar.host.allocator import ENVIRONMENT
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PATHS = ("--work", "--docs", "--data", "--from")

@@ -20,10 +20,10 @@ from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import read, save, setting
 from benchmarks.summary import Spread
 from examples.distdgl_cluster import ClusterError, run_cluster
-from sar.cli.allocator import KEPT
-from sar.cli.processes import run_workers
 from sar.errors import ConfigError, SarError
-from sar.partition.tables import as_markdown, as_text
+from sar.host.allocator import KEPT
+from sar.host.processes import run_workers
+from sar.partition.inspect.tables import as_markdown, as_text
 
 SAR, CACHED, DISTDGL, SINGLE, WHOLE = "sar", "sar, feature cache", "DistDGL", "DGL, 1 process", "sar, whole graph"
 LOADERS = SAR, CACHED, DISTDGL, SINGLE

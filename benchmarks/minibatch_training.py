@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sar
 from benchmarks.models import Model
-from sar.adapters.dgl.models import dgl_graph
+from sar.adapters.dgl.layers.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.memory import PeakMemory
+from sar.host.memory import PeakMemory
 from sar.partition.graph_data import read_npz
 
 GRAPH_NAME = "graph"

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sar.adapters.dgl.shim import require_dgl
-from sar.partition.model_shape import Kind, ModelShape
-from sar.partition.traffic import Exchanged
+from sar.train.model_shape import Kind, ModelShape
+from sar.train.traffic import Exchanged
 
 MODELS = ("SAGE", "GCN", "GAT")
 KINDS: dict[str, Kind] = {"SAGE": "sage", "GCN": "gcn", "GAT": "gat"}

@@ -18,16 +18,16 @@ from benchmarks.plots import draw_partitioning
 from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import read, save, setting
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.memory import PeakMemory
-from sar.cli.processes import run_workers
 from sar.errors import ConfigError
-from sar.partition.assignment import AssignmentTask, Method
-from sar.partition.community_graph import community_graph
+from sar.host.memory import PeakMemory
+from sar.host.processes import run_workers
+from sar.partition.assign.assignment import AssignmentTask, Method
+from sar.partition.assign.methods import METHODS, method_named
+from sar.partition.assign.quality import measure_quality
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.methods import METHODS, method_named
-from sar.partition.quality import measure_quality
-from sar.partition.tables import as_markdown, as_text
+from sar.partition.ingest.community_graph import community_graph
+from sar.partition.inspect.tables import as_markdown, as_text
 
 GENERATED = "sbm", "rmat"
 REAL = "soc_epinions", "web_notredame", "mesh_wing"
@@ -71,7 +71,7 @@ class Row:
     """What a run took and gave; seconds and peaks of all repeats.
 
     peaks: bytes of resident memory above the level before the run, with libraries and kernels loaded.
-    edge_cut, replication, nodes, in_edges: as `sar.partition.quality.Quality`; None for `READING`.
+    edge_cut, replication, nodes, in_edges: as `sar.partition.assign.quality.Quality`; None for `READING`.
     """
 
     graph: str

@@ -9,8 +9,8 @@ from benchmarks import measure, summary
 from benchmarks.graphs import Prepared
 from benchmarks.measure import Job, Measurement
 from benchmarks.results import SINGLE, Results, Run, save
-from sar.cli.processes import run_workers
 from sar.errors import SarError
+from sar.host.processes import run_workers
 
 LOSS_TOLERANCE = 2e-3
 """Of a loss, relative: rounding drifts apart while training, a wrong exchange shows at once."""

@@ -10,9 +10,9 @@ A heterogeneous graph, from an .npz file, gets a reverse relation for each of it
 import argparse
 from pathlib import Path
 
-from sar.partition.datasets import load_dataset
 from sar.partition.graph_data import GraphData
-from sar.partition.write import partition_graph
+from sar.partition.ingest.datasets import load_dataset
+from sar.partition.write.write import partition_graph
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--dataset", required=True, help="an .npz file, or a name")

@@ -8,9 +8,9 @@ from sar.adapters.dgl.shim import install_shim, require_dgl
 install_shim()  # before anything imports dgl
 
 from sar import comm, common_tuples, core, nn  # noqa: E402
-from sar.adapters.dgl.dist_graph import convert_dist_graph  # noqa: E402
-from sar.adapters.dgl.partition_reader import load_dgl_partition_data  # noqa: E402
-from sar.adapters.dgl.patch import patch_dgl, patched_edge_softmax, unpatch_dgl  # noqa: E402
+from sar.adapters.dgl.layers.patch import patch_dgl, patched_edge_softmax, unpatch_dgl  # noqa: E402
+from sar.adapters.dgl.reader.dist_graph import convert_dist_graph  # noqa: E402
+from sar.adapters.dgl.reader.partition_reader import load_dgl_partition_data  # noqa: E402
 from sar.adapters.dgl.sampling_graph import make_sampling_graph  # noqa: E402
 from sar.comm import (  # noqa: E402
     comm_device,
@@ -30,10 +30,10 @@ from sar.core import (  # noqa: E402
     HeteroGraphShardManager,
     construct_full_graph,
     construct_mfgs,
-    halo_graph,
 )
-from sar.core.features import suffix_key_lookup  # noqa: E402
-from sar.core.messages import message_has_parameters  # noqa: E402
+from sar.core.graph import halo_graph  # noqa: E402
+from sar.core.graph.features import suffix_key_lookup  # noqa: E402
+from sar.core.passing.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
@@ -44,20 +44,20 @@ __version__ = "0.1.0"
 halo_graph.set_maker(make_sampling_graph)  # which imports DGL when it is called
 
 if TYPE_CHECKING:
-    from sar.partition.chunked_writer import write_chunked
-    from sar.partition.cleanup import clean_up
+    from sar.partition.ingest import open_graph
+    from sar.partition.ingest.cleanup import clean_up
     from sar.partition.original_order import to_original_order
-    from sar.partition.readers import open_graph
-    from sar.partition.write import write_partitions
+    from sar.partition.write.chunked_writer import write_chunked
+    from sar.partition.write.write import write_partitions
 
     RelGraphConv: Any
 else:
     _OFFLINE = {
-        "clean_up": "cleanup",
-        "open_graph": "readers",
+        "clean_up": "ingest.cleanup",
+        "open_graph": "ingest",
         "to_original_order": "original_order",
-        "write_chunked": "chunked_writer",
-        "write_partitions": "write",
+        "write_chunked": "write.chunked_writer",
+        "write_partitions": "write.write",
     }
 
     def __getattr__(name: str) -> Any:

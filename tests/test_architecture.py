@@ -23,8 +23,10 @@ LEVELS = {
     "adapters": 5,
     "partition": 6,
     "sampling": 6,
-    "sar": 7,
-    "cli": 8,
+    "train": 7,
+    "host": 2,
+    "sar": 8,
+    "cli": 9,
 }
 """A part of sar imports itself and what has a lower level: neither what is above it nor its neighbours."""
 
@@ -65,7 +67,7 @@ def violations(source: str, path: str) -> list[str]:
 @pytest.mark.parametrize(
     "path, source, count",
     [
-        ("sar/core/a.py", "from sar.comm.engine import Engine\nimport sar.kernels\nfrom sar.core.b import c", 0),
+        ("sar/core/a.py", "from sar.comm.group import Group\nimport sar.kernels\nfrom sar.core.b import c", 0),
         ("sar/core/a.py", "import torch, dgl", 1),
         ("sar/core/a.py", "def f():\n    from dgl import function", 1),
         ("sar/nn/a.py", "import importlib\nimportlib.import_module('dgl.ops')", 1),

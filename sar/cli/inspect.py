@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from sar.errors import PartitionError
-from sar.partition.inspection import inspect_directory
+from sar.partition.inspect.inspection import inspect_directory
 
 HELP = "Show what is in a partition directory, and check that its files fit together."
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     print(json.dumps(report.summary()) if arguments.json else report.as_text())
     if arguments.picture is not None:
-        from sar.partition.report_picture import draw_traffic  # needs matplotlib
+        from sar.partition.inspect.report_picture import draw_traffic  # needs matplotlib
 
         draw_traffic(report, arguments.picture)
     return 1 if report.problems else 0

@@ -11,9 +11,9 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from sar.adapters.dgl.partition_json import read_partition_json
-from sar.cli.allocator import ENVIRONMENT, KEPT
+from sar.adapters.dgl.reader.partition_json import read_partition_json
 from sar.errors import ConfigError
+from sar.host.allocator import ENVIRONMENT, KEPT
 
 HELP = "Start the workers of one host, as torchrun does, with threads, network and allocator set up."
 

@@ -15,12 +15,12 @@ from sar.comm import initialize_comms
 from sar.comm.launcher import find_place
 from sar.config import Config
 from sar.errors import ConfigError
-from sar.partition.assigning import AUTO, IN_EDGES, AssigningOptions
-from sar.partition.methods import method_names
+from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions
+from sar.partition.assign.methods import method_names
+from sar.partition.ingest.files import FORMATS
 from sar.partition.pipeline import InputOptions, Outcome, OutputOptions, run_partition
-from sar.partition.readers.files import FORMATS
-from sar.partition.team import Team
-from sar.partition.write_job import Progress
+from sar.partition.write.team import Team
+from sar.partition.write.write_job import Progress
 
 HELP = "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read."
 

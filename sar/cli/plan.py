@@ -6,15 +6,15 @@ from pathlib import Path
 
 import torch
 
-from sar.adapters.dgl.patch import patch_dgl
-from sar.cli.memory import PeakMemory
+from sar.adapters.dgl.layers.patch import patch_dgl
 from sar.cli.sizes import parse_bytes
 from sar.errors import ConfigError
+from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
-from sar.partition.inspection import inspect_directory, largest_value
-from sar.partition.model_shape import ModelShape
-from sar.partition.plan import plan_training
-from sar.partition.report import DirectoryReport
+from sar.partition.inspect.inspection import inspect_directory, largest_value
+from sar.partition.inspect.report import DirectoryReport
+from sar.train.model_shape import ModelShape
+from sar.train.plan import plan_training
 
 HELP = "Predict bytes sent and peak memory of every worker for a model on a partition directory."
 

@@ -9,7 +9,8 @@ from sar.comm.collectives import (
     sync_params,
 )
 from sar.comm.ddp import ddp_sum_hook
-from sar.comm.process_group import (
+from sar.comm.rendezvous import nfs_ip_init
+from sar.comm.session import (
     backend,
     comm_device,
     initialize_comms,
@@ -19,7 +20,6 @@ from sar.comm.process_group import (
     rank,
     world_size,
 )
-from sar.comm.rendezvous import nfs_ip_init
 from sar.comm.statistics import Statistics, statistics
 
 __all__ = [

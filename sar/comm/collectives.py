@@ -11,8 +11,8 @@ from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOption
 from torch.nn import Module
 
 from sar.comm.ddp import refuse_second_sum
-from sar.comm.engine import Engine
-from sar.comm.process_group import engine
+from sar.comm.group import Group
+from sar.comm.session import current_group
 from sar.comm.statistics import counters
 from sar.config import Config
 from sar.errors import ConfigError
@@ -30,14 +30,14 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device:
         op: a `torch.distributed.ReduceOp`.
         move_to_comm_device: send a copy on the communication device; needed where the tensor is elsewhere.
     """
-    me = engine()
+    group = current_group()
     call = f"all_reduce({op}) of {_described(tensor)}"
-    with me.guard():
-        _check_device(me, tensor, move_to_comm_device)
-        me.agree(call)
-        if me.world_size > 1:
-            travelling = tensor.detach().to(me.device).contiguous()
-            _reduce(me, travelling, op, call)
+    with group.guard():
+        _check_device(group, tensor, move_to_comm_device)
+        group.agree(call)
+        if group.world_size > 1:
+            travelling = tensor.detach().to(group.device).contiguous()
+            _reduce(group, travelling, op, call)
             if travelling.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(travelling)
 
@@ -53,16 +53,16 @@ def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_c
     Raises:
         ConfigError: where a tensor's size is not the one that its sender has.
     """
-    me = engine()
-    with me.guard():
-        if len(recv_tensors) != me.world_size or len(send_tensors) != me.world_size:
+    group = current_group()
+    with group.guard():
+        if len(recv_tensors) != group.world_size or len(send_tensors) != group.world_size:
             raise ConfigError(
                 f"all_to_all got {len(recv_tensors)} tensors to receive into and {len(send_tensors)} to send; "
-                f"expected one of each for all {me.world_size} workers."
+                f"expected one of each for all {group.world_size} workers."
             )
         rows = _described(send_tensors[0][:0])
         for tensor in (*recv_tensors, *send_tensors):
-            _check_device(me, tensor, move_to_comm_device)
+            _check_device(group, tensor, move_to_comm_device)
             if _described(tensor[:0]) != rows:
                 raise ConfigError(
                     f"all_to_all got {_described(tensor)} among rows like {rows}; give all the same form."
@@ -82,34 +82,38 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
     Returns:
         One tensor per worker, on the communication device. The own one is returned as it is.
     """
-    me = engine()
-    with me.guard():
-        if len(tensors) != me.world_size:
-            raise ConfigError(f"exchange_tensors got {len(tensors)} tensors; expected one for each of {me.world_size}.")
+    group = current_group()
+    with group.guard():
+        if len(tensors) != group.world_size:
+            raise ConfigError(
+                f"exchange_tensors got {len(tensors)} tensors; expected one for each of {group.world_size}."
+            )
         sample = tensors[0]
         call = f"exchange_tensors of {_described(sample[:0])} rows"
-        me.agree(call)
-        sizes = me.all_gather(torch.tensor([len(t) for t in tensors]), call)
-        arriving = [int(theirs[me.rank]) for theirs in sizes]
+        group.agree(call)
+        sizes = group.all_gather(torch.tensor([len(t) for t in tensors]), call)
+        arriving = [int(theirs[group.rank]) for theirs in sizes]
         if recv_sizes is not None and list(recv_sizes) != arriving:
             raise ConfigError(f"exchange_tensors expected lengths {list(recv_sizes)}, but {arriving} arrive.")
-        received = [torch.empty(length, *sample.shape[1:], dtype=sample.dtype, device=me.device) for length in arriving]
-        received[me.rank] = tensors[me.rank].detach().to(me.device)
-        for k in range(1, me.world_size):
-            source, reader = (me.rank - k) % me.world_size, (me.rank + k) % me.world_size
-            _swap(me, source, received[source], reader, tensors[reader].detach(), call)
+        received = [
+            torch.empty(length, *sample.shape[1:], dtype=sample.dtype, device=group.device) for length in arriving
+        ]
+        received[group.rank] = tensors[group.rank].detach().to(group.device)
+        for k in range(1, group.world_size):
+            source, reader = (group.rank - k) % group.world_size, (group.rank + k) % group.world_size
+            _swap(group, source, received[source], reader, tensors[reader].detach(), call)
         return received
 
 
 def exchange_buffers(
-    me: Engine, call: str, buffers: Sequence[Tensor], room: Sequence[Tensor] | None = None
+    group: Group, call: str, buffers: Sequence[Tensor], room: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
     """Send `buffers[q]`, bytes in CPU memory, to every worker q; return what every worker sent to this one.
 
     Several such exchanges make up one call, on which the workers have to agree before the first.
 
     Args:
-        me: any engine; inside its `guard()`.
+        group: any group; inside its `guard()`.
         call: what this is for, for errors.
         buffers: one uint8 tensor per worker. Without `room` it begins with its own length in bytes, int64.
         room: where what each worker sends is to go, where this worker knows its size.
@@ -118,31 +122,31 @@ def exchange_buffers(
         One uint8 tensor per worker. The own one is returned as it is.
     """
     received = list(buffers if room is None else room)
-    received[me.rank] = buffers[me.rank]
-    for k in range(1, me.world_size):
-        source, reader = (me.rank - k) % me.world_size, (me.rank + k) % me.world_size
+    received[group.rank] = buffers[group.rank]
+    for k in range(1, group.world_size):
+        source, reader = (group.rank - k) % group.world_size, (group.rank + k) % group.world_size
         if room is not None:
-            _swap(me, source, received[source], reader, buffers[reader], call)
+            _swap(group, source, received[source], reader, buffers[reader], call)
         else:
-            received[source] = _swap_unknown(me, source, reader, buffers[reader], call)
+            received[source] = _swap_unknown(group, source, reader, buffers[reader], call)
     return received
 
 
-def _swap_unknown(me: Engine, source: int, reader: int, sent: Tensor, call: str) -> Tensor:
+def _swap_unknown(group: Group, source: int, reader: int, sent: Tensor, call: str) -> Tensor:
     """As `_swap`, of bytes that begin with their length; returns what came.
 
     gloo takes a message that is shorter than what was posted for it, and leaves the rest as it was. So short ones need
     no second message.
     """
     head = torch.empty(HEAD_BYTES, dtype=torch.uint8)
-    _swap(me, source, head, reader, sent[:HEAD_BYTES], call)
+    _swap(group, source, head, reader, sent[:HEAD_BYTES], call)
     length = int(head[:8].view(torch.int64))
     counters.bytes_received -= max(HEAD_BYTES - length, 0)
     received = head[:length]
     if length > HEAD_BYTES:
         received = torch.empty(length, dtype=torch.uint8)
         received[:HEAD_BYTES] = head
-    _swap(me, source, received[HEAD_BYTES:], reader, sent[HEAD_BYTES:], call)
+    _swap(group, source, received[HEAD_BYTES:], reader, sent[HEAD_BYTES:], call)
     return received
 
 
@@ -155,14 +159,16 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
         recv_tensor: where the data goes, of the size that `recv_idx` sends.
         send_tensor: what to send.
     """
-    me = engine()
-    with me.guard():
+    group = current_group()
+    with group.guard():
         call = "exchange_single_tensor"
-        me.agree(call)
-        if not (0 <= recv_idx < me.world_size and 0 <= send_idx < me.world_size):
-            raise ConfigError(f"There are no workers {recv_idx} or {send_idx}; expected ranks below {me.world_size}.")
+        group.agree(call)
+        if not (0 <= recv_idx < group.world_size and 0 <= send_idx < group.world_size):
+            raise ConfigError(
+                f"There are no workers {recv_idx} or {send_idx}; expected ranks below {group.world_size}."
+            )
         mine = torch.tensor([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes])
-        table = torch.stack(me.all_gather(mine, call)).tolist()
+        table = torch.stack(group.all_gather(mine, call)).tolist()
         # Everybody checks everybody, so that all workers come to the same verdict.
         for rank, (source, _, expected, _) in enumerate(table):
             _, reader, _, offered = table[source]
@@ -171,24 +177,24 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
                     f"Worker {rank} wants {expected} bytes from worker {source}, which sends {offered} bytes to worker "
                     f"{reader}. Let the two name each other, with tensors of equal size."
                 )
-        if recv_idx == me.rank:
+        if recv_idx == group.rank:
             recv_tensor.detach().copy_(send_tensor)
             return
-        arrived = torch.empty_like(recv_tensor, device=me.device, memory_format=torch.contiguous_format)
-        _swap(me, recv_idx, arrived, send_idx, send_tensor.detach(), call)
+        arrived = torch.empty_like(recv_tensor, device=group.device, memory_format=torch.contiguous_format)
+        _swap(group, recv_idx, arrived, send_idx, send_tensor.detach(), call)
         recv_tensor.detach().copy_(arrived)
 
 
 def sync_params(model: Module) -> None:
     """Copy all parameters and buffers of worker 0 to every worker."""
     tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
-    me = engine()
-    with me.guard(), torch.no_grad():
+    group = current_group()
+    with group.guard(), torch.no_grad():
         call = f"sync_params of {len(tensors)} tensors, {sum(t.numel() for t in tensors)} elements"
-        me.agree(call)
-        for tensor in tensors if me.world_size > 1 else []:
-            travelling = tensor.to(me.device, copy=True, memory_format=torch.contiguous_format)
-            _broadcast(me, travelling, call)
+        group.agree(call)
+        for tensor in tensors if group.world_size > 1 else []:
+            travelling = tensor.to(group.device, copy=True, memory_format=torch.contiguous_format)
+            _broadcast(group, travelling, call)
             tensor.copy_(travelling)
 
 
@@ -203,20 +209,20 @@ def gather_grads(model: Module) -> None:
         ConfigError: for a model in `DistributedDataParallel`, which needs `ddp_sum_hook` instead.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    me = engine()
-    with me.guard(), torch.no_grad():
+    group = current_group()
+    with group.guard(), torch.no_grad():
         refuse_second_sum(model)
         call = f"gather_grads of {len(parameters)} parameters, {sum(p.numel() for p in parameters)} elements"
-        me.agree(call)
-        if me.world_size == 1 or not parameters:
+        group.agree(call)
+        if group.world_size == 1 or not parameters:
             return
-        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=me.device)
-        _reduce(me, present, dist.ReduceOp.MAX, call)
+        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=group.device)
+        _reduce(group, present, dist.ReduceOp.MAX, call)
         used = [p for p, somewhere in zip(parameters, present.tolist(), strict=True) if somewhere]
         for bucket in _buckets(used):
             flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
-            flat = flat.to(me.device)
-            _reduce(me, flat, dist.ReduceOp.SUM, call)
+            flat = flat.to(group.device)
+            _reduce(group, flat, dist.ReduceOp.SUM, call)
             for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 total = total.view_as(p).to(p.device)
                 p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
@@ -235,43 +241,43 @@ def _buckets(parameters: list[torch.nn.Parameter]) -> list[list[torch.nn.Paramet
     return buckets
 
 
-def _reduce(me: Engine, tensor: Tensor, op: Any, call: str) -> None:
-    if me.nccl is not None:
-        dist.all_reduce(tensor, op, group=me.nccl)
+def _reduce(group: Group, tensor: Tensor, op: Any, call: str) -> None:
+    if group.nccl is not None:
+        dist.all_reduce(tensor, op, group=group.nccl)
         return
     options = AllreduceOptions()
     options.reduceOp = op
     options.timeout = timedelta(seconds=Config.timeout)
-    me.wait_for(lambda: me.group.allreduce([tensor], options).wait(), call)
+    group.wait_for(lambda: group.gloo.allreduce([tensor], options).wait(), call)
     counters.bytes_sent += tensor.nbytes
     counters.bytes_received += tensor.nbytes
 
 
-def _broadcast(me: Engine, tensor: Tensor, call: str) -> None:
-    if me.nccl is not None:
-        dist.broadcast(tensor, dist.get_global_rank(me.nccl, 0), group=me.nccl)
+def _broadcast(group: Group, tensor: Tensor, call: str) -> None:
+    if group.nccl is not None:
+        dist.broadcast(tensor, dist.get_global_rank(group.nccl, 0), group=group.nccl)
         return
     options = BroadcastOptions()
     options.rootRank = 0
     options.timeout = timedelta(seconds=Config.timeout)
     # As bytes, because gloo does not know every dtype.
-    me.wait_for(lambda: me.group.broadcast([tensor.view(-1).view(torch.uint8)], options).wait(), call)
-    counters.bytes_sent += tensor.nbytes if me.rank == 0 else 0
-    counters.bytes_received += tensor.nbytes if me.rank != 0 else 0
+    group.wait_for(lambda: group.gloo.broadcast([tensor.view(-1).view(torch.uint8)], options).wait(), call)
+    counters.bytes_sent += tensor.nbytes if group.rank == 0 else 0
+    counters.bytes_received += tensor.nbytes if group.rank != 0 else 0
 
 
-def _swap(me: Engine, source: int, received: Tensor, reader: int, sent: Tensor, call: str) -> None:
+def _swap(group: Group, source: int, received: Tensor, reader: int, sent: Tensor, call: str) -> None:
     """Receive from one worker while sending to another; both may be empty."""
     limit = timedelta(seconds=Config.timeout)
     works = []
     outgoing = sent.to("cpu").contiguous()
     incoming = received if received.device.type == "cpu" else torch.empty_like(received, device="cpu")
     if incoming.nbytes:
-        works.append((source, me.wait_for(lambda: me.group.recv([incoming], source, 0), call, source)))
+        works.append((source, group.wait_for(lambda: group.gloo.recv([incoming], source, 0), call, source)))
     if outgoing.nbytes:
-        works.append((reader, me.wait_for(lambda: me.group.send([outgoing], reader, 0), call, reader)))
+        works.append((reader, group.wait_for(lambda: group.gloo.send([outgoing], reader, 0), call, reader)))
     for peer, work in works:
-        me.wait_for(lambda work=work: work.wait(limit), call, peer)  # type: ignore[misc]
+        group.wait_for(lambda work=work: work.wait(limit), call, peer)  # type: ignore[misc]
     if incoming is not received:
         received.copy_(incoming)
     counters.bytes_received += incoming.nbytes
@@ -279,10 +285,10 @@ def _swap(me: Engine, source: int, received: Tensor, reader: int, sent: Tensor, 
     counters.messages_sent += 1 if outgoing.nbytes else 0
 
 
-def _check_device(me: Engine, tensor: Tensor, move: bool) -> None:
-    if tensor.device.type != me.device.type and not move:
+def _check_device(group: Group, tensor: Tensor, move: bool) -> None:
+    if tensor.device.type != group.device.type and not move:
         raise ConfigError(
-            f"The tensor is on {tensor.device}, but tensors travel on {me.device}; pass move_to_comm_device=True."
+            f"The tensor is on {tensor.device}, but tensors travel on {group.device}; pass move_to_comm_device=True."
         )
 
 

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm.buffers import BufferPool
-from sar.comm.engine import Engine
+from sar.comm.group import Group
 from sar.comm.plan import HaloPlan, RowFormat, Step, Tile
 from sar.comm.statistics import counters
 from sar.config import Config
@@ -124,7 +124,7 @@ class Exchange:
     """The messages of one call: a sweep for its forward, and one for each backward, each after its own agreement.
 
     Args:
-        engine: this worker's engine.
+        group: this worker's end of the group.
         plan: halo lists of the relation.
         settings: as agreed.
         widest: the widest row that will travel, in either direction; from it, tiles are alike in all sweeps.
@@ -135,7 +135,7 @@ class Exchange:
 
     def __init__(
         self,
-        engine: Engine,
+        group: Group,
         plan: HaloPlan,
         settings: Settings,
         widest: RowFormat,
@@ -144,7 +144,7 @@ class Exchange:
         *,
         both_ways: bool = True,
     ) -> None:
-        self.engine = engine
+        self.group = group
         self.plan = plan
         self.settings = settings
         self.steps = plan.schedule(settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways))
@@ -179,7 +179,7 @@ class Exchange:
         Returns:
             An iterator over the tiles that this worker receives.
         """
-        self._number = self.engine.calls
+        self._number = self.group.calls
         rows = RowFormat.of(fields).narrowed(self.settings.wire_features) if fields is not None else None
         steps = self.steps[::-1] if reverse else self.steps
         outward: deque[_Transfer] = deque()
@@ -241,7 +241,7 @@ class Exchange:
         received = sent = None
         if step.receive is not None:
             size = rows.message_bytes(_rows(step.receive))
-            received = torch.empty(size, dtype=torch.uint8, device=self.engine.device) if keep else self.pool.take(size)
+            received = torch.empty(size, dtype=torch.uint8, device=self.group.device) if keep else self.pool.take(size)
         if step.send is not None:
             sent = self.pool.take(rows.message_bytes(_rows(step.send)))
             index = self._own_rows(step.send)
@@ -279,8 +279,8 @@ class Exchange:
         inbound = received[: row.message_bytes(_rows(receive))] if received is not None and receive else None
         outbound = sent[: row.message_bytes(_rows(send))] if sent is not None and send else None
         transfer = _Transfer(receive, received, None, send, sent, None)
-        if self.engine.nccl is not None:
-            _post_nccl(self.engine.nccl, transfer, inbound, outbound)
+        if self.group.nccl is not None:
+            _post_nccl(self.group.nccl, transfer, inbound, outbound)
         else:
             if inbound is not None and receive is not None and inbound.nbytes:
                 transfer.receive_work = self._gloo("recv", inbound, receive.peer, tag)
@@ -294,7 +294,7 @@ class Exchange:
         return transfer
 
     def _gloo(self, verb: str, message: Tensor, peer: int, tag: int) -> Any:
-        return self.engine.wait_for(lambda: getattr(self.engine.group, verb)([message], peer, tag), self.call, peer)
+        return self.group.wait_for(lambda: getattr(self.group.gloo, verb)([message], peer, tag), self.call, peer)
 
     def _own_rows(self, tile: Tile) -> Tensor:
         return self.plan.send_rows[tile.peer][tile.begin : tile.end]
@@ -312,7 +312,7 @@ class Exchange:
 
     def _wait(self, work: Any, peer: int) -> None:
         limit = timedelta(seconds=Config.timeout)
-        self.engine.wait_for(lambda: work.wait(limit), self.call, peer)
+        self.group.wait_for(lambda: work.wait(limit), self.call, peer)
 
     def _take_home(
         self,
@@ -335,18 +335,18 @@ def _rows(tile: Tile) -> int:
     return tile.end - tile.begin
 
 
-def _post_nccl(group: dist.ProcessGroup, transfer: _Transfer, inbound: Tensor | None, outbound: Tensor | None) -> None:
+def _post_nccl(nccl: dist.ProcessGroup, transfer: _Transfer, inbound: Tensor | None, outbound: Tensor | None) -> None:
     """Post both ways in one batch. NCCL matches by order, which the common sequence of steps makes equal on both ends.
 
     Untested with more than one worker: it needs two GPUs.
     """
     operations = []
     if inbound is not None and transfer.receive is not None and inbound.nbytes:
-        source = dist.get_global_rank(group, transfer.receive.peer)
-        operations.append(dist.P2POp(dist.irecv, inbound, source, group))
+        source = dist.get_global_rank(nccl, transfer.receive.peer)
+        operations.append(dist.P2POp(dist.irecv, inbound, source, nccl))
     if outbound is not None and transfer.send is not None and outbound.nbytes:
-        reader = dist.get_global_rank(group, transfer.send.peer)
-        operations.append(dist.P2POp(dist.isend, outbound, reader, group))
+        reader = dist.get_global_rank(nccl, transfer.send.peer)
+        operations.append(dist.P2POp(dist.isend, outbound, reader, nccl))
     works = dist.batch_isend_irecv(operations) if operations else []
     if works:
         transfer.receive_work = works[0]

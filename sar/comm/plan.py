@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.engine import Engine
+from sar.comm.group import Group
 
 ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
@@ -98,19 +98,19 @@ class HaloPlan:
         return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts), self.mean_rows)
 
     @classmethod
-    def agreed(cls, engine: Engine, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":
+    def agreed(cls, group: Group, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":
         """The plan that follows from what each worker reads; a collective call.
 
         Args:
-            engine: this worker's engine.
+            group: this worker's end of the group.
             send_rows: as above.
             halos: the rows of each worker that this one reads.
             rows: of this worker.
             what: the relation in words.
         """
         own = torch.tensor([*map(len, halos), rows])
-        counts = torch.stack(engine.all_gather(own, f"halo counts of {what}"))
-        return cls(engine.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // engine.world_size)
+        counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))
+        return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size)
 
     def schedule(self, tile_rows: int) -> list[Step]:
         """All steps of an exchange with tiles of at most `tile_rows` rows.

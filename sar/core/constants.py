@@ -27,12 +27,12 @@ class Constant:
     """What is known about one call on certain operands, from its second time on.
 
     result: (N_dst, ...).
-    moment: `Engine.moment` of the call that made the result; 0 where there is none.
+    call_id: `Group.moment` of the call that made the result; 0 where there is none.
     """
 
     def __init__(self) -> None:
         self._result: tuple[Tensor, int] | None = None
-        self._moment = 0
+        self._call_id = 0
 
     @property
     def result(self) -> Tensor | None:
@@ -42,14 +42,14 @@ class Constant:
         return self._result[0]
 
     @property
-    def moment(self) -> int:
-        return 0 if self.result is None else self._moment
+    def call_id(self) -> int:
+        return 0 if self.result is None else self._call_id
 
-    def keep(self, result: Tensor, moment: int) -> None:
-        """Keep a result that was made at `moment`; not one of inference mode, in which changes do not show."""
+    def keep(self, result: Tensor, call_id: int) -> None:
+        """Keep a result that was made at `call_id`; not one of inference mode, in which changes do not show."""
         if not result.is_inference():
             # Detached, it shares memory and version with what the caller gets, so that a change in place shows.
-            self._result, self._moment = (result.detach(), result._version), moment
+            self._result, self._call_id = (result.detach(), result._version), call_id
 
 
 class _Same(Constant):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.engine import Engine
+from sar.comm.group import Group
 from sar.common_tuples import EID, ETYPE, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
 from sar.kernels.pieces import is_sorted
@@ -98,7 +98,7 @@ def join_features(shards: list[Shard]) -> dict[str, Tensor]:
     return joined
 
 
-def check_edge_ids(relations: list[list[Shard]], engine: Engine) -> None:
+def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
     """Check, together with all workers, that their edge IDs fit together: the last step of the construction.
 
     IDs as partitioners give them run on from one worker to the next. Where every worker has such a run, they must join,
@@ -110,7 +110,7 @@ def check_edge_ids(relations: list[list[Shard]], engine: Engine) -> None:
     ids = [s.features[EID] for shards in relations for s in shards if EID in s.features and len(s.src)]
     first, last = min((int(i.min()) for i in ids), default=0), max((int(i.max()) for i in ids), default=-1)
     count = sum(len(i) for i in ids)
-    runs = torch.stack(engine.all_gather(torch.tensor([first, last, count]), "checking edge IDs")).tolist()
+    runs = torch.stack(group.all_gather(torch.tensor([first, last, count]), "checking edge IDs")).tolist()
     if any(last - first + 1 != count for first, last, count in runs):
         return
     expected = 0

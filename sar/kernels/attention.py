@@ -11,10 +11,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from sar.kernels import reference_attention
 from sar.kernels.attention_operands import LOG_TOTAL, SCORE, STATISTICS, Attention, Ends, Gradients, Running, Score
 from sar.kernels.backend import numba_kernels
 from sar.kernels.edge_block import EdgeBlock
+from sar.kernels.torch import attention as torch_attention
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
 def _kernels(x: Tensor) -> ModuleType:
     fit = x.device.type == "cpu" and x.numel() and numba_kernels() is not None
     if not fit:
-        return reference_attention
-    from sar.kernels import numba_attention
+        return torch_attention
+    from sar.kernels.cpu import attention as cpu_attention
 
-    return numba_attention
+    return cpu_attention

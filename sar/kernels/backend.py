@@ -11,4 +11,4 @@ from types import ModuleType
 @cache
 def numba_kernels() -> ModuleType | None:
     """The module of Numba kernels; None without Numba. Imported at the first use, because Numba takes long to load."""
-    return importlib.import_module("sar.kernels.numba_cpu") if importlib.util.find_spec("numba") else None
+    return importlib.import_module("sar.kernels.cpu.aggregate") if importlib.util.find_spec("numba") else None

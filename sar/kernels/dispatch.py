@@ -9,10 +9,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from sar.kernels import reference
 from sar.kernels.backend import numba_kernels
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import Op, Operand, Shape, Target, message_shape
+from sar.kernels.torch import aggregate
 
 
 def aggregate_sum(
@@ -194,4 +194,4 @@ def _choose(*tensors: Tensor | None) -> ModuleType:
     fit = dtype in (torch.float32, torch.float64) and all(
         tensor.dtype is dtype and tensor.device.type == "cpu" and tensor.numel() for tensor in given
     )
-    return numba_kernels() or reference if fit else reference
+    return numba_kernels() or aggregate if fit else aggregate

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels import reference_sampling as reference
 from sar.kernels.backend import numba_kernels
-from sar.kernels.threads import run_balanced, run_rows
+from sar.kernels.cpu.threads import run_balanced, run_rows
+from sar.kernels.torch import sampling as reference
 
 ALL = 2**62
 """A fan-out that no degree exceeds."""
@@ -25,7 +25,7 @@ _NODE_WORK = 16
 def _loops() -> ModuleType | None:
     if numba_kernels() is None:
         return None
-    from sar.kernels import sampling_loops
+    from sar.kernels.cpu import sampling_loops
 
     return sampling_loops
 

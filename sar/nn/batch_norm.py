@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sar.comm import process_group
-from sar.comm.engine import Engine
+from sar.comm import session
+from sar.comm.group import Group
 from sar.core.eager import uncompiled
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
@@ -84,27 +84,27 @@ class DistributedBN1D(nn.Module):
             return nn.functional.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
-        together = process_group.is_initialized() if self.distributed is None else self.distributed
-        return normalise(self, x, process_group.engine() if together else None)
+        together = session.is_initialized() if self.distributed is None else self.distributed
+        return normalise(self, x, session.current_group() if together else None)
 
     def extra_repr(self) -> str:
         return f"{self.n_feats}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}"
 
 
 @uncompiled
-def normalise(module: "DistributedBN1D | nn.BatchNorm1d", x: Tensor, engine: Engine | None) -> Tensor:
+def normalise(module: "DistributedBN1D | nn.BatchNorm1d", x: Tensor, group: Group | None) -> Tensor:
     """Normalise (N_i, F) rows by the statistics of all workers, with the parameters and buffers of `module`.
 
     Args:
         module: a `DistributedBN1D` or `torch.nn.BatchNorm1d`; in training its running statistics take part in the new.
         x: (N_i, F) floating point.
-        engine: the workers to combine; None for this one alone.
+        group: the workers to combine; None for this one alone.
 
     Returns:
         (N_i, F).
     """
-    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and engine is not None)
-    result = _Normalise.apply(anchor, x, module.weight, module.bias, module.eps, engine, module.training)
+    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and group is not None)
+    result = _Normalise.apply(anchor, x, module.weight, module.bias, module.eps, group, module.training)
     y, mean, var, count = cast("tuple[Tensor, Tensor, Tensor, Tensor]", result)
     if module.training:
         _track(module, mean, var, count)
@@ -132,7 +132,7 @@ class _Normalise(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         eps: float,
-        engine: Engine | None,
+        group: Group | None,
         training: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = x.to(accumulation_dtype(x.dtype))
@@ -144,10 +144,10 @@ class _Normalise(torch.autograd.Function):
             f"gradients {'on' if ctx.needs_input_grad[0] else 'off'}"
         )
         statistics = [own]
-        if engine is not None and engine.world_size > 1:
-            with engine.guard():
-                flags = max(engine.agree(ctx.words, flags))
-                statistics = [theirs.to(x.device) for theirs in engine.all_gather(own.cpu(), ctx.words)]
+        if group is not None and group.world_size > 1:
+            with group.guard():
+                flags = max(group.agree(ctx.words, flags))
+                statistics = [theirs.to(x.device) for theirs in group.all_gather(own.cpu(), ctx.words)]
         count, mean, var = _combined(statistics)
         if count <= 1:
             raise GraphError(
@@ -157,7 +157,7 @@ class _Normalise(torch.autograd.Function):
         normal = (wide - mean) * scale
         y = normal if weight is None or bias is None else normal * weight + bias
         y = y.to(x.dtype)
-        ctx.engine, ctx.count, ctx.dtype = engine, count, x.dtype
+        ctx.group, ctx.count, ctx.dtype = group, count, x.dtype
         ctx.save_for_backward(normal, scale, weight)
         ctx.mark_non_differentiable(mean, var, count, *([] if flags else [y]))
         return y, mean, var, count
@@ -168,11 +168,11 @@ class _Normalise(torch.autograd.Function):
         normal, scale, weight = ctx.saved_tensors
         grad = grad.to(normal.dtype)
         own = torch.stack([grad.sum(0), (grad * normal).sum(0)])  # (2, F)
-        total, engine = own, ctx.engine
-        if engine is not None and engine.world_size > 1:
-            with engine.guard():
-                engine.agree(f"backward of {ctx.words}")
-                total = torch.stack(engine.all_gather(own.cpu(), ctx.words)).sum(0).to(own.device)
+        total, group = own, ctx.group
+        if group is not None and group.world_size > 1:
+            with group.guard():
+                group.agree(f"backward of {ctx.words}")
+                total = torch.stack(group.all_gather(own.cpu(), ctx.words)).sum(0).to(own.device)
         own_bias_grad, own_weight_grad = own
         mean_grad, mean_product = total / ctx.count
         x_grad = (grad - mean_grad - normal * mean_product) * scale

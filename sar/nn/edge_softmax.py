@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sar.core.eager import uncompiled
-from sar.core.graph import GraphShardManager
-from sar.core.queries import ALL
-from sar.core.reverse import max_at_sources, sum_at_sources
+from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.queries import ALL
+from sar.core.passing.reverse import max_at_sources, sum_at_sources
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, edge_softmax_backward, edge_softmax_forward
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sar.comm import process_group
+from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.core import GraphShardManager
-from sar.core.attention import SEED_STEP
 from sar.core.eager import uncompiled
+from sar.core.passing.attention import SEED_STEP
 from sar.errors import GraphError
 from sar.nn.embedding_files import load_rows, save_rows
 
@@ -65,18 +65,18 @@ class DistEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        engine = process_group.engine()
-        with engine.guard():
+        group = session.current_group()
+        with group.guard():
             if graph.is_block:
                 raise GraphError("A message flow graph has only some of the nodes; make DistEmbedding for the whole.")
             self.node_ids = graph.node_ids(ntype)
             self.num_embeddings = graph.num_nodes_global(ntype)
             self.embedding_dim = embedding_dim
             self._ends = torch.tensor([end for _, end in graph.node_ranges])
-            rows = _initial_rows(init_func, (len(self.node_ids), embedding_dim), dtype, engine.rank)
+            rows = _initial_rows(init_func, (len(self.node_ids), embedding_dim), dtype, group.rank)
             what = f"{self.num_embeddings} {ntype or 'nodes'}"
             self._call = f"DistEmbedding of {what}, width {embedding_dim}, {rows.dtype}"
-            engine.agree(f"making a {self._call}")
+            group.agree(f"making a {self._call}")
         self.weight = rows.to(graph.device).requires_grad_()
         self._looked_up: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the rows: global IDs, and rows with .grad
 
@@ -96,9 +96,9 @@ class DistEmbedding(nn.Module):
         """
         if node_ids is None:
             return self.weight
-        engine = process_group.engine()
-        with engine.guard():
-            engine.agree(f"lookup in a {self._call}")
+        group = session.current_group()
+        with group.guard():
+            group.agree(f"lookup in a {self._call}")
             wanted, place = self._checked(node_ids).unique(return_inverse=True)
             asked = exchange_tensors(self._by_owner(wanted, wanted))
             own = self.weight.detach()
@@ -116,9 +116,9 @@ class DistEmbedding(nn.Module):
         Returns:
             Which rows were used, (U,) int64 ascending, and their gradients, (U, D); None where no worker used any.
         """
-        engine = process_group.engine()
-        with engine.guard():
-            flags = engine.agree(
+        group = session.current_group()
+        with group.guard():
+            flags = group.agree(
                 f"gradients of a {self._call}", (self.weight.grad is not None) | bool(self._looked_up) << 1
             )
             if not any(flags):

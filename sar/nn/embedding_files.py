@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm import process_group
+from sar.comm import session
 from sar.errors import PartitionError
 
 PATTERN = re.compile(r"part-(\d+)-of-(\d+)\.pt")
@@ -32,15 +32,15 @@ def save_rows(
     Raises:
         PartitionError: where the IDs are not one a row, or the files cannot be written.
     """
-    engine, folder = process_group.engine(), Path(folder)
-    with engine.guard():
+    group, folder = session.current_group(), Path(folder)
+    with group.guard():
         call = f"saving {sorted(columns)} and {sorted(scalars)}"
-        engine.agree(call)
+        group.agree(call)
         [count] = {len(column) for column in columns.values()}
         if node_ids.shape != (count,) or node_ids.dtype != torch.int64:
             raise PartitionError(f"node_ids is {node_ids.dtype} {tuple(node_ids.shape)}; expected int64 ({count},).")
-        save = int(engine.all_gather(torch.tensor(secrets.randbits(62)), call)[0])
-        file = folder / f"part-{engine.rank}-of-{engine.world_size}.pt"
+        save = int(group.all_gather(torch.tensor(secrets.randbits(62)), call)[0])
+        file = folder / f"part-{group.rank}-of-{group.world_size}.pt"
         draft = file.with_suffix(".tmp")
         contents = {
             "save": save,
@@ -51,11 +51,11 @@ def save_rows(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             torch.save(contents, draft)
-            engine.agree(f"{call}: all are written")
+            group.agree(f"{call}: all are written")
             os.replace(draft, file)
-            engine.agree(f"{call}: all are in place")
-            for old in folder.glob("part-*.pt") if engine.rank == 0 else ():
-                if (match := PATTERN.fullmatch(old.name)) and int(match[2]) != engine.world_size:
+            group.agree(f"{call}: all are in place")
+            for old in folder.glob("part-*.pt") if group.rank == 0 else ():
+                if (match := PATTERN.fullmatch(old.name)) and int(match[2]) != group.world_size:
                     old.unlink()
         except OSError as error:
             raise PartitionError(f"The rows could not be written to {folder}: {error}.") from error
@@ -79,13 +79,13 @@ def load_rows(
     Raises:
         PartitionError: where files are missing, damaged, of different saves, of another width, or lack rows.
     """
-    engine, folder = process_group.engine(), Path(folder)
-    with engine.guard():
-        engine.agree(f"loading {names} of width {width}")
+    group, folder = session.current_group(), Path(folder)
+    with group.guard():
+        group.agree(f"loading {names} of width {width}")
         wanted, order = node_ids.cpu().sort()
         found = torch.zeros(len(wanted), dtype=torch.bool)
         columns: dict[str, Tensor] = {}
-        files = _files(folder, engine.rank)
+        files = _files(folder, group.rank)
         for number, file in enumerate(files):
             if number and found.all():
                 break
@@ -104,7 +104,7 @@ def load_rows(
                 f"{int(wanted[~found][0])}, are in none of {[file.name for file in files]} of {folder}. Let this "
                 "worker see the files of all, and name nodes as they were named when the rows were saved."
             )
-        for rank, theirs in enumerate(engine.all_gather(torch.tensor(save), "loading rows")):
+        for rank, theirs in enumerate(group.all_gather(torch.tensor(save), "loading rows")):
             _check_save(files[0], save, f"what worker {rank} reads", int(theirs))
         return {name: column.to(device) for name, column in columns.items()}, scalars
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar import comm
-from sar.adapters.dgl.edge_type_names import types_of
-from sar.adapters.dgl.feature_files import open_orig_ids, owned_nodes
-from sar.adapters.dgl.graph_file import read_graph_file
-from sar.adapters.dgl.partition_json import PartitionJson, find_partition_json, read_partition_json
-from sar.adapters.dgl.partition_reader import graph_path
-from sar.adapters.dgl.tensor_file import StoredTensor, load, open_tensors
-from sar.comm.process_group import engine
+from sar.adapters.dgl.reader.edge_type_names import types_of
+from sar.adapters.dgl.reader.feature_files import open_orig_ids, owned_nodes
+from sar.adapters.dgl.reader.graph_file import read_graph_file
+from sar.adapters.dgl.reader.partition_json import PartitionJson, find_partition_json, read_partition_json
+from sar.adapters.dgl.reader.partition_reader import graph_path
+from sar.adapters.dgl.reader.tensor_file import StoredTensor, load, open_tensors
+from sar.comm.session import current_group
 from sar.errors import ConfigError, PartitionError
 from sar.partition.once import Once
 
@@ -60,7 +60,7 @@ def to_original_order(
     type_id = _type_id(spec, ntype)
     alone = not isinstance(values, Sequence) or isinstance(values, str)
     if alone and comm.is_initialized() and comm.world_size() > 1:
-        with engine().guard():
+        with current_group().guard():
             return _together(_opened(values, "of this worker"), spec, type_id, out)  # type: ignore[arg-type]
     parts = [values] if alone else list(values)  # type: ignore[arg-type]
     if len(parts) != spec.num_parts:
@@ -232,33 +232,33 @@ def _discard(out: str | PathLike[str] | None) -> None:
 
 
 def _together(rows: _Rows, spec: PartitionJson, type_id: int, out: str | PathLike[str] | None) -> Array:
-    """Every worker writes its rows into one file; inside `engine.guard()`."""
-    me = engine()
+    """Every worker writes its rows into one file; inside `group.guard()`."""
+    group = current_group()
     if out is None:
         raise ConfigError("the rows of one worker alone need `out`, a file in which the workers' rows meet.")
-    if me.world_size != spec.num_parts:
-        raise ConfigError(f"{me.world_size} workers are running; expected {spec.num_parts}, one for each part.")
-    _check_form(spec, type_id, me.rank, rows, rows)
+    if group.world_size != spec.num_parts:
+        raise ConfigError(f"{group.world_size} workers are running; expected {spec.num_parts}, one for each part.")
+    _check_form(spec, type_id, group.rank, rows, rows)
     total = _num_nodes(spec, type_id)
     shape, what = (total, *rows.shape[1:]), f"to_original_order, {spec.node_types[type_id]}"
-    me.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
-    if me.rank == 0:
+    group.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
+    if group.rank == 0:
         _create(out, shape, rows.dtype)
-    me.agree(f"{what}: the file is there")
+    group.agree(f"{what}: the file is there")
     try:
         seen = Once(total)
         result: Array = np.load(_unfinished(out), mmap_mode="r+")
-        _scatter(rows, _original_ids(spec, me.rank, type_id), result, seen)
+        _scatter(rows, _original_ids(spec, group.rank, type_id), result, seen)
         if seen.outside or seen.repeated:
             raise _no_permutation(spec, seen)
         assert isinstance(result, np.memmap)
         result.flush()
-        me.agree(f"{what}: all rows are written")
-        if me.rank == 0:
+        group.agree(f"{what}: all rows are written")
+        if group.rank == 0:
             os.replace(_unfinished(out), out)
-        me.agree(f"{what}: the file has its name")
+        group.agree(f"{what}: the file has its name")
     except BaseException:
-        if me.rank == 0:
+        if group.rank == 0:
             _discard(out)
         raise
     return result

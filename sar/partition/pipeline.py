@@ -14,18 +14,18 @@ from typing import Literal
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.assigning import Assigned, AssigningOptions, assign, write_once
-from sar.partition.cleanup import clean_up
+from sar.partition.assign.assigning import Assigned, AssigningOptions, assign, write_once
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource
-from sar.partition.readers import open_graph
-from sar.partition.readers.files import Files, find_files
-from sar.partition.report import DirectoryReport
-from sar.partition.staging import Staging, staged
-from sar.partition.team import Team
-from sar.partition.write import write_parts
-from sar.partition.write_job import Progress, check_writable
-from sar.partition.written_report import written_report
+from sar.partition.ingest import open_graph
+from sar.partition.ingest.cleanup import clean_up
+from sar.partition.ingest.files import Files, find_files
+from sar.partition.inspect.report import DirectoryReport
+from sar.partition.write.staging import Staging, staged
+from sar.partition.write.team import Team
+from sar.partition.write.write import write_parts
+from sar.partition.write.write_job import Progress, check_writable
+from sar.partition.write.written_report import written_report
 
 _NAME_BYTES = 1000
 
@@ -53,7 +53,7 @@ class InputOptions:
 class OutputOptions:
     """What to make.
 
-    directory, name: as in `sar.partition.write.write_partitions`.
+    directory, name: as in `sar.partition.write.write.write_partitions`.
     memory: bytes that each step may use beyond what the process has when it starts.
     resume: as there; a run that was killed can be resumed even if it did not have this option.
     local_output: as there.

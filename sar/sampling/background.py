@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from sar.comm import process_group
+from sar.comm import session
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
 from sar.sampling.batch import Batch, Source
@@ -30,7 +30,7 @@ _groups = itertools.count()  # counts alike on all workers, which is agreed on
 class Processes:
     """This worker's background processes: see [Note: background processes] in `process.py`.
 
-    Made by all workers together, inside `engine.guard()`.
+    Made by all workers together, inside `group.guard()`.
 
     Args:
         source: what to sample from; copied to shared memory that all processes read.
@@ -42,15 +42,15 @@ class Processes:
     """
 
     def __init__(self, source: Source, count: int, ahead: int) -> None:
-        engine, group = process_group.engine(), next(_groups)
-        engine.agree(f"starting {count} sampling processes for loader {group}, {ahead} batches ahead each")
+        group, number = session.current_group(), next(_groups)
+        group.agree(f"starting {count} sampling processes for loader {number}, {ahead} batches ahead each")
         self.source = source
-        self._rank = engine.rank
-        address = _store_address() if engine.world_size > 1 else None
+        self._rank = group.rank
+        address = _store_address() if group.world_size > 1 else None
         self._processes: list[_Process] = []
         self._finalizer = weakref.finalize(self, _end, self._processes)
         self._processes += [_Process(number) for number in range(count)]
-        job = Job(engine.rank, engine.world_size, address, f"sar/sampling/{group}", Config.timeout, ahead, source)
+        job = Job(group.rank, group.world_size, address, f"sar/sampling/{number}", Config.timeout, ahead, source)
         send(job, *(process.channel for process in self._processes))
 
     @property

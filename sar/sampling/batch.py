@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.engine import Engine
+from sar.comm.group import Group
 from sar.kernels.neighbor_sampling import derive_key
 from sar.sampling.feature_cache import FeatureCache
 from sar.sampling.features import Fetched, fetch_features
@@ -40,24 +40,24 @@ def random_key() -> int:
     return int(torch.randint(2**63 - 1, ()))
 
 
-def sample_batch(engine: Engine, source: Source, seeds: Tensor, key: int) -> Batch:
+def sample_batch(group: Group, source: Source, seeds: Tensor, key: int) -> Batch:
     """Sample a batch, by all workers together.
 
     Args:
-        engine: to talk to the other workers.
+        group: to talk to the other workers.
         source: with equal settings on all workers.
         seeds: distinct global IDs, (S,) int64; may be empty.
         key: 63 bits that belong to this worker and batch.
     """
     graph = source.graph
-    with engine.guard():
-        engine.agree(f"{graph.signature}: a batch")
+    with group.guard():
+        group.agree(f"{graph.signature}: a batch")
         destinations = graph.by_type(seeds)
         outputs = destinations
         hops: list[Hop] = []
         for layer, fanouts in reversed(list(enumerate(source.fanouts))):
             words = f"{graph.signature}, layer {layer}"
-            hop = sample_hop(engine, graph, destinations, fanouts, source.replace, derive_key(key, layer), words)
+            hop = sample_hop(group, graph, destinations, fanouts, source.replace, derive_key(key, layer), words)
             destinations = hop.nodes
             hops.insert(0, hop)
-        return Batch(hops, fetch_features(engine, graph, destinations, outputs, source.cache, graph.signature))
+        return Batch(hops, fetch_features(group, graph, destinations, outputs, source.cache, graph.signature))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.collectives import exchange_buffers
-from sar.comm.engine import Engine
+from sar.comm.group import Group
 from sar.kernels.neighbor_sampling import copy_rows
 from sar.sampling import buffers
 from sar.sampling.feature_cache import FeatureCache, choose_hot_nodes
@@ -33,13 +33,13 @@ class Fetched(NamedTuple):
     misses: int
 
 
-def fill_cache(engine: Engine, graph: LocalGraph, nbytes: int) -> FeatureCache:
+def fill_cache(group: Group, graph: LocalGraph, nbytes: int) -> FeatureCache:
     """A cache of `nbytes` bytes for this worker's hot nodes; called by all workers together."""
     nodes = choose_hot_nodes(graph, nbytes)
     none = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64))
     words = f"{graph.signature}: filling the cache"
-    engine.agree(words)
-    fetched = fetch_features(engine, graph, nodes, none, None, words)
+    group.agree(words)
+    fetched = fetch_features(group, graph, nodes, none, None, words)
     return FeatureCache(nodes, fetched.inputs)
 
 
@@ -54,7 +54,7 @@ class _Section(NamedTuple):
 
 
 def fetch_features(
-    engine: Engine,
+    group: Group,
     graph: LocalGraph,
     input_nodes: Mapping[str, Tensor],
     output_nodes: Mapping[str, Tensor],
@@ -64,7 +64,7 @@ def fetch_features(
     """The features `graph.inputs` of the input nodes and `graph.outputs` of the output nodes, from their owners.
 
     Args:
-        engine: to talk to the other workers, which have agreed on this; inside its `guard()`.
+        group: to talk to the other workers, which have agreed on this; inside its `guard()`.
         graph: this worker's part of the graph.
         input_nodes, output_nodes: global IDs of every type, (n,) int64 each.
         cache: of input features.
@@ -80,7 +80,7 @@ def fetch_features(
         _section(graph, ntype, tables, output_nodes[ntype], None)[0] for ntype, tables in graph.outputs.items()
     ]
     if sections:
-        _exchange(engine, graph, sections, words)
+        _exchange(group, graph, sections, words)
     inputs = {section.ntype: section.out for section in sections[: len(graph.inputs)]}
     outputs = {section.ntype: section.out for section in sections[len(graph.inputs) :]}
     return Fetched(inputs, outputs, hits, misses)
@@ -116,15 +116,15 @@ def _take_cached(graph: LocalGraph, section: _Section, cache: FeatureCache) -> i
     return hits
 
 
-def _exchange(engine: Engine, graph: LocalGraph, sections: list[_Section], words: str) -> None:
+def _exchange(group: Group, graph: LocalGraph, sections: list[_Section], words: str) -> None:
     """Fill in the remote rows: one message with all sections' nodes to each owner, and one with all rows back."""
-    everyone, me = range(engine.world_size), engine.rank
-    requests = [pack([s.nodes[p] for s in sections]) if p != me else _NOTHING for p in everyone]
-    arrived = exchange_buffers(engine, f"{words}: nodes with features", requests)
+    everyone, rank = range(group.world_size), group.rank
+    requests = [pack([s.nodes[p] for s in sections]) if p != rank else _NOTHING for p in everyone]
+    arrived = exchange_buffers(group, f"{words}: nodes with features", requests)
     forms = [(s, name, Form.of(table)) for s in sections for name, table in s.tables.items()]
     answers = []
     for p in everyone:
-        if p == me:
+        if p == rank:
             answers.append(_NOTHING)
             continue
         wanted = unpack(arrived[p], [Form(torch.int64)] * len(sections))
@@ -135,12 +135,12 @@ def _exchange(engine: Engine, graph: LocalGraph, sections: list[_Section], words
             copy_rows(section.tables[name], index, form.view(answer, begin, len(index)), None)
             begin += form.nbytes(len(index))
         answers.append(answer)
-    sizes = [sum(form.nbytes(len(s.nodes[p])) for s, _, form in forms) if p != me else 0 for p in everyone]
+    sizes = [sum(form.nbytes(len(s.nodes[p])) for s, _, form in forms) if p != rank else 0 for p in everyone]
     room = [buffers.empty([size], torch.uint8) for size in sizes]
-    returned = exchange_buffers(engine, f"{words}: features", answers, room)
+    returned = exchange_buffers(group, f"{words}: features", answers, room)
     for p in everyone:
         begin = 0
-        for section, name, form in forms if p != me else []:
+        for section, name, form in forms if p != rank else []:
             count = len(section.nodes[p])
             copy_rows(form.view(returned[p], begin, count), None, section.out[name], section.places[p])
             begin += form.nbytes(count)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.collectives import exchange_buffers
-from sar.comm.engine import Engine
+from sar.comm.group import Group
 from sar.common_tuples import EID, CanonicalEtype
 from sar.kernels.neighbor_sampling import Numbering, derive_key, draw_in_edges, order_segments, to_offsets
 from sar.sampling.local_graph import LocalGraph, LocalRelation
@@ -74,7 +74,7 @@ def sort_by_owner(graph: LocalGraph, nodes: Tensor) -> _Asked:
 
 
 def sample_hop(
-    engine: Engine,
+    group: Group,
     graph: LocalGraph,
     destinations: Mapping[str, Tensor],
     fanouts: Sequence[int],
@@ -85,7 +85,7 @@ def sample_hop(
     """Sample in-edges of the destinations: see [Note: in step].
 
     Args:
-        engine: to talk to the other workers, which have agreed on the batch; inside its `guard()`.
+        group: to talk to the other workers, which have agreed on the batch; inside its `guard()`.
         graph: this worker's part of the graph.
         destinations: distinct global IDs of every node type, (n,) int64 each.
         fanouts: edges to draw at each node, for every edge type.
@@ -96,12 +96,12 @@ def sample_hop(
     drawn = [number for number, fanout in enumerate(fanouts) if fanout]
     needed = sorted({graph.relations[number].etype[2] for number in drawn})
     asked = {ntype: sort_by_owner(graph, destinations[ntype]) for ntype in needed}
-    everyone, me = range(engine.world_size), engine.rank
+    everyone, rank = range(group.world_size), group.rank
     requests = [
-        pack([torch.tensor([key]), *(asked[ntype].of(p) for ntype in needed)]) if p != me else _NOTHING
+        pack([torch.tensor([key]), *(asked[ntype].of(p) for ntype in needed)]) if p != rank else _NOTHING
         for p in everyone
     ]
-    arrived = exchange_buffers(engine, f"{words}: nodes", requests)
+    arrived = exchange_buffers(group, f"{words}: nodes", requests)
     forms = [form for number in drawn for form in graph.relations[number].forms]
 
     def answer(key: int, nodes: Sequence[Tensor]) -> list[Tensor]:
@@ -114,14 +114,14 @@ def sample_hop(
 
     answers = []
     for p in everyone:
-        if p == me:
+        if p == rank:
             answers.append(_NOTHING)
             continue
         theirs, *nodes = unpack(arrived[p], [_ID] * (1 + len(needed)))
         answers.append(pack(answer(int(theirs), nodes)))
-    own = answer(key, [asked[ntype].of(me) for ntype in needed])
-    returned = exchange_buffers(engine, f"{words}: edges", answers)
-    parts = [own if p == me else unpack(returned[p], forms) for p in everyone]
+    own = answer(key, [asked[ntype].of(rank) for ntype in needed])
+    returned = exchange_buffers(group, f"{words}: edges", answers)
+    parts = [own if p == rank else unpack(returned[p], forms) for p in everyone]
     columns = iter([torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts, strict=True)])
     return _join(graph, destinations, asked, drawn, columns)
 

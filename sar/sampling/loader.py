@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from sar.comm import process_group
-from sar.core.graph import GraphShardManager
-from sar.core.mfg import Seeds
+from sar.comm import session
+from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import derive_key
 from sar.sampling.background import Processes
@@ -68,7 +68,7 @@ class DataLoader:
         self._idle: Processes | None = None  # between epochs
         self._epoch = 0
         self._seed = random_key() if seed is None else seed
-        with process_group.engine().guard():
+        with session.current_group().guard():
             for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", prefetch_factor, 1)):
                 if value < least:
                     raise ConfigError(f"{name} is {value}; expected at least {least}.")
@@ -94,18 +94,18 @@ class DataLoader:
     def __iter__(self) -> Iterator[list[Any]]:
         """The batches of the next epoch."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        key = derive_key(self._seed, process_group.rank(), epoch)
+        key = derive_key(self._seed, session.rank(), epoch)
         batches = [(seeds, derive_key(key, number)) for number, seeds in enumerate(self._batches.epoch(epoch))]
         sampled = self._sample_ahead(batches) if self._num_workers and batches else self._sample(batches)
         return map(self._sampler.to_blocks, sampled)
 
     def _sample(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         for seeds, key in batches:
-            yield sample_batch(process_group.engine(), self._sampler.prepare(self._graph), seeds, key)
+            yield sample_batch(session.current_group(), self._sampler.prepare(self._graph), seeds, key)
 
     def _sample_ahead(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
-        engine = process_group.engine()
-        with engine.guard():
+        group = session.current_group()
+        with group.guard():
             source = self._sampler.prepare(self._graph)
             processes, self._idle = self._idle, None
             if processes is None or processes.source is not source:
@@ -114,7 +114,7 @@ class DataLoader:
         try:
             sampled = processes.sample(batches)
             for _ in batches:
-                with engine.guard():
+                with group.guard():
                     batch = next(sampled)
                 yield batch
             finished = True

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sar.comm import process_group
+from sar.comm import session
 from sar.common_tuples import EID, CanonicalEtype
-from sar.core.graph import GraphShardManager
-from sar.core.in_edges import InEdges
+from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.in_edges import InEdges
 from sar.errors import FieldError, GraphError
 from sar.sampling.packing import Form
 
@@ -97,7 +97,7 @@ def make_local_graph(
     outputs: Mapping[str, Tensor],
     settings: str,
 ) -> LocalGraph:
-    """What this worker needs to sample, agreed on with all workers; inside `engine.guard()`.
+    """What this worker needs to sample, agreed on with all workers; inside `group.guard()`.
 
     Args:
         graph: the distributed graph.
@@ -111,7 +111,7 @@ def make_local_graph(
         FieldError, GraphError: for fields that are not there or not fit.
         CommunicationError: where another worker raised, or disagrees.
     """
-    engine = process_group.engine()
+    group = session.current_group()
     starts = _type_starts(graph)
     columns = [dict(graph.edges[relation.etype].data) for relation in edges]
     if prob is not None and not any(prob in fields for fields in columns):
@@ -136,16 +136,16 @@ def make_local_graph(
         [(ntype, name, Form.of(table)) for ntype, named in features.items() for name, table in named.items()]
         for features in tables
     ]
-    engine.agree(f"{signature}, with edge fields {edge_forms} and node features {node_forms}")
-    everywhere = torch.stack(engine.all_gather(starts, "type starts of a sampler"))
+    group.agree(f"{signature}, with edge fields {edge_forms} and node features {node_forms}")
+    everywhere = torch.stack(group.all_gather(starts, "type starts of a sampler"))
     return LocalGraph(
-        engine.rank, graph.node_ranges, everywhere, graph.ntypes, relations, tables[0], tables[1], signature
+        group.rank, graph.node_ranges, everywhere, graph.ntypes, relations, tables[0], tables[1], signature
     )
 
 
 def _type_starts(graph: GraphShardManager) -> Tensor:
     """The first global ID of this worker's nodes of every type, (types,) int64."""
-    start = graph.node_ranges[process_group.rank()][0]
+    start = graph.node_ranges[session.rank()][0]
     starts = []
     for ntype, ids in graph._structure.src.ids.items():
         starts.append(start)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.comm import process_group
+from sar.comm import session
 from sar.core import GraphShardManager
 from sar.errors import ConfigError
 from sar.logging_setup import logger
@@ -39,13 +39,13 @@ class OptimizedBatches:
     """
 
     def __init__(self, graph: GraphShardManager, cache: str | os.PathLike[str] | None = None) -> None:
-        engine = process_group.engine()
+        group = session.current_group()
         self._graph = graph
         self._file = None
         if cache is not None:
             path = Path(cache)
             name = path.name.removesuffix(".npz")
-            self._file = path.with_name(f"{name}-{engine.rank}-of-{engine.world_size}.npz")
+            self._file = path.with_name(f"{name}-{group.rank}-of-{group.world_size}.npz")
 
     def group(self, seeds: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Divide seeds among batches of given sizes; not a collective call.

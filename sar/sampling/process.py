@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sar.comm.engine import Engine
+from sar.comm.group import Group
 from sar.config import Config
 from sar.sampling.batch import Batch, Source, sample_batch
 from sar.sampling.shared import receive, send
@@ -83,11 +83,11 @@ def main(descriptor: int, number: int) -> None:
         threading.Thread(target=_listen, args=(channel, shares, credit), daemon=True).start()
         credit.release(job.credit)
         Config.timeout = job.timeout
-        engine = _connect(job, number)
+        group = _connect(job, number)
         while True:
             for seeds, key in shares.get().batches:
                 credit.acquire()
-                send(Made(sample_batch(engine, job.source, seeds, key)), channel)
+                send(Made(sample_batch(group, job.source, seeds, key)), channel)
     except EOFError:
         os._exit(0)
     except Exception as error:
@@ -107,10 +107,10 @@ def _listen(channel: "Connection[Any, Any]", shares: "queue.Queue[Share]", credi
         os._exit(0)  # also out of a wait for other workers
 
 
-def _connect(job: Job, number: int) -> Engine:
+def _connect(job: Job, number: int) -> Group:
     """An engine among the processes of this number on all workers."""
     store: dist.Store = dist.HashStore()
     if job.store is not None:
         limit = timedelta(seconds=job.timeout)
         store = dist.TCPStore(*job.store, is_master=False, wait_for_workers=False, timeout=limit)
-    return Engine(dist.PrefixStore(f"{job.prefix}/{number}", store), job.rank, job.world_size, torch.device("cpu"))
+    return Group(dist.PrefixStore(f"{job.prefix}/{number}", store), job.rank, job.world_size, torch.device("cpu"))

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from sar.adapters.dgl.blocks import attach_features, make_block
-from sar.comm import process_group
+from sar.comm import session
 from sar.common_tuples import CanonicalEtype
-from sar.core.graph import GraphShardManager
-from sar.core.in_edges import InEdges, in_edges
-from sar.core.mfg import Seeds
+from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.in_edges import InEdges, in_edges
+from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import ALL
 from sar.sampling.batch import Batch, Source, random_key, sample_batch
@@ -119,16 +119,16 @@ class DistNeighborSampler:
             ConfigError: for fan-outs of unknown edge types.
             CommunicationError: where another worker raised, or asks for something else.
         """
-        engine = process_group.engine()
-        with engine.guard():
+        group = session.current_group()
+        with group.guard():
             source = self.prepare(full_graph_manager)
-            nodes = check_seeds(global_ids(full_graph_manager, seeds), engine, source.graph.node_ranges)
-        return self.to_blocks(sample_batch(engine, source, nodes, random_key()))
+            nodes = check_seeds(global_ids(full_graph_manager, seeds), group, source.graph.node_ranges)
+        return self.to_blocks(sample_batch(group, source, nodes, random_key()))
 
     def prepare(self, graph: GraphShardManager) -> Source:
         """What batches are sampled from; made by all workers together, anew where fields of the graph have changed."""
-        engine = process_group.engine()
-        with engine.guard():
+        group = session.current_group()
+        with group.guard():
             fields = [column for etype in graph.canonical_etypes for column in graph.edges[etype].data.values()]
             fields += [*self.input_node_features.values(), *self.output_node_features.values()]
             made_of = (id(graph._structure), graph.canonical_etypes, [(id(field), field._version) for field in fields])
@@ -158,7 +158,7 @@ class DistNeighborSampler:
         inputs, outputs = self.input_node_features, self.output_node_features
         local = make_local_graph(graph, known[1], self.prob, self.copy_edata, inputs, outputs, settings)
         cache = (
-            fill_cache(process_group.engine(), local, self.feature_cache_bytes) if self.feature_cache_bytes else None
+            fill_cache(session.current_group(), local, self.feature_cache_bytes) if self.feature_cache_bytes else None
         )
         return Source(local, fanouts, self.replace, cache)
 

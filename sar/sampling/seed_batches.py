@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sar.comm import process_group
+from sar.comm import session
 from sar.errors import ConfigError
 from sar.sampling.optimized_batches import OptimizedBatches
 from sar.sampling.seed_ids import check_seeds
@@ -56,23 +56,23 @@ class SeedBatches:
         node_ranges: Sequence[tuple[int, int]] | None = None,
         foreign: bool = False,
     ) -> None:
-        engine = process_group.engine()
-        self._shuffle, self._seed, self._rank = shuffle, seed, engine.rank
-        with engine.guard():
-            engine.agree(
+        group = session.current_group()
+        self._shuffle, self._seed, self._rank = shuffle, seed, group.rank
+        with group.guard():
+            group.agree(
                 f"SeedBatches of {batch_size}, drop_last {drop_last}, shuffle {shuffle}, "
                 f"optimised {optimized is not None}, foreign seeds {foreign}"
             )
             if batch_size < 1:
                 raise ConfigError(f"batch_size is {batch_size}; expected at least 1.")
-            seeds = check_seeds(seeds, engine, node_ranges, foreign=foreign)
-            counts = torch.stack(engine.all_gather(torch.tensor([len(seeds)]), "SeedBatches")).squeeze(1).tolist()
+            seeds = check_seeds(seeds, group, node_ranges, foreign=foreign)
+            counts = torch.stack(group.all_gather(torch.tensor([len(seeds)]), "SeedBatches")).squeeze(1).tolist()
             self._seeds, self._count = seeds, _number_of_batches(counts, batch_size, drop_last)
             self._sizes = _sizes(len(seeds), self._count, batch_size, drop_last)
             self._fixed: list[Tensor] | None = None
             if optimized is not None:
                 self._fixed = optimized.group(seeds, self._sizes)
-                engine.agree("SeedBatches: optimised batches are made")
+                group.agree("SeedBatches: optimised batches are made")
 
     def __len__(self) -> int:
         """The number of batches in an epoch, the same on every worker."""

@@ -6,11 +6,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sar.comm import process_group
+from sar.comm import session
 from sar.comm.collectives import exchange_tensors
-from sar.comm.engine import Engine
+from sar.comm.group import Group
 from sar.core import GraphShardManager
-from sar.core.mfg import Seeds, checked_nodes
+from sar.core.graph.mfg import Seeds, checked_nodes
 from sar.errors import GraphError
 
 CPU: Final = torch.device("cpu")
@@ -33,11 +33,11 @@ def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
     Raises:
         GraphError: for unknown types, rows that do not exist or are given twice, and masks of another length.
     """
-    engine = process_group.engine()
-    with engine.guard():
+    group = session.current_group()
+    with group.guard():
         if not isinstance(nodes, Mapping):
             nodes = torch.as_tensor(nodes)
-            first, last = graph.node_ranges[engine.rank]
+            first, last = graph.node_ranges[group.rank]
             return _rows_of_mask("seeds", nodes, last - first) + first if nodes.dtype == torch.bool else nodes
         if not set(nodes) <= set(graph.ntypes):
             raise GraphError(f"The seeds have the node types {sorted(nodes)}; expected some of {graph.ntypes}.")
@@ -52,16 +52,16 @@ def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
 
 
 def check_seeds(
-    seeds: Tensor, engine: Engine, node_ranges: Sequence[tuple[int, int]] | None, *, foreign: bool = False
+    seeds: Tensor, group: Group, node_ranges: Sequence[tuple[int, int]] | None, *, foreign: bool = False
 ) -> Tensor:
     """The seeds as int64 on the CPU, once it is sure that each is a node and no worker has it twice or another's.
 
     Collective with `foreign`; otherwise an error reaches the other workers at their next collective call. Inside
-    `engine.guard()`.
+    `group.guard()`.
 
     Args:
         seeds: this worker's, (S,) integer global IDs.
-        engine: this worker's engine.
+        group: this worker's end of the group.
         node_ranges: the [start, end) range of global IDs of every partition; None where it is known that the seeds are
             nodes that this worker may use.
         foreign: allow nodes of other partitions, as long as no other worker has them too.
@@ -71,13 +71,13 @@ def check_seeds(
     """
     allowed, whole = (0, node_ranges[-1][1] if node_ranges else 2**63 - 1), "the graph"
     if node_ranges and not foreign:
-        allowed, whole = node_ranges[engine.rank], "this worker's partition"
-    seeds = checked_nodes(f"the seeds of worker {engine.rank}", seeds, allowed, "global IDs", CPU, whole)
+        allowed, whole = node_ranges[group.rank], "this worker's partition"
+    seeds = checked_nodes(f"the seeds of worker {group.rank}", seeds, allowed, "global IDs", CPU, whole)
     if not foreign:
         return seeds
     # Worker s % W looks at seed s.
-    ranks = range(engine.world_size)
-    arrived = [t.cpu() for t in exchange_tensors([seeds[seeds % engine.world_size == q] for q in ranks])]
+    ranks = range(group.world_size)
+    arrived = [t.cpu() for t in exchange_tensors([seeds[seeds % group.world_size == q] for q in ranks])]
     owners = torch.repeat_interleave(torch.tensor(ranks), torch.tensor([len(t) for t in arrived]))
     nodes = torch.cat(arrived)
     distinct, counts = nodes.unique(return_counts=True)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sar.comm import process_group
+from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.core import GraphShardManager
-from sar.core.mfg import Seeds
+from sar.core.graph.mfg import Seeds
 from sar.sampling.seed_ids import check_seeds, global_ids
 
 
@@ -30,16 +30,16 @@ def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
     Raises:
         GraphError: for seeds that are not this worker's own, do not exist, or are given twice.
     """
-    engine = process_group.engine()
-    with engine.guard():
-        engine.agree("split_seeds")
-        own = check_seeds(global_ids(graph, seeds), engine, graph.node_ranges).sort().values
-        counts = torch.stack(engine.all_gather(torch.tensor([len(own)]), "split_seeds")).squeeze(1).tolist()
-        moves = plan_moves(counts)[engine.rank]
-        keep = moves[engine.rank]
-        moves[engine.rank] = 0
+    group = session.current_group()
+    with group.guard():
+        group.agree("split_seeds")
+        own = check_seeds(global_ids(graph, seeds), group, graph.node_ranges).sort().values
+        counts = torch.stack(group.all_gather(torch.tensor([len(own)]), "split_seeds")).squeeze(1).tolist()
+        moves = plan_moves(counts)[group.rank]
+        keep = moves[group.rank]
+        moves[group.rank] = 0
         sent = list(own[keep:].split(moves))
-        sent[engine.rank] = own[:keep]
+        sent[group.rank] = own[:keep]
         return torch.cat([piece.cpu() for piece in exchange_tensors(sent)]).sort().values
 
 

@@ -12,8 +12,8 @@ from matplotlib.image import imread
 
 from sar.cli.demo import _graph, add_arguments
 from sar.errors import ConfigError
-from sar.partition.community_graph import community_graph
 from sar.partition.graph_data import write_npz
+from sar.partition.ingest.community_graph import community_graph
 from tests.leftovers import MARK
 from tests.workers import REPOSITORY
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sar.cli import main
-from sar.cli.allocator import ENVIRONMENT, KEPT
+from sar.host.allocator import ENVIRONMENT, KEPT
 from tests.leftovers import marked_processes
 from tests.workers import REPOSITORY
 

@@ -13,7 +13,7 @@ import pytest
 from sar.cli import main
 from sar.cli import partition as command
 from sar.partition import pipeline
-from sar.partition.inspection import inspect_directory
+from sar.partition.inspect.inspection import inspect_directory
 from tests.partition.written import content_of
 from tests.workers import REPOSITORY
 

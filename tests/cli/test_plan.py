@@ -10,8 +10,8 @@ import pytest
 import sar
 from sar.cli import main
 from sar.cli.sizes import parse_bytes
-from sar.partition.community_graph import community_graph
-from sar.partition.write import partition_graph
+from sar.partition.ingest.community_graph import community_graph
+from sar.partition.write.write import partition_graph
 
 
 @pytest.fixture(autouse=True)

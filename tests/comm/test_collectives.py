@@ -7,7 +7,7 @@ import torch.distributed as dist
 import sar
 from sar import comm
 from sar.comm.collectives import HEAD_BYTES, exchange_buffers
-from sar.comm.process_group import engine
+from sar.comm.session import current_group
 from tests.core.attempts import Failure, catch
 
 
@@ -75,7 +75,7 @@ def message(sender, receiver):
 
 
 def exchange_messages():
-    me, size = engine(), sar.world_size()
+    me, size = current_group(), sar.world_size()
     with me.guard():
         me.agree("messages")
         before = comm.statistics()

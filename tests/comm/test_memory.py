@@ -11,7 +11,7 @@ FREE_ALL_BUT_ONE = """
 import os, sys
 from pathlib import Path
 import torch, sar
-from sar.comm.memory import give_back
+from sar.comm.allocator import give_back
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 sar.Config.keep_free = eval(sys.argv[1])

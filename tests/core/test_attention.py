@@ -8,9 +8,9 @@ from torch.nn.functional import leaky_relu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sar
-from sar.core.attention import SEED_STEP, Remake, attention
+from sar.core.passing.attention import SEED_STEP, Remake, attention
 from sar.kernels.attention_operands import Attention, Score
-from sar.kernels.reference_attention import _kept
+from sar.kernels.torch.attention import _kept
 from tests.core.attempts import catch
 from tests.graphs import partition_in_memory, random_graph
 from tests.parity.harness import MODES, assert_close, build, deal, merge, random_data

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 import sar
-from sar.comm import process_group
+from sar.comm import session
 from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
 from tests.parity.programs import LAYERS, largest, pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
@@ -115,7 +115,7 @@ def inference_before_training(graph, data, layer):
     """What an evaluation leaves behind, buffers for messages above all, is fit for training."""
     x, w = leaves(data)
     if dist.is_initialized():
-        process_group.buffer_pool()._free.clear()
+        session.buffer_pool()._free.clear()
     with torch.inference_mode():
         quiet = LAYERS[layer](graph, x, w)
     out = LAYERS[layer](graph, x, w)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sar
-from sar.core.reverse import sum_at_sources
+from sar.core.passing.reverse import sum_at_sources
 from tests.core.attempts import fail_on_all_ranks
 from tests.parity.harness import assert_close, build, deal, random_data, weighted_sum
 from tests.parity.programs import LAYERS, gated, pairwise, weighted

@@ -6,7 +6,7 @@ import torch
 
 import sar
 from sar import comm
-from sar.comm import process_group
+from sar.comm import session
 from sar.comm.exchange import BufferPool, Exchange, Settings
 from sar.comm.plan import RowFormat
 from tests.graphs import PartitionedGraph
@@ -110,11 +110,11 @@ def sweep(mine, depth, both_ways, grads):
     graph, row = build(partition, 1), WIDTH * ITEM
     sar.Config.pipeline_depth = depth
     sar.Config.comm_buffer_bytes = budget = (4 if both_ways else 2) * (depth + 1) * row
-    engine, pool = process_group.engine(), CountingPool(torch.device("cpu"))
+    group, pool = session.current_group(), CountingPool(torch.device("cpu"))
     fields = [data.nodes["x"]]
     plan, width = graph.passing().relation.plan, RowFormat.of(fields)
-    exchange = Exchange(engine, plan, Settings.current(), width, pool, "a sweep", both_ways=both_ways)
-    engine.agree("a sweep")
+    exchange = Exchange(group, plan, Settings.current(), width, pool, "a sweep", both_ways=both_ways)
+    group.agree("a sweep")
     home = {"grads": width, "deliver": lambda rows, incoming: None} if grads else {}
     start = comm.statistics()
     portions = exchange.sweep(torch.device("cpu"), fields, **home)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sar.kernels import attention, dispatch, edge_block, threads
+from sar.kernels import attention, dispatch, edge_block
+from sar.kernels.cpu import threads
 
 
 @pytest.fixture(params=["numba", "reference"])

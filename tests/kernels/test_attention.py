@@ -13,7 +13,7 @@ from torch.nn.functional import leaky_relu
 from sar.kernels import EdgeBlock
 from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
-from sar.kernels.reference_attention import _kept
+from sar.kernels.torch.attention import _kept
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
 

@@ -12,17 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sar.kernels import (
-    EdgeBlock,
-    Target,
-    aggregate_cmp,
-    aggregate_grad,
-    aggregate_sum,
-    compiled,
-    edge_apply,
-    reference,
-    threads,
-)
+from sar.kernels import EdgeBlock, Target, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply
+from sar.kernels.cpu import loops, threads
+from sar.kernels.torch import aggregate
 
 U, V, E = Target.U, Target.V, Target.E
 
@@ -57,7 +49,7 @@ def test_large_block_as_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     block = power_law_block()
     fast = everything(block)
     monkeypatch.setattr("sar.kernels.dispatch.numba_kernels", lambda: None)
-    monkeypatch.setattr(reference, "CHUNK_ELEMENTS", 100_000)  # several chunks, which cut rows apart
+    monkeypatch.setattr(aggregate, "CHUNK_ELEMENTS", 100_000)  # several chunks, which cut rows apart
     for a, b in zip(fast, everything(block), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
 
@@ -114,7 +106,7 @@ def test_errors_of_any_thread_are_raised(monkeypatch: pytest.MonkeyPatch) -> Non
 
 SCRIPT = """
 import os, signal, numpy as np, torch
-from sar.kernels import threads
+from sar.kernels.cpu import threads
 
 torch.set_num_threads(3)
 signal.alarm(60)
@@ -159,7 +151,7 @@ def use_kernels(dtype: torch.dtype, heads: int) -> list[int]:
             for winners in (None, arg):
                 shapes = {"lhs_shape": (heads, 3), "rhs_shape": (heads, 1)}
                 aggregate_grad(tile, "mul", "lhs", None, target, w, E, x, V, winners, out, **shapes)
-    kernels = (compiled.accumulate, compiled.compare, compiled.assign, compiled.accumulate_where)
+    kernels = (loops.accumulate, loops.compare, loops.assign, loops.accumulate_where)
     return [len(kernel.signatures) for kernel in kernels]
 
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from sar.kernels._numba import kernel
-from sar.kernels.vectors import (
+from sar.kernels.cpu.intrinsics import kernel
+from sar.kernels.cpu.vectors import (
     add_dot,
     add_leaky,
     add_leaky_dot,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sar.errors import ConfigError
-from sar.partition import assignment_files
-from sar.partition.assignment_files import Assignment, read_assignment, write_assignment
+from sar.partition.assign import assignment_files
+from sar.partition.assign.assignment_files import Assignment, read_assignment, write_assignment
 
 COUNTS = {"author": 3, "paper": 5, "editor": 0}
 PARTS = np.array([2, 0, 1, 1, 1, 0, 2, 11], np.int32)

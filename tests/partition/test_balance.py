@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError
+from sar.partition.assign.balance import constraints, deal, part_loads, rebalance
+from sar.partition.assign.settle import settle
 from sar.partition.graph_data import Array
-from sar.partition.methods.balance import constraints, deal, part_loads, rebalance
-from sar.partition.methods.settle import settle
 from tests.partition.streams import edge_task
 
 

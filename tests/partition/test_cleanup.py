@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError
-from sar.partition.cleanup import clean_up
 from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.ingest.cleanup import clean_up
 from tests.partition.sources import ends, random_edges
 
 ONE = ("_N", "_E", "_N")
@@ -137,8 +137,8 @@ def test_no_edges(tmp_path):
 PEAK = """
 import resource, sys
 import numpy as np
-from sar.partition.cleanup import clean_up
-from sar.partition.readers import open_graph
+from sar.partition.ingest.cleanup import clean_up
+from sar.partition.ingest import open_graph
 
 def peak(count, folder):
     pairs = np.random.default_rng(0).integers(0, 100_000, (count, 2), dtype=np.int32)

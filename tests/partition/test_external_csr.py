@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError
-from sar.partition.external_csr import ExternalCsr
+from sar.partition.assign.external_csr import ExternalCsr
 from tests.partition.graph_tasks import odd_graphs, source
 
 
@@ -99,7 +99,7 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("sar.partition.external_csr._sort_buckets", full)
+    monkeypatch.setattr("sar.partition.assign.external_csr._sort_buckets", full)
     with pytest.raises(ConfigError, match=r"the disk of '.*lists' is full"):
         ExternalCsr.of_graph(odd_graphs()["star"], tmp_path / "lists")
     assert list((tmp_path / "lists").iterdir()) == []

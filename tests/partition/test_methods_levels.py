@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from sar.errors import ConfigError
-from sar.partition.community_graph import community_graph
-from sar.partition.external_csr import ExternalCsr
-from sar.partition.methods import auto as auto_module
-from sar.partition.methods import ldg as ldg_module
-from sar.partition.methods import multilevel as multilevel_module
-from sar.partition.methods.auto import ESTIMATES, auto, choose
-from sar.partition.methods.label_propagation import cluster, refine
-from sar.partition.methods.ldg import draw, greedy_passes, ldg, relative_weights
-from sar.partition.methods.metis import _draw_entries, metis, pymetis
-from sar.partition.methods.multilevel import multilevel
-from sar.partition.quality import measure_quality
+from sar.partition.assign import auto as auto_module
+from sar.partition.assign import ldg as ldg_module
+from sar.partition.assign import multilevel as multilevel_module
+from sar.partition.assign.auto import ESTIMATES, auto, choose
+from sar.partition.assign.external_csr import ExternalCsr
+from sar.partition.assign.label_propagation import cluster, refine
+from sar.partition.assign.ldg import draw, greedy_passes, ldg, relative_weights
+from sar.partition.assign.metis import _draw_entries, metis, pymetis
+from sar.partition.assign.multilevel import multilevel
+from sar.partition.assign.quality import measure_quality
+from sar.partition.ingest.community_graph import community_graph
 from tests.partition.graph_tasks import odd_graphs, source, task_of
 
 METHODS = {"ldg": ldg, "metis": metis, "pymetis": pymetis, "multilevel": multilevel, "auto": auto}
@@ -128,7 +128,7 @@ def test_ldg_finds_communities(tmp_path, planted):
 
 def test_windows_and_buckets_make_no_difference(tmp_path, planted, monkeypatch):
     expected = [METHODS[name](task_of(planted[0], 4, tmp_path)) for name in ("ldg", "multilevel")]
-    monkeypatch.setattr("sar.partition.external_csr.PIECE", 1000)
+    monkeypatch.setattr("sar.partition.assign.external_csr.PIECE", 1000)
     monkeypatch.setattr(ExternalCsr.windows, "__defaults__", (700,))
     found = [METHODS[name](task_of(planted[0], 4, tmp_path)) for name in ("ldg", "multilevel")]
     assert [one.tolist() for one in found] == [one.tolist() for one in expected]
@@ -208,7 +208,7 @@ def test_without_pymetis_multilevel_takes_the_metis_of_dgl(tmp_path, planted, fe
 
 
 def test_pymetis_has_to_be_installed(tmp_path, planted, monkeypatch):
-    monkeypatch.setattr("sar.partition.methods.metis.has_pymetis", lambda: False)
+    monkeypatch.setattr("sar.partition.assign.metis.has_pymetis", lambda: False)
     with pytest.raises(ConfigError, match="needs the package pymetis"):
         pymetis(task_of(planted[0], 4, tmp_path))
 
@@ -272,7 +272,7 @@ def test_metis_of_dgl_gets_no_parallel_edges(tmp_path, monkeypatch):
     """With them it cuts many times more, and with more than there are nodes it writes beyond its buffers."""
     given = []
     monkeypatch.setattr(
-        "sar.partition.methods.metis.metis_of_lists",
+        "sar.partition.assign.metis.metis_of_lists",
         lambda *lists: given.extend(lists) or torch.zeros(8, dtype=torch.int64),
     )
     metis(task_of(odd_graphs()["parallel edges"], 2, tmp_path))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sar.errors import ConfigError
-from sar.partition.assignment import AssignmentTask
-from sar.partition.community_graph import community_graph
+from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.methods import ENTRY_POINTS, METHODS, method_named, method_names
 from sar.partition.graph_data import Array, GraphData
-from sar.partition.methods import ENTRY_POINTS, METHODS, method_named, method_names
+from sar.partition.ingest.community_graph import community_graph
 from tests.partition.streams import Edges, edge_task, typed_task
 from tests.workers import REPOSITORY
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition import assigning
-from sar.partition.assigning import AssigningOptions
-from sar.partition.assignment import AssignmentTask
-from sar.partition.assignment_files import read_assignment
+from sar.partition.assign import assigning
+from sar.partition.assign.assigning import AssigningOptions
+from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.inspection import inspect_directory
+from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
 from tests.partition.written import check_directory, content_of
 

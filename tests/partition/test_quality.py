@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sar.errors import ConfigError
-from sar.partition.quality import measure_quality
+from sar.partition.assign.quality import measure_quality
 from tests.partition.graph_tasks import odd_graphs, source
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.readers import open_graph, text
+from sar.partition.ingest import open_graph, text
 from sar.partition.stored import ArrayFile
 from tests.partition.sources import only_ends, random_edges
 
@@ -177,7 +177,7 @@ def self_written(parquet, pyarrow, folder: Path, fields) -> Path:
 def test_bad_parquet(tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("sar.partition.readers.parquet._BATCH_ROWS", 2)
+    monkeypatch.setattr("sar.partition.ingest.parquet._BATCH_ROWS", 2)
 
     def opened(src, dst, **options):
         path = self_written(parquet, pyarrow, tmp_path, {"src": pyarrow.array(src), "dst": pyarrow.array(dst)})

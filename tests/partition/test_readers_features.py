@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition import stored
-from sar.partition.readers import open_graph
-from sar.partition.readers.tables import table_rows
+from sar.partition.ingest import open_graph
+from sar.partition.ingest.tables import table_rows
 from sar.partition.stored import ArrayFile, JoinedColumn, StoredArray
 from tests.adapters.dgl.directories import save_tensors
 
@@ -146,7 +146,7 @@ def test_dgl_tensors(edges, tmp_path):
 
 @pytest.mark.parametrize("first", ["", "a,b,c\n", "# notes\n\n"])
 def test_text(edges, tmp_path, first, monkeypatch):
-    monkeypatch.setattr("sar.partition.readers.tables._BLOCK_BYTES", 40)
+    monkeypatch.setattr("sar.partition.ingest.tables._BLOCK_BYTES", 40)
     (tmp_path / "feat.csv").write_text(first + "\n".join(",".join(str(x) for x in row) for row in FEAT.tolist()))
     (tmp_path / "label.txt").write_text("\n".join(str(x) for x in LABEL.tolist()))
     graph = opened(edges, node_features={"feat": tmp_path / "feat.csv", "label": tmp_path / "label.txt"})
@@ -158,7 +158,7 @@ def test_text(edges, tmp_path, first, monkeypatch):
 
 @pytest.mark.parametrize("bad", ["1,2", "1,2,3,4", "1,,3", "1,x,3"])
 def test_a_bad_line_of_text_is_named(tmp_path, monkeypatch, bad):
-    monkeypatch.setattr("sar.partition.readers.tables._BLOCK_BYTES", 10)
+    monkeypatch.setattr("sar.partition.ingest.tables._BLOCK_BYTES", 10)
     path = tmp_path / "feat.csv"
     path.write_text("a,b,c\n" + "1,2,3\n" * 7 + f"# comment\n{bad}\n1,2,3\n")
     with pytest.raises(PartitionError, match=f"feat.csv, line 10: '{bad}' does not have 3 numbers"):

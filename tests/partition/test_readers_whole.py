@@ -6,10 +6,10 @@ import torch
 
 from sar.adapters.dgl.shim import require_dgl
 from sar.errors import ConfigError, PartitionError
-from sar.partition.community_graph import community_graph
 from sar.partition.graph_data import write_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.readers import from_memory, open_graph
+from sar.partition.ingest import from_memory, open_graph
+from sar.partition.ingest.community_graph import community_graph
 from tests.partition.sources import assert_same
 
 

@@ -11,11 +11,11 @@ import torch
 from matplotlib.image import imread
 
 from sar.errors import PartitionError
-from sar.partition.community_graph import community_graph
-from sar.partition.inspection import inspect_directory
+from sar.partition.ingest.community_graph import community_graph
+from sar.partition.inspect.inspection import inspect_directory
+from sar.partition.inspect.report_picture import draw_traffic
 from sar.partition.once import Once
-from sar.partition.report_picture import draw_traffic
-from sar.partition.write import partition_graph
+from sar.partition.write.write import partition_graph
 from tests.adapters.dgl.directories import (
     Directory,
     dgl,

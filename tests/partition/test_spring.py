@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sar.partition.assign.balance import rebalance
+from sar.partition.assign.methods import method_named
 from sar.partition.graph_data import Array
-from sar.partition.methods import method_named
-from sar.partition.methods.balance import rebalance
 from tests.partition.streams import Edges, edge_task, small_graphs
 
 

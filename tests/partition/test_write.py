@@ -9,9 +9,9 @@ import torch
 import sar
 from sar.adapters.dgl.shim import require_dgl
 from sar.errors import ConfigError
-from sar.partition.community_graph import community_graph
-from sar.partition.hetero_data import HeteroGraphData
-from sar.partition.write import partition_graph
+from sar.partition.ingest.community_graph import community_graph
+from sar.partition.ingest.hetero_data import HeteroGraphData
+from sar.partition.write.write import partition_graph
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])

@@ -19,7 +19,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
-from sar.partition.write import write_partitions
+from sar.partition.write.write import write_partitions
 from tests.partition.written import (
     COUNTS,
     PARTS,
@@ -317,7 +317,7 @@ MEMORY = 16 << 20
 
 
 def peak_of_a_large_graph(folder: str) -> int:
-    from sar.cli.memory import PeakMemory
+    from sar.host.memory import PeakMemory
 
     num_nodes = GeneratedColumn.shape[0]
     etype = ("_N", "_E", "_N")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import sar
-from sar.partition.team import Team
-from sar.partition.write import PartitionReport
+from sar.partition.write.team import Team
+from sar.partition.write.write import PartitionReport
 from tests.partition.written import (
     COUNTS,
     PARTS,

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from sar.adapters.dgl.binary_layout import Room
 from sar.adapters.dgl.shim import require_dgl
-from sar.partition import numbering, write_job
+from sar.adapters.dgl.writer.binary_layout import Room
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
-from sar.partition.write import PartitionReport, write_partitions
+from sar.partition.write import numbering, write_job
+from sar.partition.write.write import PartitionReport, write_partitions
 
 dgl = require_dgl()
 

@@ -6,7 +6,7 @@ import torch
 
 from sar.adapters.dgl.shim import require_dgl
 from sar.common_tuples import NID
-from sar.core.halo_graph import HaloGraph
+from sar.core.graph.halo_graph import HaloGraph
 
 INNER_NODE = "inner_node"
 

@@ -11,14 +11,14 @@ import numpy as np
 from tqdm import tqdm
 
 from sar.cli.demo.training import MODELS, Epoch, Job, train_distributed, train_single
-from sar.cli.processes import run_workers
 from sar.errors import ConfigError
-from sar.partition.community_graph import community_graph
-from sar.partition.datasets import load_dataset
+from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData, write_npz
-from sar.partition.hetero_data import HeteroGraphData
-from sar.partition.tables import as_markdown, as_text
-from sar.partition.write import partition_graph
+from sar.partition.ingest.community_graph import community_graph
+from sar.partition.ingest.datasets import load_dataset
+from sar.partition.ingest.hetero_data import HeteroGraphData
+from sar.partition.inspect.tables import as_markdown, as_text
+from sar.partition.write.write import partition_graph
 
 HELP = "Train GraphSAGE and GAT with several workers and with one process, and compare."
 

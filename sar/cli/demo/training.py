@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sar
-from sar.adapters.dgl.models import GAT, GraphSAGE, dgl_graph
-from sar.cli.memory import PeakMemory
+from sar.adapters.dgl.layers.models import GAT, GraphSAGE, dgl_graph
+from sar.host.memory import PeakMemory
 from sar.partition.graph_data import SPLIT, read_npz
 
 MODELS: dict[str, type[nn.Module]] = {"GraphSAGE": GraphSAGE, "GAT": GAT}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sar.adapters.dgl.binary_layout import Form, Room, graph_file_layout, stored_dtype, tensor_file_layout
+from sar.adapters.dgl.writer.binary_layout import Form, Room, graph_file_layout, stored_dtype, tensor_file_layout
 from sar.errors import ConfigError
 from tests.adapters.dgl.directories import dgl, load_tensors, save_graphs, save_tensors
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.partition_reader import load_dgl_partition_data
+from sar.adapters.dgl.reader.partition_reader import load_dgl_partition_data
 from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
 from tests.adapters.dgl.directories import (
     Directory,

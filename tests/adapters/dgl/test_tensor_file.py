@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sar.adapters.dgl import tensor_file
-from sar.adapters.dgl.tensor_file import load, load_permuted, open_tensors
+from sar.adapters.dgl.reader import tensor_file
+from sar.adapters.dgl.reader.tensor_file import load, load_permuted, open_tensors
 from sar.errors import PartitionError
 from tests.adapters.dgl.directories import load_tensors, save_tensors
 

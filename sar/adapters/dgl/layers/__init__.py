@@ -1,0 +1,1 @@
+"""DGL's layers on distributed graphs."""

@@ -1,0 +1,130 @@
+"""DGL's attention layers on distributed graphs, in one pass and without tensors of the size of the edges.
+
+Each function takes the place of a layer's `forward`, with the layer's own parameters, for the arguments that one pass
+serves. All else goes to the original, which `patch_dgl` has made right on distributed graphs.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from sar.core.graph.graph import GraphShardManager
+from sar.core.passing.attention import Remake, attention
+from sar.errors import GraphError
+from sar.kernels.attention_operands import Score
+
+Features = Tensor | tuple[Tensor, Tensor]
+Forward = Callable[..., Any]
+
+
+def gat_conv(layer: Any, graph: GraphShardManager, feat: Features, edge_weight: Tensor | None = None) -> Tensor:
+    """`GATConv`: scores are leaky_relu(attn_l . W h_src + attn_r . W h_dst)."""
+    source, destination = _ends(graph, feat, layer.feat_drop)
+    project_src, project_dst = (layer.fc_src, layer.fc_dst) if hasattr(layer, "fc_src") else (layer.fc, layer.fc)
+    x = _heads(layer, project_src(source))
+    y = _heads(layer, project_dst(destination)) if isinstance(feat, tuple) else _own(graph, x)
+    result = attention(
+        graph.passing(),
+        Score.ADDITIVE,
+        x,
+        y,
+        attn=layer.attn_l[0],
+        attn_dst=layer.attn_r[0],
+        factor=layer.leaky_relu.negative_slope,
+        dropout=layer.attn_drop.p if layer.training else 0.0,
+        edge_weight=edge_weight,
+        remake=_remake(layer, project_src, source),
+    )
+    return _finish(layer, result, destination, layer.bias if layer.has_explicit_bias else None)
+
+
+def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
+    """`GATv2Conv`: scores are attn . leaky_relu(W_src h_src + W_dst h_dst)."""
+    source, destination = _ends(graph, feat, layer.feat_drop)
+    x = _heads(layer, layer.fc_src(source))
+    shared = layer.fc_dst is layer.fc_src and not isinstance(feat, tuple)
+    y = _own(graph, x) if shared else _heads(layer, layer.fc_dst(destination))
+    result = attention(
+        graph.passing(),
+        Score.DYNAMIC,
+        x,
+        y,
+        attn=layer.attn[0],
+        factor=layer.leaky_relu.negative_slope,
+        dropout=layer.attn_drop.p if layer.training else 0.0,
+        remake=_remake(layer, layer.fc_src, source),
+    )
+    return _finish(layer, result, destination, None)
+
+
+def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
+    """`DotGatConv`: scores are products of projected features over the square root of their length."""
+    if not isinstance(feat, tuple):
+        source, project_src = feat, layer.fc
+    elif graph.srcdata is graph.dstdata:
+        # The layer keeps the features of both ends under one name: where sources are destinations, it has the latter.
+        source, project_src = feat[1], layer.fc_dst
+    else:
+        source, project_src = feat[0], layer.fc_src
+    x = _heads(layer, project_src(source))
+    y = _own(graph, x) if project_src is not getattr(layer, "fc_src", None) else _heads(layer, layer.fc_dst(feat[1]))
+    remake = _remake(layer, project_src, source)
+    return attention(graph.passing(), Score.DOT, x, y, factor=layer._out_feats**-0.5, remake=remake)
+
+
+def in_one_pass(one_pass: Forward, original: Forward) -> Forward:
+    """A `forward` that is `one_pass` for node features (N, D) where nobody asks for the weights, else `original`."""
+
+    @wraps(original)
+    def forward(
+        layer: Any, graph: GraphShardManager, feat: Features, *args: Any, get_attention: bool = False, **kwargs: Any
+    ) -> Any:
+        plain = all(x.dim() == 2 for x in (feat if isinstance(feat, tuple) else (feat,)))
+        slope = getattr(getattr(layer, "leaky_relu", None), "negative_slope", 0.0)
+        if get_attention or not plain or slope < 0 or any(isinstance(argument, bool) for argument in args):
+            return original(layer, graph, feat, *args, get_attention=get_attention, **kwargs)
+        with graph.local_scope():
+            if not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any()):
+                raise GraphError("There are nodes without in-edges; add self-loops, or set allow_zero_in_degree=True.")
+            return one_pass(layer, graph, feat, *args, **kwargs)
+
+    return forward
+
+
+def _ends(graph: GraphShardManager, feat: Features, drop: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Features of the sources and the destinations, after dropout."""
+    if isinstance(feat, tuple):
+        return drop(feat[0]), drop(feat[1])
+    source = drop(feat)
+    return source, _own(graph, source)
+
+
+def _own(graph: GraphShardManager, values: Tensor) -> Tensor:
+    """The rows of the destinations among (N_src, ...) values: on a message flow graph they come first."""
+    return values[: graph.num_dst_nodes()] if graph.is_block else values
+
+
+def _heads(layer: Any, projected: Tensor) -> Tensor:
+    return projected.view(len(projected), layer._num_heads, layer._out_feats)
+
+
+def _remake(layer: Any, project: Any, source: Tensor) -> Remake | None:
+    """How to project `source` once more, where that is sure to give the same."""
+    if type(project) is not nn.Linear or torch.is_autocast_enabled(source.device.type):
+        return None
+    tensors = (source, project.weight) if project.bias is None else (source, project.weight, project.bias)
+    return Remake(lambda *tensors: _heads(layer, linear(*tensors)), tensors)
+
+
+def _finish(layer: Any, result: Tensor, destination: Tensor, bias: Tensor | None) -> Tensor:
+    """Add what the layer has of a residual connection and a bias, and apply its activation."""
+    if layer.res_fc is not None:
+        residual = layer.res_fc(destination)
+        result = result + residual.view(len(residual), residual.shape[1] // layer._out_feats, layer._out_feats)
+    if bias is not None:
+        result = result + bias.view(layer._num_heads, layer._out_feats)
+    return layer.activation(result) if layer.activation else result

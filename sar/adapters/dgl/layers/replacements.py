@@ -1,0 +1,169 @@
+"""DGL layers whose own forward cannot be right on a distributed graph: what they do there instead.
+
+Each function takes the place of a layer's method, with the layer's own parameters, and may call the original. It serves
+distributed graphs; on all others `patch_dgl` calls the original.
+"""
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sar.adapters.dgl.layers.attention import dot_gat_conv, gat_conv, gatv2_conv, in_one_pass
+from sar.adapters.dgl.shim import require_dgl
+from sar.comm import session
+from sar.comm.collectives import all_reduce
+from sar.core.graph.graph import GraphShardManager
+from sar.core.passing.reverse import sum_at_sources
+from sar.errors import GraphError
+from sar.nn.batch_norm import normalise
+
+Forward = Callable[..., Any]
+_FORWARD = "forward"
+
+
+def edge_weight_norm(layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
+    """`EdgeWeightNorm`: the original reverses the graph, for the sums of each source's weights."""
+    fn = require_dgl().function
+    passing = graph.passing()
+    with graph.local_scope():
+        if edge_weight.dim() != 1:
+            raise GraphError(f"EdgeWeightNorm takes one weight an edge, (E,); got {tuple(edge_weight.shape)}.")
+        if layer._norm == "both" and not bool((edge_weight > 0).all()):
+            raise GraphError("EdgeWeightNorm with norm='both' needs positive edge weights; some are not.")
+        graph.edata["w"] = edge_weight
+        if layer._norm == "none":
+            return edge_weight
+        graph.update_all(fn.copy_e("w", "m"), fn.sum("m", "in"))
+        received = graph.dstdata["in"] + layer._eps
+        power = -0.5 if layer._norm == "both" else -1.0
+        graph.dstdata["in"] = received**power
+        graph.apply_edges(fn.v_mul_e("in", "w", "normalised"))
+        normalised: Tensor = graph.edata["normalised"]
+        if layer._norm == "both":
+            sent = (sum_at_sources(graph, edge_weight) + layer._eps) ** power
+            normalised = passing.copy_to_edges(sent) * normalised
+        return normalised
+
+
+def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | None = None) -> Tensor:
+    """A tower of `PNAConv` or `DGNConv`: the original divides by and normalises over the local nodes."""
+    scale = graph.num_nodes_global() ** -0.5
+    with graph.local_scope():
+        graph.ndata["h"] = node_feat
+        if layer.edge_feat_size > 0:
+            if edge_feat is None:
+                raise GraphError("The layer was made with edge_feat_size > 0; pass edge features.")
+            graph.edata["a"] = edge_feat
+        graph.update_all(layer.message, layer.reduce_func)
+        h = layer.U(torch.cat([node_feat, graph.ndata["h_neigh"]], dim=-1)) * scale
+        dropped: Tensor = layer.dropout(batch_norm(layer.batchnorm, h))
+        return dropped
+
+
+def gated_graph_conv(layer: Any, graph: Any, feat: Tensor, etypes: Tensor | None = None) -> Tensor:
+    """`GatedGraphConv`: the original looks at the local edges of one type after the other, and there may be none."""
+    fn = require_dgl().function
+    with graph.local_scope():
+        if etypes is None and layer._n_etypes > 1:
+            raise GraphError(f"The layer was made for {layer._n_etypes} edge types; pass etypes.")
+        if etypes is not None and len(etypes) and not 0 <= int(etypes.min()) <= int(etypes.max()) < layer._n_etypes:
+            raise GraphError(
+                f"Edge types reach from {etypes.min()} to {etypes.max()}; expected [0, {layer._n_etypes})."
+            )
+        feat = torch.nn.functional.pad(feat, (0, layer._out_feats - feat.shape[1]))
+        for _ in range(layer._n_steps):
+            total = torch.zeros_like(feat)
+            for kind, linear in enumerate(layer.linears):
+                graph.ndata["h"] = linear(feat)
+                if etypes is None:
+                    graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "a"))
+                else:
+                    graph.edata["is_kind"] = (etypes == kind).to(feat.dtype).unsqueeze(1)
+                    graph.update_all(fn.u_mul_e("h", "is_kind", "m"), fn.sum("m", "a"))
+                total = total + graph.ndata["a"]
+            feat = layer.gru(total, feat)
+        return feat
+
+
+def label_propagation(original: Forward, layer: Any, graph: Any, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`LabelPropagation`: the original counts the classes that one worker sees."""
+    if labels.dim() == 1 or labels.shape[1] == 1:
+        classes = torch.tensor([int(labels.max()) + 1 if len(labels) else 0])
+        all_reduce(classes, dist.ReduceOp.MAX, move_to_comm_device=True)
+        labels = torch.nn.functional.one_hot(labels.view(-1), int(classes))
+    return original(layer, graph, labels, mask)  # type: ignore[no-any-return]
+
+
+def in_any_order(original: Forward, layer: Any, graph: Any, *args: Any, presorted: bool = False, **kwargs: Any) -> Any:
+    """`RelGraphConv`, `HGTConv`: edges sorted by type on one machine are not so on a worker, nor in one tile."""
+    return original(layer, graph, *args, presorted=False, **kwargs)
+
+
+def group_rev_res(original: Forward, layer: Any, graph: Any, x: Tensor, *args: Any) -> Tensor:
+    """`GroupRevRes`: the original frees its input, which torch refuses for memory that a kernel has seen."""
+    made: Tensor = original(layer, graph, x if x.untyped_storage().resizable() else x.clone(), *args)
+    return made
+
+
+def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, *args: Any) -> Tensor:
+    """The inverse of `GroupRevRes`, after which the original frees `y`; kernels read slices of it."""
+    made: Tensor = original(layer, graph, y.clone(), *args)
+    return made
+
+
+def normalising_together(original: Forward, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """`original`, with all of the layer's batch normalisations over the rows of all workers."""
+    modules = [module for module in layer.modules() if type(module) is torch.nn.BatchNorm1d]
+    for module in modules:
+        module.__dict__[_FORWARD] = partial(batch_norm, module)
+    try:
+        return original(layer, *args, **kwargs)
+    finally:
+        for module in modules:
+            del module.__dict__[_FORWARD]
+
+
+def batch_norm(module: torch.nn.BatchNorm1d, x: Tensor) -> Tensor:
+    """`module` with the statistics of all workers."""
+    if module.training or module.running_mean is None:
+        return normalise(module, x, session.current_group())
+    return torch.nn.BatchNorm1d.forward(module, x)
+
+
+def serving_both(original: Forward, distributed: Forward) -> Forward:
+    """A `forward` that is `distributed` on distributed graphs and `original` on all others."""
+
+    @wraps(original)
+    def forward(layer: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = distributed if isinstance(graph, GraphShardManager) else original
+        return chosen(layer, graph, *args, **kwargs)
+
+    return forward
+
+
+def layers_to_patch() -> list[tuple[type, str, Forward]]:
+    """Layers of the installed DGL, the method to replace, and the function that serves on distributed graphs."""
+    conv, utils = require_dgl().nn.pytorch.conv, require_dgl().nn.pytorch.utils
+    attention = {conv.GATConv: gat_conv, conv.GATv2Conv: gatv2_conv, conv.DotGatConv: dot_gat_conv}
+    replaced: list[tuple[type, str, Forward]] = [
+        *((layer, _FORWARD, in_one_pass(one_pass, layer.forward)) for layer, one_pass in attention.items()),
+        (conv.EdgeWeightNorm, _FORWARD, edge_weight_norm),
+        (conv.GatedGraphConv, _FORWARD, gated_graph_conv),
+        (conv.pnaconv.PNAConvTower, _FORWARD, pna_tower),
+    ]
+    extended: list[tuple[type, str, Forward]] = [
+        (utils.LabelPropagation, _FORWARD, label_propagation),
+        (conv.RelGraphConv, _FORWARD, in_any_order),
+        (conv.HGTConv, _FORWARD, in_any_order),
+        (conv.GroupRevRes, _FORWARD, group_rev_res),
+        (conv.GroupRevRes, "_inverse", group_rev_res_inverse),
+        (conv.EdgeConv, _FORWARD, normalising_together),
+        (conv.TWIRLSConv, _FORWARD, normalising_together),
+    ]
+    if hasattr(conv, "GatedGCNConv"):  # since DGL 2.1
+        extended.append((conv.GatedGCNConv, _FORWARD, normalising_together))
+    return replaced + [(layer, name, partial(function, getattr(layer, name))) for layer, name, function in extended]

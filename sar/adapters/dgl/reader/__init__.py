@@ -1,0 +1,1 @@
+"""Reading what DGL writes: partition directories, tensor files, whole graphs, running DistGraphs."""

@@ -1,0 +1,107 @@
+"""Put the edges of one partition and their features together, shard by shard."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.adapters.dgl.reader.edge_type_names import types_of
+from sar.adapters.dgl.reader.feature_files import open_features, open_orig_ids, owned_edges
+from sar.adapters.dgl.reader.partition_json import IdRanges, PartitionJson
+from sar.adapters.dgl.reader.tensor_file import load_permuted
+from sar.adapters.dgl.reader.visible_edges import VisibleEdges
+from sar.common_tuples import EID, ETYPE, ORIG_ID, CanonicalEtype, ShardEdgesAndFeatures
+from sar.kernels.pieces import pieces
+
+
+class Column(NamedTuple):
+    """One edge field of all shards in visible order; shard p has the rows [bounds[p], bounds[p + 1])."""
+
+    values: Tensor
+    bounds: list[int]
+
+
+class EdgeColumns:
+    """The edges of a partition with their fields, to be cut into shards.
+
+    Args:
+        edges: in visible order.
+        edge_ranges: of global IDs, by partition and type.
+        device: where they go.
+    """
+
+    def __init__(self, edges: VisibleEdges, edge_ranges: IdRanges, device: torch.device) -> None:
+        self.edges = edges
+        self.device = device
+        self.bounds: list[int] = edges.bounds.tolist()
+        self.columns = {EID: Column(edges.edge_id.to(device), self.bounds)}
+        several = edge_ranges.shape[1] > 1
+        self.type_of_edge = types_of(edges.edge_id, edge_ranges) if several else None
+        if self.type_of_edge is not None:
+            self.columns[ETYPE] = Column(self.type_of_edge.to(device), self.bounds)
+
+    def rows_of(self, type_id: int) -> tuple[slice | Tensor, list[int]]:
+        """The rows of an edge type, and their bounds."""
+        if self.type_of_edge is None:
+            return slice(None), self.bounds
+        rows = (self.type_of_edge == type_id).nonzero().squeeze(1)
+        return rows, torch.searchsorted(rows, self.edges.bounds).tolist()
+
+    def add_feature(self, etype: CanonicalEtype, name: str, column: Column) -> None:
+        """Add a feature of an edge type."""
+        self.columns[name if self.type_of_edge is None else f"{':'.join(etype)}/{name}"] = column
+
+    def cut(self) -> list[ShardEdgesAndFeatures]:
+        """Each shard's tensors are slices: the shards of a field lie one after the other in memory."""
+        src, dst = self.edges.src.to(self.device), self.edges.dst.to(self.device)
+        return [
+            ShardEdgesAndFeatures(
+                (src[begin:end], dst[begin:end]),
+                {key: values[bounds[p] : bounds[p + 1]] for key, (values, bounds) in self.columns.items()},
+            )
+            for p, (begin, end) in enumerate(pairwise(self.bounds))
+        ]
+
+
+def build_shards(
+    spec: PartitionJson,
+    part: int,
+    edges: VisibleEdges,
+    edge_types: list[CanonicalEtype],
+    *,
+    from_dispatch: bool,
+    device: torch.device,
+) -> list[ShardEdgesAndFeatures]:
+    """Read the edge features of a partition and cut edges and features into shards."""
+    owned = owned_edges(spec, part, edge_types)
+    features = open_features(spec, part, owned, from_dispatch=from_dispatch)
+    orig_ids = open_orig_ids(spec, part, owned)
+    fields = EdgeColumns(edges, spec.edge_ranges, device)
+    if orig_ids:
+        everywhere = torch.empty(len(edges.edge_id), dtype=torch.int64, device=device)
+        fields.columns[ORIG_ID] = Column(everywhere, fields.bounds)
+    elif edges.orig_edge_id is not None:
+        fields.columns[ORIG_ID] = Column(edges.orig_edge_id.to(device), fields.bounds)
+
+    for type_id, etype in enumerate(edge_types):
+        ids_here = [one for one in orig_ids if one.type_id == type_id]
+        features_here = [one for one in features if one.type_id == type_id]
+        if not ids_here and not features_here:
+            continue
+        rows, bounds = fields.rows_of(type_id)
+        position = _positions(edges.edge_id[rows], int(spec.edge_ranges[part, type_id, 0]))
+        for one in ids_here:
+            fields.columns[ORIG_ID].values[rows] = load_permuted(one.stored, position, device)
+        for one in features_here:
+            fields.add_feature(etype, one.name, Column(load_permuted(one.stored, position, device), bounds))
+    return fields.cut()
+
+
+def _positions(edge_id: Tensor, first: int) -> Tensor:
+    """Where in `edge_id` each of the IDs `first`, `first + 1`, ... stands."""
+    count = len(edge_id)
+    position = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64)
+    for chunk in pieces(count):
+        position[edge_id[chunk] - first] = torch.arange(chunk.start, chunk.stop, dtype=position.dtype)
+    return position

@@ -1,0 +1,176 @@
+"""Read DGL's tensor files (`dgl.data.utils.save_tensors`) in slices, where DGL itself reads them whole.
+
+Layout, little-endian: magic, count, count; then for each tensor its name (length, bytes), an array header (magic, 8
+reserved bytes, device, number of dimensions, dtype, shape, size in bytes) and its data.
+"""
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import torch
+from torch import Tensor
+
+from sar.adapters.dgl.shim import require_dgl
+from sar.adapters.dgl.writer.binary_layout import ARRAY_MAGIC, CPU, TENSOR_FILE_MAGIC
+from sar.errors import PartitionError
+
+_MAX_DIMENSIONS = 64
+_SLICE_BYTES = 4 * 2**20
+_DTYPES = {  # (code, bits) as in DLPack
+    (0, 8): torch.int8,
+    (0, 16): torch.int16,
+    (0, 32): torch.int32,
+    (0, 64): torch.int64,
+    (1, 8): torch.uint8,
+    (2, 16): torch.float16,
+    (2, 32): torch.float32,
+    (2, 64): torch.float64,
+    (4, 16): torch.bfloat16,
+    (5, 64): torch.complex64,
+    (5, 128): torch.complex128,
+}
+
+
+class StoredTensor(Protocol):
+    """A tensor that can be read in slices of rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def slices(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield consecutive rows, each time with the number of the first one."""
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A tensor in a file that holds its values from `offset` on."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def slices(self) -> Iterator[tuple[int, Tensor]]:
+        """As in `StoredTensor`."""
+        step = max(1, _SLICE_BYTES // max(1, self.row_bytes))
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for start in range(0, self.shape[0], step):
+                rows = torch.empty((min(step, self.shape[0] - start), *self.shape[1:]), dtype=self.dtype)
+                if rows.numel() and file.readinto(rows.view(-1).view(torch.uint8).numpy().data) != rows.nbytes:
+                    raise _truncated(self.path)
+                yield start, rows
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def slices(self) -> Iterator[tuple[int, Tensor]]:
+        yield 0, self.tensor
+
+
+class _UnknownLayout(Exception):
+    """The bytes are not laid out as this reader knows it."""
+
+
+def open_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Find the tensors in a file without reading them.
+
+    Where the layout is unknown, DGL reads the file.
+
+    Raises:
+        PartitionError: the file is missing, truncated, or DGL cannot read it either.
+    """
+    try:
+        with path.open("rb") as file:
+            return dict(_index(path, file))
+    except OSError as error:
+        raise PartitionError(
+            f"Cannot read {path} ({error.strerror}); expected a file of features. Copy it again, or partition again."
+        ) from error
+    except _UnknownLayout:
+        dgl = require_dgl()
+    try:
+        tensors = dgl.data.utils.load_tensors(str(path))
+    except dgl.DGLError as error:
+        raise PartitionError(f"{path} is not a DGL tensor file: {error}. Copy it again, or partition again.") from error
+    return {name: _InMemory(tensor) for name, tensor in tensors.items()}
+
+
+def load(stored: StoredTensor, device: torch.device) -> Tensor:
+    """Read a tensor to a device, slice by slice."""
+    result = torch.empty(stored.shape, dtype=stored.dtype, device=device)
+    for start, rows in stored.slices():
+        result[start : start + len(rows)] = rows.to(device)
+    return result
+
+
+def load_permuted(stored: StoredTensor, position: Tensor, device: torch.device) -> Tensor:
+    """Read a tensor to a device, row i of the file to row `position[i]` of the result."""
+    result = torch.empty(stored.shape, dtype=stored.dtype, device=device)
+    for start, rows in stored.slices():
+        to = position[start : start + len(rows)].to(device=device, dtype=torch.int64)
+        result.index_copy_(0, to, rows.to(device))
+    return result
+
+
+def _index(path: Path, file: BinaryIO) -> Iterator[tuple[str, OnDisk]]:
+    size = path.stat().st_size
+
+    def unpack(layout: str) -> tuple[Any, ...]:
+        layout = "<" + layout
+        header = file.read(struct.calcsize(layout))
+        if len(header) < struct.calcsize(layout):
+            raise _truncated(path)
+        return struct.unpack(layout, header)
+
+    magic, count, _ = unpack("QQQ")
+    if magic != TENSOR_FILE_MAGIC:
+        raise _UnknownLayout
+    for _ in range(count):
+        (name_bytes,) = unpack("Q")
+        if name_bytes > size - file.tell():
+            raise _truncated(path)
+        name = file.read(name_bytes).decode()
+        magic, _, device, _, ndim, code, bits, lanes = unpack("QQiiiBBH")
+        if magic != ARRAY_MAGIC or device != CPU or lanes != 1 or (code, bits) not in _DTYPES:
+            raise _UnknownLayout
+        if not 1 <= ndim <= _MAX_DIMENSIONS:
+            raise _UnknownLayout
+        shape = unpack(f"{ndim}q")
+        (data_bytes,) = unpack("q")
+        stored = OnDisk(path, file.tell(), shape, _DTYPES[code, bits])
+        if data_bytes != shape[0] * stored.row_bytes:
+            raise _UnknownLayout
+        if data_bytes > size - stored.offset:
+            raise _truncated(path)
+        yield name, stored
+        file.seek(data_bytes, 1)
+
+
+def _truncated(path: Path) -> PartitionError:
+    return PartitionError(
+        f"{path} is truncated: it ends after {path.stat().st_size} bytes, in the middle of a tensor. "
+        "Copy it again, or partition again."
+    )

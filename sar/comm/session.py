@@ -1,0 +1,208 @@
+"""Setting up this worker's communication, and asking about it."""
+
+import atexit
+import os
+import socket
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from sar.comm.buffers import BufferPool
+from sar.comm.group import Group
+from sar.comm.launcher import find_place, local_rank
+from sar.comm.rendezvous import stop_announcing
+from sar.config import Config
+from sar.errors import CommunicationError, ConfigError, NotInitializedError
+from sar.logging_setup import logger
+
+DEFAULT_PORT = 12345
+BACKENDS = ("gloo", "nccl", "mpi", "ccl")
+
+
+class _Communication(NamedTuple):
+    group: Group
+    pool: BufferPool
+    backend: str
+    master_ip: str | None
+    master_port: int | None
+
+
+_current: _Communication | None = None
+
+
+def initialize_comms(
+    _rank: int | None = None,
+    _world_size: int | None = None,
+    master_ip_address: str | None = None,
+    backend: str | None = None,
+    _comm_device: torch.device | str | None = None,
+    master_port_number: int = DEFAULT_PORT,
+) -> None:
+    """Connect this worker to all others; uses the process group of `torch.distributed` if there is one already.
+
+    Under torchrun, Slurm or MPI everything can be left out. The network interface is taken from the environment
+    variable SAR_SOCKET_NAME where it is set. A second call does nothing but check that it asks for the same.
+
+    Args:
+        _rank: this worker, 0 to `_world_size` - 1.
+        _world_size: number of workers, which is the number of partitions.
+        master_ip_address: address or host name of worker 0.
+        backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker); `mpi` and `ccl` are
+            passed to `torch.distributed` (untested), and the engine itself then talks over gloo.
+        _comm_device: device on which tensors travel; default the CPU, with nccl this process's CUDA device.
+        master_port_number: TCP port of worker 0; a launcher's MASTER_PORT goes before the default.
+
+    Raises:
+        ConfigError: where arguments are missing or contradict each other or the existing process group.
+        CommunicationError: where the workers cannot be reached within `Config.timeout`.
+    """
+    global _current
+    if backend is not None and backend not in BACKENDS:
+        raise ConfigError(f"Unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}.")
+    Config.validate()
+    _choose_interface(master_ip_address)
+    master: tuple[str | None, int | None] = (None, None)
+    if not dist.is_initialized():
+        master = _start(_rank, _world_size, master_ip_address, backend or "gloo", master_port_number)
+    _check_same("rank", _rank, dist.get_rank())
+    _check_same("world size", _world_size, dist.get_world_size())
+    _check_same("backend", backend, dist.get_backend())
+    if _current is not None:
+        return
+    backend = dist.get_backend()
+    nccl = dist.new_group(backend="nccl") if backend == "nccl" else None
+    device = torch.device(_comm_device) if _comm_device is not None else _default_device(backend)
+    if (device.type == "cuda") != (nccl is not None):
+        raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
+    store = dist.distributed_c10d._get_default_store()
+    group = Group(store, dist.get_rank(), dist.get_world_size(), device, nccl)
+    group.agree("initialize_comms")
+    stop_announcing()
+    _current = _Communication(group, BufferPool(device), backend, *master)
+    atexit.register(_shut_down, started=master[0] is not None)
+    logger.info("worker %d of %d is connected over %s", group.rank, group.world_size, backend)
+
+
+def is_initialized() -> bool:
+    """Whether `initialize_comms` has been called."""
+    return _current is not None
+
+
+def rank() -> int:
+    """This worker's number."""
+    return _get().group.rank
+
+
+def world_size() -> int:
+    """The number of workers."""
+    return _get().group.world_size
+
+
+def comm_device() -> torch.device:
+    """The device on which tensors travel."""
+    return _get().group.device
+
+
+def backend() -> str:
+    """The backend of `torch.distributed`."""
+    return _get().backend
+
+
+def master_ip() -> str | None:
+    """The address of worker 0; None where the process group was there before sar."""
+    return _get().master_ip
+
+
+def master_port() -> int | None:
+    """The port of worker 0; None where the process group was there before sar."""
+    return _get().master_port
+
+
+def current_group() -> Group:
+    """This worker's end of the current group."""
+    return _get().group
+
+
+def buffer_pool() -> BufferPool:
+    """The buffers of this worker's exchanges."""
+    return _get().pool
+
+
+def _get() -> _Communication:
+    if _current is None:
+        raise NotInitializedError("Communication is not set up; call sar.initialize_comms() first, on every worker.")
+    return _current
+
+
+def _shut_down(started: bool) -> None:
+    """Join gloo's threads while the interpreter is whole; left to its end, the process now and then aborts."""
+    if _current is not None:
+        _current.group.close()
+    if started and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _start(
+    given_rank: int | None, given_size: int | None, given_master: str | None, backend: str, given_port: int
+) -> tuple[str, int]:
+    place = find_place()
+    rank = given_rank if given_rank is not None else place.rank if place else None
+    size = given_size if given_size is not None else place.world_size if place else None
+    master = given_master or (place.master if place else None)
+    port = place.port if place and place.port and given_port == DEFAULT_PORT and given_master is None else given_port
+    missing = [
+        name for name, value in (("_rank", rank), ("_world_size", size), ("master_ip_address", master)) if value is None
+    ]
+    if rank is None or size is None or master is None:
+        raise ConfigError(
+            f"initialize_comms needs {', '.join(missing)}: not given, and not found in the environment of torchrun, "
+            "Slurm or MPI. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun."
+        )
+    if not 0 <= rank < size:
+        raise ConfigError(f"Rank {rank} is not below the world size {size}; ranks count from 0.")
+    _choose_interface(master)
+    # torchrun's agent hosts the store itself, which only env:// knows about.
+    by_environment = place is not None and place.launcher == "torchrun" and given_master is None
+    try:
+        dist.init_process_group(
+            backend,
+            init_method="env://" if by_environment else f"tcp://{_bracketed(master)}:{port}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=Config.timeout),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise CommunicationError(
+            f"Worker {rank} of {size} could not join the process group at {master}:{port}: {error} "
+            "Check that worker 0 runs there, that the port is free, and that all workers name the same size."
+        ) from error
+    return master, port
+
+
+def _choose_interface(master: str | None) -> None:
+    """Name the network interface to gloo and NCCL: the user's, or the loopback one if worker 0 is on it."""
+    name = os.environ.get("SAR_SOCKET_NAME")
+    if name is None and master in ("127.0.0.1", "localhost", "::1"):
+        name = next((n for _, n in socket.if_nameindex() if n in ("lo", "lo0")), None)
+        if name is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+    elif name is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
+
+
+def _default_device(backend: str) -> torch.device:
+    if backend != "nccl":
+        return torch.device("cpu")
+    number = local_rank()
+    return torch.device("cuda", number if number is not None else torch.cuda.current_device())
+
+
+def _check_same(what: str, asked: int | str | None, found: int | str) -> None:
+    if asked is not None and asked != found:
+        raise ConfigError(f"initialize_comms asks for {what} {asked}, but the existing process group has {found}.")
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,367 @@
+"""The drop-in graph: what a DGL layer calls, over the parts of a graph that all workers hold together."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from sar.comm import session
+from sar.comm.ddp import refuse_averaging
+from sar.comm.exchange import Settings
+from sar.common_tuples import CanonicalEtype, PartitionData
+from sar.core.eager import uncompiled
+from sar.core.empty import views_of_nothing
+from sar.core.graph.frames import Frame, Frames, SpaceView, TypedFrames, frame_of
+from sar.core.graph.queries import ALL, GraphQueries
+from sar.core.graph.self_loops import with_self_loops, without_self_loops
+from sar.core.passing.batches import NodeBatch
+from sar.core.passing.message_passing import Passing, apply_nodes, reduce_across
+from sar.core.relation import Relation, Structure, build_structure
+from sar.errors import GraphError
+
+Self = TypeVar("Self", bound="GraphShardManager")
+
+
+class GraphShardManager(GraphQueries):
+    """This worker's view of a graph that spans all workers; takes the place of a `DGLGraph` in layers.
+
+    `update_all` and `apply_edges` fetch the other partitions one tile at a time, and again in the backward (sequential
+    aggregation and rematerialisation, Mostafa 2022, "Sequential Aggregation and Rematerialization"). They are
+    collective: all workers make the same calls in the same order. Nodes are this worker's own, in partition order;
+    edges are those into them, by source partition, destination and edge ID.
+
+    Made by `construct_full_graph`.
+    """
+
+    one_shot = False
+
+    def __init__(
+        self,
+        structure: Structure,
+        relations: list[Relation],
+        frames: Frames,
+        partition_book: Any = None,
+    ) -> None:
+        super().__init__(structure, relations)
+        self._frames = frames
+        self.partition_book = partition_book
+
+    # -- frames
+
+    @property
+    def srcdata(self) -> Frame | TypedFrames:
+        """Fields of the source nodes; the same frame as `dstdata` where sources are destinations."""
+        return frame_of(self._frames.src, self.srctypes)
+
+    @property
+    def dstdata(self) -> Frame | TypedFrames:
+        """Fields of the destination nodes."""
+        return frame_of(self._frames.dst, self.dsttypes)
+
+    @property
+    def ndata(self) -> Frame | TypedFrames:
+        """Fields of the nodes; as in DGL not there on message flow graphs."""
+        return frame_of(self._node_frames, self.ntypes)
+
+    @property
+    def edata(self) -> Frame | TypedFrames:
+        """Fields of the edges in the visible order; at first the partition's edge features and edge IDs.
+
+        `_ID` (`dgl.EID`) are the partitioning's edge IDs, on message flow graphs and sampling graphs too. `orig_id` are
+        those of the input graph, counted within each edge type, where the data has them; otherwise the maps that
+        `dgl.distributed.partition_graph(..., return_mapping=True)` returns give them, at
+        `partition_book.map_to_per_etype(ids)[1]`. The same goes for nodes, with `_ID` and `orig_id` in
+        `PartitionData.node_features` and `map_to_per_ntype`.
+        """
+        return frame_of(self._frames.edge, self.canonical_etypes)
+
+    @property
+    def _node_frames(self) -> dict[str, Frame]:
+        if self.is_block:
+            raise GraphError("On a message flow graph sources and destinations differ; use srcdata or dstdata.")
+        return self._frames.dst
+
+    @property
+    def nodes(self) -> SpaceView:
+        """`g.nodes[ntype].data` is the frame of a node type; `g.nodes(ntype)` are this worker's local IDs."""
+        return SpaceView(self._node_frames, lambda ntype: self._ntype(ntype, self.ntypes))
+
+    @property
+    def srcnodes(self) -> SpaceView:
+        """As `nodes`, of source types."""
+        return SpaceView(self._frames.src, lambda ntype: self._ntype(ntype, self.srctypes))
+
+    @property
+    def dstnodes(self) -> SpaceView:
+        """As `nodes`, of destination types."""
+        return SpaceView(self._frames.dst, lambda ntype: self._ntype(ntype, self.dsttypes))
+
+    @property
+    def edges(self) -> SpaceView:
+        """`g.edges[etype].data` is the frame of an edge type."""
+        return SpaceView(self._frames.edge, lambda etype: [self._relation(etype).etype])
+
+    @contextmanager
+    def local_scope(self) -> Iterator[None]:
+        """Keep what is set on the graph inside from being seen after, also when an exception passes.
+
+        An exception raised inside reaches all other workers as a `PeerError`, because they may be waiting for this one.
+        """
+        frames, self._frames = self._frames, self._frames.clone()
+        least = min(self.num_src_nodes(), self.num_dst_nodes(), self.num_edges())
+        try:
+            with self._structure.group.guard(), views_of_nothing(least):
+                yield
+        finally:
+            self._frames = frames
+
+    def local_var(self: Self) -> Self:
+        """The same graph with frames of its own, so that what is set on either is not seen on the other."""
+        return self._with(frames=self._frames.clone())
+
+    # -- message passing
+
+    @uncompiled
+    def update_all(
+        self,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: Callable[[NodeBatch], Mapping[str, Tensor]] | None = None,
+        etype: str | CanonicalEtype | None = None,
+    ) -> None:
+        """Send messages along all edges, reduce them at their destinations, and set the result in `dstdata`.
+
+        Args:
+            message_func: a message function of `dgl.function`, or a Python function of an `EdgeBatch` that returns a
+                dictionary of messages, (E_batch, ...) each. A Python function runs on one tile of edges at a time, and
+                again in the backward; it must not keep state.
+            reduce_func: sum, mean, max or min of `dgl.function`, or a Python function of a `NodeBatch` that returns a
+                dictionary of new fields; with the latter the worker holds the messages of all its edges. Nodes without
+                messages get 0. Infinite maxima and minima become 0 and NaN is ignored by both, as in DGL; of equal
+                messages the last in the visible order gets the gradient.
+            apply_node_func: a Python function of a `NodeBatch` of all destinations, called with the result.
+            etype: edge type; may be left out where there is one.
+
+        Raises:
+            FieldError: for an unknown field or edge type.
+            GraphError: for functions or operands that cannot be used.
+            CommunicationError: where another worker failed or makes another call.
+        """
+        with self._structure.group.guard():
+            relation = self._relation(etype)
+            results = self.passing(relation.etype).update_all(message_func, reduce_func)
+            self._set_results(relation.etype[2], results, apply_node_func)
+
+    @uncompiled
+    def multi_update_all(
+        self,
+        etype_dict: Mapping[str | CanonicalEtype, tuple[Any, ...]],
+        cross_reducer: Any,
+        apply_node_func: Callable[[NodeBatch], Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        """`update_all` along several edge types, and a reduction across those that share a destination type.
+
+        Args:
+            etype_dict: (message function, reduce function[, apply function]) for every edge type to use.
+            cross_reducer: sum, mean, max, min, stack, or a function of a list of tensors.
+            apply_node_func: as in `update_all`, called once for every destination type.
+
+        Raises:
+            As `update_all`.
+        """
+        with self._structure.group.guard():
+            made: dict[CanonicalEtype, dict[str, Tensor]] = {}
+            for etype, (message_func, reduce_func, *apply_func) in etype_dict.items():
+                relation = self._relation(etype)
+                results = self.passing(relation.etype).update_all(message_func, reduce_func)
+                if apply_func and apply_func[0] is not None:
+                    ntype = relation.etype[2]
+                    results = apply_nodes(apply_func[0], results, self._frames.dst[ntype], ntype)
+                made[relation.etype] = results
+            ordered = [etype for etype in self._relations if etype in made]
+            for ntype in dict.fromkeys(etype[2] for etype in ordered):
+                results = reduce_across([made[etype] for etype in ordered if etype[2] == ntype], cross_reducer)
+                self._set_results(ntype, results, apply_node_func)
+
+    @uncompiled
+    def apply_edges(
+        self, func: Any, edges: Any = ALL, etype: str | CanonicalEtype | None = None, inplace: bool = False
+    ) -> None:
+        """Compute fields of the edges from those of their sources, destinations and their own, and set them in `edata`.
+
+        Args:
+            func: a message function of `dgl.function` or a Python function, as in `update_all`.
+            edges: local IDs of the edges to set, (K,) integer; the others keep what they have, or get 0. Default all.
+            etype: edge type; may be left out where there is one.
+            inplace: accepted as DGL does, without effect.
+
+        Raises:
+            As `update_all`.
+        """
+        with self._structure.group.guard():
+            relation = self._relation(etype)
+            frame = self._frames.edge[relation.etype]
+            for name, values in self.passing(relation.etype).apply_edges(func).items():
+                if not (isinstance(edges, str) and edges == ALL):
+                    chosen = torch.as_tensor(edges, device=self.device).long()
+                    before = frame[name] if name in frame else torch.zeros_like(values)
+                    values = before.index_copy(0, chosen, values[chosen])
+                frame[name] = values
+
+    def passing(self, etype: str | CanonicalEtype | None = None) -> Passing:
+        """One edge type with its frames, ready for message passing; for layers that need more than `update_all`."""
+        refuse_averaging()
+        relation = self._relation(etype)
+        source, _, destination = relation.etype
+        return Passing(
+            self._structure,
+            relation,
+            self._frames.src[source],
+            self._frames.dst[destination],
+            self._frames.edge[relation.etype],
+            Settings.current(one_shot=self.one_shot),
+        )
+
+    def _set_results(
+        self, ntype: str, results: dict[str, Tensor], apply_func: Callable[[NodeBatch], Mapping[str, Tensor]] | None
+    ) -> None:
+        frame = self._frames.dst[ntype]
+        if apply_func is not None:
+            results = apply_nodes(apply_func, results, frame, ntype)
+        frame.update(results)
+
+    # -- other views of the same graph
+
+    def __getitem__(self: Self, etype: str | CanonicalEtype) -> Self:
+        """The graph of one edge type, with the same frames."""
+        return self._with(relations=[self._relation(etype)])
+
+    def to(self: Self, device: torch.device | str) -> Self:
+        """The graph with structure and fields on another device."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        structure = self._structure.to(device)
+        moved = {relation.etype: relation for relation in structure.relations}
+        return self._with(
+            structure=structure,
+            relations=[moved[etype] for etype in self._relations],
+            frames=self._frames.to(device),
+        )
+
+    @uncompiled
+    def remove_self_loop(self: Self) -> Self:
+        """A homogeneous graph without edges from a node to itself; fields are kept. A collective call."""
+        return self._with_edges("without self-loops", without_self_loops)
+
+    @uncompiled
+    def add_self_loop(self: Self) -> Self:
+        """A homogeneous graph with one more edge from each node to itself, 1 in its fields. A collective call."""
+        first_node = self.node_ranges[self._structure.group.rank][0]
+        return self._with_edges("with self-loops", partial(with_self_loops, first_node=first_node))
+
+    def _with_edges(self: Self, how: str, change: Callable[..., tuple[Relation, dict[str, Tensor]]]) -> Self:
+        if not self.is_homogeneous:
+            raise GraphError("Self-loops are changed on homogeneous graphs only.")
+        group = self._structure.group
+        with group.guard():
+            old = self._relation(None)
+            relation, columns = change(old, dict(self._frames.edge[old.etype]), group)
+        structure = self._structure.with_relations([relation], how)
+        frame = self._frames.edge[old.etype]
+        edge = {old.etype: Frame(relation.num_edges, frame.device, frame.what, columns)}
+        frames = replace(self._frames.clone(), edge=edge)
+        return self._with(structure=structure, relations=[relation], frames=frames)
+
+    @property
+    def sampling_graph(self) -> Any:
+        """A `dgl.DGLGraph` of this worker's nodes, all edges into them and the edges' sources, to sample from.
+
+        The nodes of each type are this worker's, with the IDs that they have here, then the remote ones that it reads;
+        `ndata["_ID"]` are global IDs and `ndata["inner_node"]` tells own nodes, as in DGL's partitions. The edges are
+        those of this graph in the same order, with their fields as they are now. The structure is built at the first
+        access and kept; each access gives frames of its own. It is on the CPU, where DGL samples.
+
+        Raises:
+            GraphError: on message flow graphs.
+        """
+        if self.is_block:
+            raise GraphError("A message flow graph has no sampling_graph; take that of `construct_full_graph(data)`.")
+        shared = self._structure.sampling_graph
+        graph = (shared if self._is_whole else shared[next(iter(self._relations))]).local_var()
+        for etype in self._relations:
+            fields = self._frames.edge[etype].items()
+            graph.edges[etype].data.update({name: column.cpu() for name, column in fields})
+        return graph
+
+    def get_full_partition_graph(self, delete_shard_data: bool = True) -> "DistributedBlock":
+        """The same graph in one-shot mode (3): every call fetches all that it needs at once and keeps it.
+
+        Args:
+            delete_shard_data: accepted for scripts written for SAR. The structure is shared between both graphs, so
+                there is nothing to delete; drop this one to free its fields.
+        """
+        return DistributedBlock(
+            self._structure,
+            list(self._relations.values()),
+            self._frames.clone(),
+            self.partition_book,
+        )
+
+    def _with(self: Self, **changes: Any) -> Self:
+        parts = {
+            "structure": self._structure,
+            "relations": list(self._relations.values()),
+            "frames": self._frames,
+            "partition_book": self.partition_book,
+        }
+        return type(self)(**(parts | changes))
+
+    def __repr__(self) -> str:
+        rank, size = self._structure.group.rank, self._structure.group.world_size
+        return (
+            f"{type(self).__name__}(worker {rank} of {size}: {self.num_nodes()} of {self.num_nodes_global()} nodes, "
+            f"{self.num_edges()} of {self.num_edges_global()} edges, types {self.ntypes} {self.canonical_etypes})"
+        )
+
+
+class DistributedBlock(GraphShardManager):
+    """A `GraphShardManager` that exchanges in one shot: fastest where the whole halo fits into memory."""
+
+    one_shot = True
+
+
+def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
+    """Make the distributed graph of a partitioned graph; called by all workers together.
+
+    Args:
+        partition_data: this worker's partition, from `load_dgl_partition_data` or made in memory.
+
+    Returns:
+        The graph, with the partition's edge features in `edata`. Node features stay in `partition_data`.
+
+    Raises:
+        PartitionError: where the data contradicts itself or the number of workers.
+        CommunicationError: where another worker raised, or holds another graph.
+    """
+    group = session.current_group()
+    structure, features = build_structure(partition_data, group)
+    return make_graph(structure, features, partition_data.partition_book)
+
+
+def make_graph(structure: Structure, features: list[dict[str, Tensor]], partition_book: Any) -> GraphShardManager:
+    """A graph with empty node frames, and `features` of each relation's edges."""
+    device = structure.device
+    dst = {ntype: Frame(count, device, f"nodes of type {ntype!r}") for ntype, count in structure.dst.counts.items()}
+    src = dst
+    if structure.is_block:
+        src = {t: Frame(count, device, f"source nodes of type {t!r}") for t, count in structure.src.counts.items()}
+    edge = {
+        relation.etype: Frame(relation.num_edges, device, f"edges of type {relation.etype}", columns)
+        for relation, columns in zip(structure.relations, features, strict=True)
+    }
+    return GraphShardManager(structure, structure.relations, Frames(src, dst, edge), partition_book)

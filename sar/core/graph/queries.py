@@ -1,0 +1,240 @@
+"""What a graph says about itself: types, counts and degrees, under the names that DGL gives them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.common_tuples import CanonicalEtype
+from sar.core.relation import Relation, Structure
+from sar.errors import FieldError, GraphError
+
+ALL = "__ALL__"
+
+
+class GraphQueries:
+    """Types, counts and degrees of this worker's part of a graph, or of some of its relations.
+
+    Counts are local: nodes of this worker, edges into it. Those that end in `_global` are of the whole graph.
+    """
+
+    batch_size = 1
+
+    def __init__(self, structure: Structure, relations: list[Relation]) -> None:
+        self._structure = structure
+        self._relations = {relation.etype: relation for relation in relations}
+
+    @property
+    def is_block(self) -> bool:
+        """Whether sources and destinations differ, as on message flow graphs."""
+        return self._structure.is_block
+
+    # -- types
+
+    @property
+    def canonical_etypes(self) -> list[CanonicalEtype]:
+        """(source type, relation, destination type) of every edge type."""
+        return list(self._relations)
+
+    @property
+    def etypes(self) -> list[str]:
+        """The relation name of every edge type."""
+        return [etype[1] for etype in self._relations]
+
+    @property
+    def srctypes(self) -> list[str]:
+        """Node types that have out-edges in some relation; on a whole graph, all."""
+        return self.ntypes if self._is_whole else list(dict.fromkeys(etype[0] for etype in self._relations))
+
+    @property
+    def dsttypes(self) -> list[str]:
+        """Node types that have in-edges in some relation; on a whole graph, all."""
+        return self.ntypes if self._is_whole else list(dict.fromkeys(etype[2] for etype in self._relations))
+
+    @property
+    def ntypes(self) -> list[str]:
+        """All node types."""
+        if self._is_whole:
+            return list(self._structure.dst.ids)
+        return list(dict.fromkeys(ntype for etype in self._relations for ntype in (etype[0], etype[2])))
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether there is one node type and one edge type."""
+        return len(self.ntypes) == 1 and len(self._relations) == 1
+
+    @property
+    def _is_whole(self) -> bool:
+        return len(self._relations) == len(self._structure.relations)
+
+    def to_canonical_etype(self, etype: str | CanonicalEtype) -> CanonicalEtype:
+        """The canonical edge type that a relation name, or a canonical type, stands for.
+
+        Raises:
+            FieldError: where there is none, or several relations have the name.
+        """
+        if isinstance(etype, tuple) and etype in self._relations:
+            return etype
+        found = [known for known in self._relations if known[1] == etype]
+        if len(found) == 1:
+            return found[0]
+        problem = f"stands for several edge types: {found}" if found else "is not an edge type of this graph"
+        raise FieldError(f"{etype!r} {problem}; the edge types are {self.canonical_etypes}.")
+
+    def _relation(self, etype: str | CanonicalEtype | None) -> Relation:
+        if etype is not None:
+            return self._relations[self.to_canonical_etype(etype)]
+        if len(self._relations) != 1:
+            raise GraphError(f"The graph has {len(self._relations)} edge types; name one of {self.canonical_etypes}.")
+        return next(iter(self._relations.values()))
+
+    def _ntype(self, ntype: str | None, among: list[str]) -> list[str]:
+        if ntype is None:
+            return among
+        if ntype not in among:
+            raise FieldError(f"There is no node type {ntype!r} here; expected one of {among}.")
+        return [ntype]
+
+    # -- counts
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        """Nodes of this worker, of one type or of all; on a message flow graph, of both sides together."""
+        return sum(self._structure.dst.counts[t] for t in self._ntype(ntype, self.ntypes)) + (
+            sum(self._structure.src.counts[t] for t in self._ntype(ntype, self.ntypes)) if self.is_block else 0
+        )
+
+    def num_src_nodes(self, ntype: str | None = None) -> int:
+        """Source nodes of this worker, of one type or of all."""
+        return sum(self._structure.src.counts[t] for t in self._ntype(ntype, self.srctypes))
+
+    def num_dst_nodes(self, ntype: str | None = None) -> int:
+        """Destination nodes of this worker, of one type or of all."""
+        return sum(self._structure.dst.counts[t] for t in self._ntype(ntype, self.dsttypes))
+
+    def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
+        """Edges into this worker, of one type or of all."""
+        relations = self._relations.values() if etype is None else [self._relation(etype)]
+        return sum(relation.num_edges for relation in relations)
+
+    def num_nodes_global(self, ntype: str | None = None) -> int:
+        """As `num_nodes`, of all workers together."""
+        return sum(self._structure.dst.counts_global[t] for t in self._ntype(ntype, self.ntypes)) + (
+            sum(self._structure.src.counts_global[t] for t in self._ntype(ntype, self.ntypes)) if self.is_block else 0
+        )
+
+    def num_src_nodes_global(self, ntype: str | None = None) -> int:
+        """Source nodes of the whole graph, of one type or of all."""
+        return sum(self._structure.src.counts_global[t] for t in self._ntype(ntype, self.srctypes))
+
+    def num_dst_nodes_global(self, ntype: str | None = None) -> int:
+        """Destination nodes of the whole graph, of one type or of all."""
+        return sum(self._structure.dst.counts_global[t] for t in self._ntype(ntype, self.dsttypes))
+
+    def num_edges_global(self, etype: str | CanonicalEtype | None = None) -> int:
+        """Edges of the whole graph, of one type or of all."""
+        relations = self._relations.values() if etype is None else [self._relation(etype)]
+        return sum(relation.num_edges_global for relation in relations)
+
+    # DGL's older names.
+    number_of_nodes = num_nodes
+    number_of_src_nodes = num_src_nodes
+    number_of_dst_nodes = num_dst_nodes
+    number_of_edges = num_edges
+    number_of_nodes_global = num_nodes_global
+    number_of_src_nodes_global = num_src_nodes_global
+    number_of_dst_nodes_global = num_dst_nodes_global
+    number_of_edges_global = num_edges_global
+
+    def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
+        """This worker's nodes as the one graph of a batch, (1,) int64."""
+        return torch.tensor([self.num_nodes(ntype)], device=self.device)
+
+    # -- degrees
+
+    def in_degrees(self, v: Any = ALL, etype: str | CanonicalEtype | None = None) -> Tensor:
+        """In-degrees of this worker's nodes, (N_dst,) int64; with `v`, of those local IDs only."""
+        return _rows(self._relation(etype).in_degrees, v)
+
+    def out_degrees(self, u: Any = ALL, etype: str | CanonicalEtype | None = None) -> Tensor:
+        """Out-degrees of this worker's nodes, counting edges into all workers, (N_src,) int64; with `u`, of those."""
+        return _rows(self._relation(etype).out_degrees, u)
+
+    # -- where and what
+
+    @property
+    def device(self) -> torch.device:
+        """Where the structure and the fields are."""
+        return self._structure.device
+
+    @property
+    def idtype(self) -> torch.dtype:
+        """The dtype of node and edge IDs."""
+        return torch.int64
+
+    @property
+    def seeds(self) -> Tensor | dict[str, Tensor]:
+        """The destinations, in the order of their rows.
+
+        Returns:
+            Global IDs, (N_dst,) int64; with several node types, as `input_nodes`, rows of the partition's nodes of each
+            destination type, so that `data.node_features["paper/label"][g.seeds["paper"]]` are their labels.
+        """
+        dst = self._structure.dst
+        return {t: dst.rows[t] for t in self.dsttypes} if len(dst.ids) > 1 else next(iter(dst.ids.values()))
+
+    @property
+    def input_nodes(self) -> Tensor | dict[str, Tensor]:
+        """The sources, in the order of their rows, by which their features are found.
+
+        Returns:
+            Rows of this partition's nodes, (N_src,) int64; with several node types those of each source type, counted
+            within the type, so that `data.node_features["paper/feat"][g.input_nodes["paper"]]` are their features.
+        """
+        src = self._structure.src
+        return {t: src.rows[t] for t in self.srctypes} if len(src.ids) > 1 else next(iter(src.rows.values()))
+
+    def node_ids(self, ntype: str | None = None) -> Tensor:
+        """Global IDs of this worker's nodes, (N_i,) int64, in the order of their rows; of a flow graph's `seeds`.
+
+        Args:
+            ntype: node type; may be left out where there is one.
+        """
+        if ntype is None and len(self.ntypes) > 1:
+            raise GraphError(f"The graph has several node types; name one of {self.ntypes}.")
+        return self._structure.dst.ids[self._ntype(ntype, self.ntypes)[0]]
+
+    def edges_into(self, v: Tensor, etype: str | CanonicalEtype | None = None) -> tuple[Tensor, Tensor]:
+        """The edges into some of this worker's nodes.
+
+        Args:
+            v: rows of nodes, (K,) integer, distinct.
+            etype: edge type; may be left out where there is one.
+
+        Returns:
+            Global IDs of the sources and rows of the destinations, (E,) int64 each; by source partition, then by row.
+        """
+        structure, relation = self._structure, self._relation(etype)
+        chosen = torch.zeros(relation.num_dst, dtype=torch.bool, device=self.device)
+        chosen[v] = True
+        src, dst = [], []
+        for p, (block, halo) in enumerate(zip(relation.blocks, relation.halos, strict=True)):
+            own = p == structure.group.rank
+            ids = structure.src.ids[relation.etype[0]] if own else halo.long() + structure.node_ranges[p][0]
+            places = chosen[block.rows.long()].nonzero().squeeze(1)
+            begin = block.indptr[places].long()
+            counts = block.indptr[places + 1] - begin
+            first = torch.repeat_interleave(begin - (counts.cumsum(0) - counts), counts)
+            src.append(ids[block.cols[torch.arange(len(first), device=self.device) + first].long()])
+            dst.append(torch.repeat_interleave(block.rows[places].long(), counts))
+        return torch.cat(src), torch.cat(dst)
+
+    @property
+    def node_ranges(self) -> list[tuple[int, int]]:
+        """The [start, end) range of global node IDs of every partition."""
+        return self._structure.node_ranges
+
+
+def _rows(degrees: Tensor, which: Any) -> Tensor:
+    if isinstance(which, str) and which == ALL:
+        return degrees
+    return degrees[torch.as_tensor(which, device=degrees.device)]

@@ -1,0 +1,324 @@
+"""The structure of a distributed graph on one worker: edges from every partition into this one, and who reads what."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sar.comm.collectives import exchange_tensors
+from sar.comm.group import Group
+from sar.comm.plan import HaloPlan, Tile
+from sar.common_tuples import NTYPE, CanonicalEtype, PartitionData
+from sar.core.constants import Constants
+from sar.core.graph import halo_graph
+from sar.core.partition_data import (
+    Shard,
+    check_edge_ids,
+    check_partition,
+    join_features,
+    select_relation,
+    with_edge_ids,
+)
+from sar.kernels import EdgeBlock, load_kernels
+from sar.kernels.edge_block import compress
+from sar.kernels.pieces import count_ids, less_first, number_distinct
+
+
+@dataclass(frozen=True)
+class Relation:
+    """The edges of one canonical edge type into this worker.
+
+    blocks: one per source partition. Sources are numbered within that partition's halo list; those of the own partition
+        are this worker's rows. Edge IDs are positions in the visible edge order, in which each shard is a slice.
+    halos: for every other partition, the nodes that this worker reads: partition-local IDs over all types, ascending.
+    plan: the halo lists of all workers, as the exchange needs them.
+    num_src, num_dst: this worker's nodes of source and destination type.
+    in_degrees, out_degrees: (num_dst,) and (num_src,) int64; out-degrees count the edges into all workers.
+    constants: kept results of calls on operands that do not change.
+    """
+
+    etype: CanonicalEtype
+    blocks: list[EdgeBlock]
+    halos: list[Tensor]
+    plan: HaloPlan
+    num_src: int
+    num_dst: int
+    num_edges_global: int
+    in_degrees: Tensor
+    out_degrees: Tensor
+    constants: Constants = field(default_factory=Constants)
+    _tiles: dict[Tile, EdgeBlock] = field(default_factory=dict)
+    _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(default_factory=dict)
+
+    @property
+    def num_edges(self) -> int:
+        return sum(block.num_edges for block in self.blocks)
+
+    def tile(self, tile: Tile) -> EdgeBlock:
+        """The edges that read a tile, sources renumbered within it; cut out once and kept."""
+        if tile not in self._tiles:
+            self._tiles[tile] = self.blocks[tile.peer].select_sources(tile.begin, tile.end)
+        return self._tiles[tile]
+
+    @cached_property
+    def in_edges(self) -> tuple[Tensor, Tensor]:
+        """In-edges by destination: (N_dst + 1,) offsets, and (E,) edge IDs, int64, each node's in the visible order."""
+        destinations = torch.cat([block.destinations(0, block.num_edges) for block in self.blocks])
+        return functional.pad(self.in_degrees.cumsum(0), (1, 0)), torch.argsort(destinations, stable=True)
+
+    def inverse_degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
+        """1 / in-degree, 1 without in-edges: (N_dst, 1, ...) with `dims` trailing dimensions; made once and kept."""
+        key = (dtype, dims)
+        if key not in self._inverse_degrees:
+            with torch.inference_mode(False):  # else no later backward could use it
+                degrees = self.in_degrees.clamp(min=1).to(dtype)
+                self._inverse_degrees[key] = degrees.reciprocal_().view(-1, *[1] * dims)
+        return self._inverse_degrees[key]
+
+    def degrees_like(self, values: Tensor) -> Tensor:
+        """In-degrees, at least 1, shaped to divide (N_dst, ...) values."""
+        return self.in_degrees.clamp(min=1).to(values.dtype).view(-1, *[1] * (values.dim() - 1))
+
+    def to(self, device: torch.device) -> "Relation":
+        """The relation with its structure on another device."""
+        return replace(
+            self,
+            blocks=[block.to(device) for block in self.blocks],
+            halos=[halo.to(device) for halo in self.halos],
+            plan=self.plan.to(device),
+            in_degrees=self.in_degrees.to(device),
+            out_degrees=self.out_degrees.to(device),
+            constants=Constants(),
+            _tiles={},
+            _inverse_degrees={},
+        )
+
+
+@dataclass(frozen=True)
+class NodeSet:
+    """The nodes on one side of a graph.
+
+    ids: global IDs of this worker's nodes of every type, in the order of its rows, (N_type,) int64 each.
+    rows: which of the partition's nodes of the type these are, counted from 0, (N_type,) int64 each.
+    counts_global: nodes of every type on all workers.
+    """
+
+    ids: dict[str, Tensor]
+    rows: dict[str, Tensor]
+    counts_global: dict[str, int]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """This worker's nodes of every type."""
+        return {ntype: len(ids) for ntype, ids in self.ids.items()}
+
+    def to(self, device: torch.device) -> "NodeSet":
+        """The node set on another device."""
+        ids, rows = ({ntype: column.to(device) for ntype, column in x.items()} for x in (self.ids, self.rows))
+        return replace(self, ids=ids, rows=rows)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """All relations of a graph, and how its nodes are spread.
+
+    node_ranges: [start, end) of global node IDs of every partition.
+    src, dst: sources and destinations; one and the same, except on message flow graphs.
+    signature: equal on workers that hold parts of the same graph.
+    """
+
+    group: Group
+    device: torch.device
+    node_ranges: list[tuple[int, int]]
+    src: NodeSet
+    dst: NodeSet
+    relations: list[Relation]
+    signature: str
+
+    @property
+    def is_block(self) -> bool:
+        """Whether this is a message flow graph."""
+        return self.src is not self.dst
+
+    @cached_property
+    def sampling_graph(self) -> Any:
+        """This worker's edges and their ends as one graph of a library, without fields of the user; made once."""
+        rank = self.group.rank
+        halos = {ntype: ids[:0] for ntype, ids in self.src.ids.items()}  # global IDs
+        read = [
+            [halo.long() + first for halo, (first, _) in zip(relation.halos, self.node_ranges, strict=True)]
+            for relation in self.relations
+        ]
+        for relation, pieces in zip(self.relations, read, strict=True):
+            ntype = relation.etype[0]
+            halos[ntype] = torch.cat([halos[ntype], *pieces]).unique()
+        edges = {}
+        for relation, pieces in zip(self.relations, read, strict=True):
+            ntype = relation.etype[0]
+            places = [torch.searchsorted(halos[ntype], ids) + relation.num_src for ids in pieces]
+            places[rank] = torch.arange(relation.num_src, device=self.device)
+            src = torch.cat([place[block.cols.long()] for place, block in zip(places, relation.blocks, strict=True)])
+            dst = torch.cat([block.destinations(0, block.num_edges) for block in relation.blocks])
+            edges[relation.etype] = (src, dst)
+        nodes = {ntype: torch.cat([ids, halos[ntype]]) for ntype, ids in self.src.ids.items()}
+        return halo_graph.make(halo_graph.HaloGraph(nodes, self.src.counts, edges))
+
+    def with_relations(self, relations: list[Relation], how: str) -> "Structure":
+        """The structure with other edges; `how` they came about makes the signature another one."""
+        counts = [relation.num_edges_global for relation in relations]
+        return replace(self, relations=relations, signature=digest(f"{self.signature} {how} {counts}"))
+
+    def to(self, device: torch.device) -> "Structure":
+        """The structure on another device."""
+        src = self.src.to(device)
+        dst = self.dst.to(device) if self.is_block else src
+        relations = [relation.to(device) for relation in self.relations]
+        return replace(self, device=device, src=src, dst=dst, relations=relations)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What the workers know of a graph before any of its edges is indexed.
+
+    nodes: as sources and as destinations.
+    index: numbers this worker's nodes within their types.
+    shards: this worker's edges in visible order, by edge type and source partition.
+    edges_global: edges of every type on all workers.
+    signature: equal on workers that hold parts of the same graph.
+    """
+
+    group: Group
+    device: torch.device
+    data: PartitionData
+    nodes: NodeSet
+    index: "TypeIndex"
+    shards: dict[CanonicalEtype, list[Shard]]
+    edges_global: list[int]
+    signature: str
+
+
+def agree_on_graph(data: PartitionData, group: Group) -> Outline:
+    """Check this worker's partition, and that all workers hold parts of the same graph; inside `group.guard()`.
+
+    Raises:
+        PartitionError: where the data contradicts itself or the number of workers.
+        CommunicationError: where another worker raised, or holds another graph.
+    """
+    load_kernels()
+    check_partition(data, group.rank, group.world_size)
+    names, etypes = data.node_type_names, data.edge_type_names
+    graph = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"
+    group.agree(f"constructing the graph with {graph}")
+    index = TypeIndex(data, group.rank)
+    totals = torch.stack(group.all_gather(torch.tensor(index.counts), "node counts")).sum(0).tolist()
+    relations = [[select_relation(shard, k, data) for shard in data.all_shard_edges] for k in range(len(etypes))]
+    edges = torch.tensor([sum(len(shard.src) for shard in shards) for shards in relations])
+    all_edges = torch.stack(group.all_gather(edges, "edge counts"))  # (W, relations)
+    shards = {}
+    for k, etype in enumerate(etypes):
+        first_id = int(all_edges[: group.rank].sum() + all_edges[group.rank, :k].sum())
+        shards[etype] = with_edge_ids(relations[k], first_id)
+    device = data.all_shard_edges[0].edges[0].device
+    rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in index.node_ids.items()}
+    nodes = NodeSet(index.node_ids, rows, dict(zip(names, totals, strict=True)))
+    signature = digest(f"{graph} {totals} {all_edges.tolist()}")
+    return Outline(group, device, data, nodes, index, shards, all_edges.sum(0).tolist(), signature)
+
+
+def build_structure(data: PartitionData, group: Group) -> tuple[Structure, list[dict[str, Tensor]]]:
+    """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
+
+    Args:
+        data: this worker's partition.
+        group: this worker's end of the group.
+
+    Returns:
+        The structure, and for every relation its edge features in the visible edge order, (E, ...) each.
+
+    Raises:
+        PartitionError, CommunicationError: as `agree_on_graph`.
+    """
+    with group.guard():
+        graph = agree_on_graph(data, group)
+        relations, features = [], []
+        for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
+            relations.append(_build_relation(etype, shards, num_edges_global, data, graph.index, group))
+            features.append(join_features(shards))
+        check_edge_ids(list(graph.shards.values()), group)
+        ranges, nodes = list(data.node_ranges), graph.nodes
+        return Structure(group, graph.device, ranges, nodes, nodes, relations, graph.signature), features
+
+
+def digest(text: str) -> str:
+    """A short name for what the text describes."""
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+class TypeIndex:
+    """Numbers this worker's nodes within their types."""
+
+    def __init__(self, data: PartitionData, rank: int) -> None:
+        (start, end), names = data.node_ranges[rank], data.node_type_names
+        device = data.all_shard_edges[0].edges[0].device
+        nodes = torch.arange(start, end, device=device)
+        self._position: Tensor | None = None
+        if len(names) == 1:
+            self.node_ids = {names[0]: nodes}
+        else:
+            kinds = data.node_features[NTYPE].to(device)
+            self.node_ids = {name: nodes[kinds == kind] for kind, name in enumerate(names)}
+            self._position = torch.empty(end - start, dtype=torch.int32, device=device)
+            for ids in self.node_ids.values():
+                self._position[ids - start] = torch.arange(len(ids), dtype=torch.int32, device=device)
+        self.counts = [len(ids) for ids in self.node_ids.values()]
+
+    def count(self, ntype: str) -> int:
+        """This worker's nodes of a type."""
+        return len(self.node_ids[ntype])
+
+    def __call__(self, nodes: Tensor) -> Tensor:
+        """Positions within their types, int32, of partition-local node IDs."""
+        if self._position is None:
+            return nodes.to(torch.int32)
+        return torch.index_select(self._position, 0, nodes)
+
+
+def _build_relation(
+    etype: CanonicalEtype,
+    shards: list[Shard],
+    num_edges_global: int,
+    data: PartitionData,
+    index: TypeIndex,
+    group: Group,
+) -> Relation:
+    num_src, num_dst = index.count(etype[0]), index.count(etype[2])
+    device = shards[0].src.device
+    start = data.node_ranges[group.rank][0]
+    blocks, halos, offset = [], [], 0
+    for p, shard in enumerate(shards):
+        first, last = data.node_ranges[p]
+        # Destinations first: they are dropped before there are columns, which the graph keeps.
+        rows, indptr = compress(index(less_first(shard.dst, start)), num_dst)
+        if p == group.rank:
+            halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
+        else:
+            halo, cols = number_distinct(less_first(shard.src, first), last - first)
+            sources = len(halo)
+        block = EdgeBlock(rows, indptr, cols, sources, num_dst, edge_offset=offset)
+        blocks.append(block)
+        halos.append(halo)
+        offset += block.num_edges
+    send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
+    degrees = [count_ids(block.cols, block.num_src) for block in blocks]
+    own_degrees, degrees[group.rank] = degrees[group.rank], degrees[group.rank][:0]
+    for rows, theirs in zip(send_rows, exchange_tensors(degrees), strict=True):
+        own_degrees.index_add_(0, rows, theirs.to(device))
+    in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=device)
+    for block in blocks:
+        in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
+    plan = HaloPlan.agreed(group, send_rows, halos, num_src, f"{etype}")
+    return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, own_degrees)

@@ -1,0 +1,1 @@
+"""Worker processes of this machine and their memory, for commands, tests and benchmarks."""

@@ -1,0 +1,179 @@
+"""Worker processes on this host: spawned, watched, and gone when the call returns."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from sar.errors import CommunicationTimeout, PeerError, SarError
+from sar.host.allocator import ENVIRONMENT
+
+GRACE = 3.0
+"""Seconds that the other workers get, after one failed, to say why they stop."""
+
+
+class WorkerError(SarError, RuntimeError):
+    """A worker process raised an exception or died; the message holds its traceback."""
+
+
+@dataclass(frozen=True)
+class _Message:
+    """What a worker sends to its parent: `kind` is "progress", "result" or "error"."""
+
+    kind: str
+    content: Any
+    is_echo: bool = False
+    """An error that only repeats that another worker failed."""
+
+
+def run_workers(
+    target: Callable[..., Any],
+    *args: Any,
+    n_workers: int,
+    n_threads: int,
+    time_limit: float,
+    allocator: Mapping[str, str] = ENVIRONMENT,
+    on_progress: Callable[[Any], None] = lambda _: None,
+) -> list[Any]:
+    """Call `target(report, *args)` in spawned processes and return what each returned, by rank.
+
+    The workers find each other as under `torchrun`: `sar.initialize_comms()` needs no arguments. The rendezvous store
+    lives in this process, at a port chosen by the kernel, so that no other program can take the port in between.
+
+    Args:
+        target: a top-level function; `report(anything)` in a worker calls `on_progress(anything)` here.
+        args: picklable arguments.
+        n_workers: W.
+        n_threads: threads of each worker.
+        time_limit: seconds after which all workers are killed.
+        allocator: its environment variables; what is set here already goes before them.
+        on_progress: called for what any worker reports.
+
+    Raises:
+        WorkerError: a worker failed; the others are killed.
+        CommunicationTimeout: the time limit passed.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "WORLD_SIZE": n_workers,
+        "LOCAL_WORLD_SIZE": n_workers,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "OMP_NUM_THREADS": n_threads,
+        "NUMBA_NUM_THREADS": n_threads,
+    }
+    defaults = {"GLOO_SOCKET_IFNAME": "lo"} | dict(allocator)
+    shared |= {name: os.environ.get(name, value) for name, value in defaults.items()}
+    context = multiprocessing.get_context("spawn")
+    processes: dict[Connection, SpawnProcess] = {}
+    try:
+        for rank in range(n_workers):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(theirs, target, args), daemon=True)
+            with _environment(shared | {"RANK": rank, "LOCAL_RANK": rank}), theirs:
+                process.start()
+            processes[ours] = process
+        return _supervise(processes, time_limit, on_progress)
+    finally:
+        _end(processes)
+
+
+def _supervise(
+    processes: dict[Connection, SpawnProcess], time_limit: float, on_progress: Callable[[Any], None]
+) -> list[Any]:
+    """Listen until every worker has ended, one has failed, or time is up."""
+    results: dict[int, Any] = {}
+    failures: dict[int, _Message] = {}
+    ranks = {channel: rank for rank, channel in enumerate(processes)}
+    open_channels = set(processes)
+    deadline = time.monotonic() + time_limit
+    while open_channels and (left := deadline - time.monotonic()) > 0:
+        for channel in wait(list(open_channels), left):
+            assert isinstance(channel, Connection)
+            rank = ranks[channel]
+            try:
+                message = channel.recv()
+            except (EOFError, ConnectionResetError):
+                open_channels.discard(channel)
+                if rank in results or rank in failures:
+                    continue
+                message = _died(rank, processes[channel])
+            if message.kind == "progress":
+                on_progress(message.content)
+            elif message.kind == "result":
+                results[rank] = message.content
+            else:
+                failures[rank] = message
+                deadline = min(deadline, time.monotonic() + GRACE)
+    if failures:
+        raise WorkerError(min(failures.values(), key=lambda failure: failure.is_echo).content)
+    if open_channels:
+        late = sorted(ranks[channel] for channel in open_channels)
+        raise CommunicationTimeout(f"worker {late} did not finish within {time_limit:g} s and was killed.")
+    return [results[rank] for rank in range(len(processes))]
+
+
+def _died(rank: int, process: SpawnProcess) -> _Message:
+    """The failure of a worker that closed its pipe without a word."""
+    process.join(GRACE)
+    code = process.exitcode
+    end = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+    return _Message("error", f"worker {rank} died without a traceback ({end}).")
+
+
+def _end(processes: dict[Connection, SpawnProcess]) -> None:
+    """Wait for workers that are about to exit, kill the others, and reap all."""
+    for channel, process in processes.items():
+        channel.close()
+        process.terminate()
+    deadline = time.monotonic() + GRACE
+    for process in processes.values():
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+
+
+def _work(channel: Connection, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Run `target` in this worker and send what came of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        result = target(lambda content: channel.send(_Message("progress", content)), *args)
+        channel.send(_Message("result", result))
+    except Exception as error:
+        where = f"worker {os.environ['RANK']} failed:\n{traceback.format_exc()}"
+        channel.send(_Message("error", where.rstrip(), is_echo=isinstance(error, PeerError)))
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone, however it went."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, Any]) -> Iterator[None]:
+    """Set environment variables, for a child to inherit, and put back what was there."""
+    before = dict(os.environ)
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

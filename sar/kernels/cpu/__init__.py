@@ -1,0 +1,1 @@
+"""Compiled loops over edges, for CPUs (Numba)."""

@@ -1,0 +1,383 @@
+"""Steps of one-pass attention on a piece of edges, of which `sar.kernels.cpu.attention_loops` makes kernels.
+
+[Note: pieces of edges]
+The kernels take PIECE edges at a time, of as many rows as these have, through one short loop after another. Most rows
+have few edges: a loop over each row's would end, and be mispredicted, more often than anything else.
+
+A loop may not load what the one before has just stored in other portions: the processor then waits until that is in
+its cache. Hence all that is kept of an edge is stored, and loaded, four heads at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sar.kernels import attention_operands as operands
+from sar.kernels.cpu.intrinsics import inline
+from sar.kernels.cpu.loops import ONE, OTHER, OWN, ZERO, Array, Index, Walk, edge_row, look_ahead, own_row
+from sar.kernels.cpu.vector_type import Lanes, lanes, larger, where_positive
+from sar.kernels.cpu.vectors import (
+    FOUR,
+    WIDE,
+    Run,
+    add_dot,
+    add_leaky_dot,
+    add_scaled,
+    exp,
+    over_columns,
+    over_heads,
+)
+
+ADDITIVE, DYNAMIC, DOT = 0, 1, 2
+PIECE = 64  # edges that are worked on at a time
+AHEAD = np.uint64(32)  # edges between asking for a row and using it; most loops here take few nanoseconds an edge
+LOWEST_32, LOWEST_64 = (float(np.finfo(dtype).min) for dtype in (np.float32, np.float64))
+LOG_TOTAL, ALONG, SCORE = (np.uint64(row) for row in (operands.LOG_TOTAL, operands.ALONG, operands.SCORE))
+STATISTICS = np.uint64(operands.STATISTICS)
+
+u64 = np.uint64
+HASH_STEP, HASH_1, HASH_2 = u64(0x9E3779B97F4A7C15), u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
+
+
+class Heads(NamedTuple):
+    """What all edges have in common."""
+
+    kind: int  # ADDITIVE, DYNAMIC or DOT
+    heads: Index
+    dim: Index
+    factor: float  # slope of the leaky ReLU below 0, or what dot products are multiplied with
+    seed: Index  # of dropout
+    drop: Index  # weights whose hash is below this are dropped; 0: none
+    scale: float  # of weights that are kept
+
+
+class Scratch(NamedTuple):
+    """Room for what is known about a piece: (PIECE * heads,) numbers each, and (PIECE + 1,) indices."""
+
+    scores: Array  # of each edge and head: logits, then exponentials, then what rows are multiplied with
+    slopes: Array  # derivative of the leaky ReLU
+    alongs: Array  # the other row's gradient along the own one, or the other way round; then the score's gradient
+    shares: Array  # what dropout and edge weight multiply a weight with
+    tops: Array  # of each row and head: the greatest score so far
+    owns: Array  # of each row: its number
+    bounds: Array  # of each row: its first edge; of one more, the end of the piece
+    own_of: Array  # of each edge: own row
+    place_of: Array  # of each edge: which row of the piece
+
+
+@inline
+def _kept(to: Heads, edge: Index, h: Index, x: Array) -> Any:
+    """What dropout multiplies a weight with.
+
+    The generator counts instead of going from state to state (SplitMix64: Steele, Lea and Flood 2014, "Fast splittable
+    pseudorandom number generators"), so that the backward draws the same in another order.
+    """
+    if to.drop == ZERO:
+        return x.dtype.type(1)
+    z = to.seed + (edge * to.heads + h + ONE) * HASH_STEP
+    z = (z ^ (z >> u64(30))) * HASH_1
+    z = (z ^ (z >> u64(27))) * HASH_2
+    z ^= z >> u64(31)
+    return x.dtype.type(to.scale) if z >> u64(32) >= to.drop else x.dtype.type(0)
+
+
+@inline
+def lay_out(walk: Walk, group: Index, first: Index, stop: Index, scratch: Scratch) -> Any:
+    """Note the rows that edges first to stop belong to; returns how many these are, and the group of edge `stop`."""
+    count, p = ZERO, first
+    scratch.bounds[ZERO] = first
+    while p < stop:
+        end = u64(walk.indptr[group + ONE])
+        until = min(end, stop)
+        if until > p:
+            own = own_row(walk, group)
+            for q in range(p - first, until - first):
+                scratch.own_of[q] = own
+                scratch.place_of[q] = count
+            scratch.owns[count] = own
+            count += ONE
+            scratch.bounds[count] = p = until
+        if p == end:
+            group += ONE
+    return count, group
+
+
+@over_heads
+def score_additive(of: Lanes) -> Run:
+    """scores[i] = leaky_relu(a[ia] + b[ib]), and tops[t] rises to it; NaN is not greater than anything."""
+    load, store, everywhere = of.load, of.store, of.everywhere
+
+    def run(
+        h: Index, scores: Array, i: Index, tops: Array, t: Index, a: Array, ia: Index, b: Array, ib: Index, slope: Any
+    ) -> None:
+        raw = load(a, ia + h) + load(b, ib + h)
+        score = where_positive(raw, raw, raw * everywhere(slope))
+        store(scores, i + h, score)
+        store(tops, t + h, larger(score, load(tops, t + h)))
+
+    return run
+
+
+@over_heads
+def weigh_additive(of: Lanes) -> Run:
+    """weights[i] = exp(leaky_relu(a[ia] + b[ib]) - logs[ib]), and slopes[i] the leaky ReLU's derivative."""
+    load, store, everywhere = of.load, of.store, of.everywhere
+
+    def run(
+        h: Index, weights: Array, slopes: Array, i: Index, a: Array, ia: Index, b: Array, ib: Index, log: Index,
+        slope: Any, one: Any,
+    ) -> None:  # fmt: skip
+        raw = load(a, ia + h) + load(b, ib + h)
+        factors = where_positive(raw, everywhere(one), everywhere(slope))
+        store(slopes, i + h, factors)
+        store(weights, i + h, exp(raw * factors - load(b, log + h)))
+
+    return run
+
+
+@over_heads
+def raise_to(of: Lanes) -> Run:
+    """out[io] rises to a[ia]; NaN is not greater than anything."""
+    load, store = of.load, of.store
+    return lambda h, out, io, a, ia: store(out, io + h, larger(load(a, ia + h), load(out, io + h)))
+
+
+@over_heads
+def copy(of: Lanes) -> Run:
+    """out[io] = a[ia]"""
+    load, store = of.load, of.store
+    return lambda h, out, io, a, ia: store(out, io + h, load(a, ia + h))
+
+
+@over_heads
+def weigh(of: Lanes) -> Run:
+    """a[i] = exp(a[i] - logs[j])"""
+    load, store = of.load, of.store
+    return lambda h, a, i, logs, j: store(a, i + h, exp(load(a, i + h) - load(logs, j + h)))
+
+
+@over_heads
+def weigh_and_count(of: Lanes) -> Run:
+    """a[i] = exp(a[i] - tops[t]), and total[o] grows by it."""
+    load, store = of.load, of.store
+
+    def run(h: Index, a: Array, i: Index, tops: Array, t: Index, total: Array, o: Index) -> None:
+        weight = exp(load(a, i + h) - load(tops, t + h))
+        store(a, i + h, weight)
+        store(total, o + h, load(total, o + h) + weight)
+
+    return run
+
+
+@over_heads
+def score_grads(of: Lanes) -> Run:
+    """alongs[i] = weights[i] * (alongs[i] - means[m])"""
+    load, store = of.load, of.store
+
+    def run(h: Index, alongs: Array, weights: Array, i: Index, means: Array, m: Index) -> None:
+        store(alongs, i + h, load(weights, i + h) * (load(alongs, i + h) - load(means, m + h)))
+
+    return run
+
+
+@over_heads
+def add_score_grads(of: Lanes) -> Run:
+    """a[ia] and b[ib] grow by weights[i] * (alongs[i] - means[m]) * slopes[i]"""
+    load, store = of.load, of.store
+
+    def run(
+        h: Index, alongs: Array, weights: Array, slopes: Array, i: Index, means: Array, m: Index,
+        a: Array, ia: Index, b: Array, ib: Index,
+    ) -> None:  # fmt: skip
+        grads = load(weights, i + h) * (load(alongs, i + h) - load(means, m + h)) * load(slopes, i + h)
+        store(a, ia + h, load(a, ia + h) + grads)
+        store(b, ib + h, load(b, ib + h) + grads)
+
+    return run
+
+
+@over_columns
+def multiply(of: Lanes) -> Run:
+    """a[i] *= b[i]: (length, a, b)"""
+    load, store = of.load, of.store
+    return lambda i, a, b: store(a, i, load(a, i) * load(b, i))
+
+
+@over_columns
+def scale(of: Lanes) -> Run:
+    """out[io] *= factor"""
+    load, store, everywhere = of.load, of.store, of.everywhere
+    return lambda i, out, io, factor: store(out, io + i, load(out, io + i) * everywhere(factor))
+
+
+@inline
+def score_pair(
+    to: Heads, mine: Array, own: Index, theirs: Array, other: Index, attn: Array, scores: Array, i: Index
+) -> None:
+    """Write the DYNAMIC or DOT scores of an edge."""
+    factor = mine.dtype.type(to.factor)
+    for h in range(to.heads):
+        column = h * to.dim
+        x, y = own * to.heads * to.dim + column, other * to.heads * to.dim + column
+        scores[i + h] = 0
+        if to.kind == DYNAMIC:
+            add_leaky_dot(to.dim, scores, i + h, attn, column, mine, x, theirs, y, factor)
+        else:
+            add_dot(to.dim, scores, i + h, mine, x, theirs, y)
+            scores[i + h] *= factor
+
+
+@inline
+def write_shares(to: Heads, walk: Walk, first: Index, size: Index, weight: Array, scratch: Scratch) -> None:
+    """Write what dropout and edge weights multiply the weights of a piece's edges with."""
+    for q in range(size):
+        edge = edge_row(walk, first + q)
+        for h in range(to.heads):
+            share = _kept(to, edge, h, weight)
+            scratch.shares[q * to.heads + h] = share * weight[edge] if weight.size else share
+
+
+@inline
+def has_shares(to: Heads, weight: Array) -> Any:
+    """Whether weights are more than softmax."""
+    return to.drop != ZERO or weight.size != 0
+
+
+@inline
+def add_rows(
+    to: Heads, walk: Walk, first: Index, count: Index, rows: Array, factors: Array, out: Array, scratch: Scratch
+) -> None:
+    """Add other rows, each head multiplied with its factor, to own rows of out."""
+    if to.dim == WIDE and to.heads % FOUR == ZERO:
+        for k in range(count):
+            for h in range(ZERO, to.heads, FOUR):
+                _add_four_heads(
+                    to, walk, h, scratch.bounds[k], scratch.bounds[k + ONE], first, rows, factors, out, scratch.owns[k]
+                )
+        return
+    width = to.heads * to.dim
+    for q in range(scratch.bounds[count] - first):
+        look_ahead(OTHER, walk, first + q, rows, width, AHEAD)
+        i, o = u64(walk.other[first + q]) * width, scratch.own_of[q] * width
+        for h in range(to.heads):
+            column = h * to.dim
+            add_scaled(to.dim, out, o + column, rows, i + column, factors[q * to.heads + h])
+
+
+_, _load, _store, _everywhere, _prefetch = lanes(int(WIDE))
+
+
+@inline
+def _add_four_heads(
+    to: Heads,
+    walk: Walk,
+    h: Index,
+    begin: Index,
+    end: Index,
+    first: Index,
+    rows: Array,
+    factors: Array,
+    out: Array,
+    own: Index,
+) -> None:
+    """`add_rows` for four heads of WIDE elements and one own row, which stay in registers."""
+    width, column = to.heads * WIDE, h * WIDE
+    o, last = own * width + column, u64(walk.other.size) - ONE
+    a, b = _load(out, o), _load(out, o + WIDE)
+    c, d = _load(out, o + u64(2) * WIDE), _load(out, o + u64(3) * WIDE)
+    for p in range(begin, end):
+        coming = u64(walk.other[min(p + AHEAD, last)]) * width + column
+        for k in range(4):
+            _prefetch(rows, coming + u64(k) * WIDE)
+        i, f = u64(walk.other[p]) * width + column, (p - first) * to.heads + h
+        a += _load(rows, i) * _everywhere(factors[f])
+        b += _load(rows, i + WIDE) * _everywhere(factors[f + ONE])
+        c += _load(rows, i + u64(2) * WIDE) * _everywhere(factors[f + u64(2)])
+        d += _load(rows, i + u64(3) * WIDE) * _everywhere(factors[f + u64(3)])
+    _store(out, o, a)
+    _store(out, o + WIDE, b)
+    _store(out, o + u64(2) * WIDE, c)
+    _store(out, o + u64(3) * WIDE, d)
+
+
+@over_heads
+def rise(of: Lanes) -> Run:
+    """Raise peak[o] to tops[t], which total[o] is relative to then; shrinks[t] is what it was multiplied with.
+
+    A top of -inf becomes `lowest`, the lowest finite number, because -inf less -inf would be NaN.
+    """
+    load, store, everywhere = of.load, of.store, of.everywhere
+
+    def run(h: Index, peak: Array, total: Array, o: Index, tops: Array, shrinks: Array, t: Index, lowest: Any) -> None:
+        top = larger(load(tops, t + h), everywhere(lowest))
+        shrink = exp(load(peak, o + h) - top)
+        store(tops, t + h, top)
+        store(peak, o + h, top)
+        store(shrinks, t + h, shrink)
+        store(total, o + h, load(total, o + h) * shrink)
+
+    return run
+
+
+@inline
+def write_weights(
+    to: Heads,
+    walk: Walk,
+    first: Index,
+    size: Index,
+    whose: int,
+    mine: Array,
+    theirs: Array,
+    attn: Array,
+    stats: Array,
+    scratch: Scratch,
+) -> None:
+    """Write softmax to `scores`. whose: the destination is OWN or OTHER. Theirs of ADDITIVE ones are in stats."""
+    heads, step = to.heads, STATISTICS * to.heads
+    factor, one = mine.dtype.type(to.factor), mine.dtype.type(1)
+    for q in range(size):
+        own, other, i = scratch.own_of[q], u64(walk.other[first + q]), q * heads
+        if to.kind == ADDITIVE:
+            look_ahead(OTHER, walk, first + q, stats, step, AHEAD)
+            at, log = other * step + SCORE * heads, other * step + LOG_TOTAL * heads
+            weigh_additive(heads, scratch.scores, scratch.slopes, i, mine, own * heads, stats, at, log, factor, one)
+        else:
+            look_ahead(OTHER, walk, first + q, theirs, heads * to.dim, AHEAD)
+            score_pair(to, mine, own, theirs, other, attn, scratch.scores, i)
+            d = own if whose == OWN else other
+            weigh(heads, scratch.scores, i, stats, d * step + LOG_TOTAL * heads)
+
+
+@inline
+def write_alongs(
+    to: Heads,
+    walk: Walk,
+    first: Index,
+    size: Index,
+    own_rows: Array,
+    other_rows: Array,
+    weight: Array,
+    weight_grad: Array,
+    scratch: Scratch,
+) -> None:
+    """Write the gradient of each softmax: own row times other row, and its share. Also those of edge weights."""
+    heads, width = to.heads, to.heads * to.dim
+    for q in range(size):
+        look_ahead(OTHER, walk, first + q, other_rows, width, AHEAD)
+        i, j = scratch.own_of[q] * width, u64(walk.other[first + q]) * width
+        for h in range(heads):
+            column = h * to.dim
+            scratch.alongs[q * heads + h] = 0
+            add_dot(to.dim, scratch.alongs, q * heads + h, own_rows, i + column, other_rows, j + column)
+    if has_shares(to, weight):
+        write_shares(to, walk, first, size, weight, scratch)
+        if weight_grad.size:
+            for q in range(size):
+                edge, total = edge_row(walk, first + q), weight.dtype.type(0)
+                for h in range(heads):
+                    i = q * heads + h
+                    total += scratch.scores[i] * _kept(to, edge, h, weight) * scratch.alongs[i]
+                weight_grad[edge] = total
+        multiply(size * heads, scratch.alongs, scratch.shares)

@@ -1,0 +1,259 @@
+"""The loops of neighbor sampling that Numba compiles: draws of in-edges, numbering of nodes, copies of rows.
+
+[Note: draws]
+Each (key, node) has a random sequence of its own, a counter that is hashed (splitmix64; Steele, Lea and Flood 2014,
+"Fast splittable pseudorandom number generators"). What is drawn depends neither on threads nor on who draws.
+
+Without replacement and weights: the first steps of a Fisher-Yates shuffle on a permutation that is put back afterwards,
+which costs what is drawn, not the degree. Without replacement, weighted: the smallest of exponential variates divided
+by the weights, which are distributed as successive draws (Efraimidis and Spirakis 2006, "Weighted random sampling with
+a reservoir"). With replacement, weighted: inversion of the cumulative weights.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from sar.kernels.cpu.intrinsics import inline, kernel, prefetch
+
+Array = Any  # flat
+Index = Any  # uint64
+
+u64 = np.uint64
+ONE, HALF = u64(1), u64(32)
+STEP = u64(0x9E3779B97F4A7C15)
+FACTOR_1, FACTOR_2 = u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
+SHIFT_1, SHIFT_2, SHIFT_3, TO_DOUBLE = u64(30), u64(27), u64(31), u64(11)
+UNIT = 2.0**-53
+AHEAD, LEAD, CACHE_LINE = u64(8), u64(512), u64(64)  # rows, bytes, bytes: what is asked for before it is copied
+
+
+@inline
+def mix(x: Index) -> Index:
+    """Hash 64 bits."""
+    x = (x ^ (x >> SHIFT_1)) * FACTOR_1
+    x = (x ^ (x >> SHIFT_2)) * FACTOR_2
+    return x ^ (x >> SHIFT_3)
+
+
+@inline
+def draw(state: Index, count: Index) -> Index:
+    """Random number `count` of the sequence `state`."""
+    return mix(state + (count + ONE) * STEP)
+
+
+@inline
+def below(random: Index, bound: Index) -> Index:
+    """A number below `bound`, which is below 2**32: uniform but for a relative error of bound / 2**32."""
+    return ((random >> HALF) * bound) >> HALF
+
+
+@inline
+def uniform(random: Index) -> float:
+    """A number in (0, 1]."""
+    return float((random >> TO_DOUBLE) + ONE) * UNIT
+
+
+@kernel
+def count_draws(
+    begin: int, end: int, rows: Array, indptr: Array, weights: Array, fanout: int, replace: bool, counts: Array
+) -> None:
+    """How many in-edges of each of rows[begin:end] are drawn; an edge of weight 0 never is."""
+    for i in range(u64(begin), u64(end)):
+        row = u64(rows[i])
+        first, last = u64(indptr[row]), u64(indptr[row + ONE])
+        available = np.int64(last - first)
+        if weights.size > 0:
+            available = np.int64(0)
+            for edge in range(first, last):
+                if weights[edge] > 0:
+                    available += 1
+                    if available >= fanout or replace:
+                        break
+        counts[i] = fanout if replace and available > 0 else min(available, fanout)
+
+
+@inline
+def _shuffle(state: Index, first: Index, degree: Index, picked: Array, to: Index, count: Index, order: Array) -> None:
+    for i in range(count):
+        j = i + below(draw(state, i), degree - i)
+        order[i], order[j] = order[j], order[i]
+        picked[to + i] = order[i]
+    for i in range(count):
+        # A position beyond `count` was left by its own number, which therefore was picked.
+        order[u64(picked[to + i])] = picked[to + i]
+        order[i] = i
+    for i in range(count):
+        picked[to + i] = first + u64(picked[to + i])  # not +=, which would go through float64
+
+
+@inline
+def _sink(keys: Array, picked: Array, to: Index, count: Index) -> None:
+    """Move the root of the heap, greatest key first, to its place."""
+    at = u64(0)
+    while True:
+        child = at + at + ONE
+        if child >= count:
+            return
+        if child + ONE < count and keys[child + ONE] > keys[child]:
+            child += ONE
+        if keys[child] <= keys[at]:
+            return
+        keys[at], keys[child] = keys[child], keys[at]
+        picked[to + at], picked[to + child] = picked[to + child], picked[to + at]
+        at = child
+
+
+@inline
+def _smallest(
+    state: Index, first: Index, last: Index, weights: Array, picked: Array, to: Index, count: Index, keys: Array
+) -> None:
+    for i in range(count):
+        keys[i], picked[to + i] = np.inf, 0
+    for edge in range(first, last):
+        if weights[edge] > 0:
+            key = -math.log(uniform(draw(state, edge - first))) / weights[edge]
+            if key < keys[0]:
+                keys[0], picked[to] = key, edge
+                _sink(keys, picked, to, count)
+
+
+@inline
+def _invert(
+    state: Index, first: Index, last: Index, weights: Array, picked: Array, to: Index, count: Index, sums: Array
+) -> None:
+    total = 0.0
+    for edge in range(first, last):
+        total += weights[edge]
+        sums[edge - first] = total
+    for i in range(count):
+        # At most the total, and above 0: so the edge found has a weight above 0.
+        wanted = uniform(draw(state, i)) * total
+        low, high = first, last - ONE
+        while low < high:
+            middle = (low + high) >> ONE
+            if sums[middle - first] < wanted:
+                low = middle + ONE
+            else:
+                high = middle
+        picked[to + i] = low
+
+
+@kernel
+def draw_edges(
+    begin: int,
+    end: int,
+    rows: Array,
+    nodes: Array,
+    indptr: Array,
+    weights: Array,
+    replace: bool,
+    key: Index,
+    offsets: Array,
+    picked: Array,
+    order: Array,
+    scratch: Array,
+) -> None:
+    """Draw in-edges of rows[begin:end]: see [Note: draws].
+
+    Args:
+        rows, nodes: (n,) rows of the nodes in `indptr`, and their global IDs.
+        weights: (E,) or empty.
+        offsets: (n + 1,) where the draws of each node go in `picked`; their number is from `count_draws`.
+        order: int64, 0, 1, 2, ... up to the greatest degree; left as it was.
+        scratch: float64, as long.
+    """
+    for i in range(u64(begin), u64(end)):
+        row, to = u64(rows[i]), u64(offsets[i])
+        count = u64(offsets[i + ONE]) - to
+        if count == 0:
+            continue
+        first, last = u64(indptr[row]), u64(indptr[row + ONE])
+        degree = last - first
+        state = mix(key ^ mix(u64(nodes[i]) + STEP))
+        if weights.size > 0:
+            if replace:
+                _invert(state, first, last, weights, picked, to, count, scratch)
+            else:
+                _smallest(state, first, last, weights, picked, to, count, scratch)
+        elif replace:
+            for k in range(count):
+                picked[to + k] = first + below(draw(state, k), degree)
+        elif count == degree:
+            for k in range(count):
+                picked[to + k] = first + k
+        else:
+            _shuffle(state, first, degree, picked, to, count, order)
+
+
+@inline
+def _number(node: Index, slots: Array, factor: Index, shift: Index, nodes: Array, count: Index) -> Index:
+    """The slot of the node's number in a table of 2**k slots with linear probing; -1 in it where it has none."""
+    mask = u64(slots.size) - ONE
+    slot = ((node * factor) >> shift) & mask
+    while slots[slot] >= 0 and u64(nodes[u64(slots[slot])]) != node:
+        slot = (slot + ONE) & mask
+    return slot
+
+
+@kernel
+def number_nodes(
+    given: Array, slots: Array, factor: Index, shift: Index, nodes: Array, counts: Array, numbers: Array
+) -> None:
+    """Number nodes in the order in which they first come up.
+
+    Args:
+        given: global IDs.
+        slots: hash table of 2**k numbers, -1 where free.
+        factor, shift: of the hash function.
+        nodes: the node of every number so far; filled up.
+        counts: (1,) how many there are; counted up.
+        numbers: the number of each given node.
+    """
+    count = u64(counts[0])
+    for i in range(u64(given.size)):
+        node = u64(given[i])
+        slot = _number(node, slots, factor, shift, nodes, count)
+        if slots[slot] < 0:
+            slots[slot] = count
+            nodes[count] = node
+            count += ONE
+        numbers[i] = slots[slot]
+    counts[0] = count
+
+
+@kernel
+def find_numbers(given: Array, slots: Array, factor: Index, shift: Index, nodes: Array, numbers: Array) -> None:
+    """The numbers that `number_nodes` gave, -1 for other nodes."""
+    for i in range(u64(given.size)):
+        slot = _number(u64(given[i]), slots, factor, shift, nodes, u64(nodes.size))
+        numbers[i] = slots[slot]
+
+
+@kernel
+def order_segments(place: Array, starts: Array, indptr: Array, order: Array) -> None:
+    """Let segment place[i], starts[place[i]]:starts[place[i] + 1], come i-th; offsets, and elements' old positions."""
+    at = u64(0)
+    for i in range(u64(place.size)):
+        indptr[i] = at
+        for position in range(u64(starts[u64(place[i])]), u64(starts[u64(place[i]) + ONE])):
+            order[at] = position
+            at += ONE
+    indptr[u64(place.size)] = at
+
+
+@kernel
+def copy_rows(begin: int, end: int, table: Array, rows: Array, out: Array, places: Array, width: Index) -> None:
+    """out[places[i]] = table[rows[i]] for begin <= i < end, of `width` elements each; empty indices stand for i."""
+    for i in range(u64(begin), u64(end)):
+        source = (u64(rows[i]) if rows.size > 0 else i) * width
+        target = (u64(places[i]) if places.size > 0 else i) * width
+        if rows.size > 0 and i + AHEAD < u64(end):
+            soon = u64(rows[i + AHEAD]) * width
+            for k in range(u64(0), min(width, LEAD // u64(table.itemsize)), CACHE_LINE // u64(table.itemsize)):
+                prefetch(table, soon + k)
+        for k in range(width):
+            out[target + k] = table[source + k]

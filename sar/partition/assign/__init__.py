@@ -1,0 +1,1 @@
+"""From a graph source to an assignment: which part each node belongs to."""

@@ -1,0 +1,146 @@
+"""Which part each node belongs to: by a method, or by files that were made elsewhere."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sar.errors import ConfigError
+from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.assignment_files import read_assignment, write_assignment
+from sar.partition.assign.auto import choose
+from sar.partition.assign.methods import method_named
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import CHUNK_ROWS, GraphSource
+from sar.partition.write.write_job import Progress
+
+AUTO = "auto"
+IN_EDGES = "in_edges"
+"""What to balance that is no field: the number of edges into a part."""
+
+
+@dataclass(frozen=True)
+class AssigningOptions:
+    """What is asked for.
+
+    parts: P.
+    method: one that `method_named` knows.
+    seed: of every random choice.
+    balance: node fields of which each part is to have about an equal sum, or `IN_EDGES`.
+    imbalance: how much larger than the mean a part may be.
+    assignment: directory of an assignment to take instead of a method's.
+    write_assignment: directory to write the assignment to.
+    """
+
+    parts: int
+    method: str = AUTO
+    seed: int = 0
+    balance: tuple[str, ...] = ()
+    imbalance: float = 0.05
+    assignment: Path | None = None
+    write_assignment: Path | None = None
+
+
+class Assigned(NamedTuple):
+    """The method that assigned nodes to parts, empty if files do not say, and why it was that one."""
+
+    method: str
+    why: str
+
+
+def assign(
+    options: AssigningOptions, graph: GraphSource, scratch: Path, memory: int | None, progress: Progress
+) -> tuple[Array, Assigned]:
+    """Find the part of every node, (N,), and what found it.
+
+    Args:
+        options: what is asked for.
+        graph: the graph, N nodes.
+        scratch: directory for a method's files, made and removed again.
+        memory: bytes that the method may use beyond what is there now.
+        progress: called now and then.
+
+    Raises:
+        ConfigError: options do not fit the graph, or an assignment's files do not.
+    """
+    if options.write_assignment is not None and _taken(options.write_assignment):
+        raise ConfigError(f"'{options.write_assignment}' holds something already; name another directory for it.")
+    if options.assignment is not None:
+        found = read_assignment(options.assignment, graph.num_nodes, options.parts)
+        part_of, assigned = found.parts, Assigned(found.algo_name, f"read from {options.assignment}")
+    else:
+        weights = {name: _weight(graph, name) for name in options.balance}
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        task = AssignmentTask(graph, options.parts, scratch, options.seed, weights, options.imbalance, memory, progress)
+        assigned = Assigned(*choose(task)) if options.method == AUTO else Assigned(options.method, "asked for")
+        part_of = _checked(method_named(assigned.method)(task), assigned.method, task)
+        shutil.rmtree(scratch)
+    return part_of, assigned
+
+
+def write_once(folder: Path, graph: GraphSource, part_of: Array, num_parts: int, method: str) -> None:
+    """Write an assignment, unless a run that was killed thereafter has written it.
+
+    Raises:
+        ConfigError: there is something else.
+    """
+    if _taken(folder):
+        if np.array_equal(read_assignment(folder, graph.num_nodes, num_parts).parts, part_of):
+            return
+        raise ConfigError(f"'{folder}' holds another assignment; name another directory, or remove it.")
+    unfinished = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    write_assignment(unfinished, graph.num_nodes, part_of, num_parts, method)
+    unfinished.replace(folder)
+
+
+def _checked(part_of: Array, method: str, task: AssignmentTask) -> Array:
+    """What a method returns, which may be anybody's.
+
+    Raises:
+        ConfigError: it is not a part for every node.
+    """
+    found, num_nodes = np.asarray(part_of), task.graph.total_nodes
+    if found.shape != (num_nodes,) or found.dtype.kind not in "iu":
+        form = f"shape {found.shape} and type {found.dtype}"
+        raise ConfigError(f"method '{method}' returned {form}; expected ({num_nodes},) integers, a part for each node.")
+    if num_nodes and not 0 <= found.min() <= found.max() < task.num_parts:
+        raise ConfigError(
+            f"method '{method}' returned parts from {found.min()} to {found.max()}; expected 0 to {task.num_parts - 1}."
+        )
+    return found
+
+
+def _taken(folder: Path) -> bool:
+    return folder.exists() and any(folder.iterdir())
+
+
+def _weight(graph: GraphSource, name: str) -> Array:
+    """What each node adds to the sum to balance, (N,); 0 where nodes of its type do not have the field.
+
+    Raises:
+        ConfigError: no type has the field, or it is not one number for each node, at least 0.
+    """
+    weight = np.zeros(graph.total_nodes)
+    if name == IN_EDGES:
+        for _, dst in graph.chunks():
+            np.add.at(weight, dst, 1)
+        return weight
+    columns = {ntype: columns[name] for ntype, columns in graph.node_data.items() if name in columns}
+    if not columns:
+        there = sorted({key for columns in graph.node_data.values() for key in columns})
+        raise ConfigError(f"balance of '{name}': expected {IN_EDGES}, or one of the node fields {', '.join(there)}.")
+    for ntype, column in columns.items():
+        if len(column.shape) != 1 or column.dtype.kind not in "biuf":
+            form = f"shape {tuple(column.shape)} and type {column.dtype}"
+            raise ConfigError(f"balance of '{name}': '{ntype}/{name}' has {form}; expected a number for each node.")
+        first = graph.first_node[ntype]
+        for start in range(0, column.shape[0], CHUNK_ROWS):
+            rows = column[start : start + CHUNK_ROWS]
+            weight[first + start : first + start + len(rows)] = rows
+    if not (weight >= 0).all():
+        raise ConfigError(f"balance of '{name}': node {int(np.argmin(weight >= 0))} has NaN or less than 0.")
+    return weight

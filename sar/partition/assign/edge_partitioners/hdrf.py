@@ -1,0 +1,95 @@
+"""The method `hdrf`: edges where their ends already are, with copies of high-degree nodes rather than others."""
+
+import numpy as np
+
+from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.compiled import compiled
+from sar.partition.assign.edge_partitioners.owners import Ballot, choose_owners, new_ballot, vote
+from sar.partition.assign.edge_partitioners.replicas import WORD, add_replica, has_replica, lightest_of_all, no_replicas
+from sar.partition.assign.stream import edge_chunks, index_dtype
+from sar.partition.graph_data import Array
+
+LAMBDA = 1.1
+"""Weight of the balance in the score."""
+
+
+def hdrf(task: AssignmentTask) -> Array:
+    """High-degree replicated first (Petroni et al., "HDRF: stream-based partitioning for power-law graphs", 2015).
+
+    With d(v) for the edges of v seen so far, theta(u) = d(u) / (d(u) + d(v)) and theta(v) = 1 - theta(u), an edge
+    (u, v) goes to the part p with the highest score, the smallest number of equals:
+
+        score(p) = g(u, p) + g(v, p) + lambda (M - n_p) / (1 + M - m)
+        g(w, p)  = 2 - theta(w) if p has edges of w, else 0
+
+    n_p being the edges in p, M and m the most and fewest in any part. lambda is 1.1: up to 1, balance only decides
+    between equals, and a stream in order of nodes ends up in a single part, as the paper shows; far above, it is all
+    that counts. A node's owner is the part that got most of its edges: see [Note: owners of nodes] in `owners.py`.
+    Self-loops are passed over.
+
+    One pass over the edges; N P bits of memory beside O(N).
+
+    Returns:
+        The part of every node, (N,) int32.
+    """
+    num_nodes, num_parts = task.graph.total_nodes, task.num_parts
+    seen = np.zeros(num_nodes, index_dtype(2 * task.graph.total_edges))
+    replicas, ballot = no_replicas(num_nodes, num_parts), new_ballot(num_nodes, num_parts)
+    num_edges, lightest = np.zeros(num_parts, np.int64), np.zeros(2, np.int64)
+    most = 0
+    for src, dst in edge_chunks(task, "assigning edges"):
+        most = _place_edges(src, dst, seen, replicas, num_edges, lightest, most, ballot)
+    return choose_owners(task, ballot)
+
+
+@compiled
+def _place_edges(
+    src: Array,
+    dst: Array,
+    seen: Array,
+    replicas: Array,
+    num_edges: Array,
+    lightest: Array,
+    most: int,
+    ballot: Ballot,
+) -> int:
+    """Place a chunk of edges; the most edges in any part."""
+    for i in range(len(src)):
+        u, v = src[i], dst[i]
+        if u == v:
+            continue
+        seen[u] += 1
+        seen[v] += 1
+        part = _best_part(u, v, seen, replicas, num_edges, lightest_of_all(num_edges, lightest), most)
+        num_edges[part] += 1
+        most = max(most, num_edges[part])
+        for node in (u, v):
+            add_replica(replicas, node, part)
+            vote(ballot, node, part)
+    return most
+
+
+@compiled
+def _best_part(u: int, v: int, seen: Array, replicas: Array, num_edges: Array, light: int, most: int) -> int:
+    """The part with the highest score, which is one that has edges of u or v, or the lightest of all."""
+    theta = seen[u] / (seen[u] + seen[v])
+    scale = LAMBDA / (1 + most - num_edges[light])
+    best, highest = light, -1.0
+    for word in range(replicas.shape[1]):
+        bits = replicas[u, word] | replicas[v, word]
+        part = word * WORD
+        while bits != np.uint64(0):
+            if bits & np.uint64(1) != np.uint64(0):
+                score = scale * (most - num_edges[part])
+                if has_replica(replicas, u, part):
+                    score += 2 - theta
+                if has_replica(replicas, v, part):
+                    score += 1 + theta
+                if score > highest:
+                    best, highest = part, score
+            bits >>= np.uint64(1)
+            part += 1
+    balance_alone = scale * (most - num_edges[light])
+    if balance_alone > highest or (balance_alone == highest and light < best):
+        best = light
+    return best

@@ -1,0 +1,324 @@
+"""Neighbour lists on disk, for methods that look at neighbourhoods of graphs larger than memory.
+
+The lists are those of the symmetrised graph: every edge in both directions, self-loops dropped. Parallel edges stay as
+repeated neighbours; where lists are contracted, they become one neighbour with a weight.
+
+[Note: two passes] One pass counts degrees, which gives the place of every list in the file. The second deals the edges,
+both ways round, into buckets: ranges of nodes whose lists fill a buffer. Then each bucket is brought into order in
+memory and appended to the lists. So all writing and all later reading is sequential. Files are read into buffers, not
+mapped: pages of a mapping count as this process's memory.
+"""
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sar.errors import ConfigError
+from sar.partition.assign.compiled import compiled
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import GraphSource
+
+BUCKET = 1 << 21
+"""Neighbours that are brought into order at a time: 8 MB of them."""
+WINDOW = 1 << 20
+"""Neighbours that are read at a time."""
+PIECE = 1 << 17
+"""Edges that are dealt at a time."""
+
+Pieces = Callable[[], Iterator[tuple[Array, Array, Array | None]]]
+"""Sources, destinations and weights of edges, piece by piece: all with weights, or none."""
+
+
+class Window(NamedTuple):
+    """The lists of some nodes, one after the other.
+
+    first: the first node.
+    bounds: (nodes + 1,), where the lists begin and end among all entries of the graph.
+    neighbours: (entries,) integers; valid until the next window is asked for.
+    weights: (entries,) float32, valid as long; None where all are 1.
+    """
+
+    first: int
+    bounds: Array
+    neighbours: Array
+    weights: Array | None
+
+    @property
+    def last(self) -> int:
+        """The node after these."""
+        return self.first + len(self.bounds) - 1
+
+
+@dataclass(frozen=True)
+class ExternalCsr:
+    """Neighbour lists in files; the list of node v is entries indptr[v]:indptr[v + 1].
+
+    Memory is O(nodes) + buffers of fixed size, but for a node whose list is longer than a buffer. While the files are
+    made they take 12 bytes of disk for each entry (20 with weights), afterwards 4 (8); with 2^31 nodes or more, twice
+    that.
+
+    folder: holds `neighbours`, int32, or int64 from 2^31 nodes on, and where weighted `weights`, float32.
+    indptr: (N + 1,) int64.
+    """
+
+    folder: Path
+    indptr: Array
+    weighted: bool
+
+    @classmethod
+    def of_graph(
+        cls, graph: GraphSource, folder: Path, bucket: int = BUCKET, progress: Callable[[float], None] = lambda _: None
+    ) -> "ExternalCsr":
+        """The lists of a graph, whose edges are read twice.
+
+        Args:
+            graph: nodes of all types are counted through.
+            folder: is made for the files.
+            bucket: neighbours that are brought into order at a time.
+            progress: called with the share that is done, 0 to 1.
+
+        Raises:
+            ConfigError: an edge ends outside the graph, or the disk is full.
+        """
+        total = 2 * max(1, graph.total_edges)
+
+        def pieces() -> Iterator[tuple[Array, Array, None]]:
+            for src, dst in graph.chunks(PIECE):
+                _check_nodes(src, dst, graph.total_nodes, done[0] % max(1, graph.total_edges))
+                yield src.astype(node), dst.astype(node), None
+                done[0] += len(src)
+                progress(done[0] / total)
+
+        node, done = _node_dtype(graph.total_nodes), [0]
+        return _build(folder, graph.total_nodes, pieces, bucket, weighted=False)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def node_dtype(self) -> Any:
+        """int32, or int64 from 2^31 nodes on."""
+        return _node_dtype(self.num_nodes)
+
+    @property
+    def num_entries(self) -> int:
+        """The length of all lists together: twice the edges that are no loops."""
+        return int(self.indptr[-1])
+
+    @property
+    def max_degree(self) -> int:
+        """The length of the longest list."""
+        return int(np.diff(self.indptr).max(initial=0))
+
+    def windows(self, entries: int = WINDOW) -> Iterator[Window]:
+        """All lists, in the order of nodes, at most `entries` of them at a time unless one list is longer."""
+        bounds = _bounds(self.indptr, entries)
+        size = _largest(self.indptr, bounds)
+        neighbours, weights = np.empty(size, self.node_dtype), np.empty(size * self.weighted, np.float32)
+        with open(self.folder / "neighbours", "rb") as listed, open(self.folder / "weights", "rb") as weighed:
+            for first, last in pairwise(bounds):
+                count = int(self.indptr[last] - self.indptr[first])
+                for file, buffer in ((listed, neighbours[:count]), (weighed, weights[:count])):
+                    if file.readinto(buffer.data) != buffer.nbytes:
+                        raise ConfigError(f"'{file.name}' has become shorter while it was read.")
+                of_entries = weights[:count] if self.weighted else None
+                yield Window(first, self.indptr[first : last + 1], neighbours[:count], of_entries)
+
+    def contracted(self, cluster: Array, num_clusters: int, folder: Path, bucket: int = BUCKET) -> "ExternalCsr":
+        """The weighted lists of the graph whose nodes are this graph's clusters.
+
+        Args:
+            cluster: (N,) of every node, 0 to `num_clusters` - 1.
+            folder: is made for the files.
+            bucket: neighbours that are brought into order at a time.
+
+        Raises:
+            ConfigError: the disk is full.
+        """
+
+        def pieces() -> Iterator[tuple[Array, Array, Array]]:
+            for window in self.windows(2 * PIECE):
+                own = cluster[window.first : window.last].astype(node).repeat(np.diff(window.bounds))
+                weights = np.ones(len(own), np.float32) if window.weights is None else window.weights
+                yield own, cluster[window.neighbours].astype(node), weights
+
+        node = _node_dtype(num_clusters)
+        return _build(folder, num_clusters, pieces, bucket, weighted=True)
+
+
+def _node_dtype(num_nodes: int) -> Any:
+    return np.int32 if num_nodes < 2**31 else np.int64
+
+
+def _check_nodes(src: Array, dst: Array, num_nodes: int, first_edge: int) -> None:
+    """Refuse edges that end outside the graph; compiled loops rely on it that none does."""
+    if not len(src) or (min(src.min(), dst.min()) >= 0 and max(src.max(), dst.max()) < num_nodes):
+        return
+    wrong = int(np.flatnonzero((src < 0) | (src >= num_nodes) | (dst < 0) | (dst >= num_nodes))[0])
+    raise ConfigError(
+        f"edge {first_edge + wrong} leads from node {src[wrong]} to node {dst[wrong]}; expected nodes 0 to "
+        f"{num_nodes - 1} (nodes and edges of all types counted through)."
+    )
+
+
+def _bounds(indptr: Array, entries: int) -> list[int]:
+    """Where to divide nodes so that each range has at most `entries` entries, or is one node."""
+    bounds, last = [0], len(indptr) - 1
+    while bounds[-1] < last:
+        end = int(np.searchsorted(indptr, indptr[bounds[-1]] + entries, side="right")) - 1
+        bounds.append(max(end, bounds[-1] + 1))
+    return bounds
+
+
+def _largest(indptr: Array, bounds: list[int]) -> int:
+    return int(np.diff(indptr[bounds]).max(initial=0))
+
+
+def _build(folder: Path, num_nodes: int, pieces: Pieces, bucket: int, weighted: bool) -> ExternalCsr:
+    """[Note: two passes]. Weighted pieces have both directions already, and parallel edges among them are merged."""
+    indptr = np.zeros(num_nodes + 1, np.int64)
+    for src, dst, _ in pieces():
+        _count(src, dst, not weighted, indptr)
+    np.cumsum(indptr, out=indptr)
+    folder.mkdir()
+    unsorted = folder / "unsorted"
+    try:
+        bounds = _bounds(indptr, bucket)
+        with open(unsorted, "w+b") as file:
+            _deal_out(file, indptr, bounds, pieces, weighted)
+            indptr = _sort_buckets(file, folder, indptr, bounds, weighted)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigError(f"the disk of '{folder}' is full; name another one, with more room, for scratch.") from error
+    finally:
+        unsorted.unlink(missing_ok=True)
+    return ExternalCsr(folder, indptr, weighted)
+
+
+def _record(num_nodes: int, weighted: bool) -> np.dtype[Any]:
+    node = _node_dtype(num_nodes)
+    return np.dtype([("own", node), ("other", node), *([("weight", np.float32)] if weighted else [])])
+
+
+def _deal_out(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weighted: bool) -> None:
+    """Write all edges as records, those of a bucket side by side, each bucket where its lists would be."""
+    record = _record(len(indptr) - 1, weighted)
+    bucket_of = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(bounds))
+    begin = indptr[bounds]  # where the next record of each bucket goes
+    for src, dst, weights in pieces():
+        records, ends = np.empty(2 * len(src), record), np.zeros(len(bounds), np.int64)
+        _deal(src, dst, weights, bucket_of, ends, records)
+        for bucket in np.flatnonzero(np.diff(ends)).tolist():
+            mine = records[ends[bucket] : ends[bucket + 1]]
+            file.seek(int(begin[bucket]) * record.itemsize)
+            file.write(mine.data)
+            begin[bucket] += len(mine)
+
+
+def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], weighted: bool) -> Array:
+    """Write the lists, bucket after bucket; returns where they are now, which is elsewhere if some got shorter."""
+    num_nodes = len(indptr) - 1
+    record, size = _record(num_nodes, weighted), _largest(indptr, bounds)
+    neighbours, weights = np.empty(size, _node_dtype(num_nodes)), np.empty(size, np.float32) if weighted else None
+    merged = np.zeros(num_nodes + 1, np.int64) if weighted else indptr
+    last_seen = np.full(num_nodes * weighted, -1, np.int64)
+    file.seek(0)
+    with open(folder / "neighbours", "wb") as listed, open(folder / "weights", "wb") as weighed:
+        for first, last in pairwise(bounds):
+            count, place = int(indptr[last] - indptr[first]), indptr[first:last] - indptr[first]
+            for start in range(0, count, 2 * PIECE):
+                records = np.empty(min(2 * PIECE, count - start), record)
+                file.readinto(records.data)
+                _place(records, first, place, neighbours, weights)
+            if weights is not None:  # `place` has become where the lists end
+                _merge(first, place, neighbours, weights, last_seen, merged)
+                count = int(merged[last] - merged[first])
+                weighed.write(weights[:count].data)
+            listed.write(neighbours[:count].data)
+    return merged
+
+
+@compiled
+def _count(src: Array, dst: Array, both: bool, indptr: Array) -> None:
+    """Add to indptr[v + 1] the edges that node v has in its list."""
+    for i in range(src.size):
+        if src[i] != dst[i]:
+            indptr[src[i] + 1] += 1
+            if both:
+                indptr[dst[i] + 1] += 1
+
+
+@compiled
+def _take(next_place: Array, which: int) -> int:
+    """The next place of a bucket or list, which is then taken."""
+    place: int = next_place[which]
+    next_place[which] += 1
+    return place
+
+
+@compiled
+def _deal(src: Array, dst: Array, weights: Array | None, bucket_of: Array, ends: Array, records: Array) -> None:
+    """Write edges to records, ordered by bucket; those of bucket b end at ends[b + 1].
+
+    weights: None: edges have none, and are written both ways round.
+    """
+    for i in range(src.size):
+        if src[i] != dst[i]:
+            ends[bucket_of[src[i]] + 1] += 1
+            if weights is None:
+                ends[bucket_of[dst[i]] + 1] += 1
+    for b in range(1, ends.size):
+        ends[b] += ends[b - 1]
+    # ends[b] is where the next record of bucket b goes; when all are placed it has become where the bucket ends.
+    for i in range(src.size):
+        if src[i] != dst[i]:
+            place = _take(ends, bucket_of[src[i]])
+            records[place].own, records[place].other = src[i], dst[i]
+            if weights is not None:
+                records[place].weight = weights[i]
+            else:
+                place = _take(ends, bucket_of[dst[i]])
+                records[place].own, records[place].other = dst[i], src[i]
+    for b in range(ends.size - 1, 0, -1):
+        ends[b] = ends[b - 1]
+    ends[0] = 0
+
+
+@compiled
+def _place(records: Array, first: int, place: Array, neighbours: Array, weights: Array | None) -> None:
+    """Put each record at the next place of its node's list."""
+    for i in range(records.size):
+        at = _take(place, records[i].own - first)
+        neighbours[at] = records[i].other
+        if weights is not None:
+            weights[at] = records[i].weight
+
+
+@compiled
+def _merge(first: int, ends: Array, neighbours: Array, weights: Array, last_seen: Array, merged: Array) -> None:
+    """Sum the weights of equal neighbours of a node, in place; lists are moved together.
+
+    last_seen: (N,) place among all merged lists where a neighbour was put last.
+    merged: (N + 1,) indptr of the merged lists, known up to node `first`.
+    """
+    base, read = merged[first], 0
+    for v in range(ends.size):
+        start = merged[first + v]
+        end = start
+        while read < ends[v]:
+            other, weight = neighbours[read], weights[read]
+            read += 1
+            if last_seen[other] >= start:
+                weights[last_seen[other] - base] += weight
+            else:
+                last_seen[other] = end
+                neighbours[end - base], weights[end - base] = other, weight
+                end += 1
+        merged[first + v + 1] = end

@@ -1,0 +1,103 @@
+"""Semi-external multilevel assignment: arrays over nodes in memory, neighbour lists on disk.
+
+Meyerhenke, Sanders and Schulz, "Partitioning complex networks via size-constrained clustering", SEA 2014.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from sar.adapters.pymetis import has_pymetis
+from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.external_csr import ExternalCsr
+from sar.partition.assign.label_propagation import cluster, refine
+from sar.partition.assign.ldg import READING, greedy_passes, lists_on_disk, relative_weights
+from sar.partition.assign.metis import divide
+from sar.partition.assign.settle import settle
+from sar.partition.graph_data import Array
+
+COARSE_ENTRIES = 1 << 20
+"""Neighbours that METIS is given at most, unless memory is short."""
+ENTRY_BYTES = 64
+"""Memory that METIS takes for one of them, at most."""
+CLUSTER = 1 / 16
+"""The most that a cluster may have of what a part may have."""
+SHRINKS = 0.9
+"""Clusters are contracted where there are at most so many for each node."""
+CLUSTER_PASSES = 5
+REFINE_PASSES = 8
+TRIALS = 4
+"""Of METIS on the coarsest graph, of which the best counts."""
+MIDDLE = 0.7
+"""Share of the work until METIS."""
+
+
+class Level(NamedTuple):
+    """A graph, from the given one to the coarsest.
+
+    csr: its neighbour lists.
+    weights: (N, K) of its nodes, in units of the capacity of a part.
+    """
+
+    csr: ExternalCsr
+    weights: Array
+
+
+def multilevel(task: AssignmentTask) -> Array:
+    """Contract clusters until METIS takes little memory, and take its parts back to the nodes, refining them.
+
+    Clusters come from label propagation with limited sizes. The coarsest graph is divided by METIS (pymetis where it is
+    installed, else DGL's); where clusters do not get it small enough, by METIS on edges drawn at random. On every level
+    label propagation between the parts, within their capacities, lowers the cut.
+
+    Memory: about 100 bytes a node, 16 more for each weight, and 100 MB. Disk: as `ExternalCsr`, for each level.
+    """
+    levels, clusters = [Level(lists_on_disk(task), relative_weights(task))], []
+    if task.num_parts == 1 or levels[0].csr.num_nodes <= task.num_parts or levels[0].csr.num_entries == 0:
+        part_of = np.full(levels[0].csr.num_nodes, -1, np.int32)
+        greedy_passes(*levels[0], part_of, task)
+        return settle(task, part_of)
+    while levels[-1].csr.num_entries > coarse_entries(task.memory):
+        coarser = _coarser(levels[-1], task, len(levels))
+        if coarser is None:
+            break
+        label, level = coarser
+        clusters.append(label)
+        levels.append(level)
+    task.progress("METIS", MIDDLE)
+    part_of = divide(*levels[-1], task, coarse_entries(task.memory), TRIALS, in_dgl=not has_pymetis())
+    while True:
+        tell = _progress(task, f"refining level {len(levels)}", 0.5 ** len(levels))
+        refine(*levels.pop(), part_of, task.num_parts, REFINE_PASSES, task.seed, tell)
+        if not levels:
+            return settle(task, part_of)
+        part_of = part_of[clusters.pop()]
+
+
+def coarse_entries(memory: int | None) -> int:
+    """Neighbours that METIS is given at most where a method may use `memory` bytes."""
+    return COARSE_ENTRIES if memory is None else max(1, min(COARSE_ENTRIES, memory // 2 // ENTRY_BYTES))
+
+
+def _coarser(level: Level, task: AssignmentTask, number: int) -> tuple[Array, Level] | None:
+    """The cluster of each node, and the graph of the clusters; None where there are too many or too few."""
+    tell = _progress(task, f"clustering level {number}", -(0.5 ** (number - 1)))
+    label, count = cluster(level.csr, level.weights, CLUSTER, CLUSTER_PASSES, task.seed, tell)
+    if count > SHRINKS * level.csr.num_nodes or count <= task.num_parts:
+        return None
+    csr = level.csr.contracted(label, count, task.scratch / f"lists-{number}")
+    weights = np.empty((count, level.weights.shape[1]), np.float32)
+    for k, column in enumerate(level.weights.T):
+        weights[:, k] = np.bincount(label, weights=column, minlength=count)
+    return label, Level(csr, weights)
+
+
+def _progress(task: AssignmentTask, doing: str, start: float) -> Callable[[float], None]:
+    """Reports of a stretch of work: down the levels `start` goes from -1 by halves to 0, and up again from 0 to 1/2."""
+
+    def tell(share: float) -> None:
+        done = start + abs(start) * share * (0.5 if start < 0 else 1.0)
+        task.progress(doing, MIDDLE + done * (MIDDLE - READING if done < 0 else 1 - MIDDLE))
+
+    return tell

@@ -1,0 +1,55 @@
+"""The method `random`: nodes at random, in equal numbers."""
+
+import numpy as np
+
+from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.balance import constraints, rebalance
+from sar.partition.assign.compiled import compiled
+from sar.partition.graph_data import Array
+
+
+def random(task: AssignmentTask) -> Array:
+    """Assign nodes at random; parts differ by one node at most.
+
+    Nodes in random order are dealt in rounds, one to each part. Where there are weights, nodes of like weights are next
+    to each other in that order, and a round gives its heaviest node to the part that holds least; so every weight is
+    spread as evenly as its largest values allow. Only if that breaks a constraint, nodes are moved (`rebalance`).
+
+    Args:
+        task: its edges are not read.
+
+    Returns:
+        The part of every node, (N,) int32.
+    """
+    num_nodes, num_parts = task.graph.total_nodes, task.num_parts
+    rules = constraints(num_nodes, num_parts, task.weights, task.imbalance)
+    rng = np.random.default_rng(task.seed)
+    order = rng.permutation(num_nodes)
+    part_of = np.empty(num_nodes, np.int32)
+    if len(rules.weights):
+        kinds = np.argsort([len(np.unique(weight)) for weight in rules.weights], kind="stable")
+        # The last key counts first: the weight with the fewest values, such as a mask, makes the coarsest groups.
+        order = order[np.lexsort([-rules.weights[kind][order] for kind in kinds[::-1]])]
+        _deal_rounds(order, rules.weights / np.maximum(rules.means[1:, None], 1e-30), num_parts, part_of)
+    else:
+        part_of[order] = np.arange(num_nodes) % num_parts
+    task.progress("assigning nodes", 1.0)
+    return rebalance(part_of, num_parts, task.weights, task.imbalance, task.seed)
+
+
+@compiled
+def _deal_rounds(order: Array, weights: Array, num_parts: int, part_of: Array) -> None:
+    """Give each part one of every `num_parts` nodes, the heaviest to the part that holds least in all weights."""
+    held = np.zeros(num_parts)
+    for start in range(0, len(order), num_parts):
+        nodes = order[start : start + num_parts]
+        weight = np.zeros(len(nodes))
+        for i in range(len(nodes)):
+            for which in range(len(weights)):
+                weight[i] += weights[which, nodes[i]]
+        heaviest_first = np.argsort(-weight, kind="mergesort")
+        emptiest_first = np.argsort(held, kind="mergesort")
+        for rank in range(len(nodes)):
+            part = emptiest_first[rank]
+            part_of[nodes[heaviest_first[rank]]] = part
+            held[part] += weight[heaviest_first[rank]]

@@ -1,0 +1,180 @@
+"""DGL's chunked graph format: a `metadata.json` that lists types, counts and the files of edges and features."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sar.common_tuples import CanonicalEtype
+from sar.errors import PartitionError
+from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource
+from sar.partition.ingest.columns import ColumnFiles, open_column
+from sar.partition.ingest.edges import EdgeFormat, open_edges
+from sar.partition.ingest.files import find_files
+from sar.partition.ingest.text import TextFormat
+from sar.partition.stored import unreadable
+
+_FORMATS = {"csv": "text", "numpy": "npy", "parquet": "parquet"}
+
+
+def open_chunked(path: Path, scratch: Path, *, allow_nan: bool) -> GraphSource:
+    """A graph in the chunked format.
+
+    Args:
+        path: the `metadata.json`; paths in it are relative to its folder, or absolute.
+        scratch: directory for copies in binary of edges and features that are text or Parquet.
+        allow_nan: whether there may be NaN in other columns than labels and masks.
+
+    Raises:
+        PartitionError: the file is missing or damaged, its entries contradict each other or the files it names, or one
+            of these is missing or damaged.
+    """
+    meta = _Metadata.read(path)
+    ntypes, etypes = meta.types("node_type"), meta.types("edge_type")
+    canonical = {name: meta.edge_type(name, ntypes) for name in etypes}
+    num_nodes = {ntype: sum(chunks) for ntype, chunks in meta.counts("num_nodes", ntypes).items()}
+    edge_chunks = meta.counts("num_edges", etypes)
+    edge_files = meta.section("edges", etypes)
+    edges = {}
+    for number, (name, etype) in enumerate(canonical.items()):
+        ends = num_nodes[etype[0]], num_nodes[etype[2]]
+        edges[etype] = meta.edges(name, edge_files.get(name), ends, edge_chunks[name], scratch / f"edges-{number}")
+    num_edges = {name: edges[etype].num_edges for name, etype in canonical.items()}
+    node_data = meta.columns("node_data", num_nodes, scratch, allow_nan=allow_nan)
+    edge_data = meta.columns("edge_data", num_edges, scratch, allow_nan=allow_nan)
+    return GraphSource(num_nodes, edges, node_data, {etype: edge_data[name] for name, etype in canonical.items()})
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    """The content of the JSON file; every method checks what it takes out of it."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> "_Metadata":
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except ValueError as error:
+            raise PartitionError(f"{path} is no JSON file: {error}. Write or copy it again.") from error
+        if not isinstance(content, dict):
+            raise PartitionError(
+                f"{path} holds a {type(content).__name__}; expected an object with node_type and so on."
+            )
+        return cls(path, content)
+
+    def error(self, what: str) -> PartitionError:
+        """An error in this file."""
+        return PartitionError(f"{self.path}: {what}. Mend this file, or the files that it names.")
+
+    def types(self, key: str) -> list[str]:
+        """Names of the node or edge types."""
+        names = self.content.get(key)
+        if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+            raise self.error(f"{key} is {_short(names)}; expected a list of names")
+        if not names or len(set(names)) < len(names):
+            raise self.error(f"{key} has {_short(names)}; expected at least one name, and none twice")
+        return names
+
+    def edge_type(self, name: str, ntypes: Sequence[str]) -> CanonicalEtype:
+        """A canonical edge type from its name."""
+        parts = name.split(":")
+        if len(parts) != 3 or not {parts[0], parts[2]} <= {*ntypes}:
+            raise self.error(
+                f"edge type '{name}' is not NTYPE:RELATION:NTYPE with node types among {', '.join(ntypes)}"
+            )
+        return parts[0], parts[1], parts[2]
+
+    def counts(self, key: str, names: Sequence[str]) -> dict[str, list[int]]:
+        """By type the numbers of nodes or edges in its chunks; where only the sum is known, this one number."""
+        per_chunk = self.content.get(f"{key}_per_chunk")
+        per_type = self.content.get(f"{key}_per_type")
+        if per_chunk is None and per_type is None:
+            raise self.error(f"there is neither {key}_per_chunk nor {key}_per_type; expected one of them")
+        for which, found in ((f"{key}_per_chunk", per_chunk), (f"{key}_per_type", per_type)):
+            if found is not None and (not isinstance(found, list) or len(found) != len(names)):
+                raise self.error(f"{which} is {_short(found)}; expected an entry for each of {', '.join(names)}")
+        chunks = per_chunk if per_chunk is not None else [[count] for count in per_type or []]
+        for name, found in zip(names, chunks, strict=True):
+            if not isinstance(found, list) or not all(type(count) is int and count >= 0 for count in found):
+                raise self.error(f"the counts of '{name}' under {key} are {_short(found)}; expected numbers from 0 on")
+        if per_type is not None and [sum(found) for found in chunks] != per_type:
+            raise self.error(
+                f"{key}_per_type is {_short(per_type)}; expected {[sum(found) for found in chunks]}, the sums of "
+                f"{key}_per_chunk"
+            )
+        return dict(zip(names, chunks, strict=True))
+
+    def section(self, key: str, names: Sequence[str]) -> Mapping[str, Any]:
+        """The object under a key, whose own keys are types; empty where it is absent."""
+        found = self.content.get(key) or {}
+        if not isinstance(found, dict):
+            raise self.error(f"{key} is {_short(found)}; expected an object with an entry for each type")
+        unknown = sorted(found.keys() - {*names})
+        if unknown:
+            raise self.error(f"{key} has the types {', '.join(unknown)}; expected some of {', '.join(names)}")
+        return found
+
+    def edges(
+        self, name: str, spec: Any, num_nodes: tuple[int, int], chunks: Sequence[int], scratch: Path
+    ) -> EdgeSource:
+        """The edges of one type, as many as the counts say."""
+        format_, delimiter, files = self._files(f"edges of '{name}'", spec or {"format": {"name": "csv"}, "data": []})
+        if not files and not sum(chunks):
+            return ArrayEdges(np.empty(0, np.int64), np.empty(0, np.int64))
+        if not files:
+            raise self.error(f"there are no files for the {sum(chunks)} edges of '{name}'")
+        how = EdgeFormat(format_, TextFormat(delimiter), ambiguous_are_pairs=True)
+        opened = open_edges(files, how, num_nodes, scratch.parent, scratch.name)
+        if len(opened.counts) == len(chunks):
+            for file, found, expected in zip(files, opened.counts, chunks, strict=False):
+                if found != expected:
+                    raise self.error(f"{file} has {found} edges; expected {expected} as the counts of '{name}' say")
+        if sum(opened.counts) != sum(chunks):
+            raise self.error(
+                f"the files of '{name}', {files[0]} and so on, have {sum(opened.counts)} edges; expected {sum(chunks)} "
+                "as its counts say"
+            )
+        return opened.edges
+
+    def columns(
+        self, key: str, rows: Mapping[str, int], scratch: Path, *, allow_nan: bool
+    ) -> dict[str, dict[str, Column]]:
+        """By type and name the features of nodes or edges."""
+        found: dict[str, dict[str, Column]] = {name: {} for name in rows}
+        for name, fields in self.section(key, list(rows)).items():
+            if not isinstance(fields, dict):
+                raise self.error(
+                    f"{key} of '{name}' is {_short(fields)}; expected an object with an entry for each field"
+                )
+            for field, spec in fields.items():
+                format_, delimiter, files = self._files(f"{key} of '{name}/{field}'", spec)
+                if not files:
+                    raise self.error(f"there are no files for {key} of '{name}/{field}'")
+                source = ColumnFiles(files, format_, delimiter=delimiter)
+                found[name][field] = open_column(source, f"{name}/{field}", rows[name], scratch, allow_nan=allow_nan)
+        return found
+
+    def _files(self, what: str, spec: Any) -> tuple[str, str | None, list[Path]]:
+        """Format, delimiter and files of a file specification."""
+        try:
+            name, delimiter, data = spec["format"]["name"], spec["format"].get("delimiter"), spec["data"]
+        except (TypeError, KeyError, AttributeError) as error:
+            raise self.error(f"{what} is {_short(spec)}; expected format (with a name) and data") from error
+        if name not in _FORMATS:
+            raise self.error(f"{what} has the format {name!r}; expected one of {', '.join(_FORMATS)}")
+        if not isinstance(data, list) or not all(isinstance(file, str) for file in data):
+            raise self.error(f"{what} has the data {_short(data)}; expected a list of file names")
+        files = [self.path.parent / file for file in data]
+        return _FORMATS[name], delimiter, find_files(files) if files else []
+
+
+def _short(found: Any) -> str:
+    text = "missing" if found is None else json.dumps(found)
+    return text if len(text) < 80 else f"{text[:77]}..."

@@ -1,0 +1,115 @@
+"""The edges of one type from files of any format: binary files are streamed as they are, others copied once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from sar.errors import ConfigError
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import ArrayEdges, EdgeSource
+from sar.partition.ingest.arrays import JoinedEdges, open_npy_edges, open_raw_edges
+from sar.partition.ingest.checks import CheckedEdges, check_ids
+from sar.partition.ingest.parquet import parquet_edges
+from sar.partition.ingest.text import TextFormat, parse_edges
+from sar.partition.stored import ArrayFile
+
+_ANY = int(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True)
+class EdgeFormat:
+    """What edge files look like.
+
+    name: `text`, `parquet`, `npy` or `raw`.
+    text: of text files; its `columns` also of Parquet files.
+    dtype: of raw files, `int32` or `int64`.
+    ambiguous_are_pairs: whether `.npy` arrays of (2, 2) are two edges, a row each, where nothing shows it.
+    """
+
+    name: str
+    text: TextFormat = field(default_factory=TextFormat)
+    dtype: str | None = None
+    ambiguous_are_pairs: bool = False
+
+
+@dataclass(frozen=True)
+class OpenedEdges:
+    """Edges found in files.
+
+    edges: all of them; checked against the numbers of nodes where these are known.
+    counts: of each file, or pair of files.
+    least_nodes: numbers of nodes of the source and the destination type that the edges need; None where not looked for.
+    """
+
+    edges: EdgeSource
+    counts: list[int]
+    least_nodes: tuple[int, int] | None
+
+
+def open_edges(
+    files: Sequence[Path], how: EdgeFormat, num_nodes: tuple[int | None, int | None], scratch: Path, name: str
+) -> OpenedEdges:
+    """Find the edges of one type.
+
+    Text and Parquet are parsed now, into raw files. Where a number of nodes is unknown, all edges are read now.
+
+    Args:
+        files: in order.
+        how: their format.
+        num_nodes: of the source and the destination type; None: to be found.
+        scratch: directory for copies in binary.
+        name: of these copies.
+
+    Raises:
+        PartitionError: a file is missing or damaged, or an ID is no integer, negative or too large.
+        ConfigError: the format does not fit.
+    """
+    limits = (_ANY if num_nodes[0] is None else num_nodes[0], _ANY if num_nodes[1] is None else num_nodes[1])
+    if how.name in ("text", "parquet"):
+        return _copied(files, how, limits, scratch, name)
+    if how.name == "npy":
+        parts = open_npy_edges(files, ambiguous_are_pairs=how.ambiguous_are_pairs)
+    elif how.name == "raw":
+        parts = open_raw_edges(files, how.dtype)
+    else:
+        raise ConfigError(f"edges in the format {how.name!r} were asked for; expected text, parquet, npy or raw.")
+    least = _least_nodes(parts, limits) if None in num_nodes else None
+    checked = [CheckedEdges(part, where, *limits) for where, part in parts]
+    counts = [part.num_edges for part in checked]
+    return OpenedEdges(checked[0] if len(checked) == 1 else JoinedEdges(checked), counts, least)
+
+
+def _least_nodes(parts: Sequence[tuple[str, EdgeSource]], limits: tuple[int, int]) -> tuple[int, int]:
+    """Numbers of nodes that the ends of the edges need; a pass over all of them."""
+    least = [0, 0]
+    for where, part in parts:
+        row = 0
+        for ends in part.chunks():
+            for i, end in enumerate(("source", "destination")):
+                check_ids(ends[i], limits[i], where, row, end)
+                least[i] = max(least[i], int(ends[i].max(initial=-1)) + 1)
+            row += len(ends[0])
+    return least[0], least[1]
+
+
+def _copied(files: Sequence[Path], how: EdgeFormat, limits: tuple[int, int], scratch: Path, name: str) -> OpenedEdges:
+    """Edges that are parsed into raw files, of 32 bits where all IDs are known to fit."""
+    dtype = np.dtype(np.int32 if max(limits) <= 2**31 else np.int64)
+    counts, least = [], [0, 0]
+    with ArrayFile(scratch / f"{name}.src", dtype) as src, ArrayFile(scratch / f"{name}.dst", dtype) as dst:
+        for file in files:
+            before = src.rows
+            for ends in _parsed(file, how, limits):
+                for i, (kept, ids) in enumerate(zip((src, dst), ends, strict=True)):
+                    kept.append(ids)
+                    least[i] = max(least[i], int(ids.max(initial=-1)) + 1)
+            counts.append(src.rows - before)
+        return OpenedEdges(ArrayEdges(src.array(), dst.array()), counts, (least[0], least[1]))
+
+
+def _parsed(file: Path, how: EdgeFormat, limits: tuple[int, int]) -> Iterator[tuple[Array, Array]]:
+    if how.name == "text":
+        return parse_edges(file, how.text, *limits)
+    return parquet_edges(file, how.text.columns, *limits)

@@ -1,0 +1,158 @@
+"""Open a graph of any format as a `GraphSource`."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from sar.adapters.dgl.reader.whole_graph import read_whole_graph
+from sar.common_tuples import CanonicalEtype
+from sar.errors import ConfigError
+from sar.partition.graph_data import GraphData
+from sar.partition.graph_source import ArrayEdges, Column, GraphSource
+from sar.partition.ingest.checks import without_nan
+from sar.partition.ingest.chunked import open_chunked
+from sar.partition.ingest.edge_lists import ONLY_TYPE, open_edge_lists
+from sar.partition.ingest.edges import EdgeFormat
+from sar.partition.ingest.features import open_features
+from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
+from sar.partition.ingest.hetero_data import HeteroGraphData, read_any_npz
+from sar.partition.ingest.text import TextFormat
+
+METADATA = "metadata.json"
+
+
+def open_graph(
+    path: Files | Mapping[str, Files],
+    scratch: str | PathLike[str],
+    *,
+    format: str | None = None,
+    num_nodes: int | Mapping[str, int] | None = None,
+    node_features: Mapping[str, Files] | None = None,
+    edge_features: Mapping[str, Files] | None = None,
+    delimiter: str | None = None,
+    header: bool | None = None,
+    columns: tuple[str | int, str | int] | None = None,
+    dtype: str | None = None,
+    allow_nan: bool = False,
+) -> GraphSource:
+    """Open a graph that may be larger than memory.
+
+    Binary edges and features are streamed from where they lie, again in each pass; text and Parquet are parsed once,
+    into raw files under `scratch`, which have to stay as long as the graph is used. A DGL graph file or an `.npz` file
+    is read into memory, because its format has no other way.
+
+    Args:
+        path: what to read:
+            a DGL graph file (`dgl.save_graphs`) with one graph;
+            an `.npz` file as `sar.partition.graph_data` and `hetero_data` describe it;
+            DGL's chunked graph format: its directory or `metadata.json`;
+            edges as text (CSV, any delimiter), Parquet, `.npy` of (E, 2) or (2, E), or raw integers in pairs: a file, a
+            list of files in order, a directory or a glob pattern (`part-2` comes before `part-10`); `.npy` of (E,), and
+            raw files with `src` and `dst` in their names, hold sources and destinations apart;
+            or edges of several types: a mapping of `NTYPE:RELATION:NTYPE` to such files.
+        scratch: directory for copies in binary; made if it is not there.
+        format: `dgl`, `npz`, `chunked`, `text`, `parquet`, `npy` or `raw`; None: by the names of the files.
+        num_nodes: of edge lists: number of nodes, by type where there are several. None: as many as node features have
+            rows, and without these one more than the greatest ID, which takes a pass over binary edges.
+        node_features: more features: files (as above) by `name` or `ntype/name`: `.npy`, Parquet, DGL's tensor files,
+            or text; `file.parquet#a,b` takes columns a and b together as (N, 2), `file.dgl#x` the tensor x.
+        edge_features: likewise, by `name` or `NTYPE:RELATION:NTYPE/name`, in the order of the edges.
+        delimiter: of edges as text: one character; None: found out.
+        header: whether text files begin with names of columns; None: found out.
+        columns: of sources and destinations in text and Parquet files, by name or number; None: there are only two.
+        dtype: of raw edges: `int32` or `int64`.
+        allow_nan: take NaN in features; never in labels and masks. Features are checked while they are read.
+
+    Raises:
+        PartitionError: files are missing, truncated or damaged, do not fit together, or hold IDs that are no nodes;
+            file and row are named. Binary edges and features are checked when they are read.
+        ConfigError: options do not fit the files, or name formats, types or columns that are not there.
+    """
+    if format is not None and format not in FORMATS:
+        raise ConfigError(f"the format {format!r} was asked for; expected one of {', '.join(FORMATS)}.")
+    Path(scratch).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="input-", dir=scratch))
+    node_features, edge_features = node_features or {}, edge_features or {}
+    how = EdgeFormat("" if format is None else format, TextFormat(delimiter, header, columns), dtype)
+
+    found: GraphSource | None = None
+    edges: Mapping[CanonicalEtype, Files]
+    if isinstance(path, Mapping):
+        edges = {_edge_type(name): files for name, files in path.items()}
+    else:
+        edges = {ONLY_TYPE: path}
+        found = _with_types(path, format, folder, allow_nan=allow_nan)
+    if found is None:
+        graph = open_edge_lists(edges, how, num_nodes, node_features, folder, allow_nan=allow_nan)
+    else:
+        if num_nodes is not None or how != EdgeFormat(how.name):
+            raise ConfigError(
+                f"'{path}' says itself what is in it; expected no num_nodes, delimiter, header, columns or dtype."
+            )
+        nodes = open_features(node_features, found.num_nodes, folder, allow_nan=allow_nan)
+        node_data = {ntype: _joined(ntype, found.node_data[ntype], nodes[ntype]) for ntype in nodes}
+        graph = replace(found, node_data=node_data)
+
+    names = {":".join(etype): etype for etype in graph.edges}
+    counts = {name: graph.edges[etype].num_edges for name, etype in names.items()}
+    more = open_features(edge_features, counts, folder, allow_nan=allow_nan)
+    edge_data = {names[name]: _joined(name, graph.edge_data.get(names[name], {}), more[name]) for name in more}
+    return replace(graph, edge_data=edge_data)
+
+
+def from_memory(data: GraphData | HeteroGraphData) -> GraphSource:
+    """A graph in memory as a `GraphSource`."""
+    if isinstance(data, GraphData):
+        data = HeteroGraphData({"_N": data.num_nodes}, {ONLY_TYPE: (data.src, data.dst)}, {"_N": data.node_data})
+    edges = {etype: ArrayEdges(*ends) for etype, ends in data.edges.items()}
+    return GraphSource(data.num_nodes, edges, data.node_data, {etype: {} for etype in edges})
+
+
+def _with_types(path: Files, format: str | None, scratch: Path, *, allow_nan: bool) -> GraphSource | None:
+    """The graph where the format tells types and counts; None where there are edges only."""
+    if isinstance(path, str | PathLike) and (Path(path) / METADATA).is_file():
+        path = Path(path) / METADATA
+    files = find_files(path)
+    format = format or detect_format(files)
+    if format not in ("dgl", "npz", "chunked"):
+        return None
+    if len(files) != 1:
+        raise ConfigError(f"'{path}' names {len(files)} files of the format {format!r}; expected one.")
+    (file,) = files
+    if format == "chunked":
+        return open_chunked(file, scratch, allow_nan=allow_nan)
+    if format == "npz":
+        graph = from_memory(read_any_npz(file))
+    else:
+        whole = read_whole_graph(file)
+        edges = {etype: ArrayEdges(*ends) for etype, ends in whole.edges.items()}
+        graph = GraphSource(whole.num_nodes, edges, whole.node_data, whole.edge_data)
+
+    def checked(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
+        return {
+            name: without_nan(column, name, f"{file}, field '{kind}/{name}'", allow_nan=allow_nan)
+            for name, column in fields.items()
+        }
+
+    return replace(
+        graph,
+        node_data={ntype: checked(ntype, fields) for ntype, fields in graph.node_data.items()},
+        edge_data={etype: checked(":".join(etype), fields) for etype, fields in graph.edge_data.items()},
+    )
+
+
+def _edge_type(name: str) -> CanonicalEtype:
+    parts = name.split(":")
+    if len(parts) != 3 or not all(parts) or "/" in name:
+        raise ConfigError(f"the edge type '{name}' was named; expected NTYPE:RELATION:NTYPE.")
+    return parts[0], parts[1], parts[2]
+
+
+def _joined(kind: str, there: Mapping[str, Column], more: Mapping[str, Column]) -> dict[str, Column]:
+    """The fields of a type, of the graph itself and named beside it."""
+    both = sorted(there.keys() & more.keys())
+    if both:
+        raise ConfigError(f"'{kind}' has the fields {', '.join(both)} already; name the new ones otherwise.")
+    return {**there, **more}

@@ -1,0 +1,1 @@
+"""What is in a partition directory, and whether it is sound."""

@@ -1,0 +1,219 @@
+"""Reads a whole partition directory, one part at a time: what is in it, and every contradiction."""
+
+from collections.abc import Sequence
+from os import PathLike
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sar.adapters.dgl.reader.feature_files import (
+    ORIG_ID_FILES,
+    Feature,
+    open_features,
+    open_orig_ids,
+    owned_edges,
+    owned_nodes,
+)
+from sar.adapters.dgl.reader.part_inspection import PartContent, What, inspect_part
+from sar.adapters.dgl.reader.partition_json import PartitionJson, find_partition_json, owned_counts, read_partition_json
+from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON
+from sar.errors import PartitionError
+from sar.partition.inspect.report import DirectoryReport, FeatureReport, PartReport
+from sar.partition.once import Once
+
+
+def inspect_directory(path: str | PathLike[str], *, values: bool = False) -> DirectoryReport:
+    """Find what a partition directory holds, and whether its files fit together.
+
+    Holds one part's `graph.dgl` at a time and, to check original IDs, one bit for each node and edge.
+
+    Args:
+        path: the directory's JSON file, or the directory.
+        values: also look for NaN in features.
+
+    Returns:
+        The report; the directory is sound if its `problems` are empty.
+
+    Raises:
+        PartitionError: the JSON file is missing or damaged, or its ranges of IDs contradict each other.
+    """
+    spec = read_partition_json(find_partition_json(path))
+    originals = _Originals(spec)
+    contents = []
+    for part in range(spec.num_parts):
+        content = inspect_part(spec, part, values=values)
+        originals.take(part, content)
+        contents.append(content)
+    problems = [problem for content in contents for problem in content.problems]
+    problems += originals.problems() + _edges_of_both_ends(spec, contents) + _features_of_all(spec, contents)
+    edge_types = next((c.edge_types for c in contents if c.edge_types), None)
+    edge_names = spec.edge_types if edge_types is None else [":".join(etype) for etype in edge_types]
+    counts = {
+        what: [dict(zip(names, owned_counts(ranges, p), strict=True)) for p in range(spec.num_parts)]
+        for what, names, ranges in (
+            ("nodes", spec.node_types, spec.node_ranges),
+            ("edges", edge_names, spec.edge_ranges),
+        )
+    }
+    return DirectoryReport(
+        name=spec.name,
+        method=spec.method,
+        format=_format(spec, contents),
+        orig_node_ids=originals.where("nodes"),
+        orig_edge_ids=originals.where("edges"),
+        num_nodes={name: sum(of_part[name] for of_part in counts["nodes"]) for name in spec.node_types},
+        num_edges={name: sum(of_part[name] for of_part in counts["edges"]) for name in edge_names},
+        features=_features(spec.node_types, edge_names, contents),
+        parts=[
+            PartReport(nodes, edges, content.came_in.counts.tolist(), content.read_from.tolist(), content.split)
+            for nodes, edges, content in zip(counts["nodes"], counts["edges"], contents, strict=True)
+        ],
+        problems=problems,
+    )
+
+
+def largest_value(path: str | PathLike[str], name: str) -> float:
+    """The greatest value of a node feature over all parts, read in slices; arguments as `inspect_directory`.
+
+    Raises:
+        PartitionError: a file is missing or damaged, or no part has the feature.
+    """
+    spec = read_partition_json(find_partition_json(path))
+    found = [
+        float(rows.max())
+        for part in range(spec.num_parts)
+        for one in open_features(spec, part, owned_nodes(spec, part), from_dispatch=False)
+        if one.name == name
+        for _, rows in one.stored.slices()
+        if rows.numel()
+    ]
+    if not found:
+        raise PartitionError(f"{spec.path}: no part has values of {name!r}.")
+    return max(found)
+
+
+def _format(spec: PartitionJson, contents: Sequence[PartContent]) -> str:
+    if spec.path.name == DISPATCH_JSON:
+        return "DGL's dispatch pipeline"
+    if any(content.orig_ids for content in contents) or not all(":" in name for name in spec.edge_types):
+        return "dgl.distributed.partition_graph, up to DGL 0.9"
+    return "dgl.distributed.partition_graph"
+
+
+class _Originals:
+    """IDs in the input graph, in files of their own or in `graph.dgl`: a permutation of each type's numbers."""
+
+    def __init__(self, spec: PartitionJson) -> None:
+        self._spec = spec
+        self._problems: list[str] = []
+        self._found: dict[What, set[str]] = {"nodes": set(), "edges": set()}
+        self._lacking: dict[What, list[int]] = {"nodes": [], "edges": []}
+        self._once: dict[What, list[Once]] = {
+            "nodes": [Once(int((r[:, 1] - r[:, 0]).sum())) for r in spec.node_ranges.swapaxes(0, 1)],
+            "edges": [Once(int((r[:, 1] - r[:, 0]).sum())) for r in spec.edge_ranges.swapaxes(0, 1)],
+        }
+
+    def take(self, part: int, content: PartContent) -> None:
+        """Note the original IDs of a part, and drop those in `content`."""
+        spec = self._spec
+        for owned in (owned_nodes(spec, part), owned_edges(spec, part, content.edge_types)):
+            what: What = owned.what
+            try:
+                stored: list[Feature] = open_orig_ids(spec, part, owned) if "part_graph" in spec.files[part] else []
+            except PartitionError as error:
+                self._problems.append(str(error))
+                self._found[what].add(ORIG_ID_FILES[what])
+                continue
+            in_graph = content.orig_ids.pop(what, None)
+            for one in stored:
+                for _, ids in one.stored.slices():
+                    self._once[what][one.type_id].add(_numbers(ids))
+            if stored:
+                self._found[what].add(ORIG_ID_FILES[what])
+            elif in_graph is not None:
+                self._found[what].add("graph.dgl")
+                for type_id, ids in enumerate(in_graph):
+                    self._once[what][type_id].add(_numbers(ids))
+            elif sum(owned.counts):
+                self._lacking[what].append(part)
+
+    def where(self, what: What) -> str | None:
+        """The files that the IDs are in."""
+        return " and ".join(sorted(self._found[what])) or None
+
+    def problems(self) -> list[str]:
+        """What is wrong with them, after all parts."""
+        problems = list(self._problems)
+        names: dict[What, list[str]] = {"nodes": self._spec.node_types, "edges": self._spec.edge_types}
+        for what, files in self._found.items():
+            if not files:
+                continue
+            file = f"{self._spec.path.parent}/part*/{self.where(what)}"
+            if self._lacking[what]:
+                problems.append(f"{file}: parts {self._lacking[what]} lack the original IDs that others have.")
+                continue
+            for name, once in zip(names[what], self._once[what], strict=True):
+                if not once.is_permutation:
+                    problems.append(
+                        f"{file}: the original IDs of the {what} of type {name!r} are not 0 to {once.count - 1}, each "
+                        f"once: {once.count - once.found} are missing, {once.repeated} are there again, "
+                        f"{once.outside} are outside."
+                    )
+        return problems
+
+
+def _numbers(ids: Tensor) -> NDArray[np.int64]:
+    numbers: NDArray[np.int64] = ids.to(torch.int64).numpy()
+    return numbers
+
+
+def _edges_of_both_ends(spec: PartitionJson, contents: Sequence[PartContent]) -> list[str]:
+    """Compare the edges that a part stores towards others with those that these have as in-edges."""
+    problems = []
+    for p, sender in enumerate(contents):
+        stores_them = bool(sender.going_out.counts.sum())  # only DGL's own writer does
+        for q, reader in enumerate(contents if stores_them else []):
+            there, here = (int(x.counts[i]) for x, i in ((sender.going_out, q), (reader.came_in, p)))
+            same = sender.going_out.prints[q] == reader.came_in.prints[p]
+            if p != q and reader.edge_types and (there != here or not same):
+                files = [spec.files[i]["part_graph"] for i in (p, q)]
+                what = f"{there} edges" if there != here else f"other edges, {there} as well,"
+                problems.append(f"{files[0]}: has {what} to nodes of part {q}, where {files[1]} has {here} of them.")
+    return problems
+
+
+def _features_of_all(spec: PartitionJson, contents: Sequence[PartContent]) -> list[str]:
+    """Compare the features of the parts: names, dtypes and widths."""
+    found: dict[tuple[What, int, str], dict[int, tuple[str, tuple[int, ...]]]] = {}
+    for p, content in enumerate(contents):
+        for one in content.features:
+            found.setdefault((one.what, one.type_id, one.name), {})[p] = (one.dtype, one.shape)
+    problems = []
+    for (what, type_id, name), by_part in found.items():
+        ranges, names = (spec.node_ranges, spec.node_types) if what == "nodes" else (spec.edge_ranges, spec.edge_types)
+        key, kind = f"{names[type_id]}/{name}", "node_feats" if what == "nodes" else "edge_feats"
+        first, form = next(iter(by_part.items()))
+        for p in range(spec.num_parts):
+            file = spec.files[p].get(kind, spec.path)
+            if p in by_part and by_part[p] != form:
+                problems.append(f"{file}: {key!r} is {by_part[p]}; expected {form}, as in part {first}.")
+            if p not in by_part and owned_counts(ranges, p)[type_id]:
+                problems.append(f"{file}: there is no {key!r}, which part {first} has.")
+    return problems
+
+
+def _features(
+    node_types: Sequence[str], edge_types: Sequence[str], contents: Sequence[PartContent]
+) -> list[FeatureReport]:
+    """Each feature once, with what its first part says of it."""
+    names = {"nodes": node_types, "edges": edge_types}
+    found: dict[tuple[str, int, str], FeatureReport] = {}
+    for content in contents:
+        for one in content.features:
+            key = one.what, one.type_id, one.name
+            earlier = found[key].nan_rows if key in found else 0
+            nan_rows = None if one.nan_rows is None or earlier is None else earlier + one.nan_rows
+            found[key] = FeatureReport(one.what, names[one.what][one.type_id], one.name, one.dtype, one.shape, nan_rows)
+    return [found[key] for key in sorted(found, key=lambda key: (key[0] != "nodes", key[1]))]

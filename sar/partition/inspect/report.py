@@ -1,0 +1,186 @@
+"""What is in a partition directory, in numbers: parts, edge cut, balances, and who reads how much of whom."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from sar.partition.inspect.tables import as_text
+
+REPORT_JSON = "report.json"
+
+
+@dataclass(frozen=True)
+class FeatureReport:
+    """A feature of all parts.
+
+    of: "nodes" or "edges".
+    type: the node type, or the edge type as `source:relation:destination`.
+    shape: of a row; () is one number.
+    nan_rows: rows with NaN, where these were counted.
+    """
+
+    of: str
+    type: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nan_rows: int | None
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """One part.
+
+    nodes, in_edges: by type.
+    edges_from: (P,) in-edges by the part of their source.
+    rows_from: (P,) distinct nodes of every part that these come from; 0 at the part itself.
+    split: nodes that train_mask, val_mask and test_mask choose, as far as there are such masks.
+    """
+
+    nodes: dict[str, int]
+    in_edges: dict[str, int]
+    edges_from: list[int]
+    rows_from: list[int]
+    split: dict[str, int]
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(self.nodes.values())
+
+    @property
+    def num_edges(self) -> int:
+        """Edges into the part."""
+        return sum(self.in_edges.values())
+
+    @property
+    def halo(self) -> int:
+        """Nodes of other parts that the part reads."""
+        return sum(self.rows_from)
+
+
+@dataclass(frozen=True)
+class DirectoryReport:
+    """What a partition directory holds, as `sar.partition.inspect.inspection.inspect_directory` finds it.
+
+    name, method: of the graph and its partitioning, as the JSON file has them.
+    format: what wrote it, as far as one can tell.
+    orig_node_ids, orig_edge_ids: where the IDs in the input graph are, if anywhere.
+    num_nodes, num_edges: by type.
+    problems: what makes the directory unsound, each with its file.
+    """
+
+    name: str
+    method: str
+    format: str
+    orig_node_ids: str | None
+    orig_edge_ids: str | None
+    num_nodes: dict[str, int]
+    num_edges: dict[str, int]
+    features: list[FeatureReport]
+    parts: list[PartReport]
+    problems: list[str]
+
+    @property
+    def cut_edges(self) -> list[int]:
+        """Of each part's in-edges, how many come from other parts."""
+        return [sum(part.edges_from) - part.edges_from[p] for p, part in enumerate(self.parts)]
+
+    @property
+    def edge_cut(self) -> float:
+        """Share of the edges that lead from one part into another, 0 to 1."""
+        return sum(self.cut_edges) / max(1, sum(self.num_edges.values()))
+
+    @property
+    def replication_factor(self) -> float:
+        """Rows that all parts together hold or read, own and halo, for each node."""
+        num_nodes = sum(self.num_nodes.values())
+        return (num_nodes + sum(part.halo for part in self.parts)) / max(1, num_nodes)
+
+    @property
+    def balances(self) -> dict[str, float]:
+        """Largest part over the mean of all: of nodes, of in-edges, and of the nodes that each mask chooses."""
+        measured = {
+            "nodes": [part.num_nodes for part in self.parts],
+            "in-edges": [part.num_edges for part in self.parts],
+        }
+        for mask in self.masks:
+            measured[mask] = [part.split.get(mask, 0) for part in self.parts]
+        return {name: _balance(counts) for name, counts in measured.items()}
+
+    @property
+    def masks(self) -> list[str]:
+        """Masks that any part has, in the usual order."""
+        found = {mask for part in self.parts for mask in part.split}
+        return sorted(found, key=["train_mask", "val_mask", "test_mask"].index)
+
+    @property
+    def traffic(self) -> list[list[int]]:
+        """(P, P): entry [p][q] is the number of rows that p sends to q when every node's features travel once."""
+        return [[reader.rows_from[p] for reader in self.parts] for p in range(len(self.parts))]
+
+    def summary(self) -> dict[str, Any]:
+        """Everything here in types that JSON has, with the figures that follow from it."""
+        figures = {
+            "edge_cut": self.edge_cut,
+            "replication_factor": self.replication_factor,
+            "balances": self.balances,
+            "cut_edges": self.cut_edges,
+            "halo": [part.halo for part in self.parts],
+            "traffic": self.traffic,
+        }
+        return dataclasses.asdict(self) | figures
+
+    def save(self, folder: str | PathLike[str]) -> Path:
+        """Write `report.json`, which replaces an earlier one, and return its path."""
+        file = Path(folder) / REPORT_JSON
+        file.write_text(json.dumps(self.summary(), indent=1) + "\n", encoding="utf-8")
+        return file
+
+    def as_text(self) -> str:
+        """Tables for people."""
+        blocks = [
+            self._heading(),
+            as_text([("type", "of", "number"), *self._type_rows()]),
+            as_text([("feature", "of", "dtype", "width"), *self._feature_rows()], left=3) if self.features else "",
+            as_text(self._part_rows(), left=1),
+            f"edge cut {self.edge_cut:.2%}, replication factor {self.replication_factor:.3f}; largest / mean: "
+            + ", ".join(f"{name} {value:.3f}" for name, value in self.balances.items()),
+            "\n".join(["not sound:", *(f"  {problem}" for problem in self.problems)]) if self.problems else "sound",
+        ]
+        return "\n\n".join(block for block in blocks if block)
+
+    def _heading(self) -> str:
+        nodes, edges = sum(self.num_nodes.values()), sum(self.num_edges.values())
+        places = {"nodes": self.orig_node_ids, "edges": self.orig_edge_ids}
+        originals = ", ".join(f"{what} in {place}" for what, place in places.items() if place)
+        return (
+            f"{self.name or 'graph without a name'}: {nodes:,} nodes, {edges:,} edges in {len(self.parts)} parts\n"
+            f"format: {self.format}; method: {self.method or 'not said'}; original IDs: {originals or 'none'}"
+        )
+
+    def _type_rows(self) -> list[tuple[str, ...]]:
+        kinds = (("nodes", self.num_nodes), ("edges", self.num_edges))
+        return [(name, of, f"{count:,}") for of, counts in kinds for name, count in counts.items()]
+
+    def _feature_rows(self) -> list[tuple[str, ...]]:
+        return [
+            (f"{one.type}/{one.name}", one.of, one.dtype, " x ".join(map(str, one.shape)) or "1")
+            for one in self.features
+        ]
+
+    def _part_rows(self) -> list[tuple[str, ...]]:
+        masks = [mask.removesuffix("_mask") for mask in self.masks]
+        rows = [("part", "nodes", "halo", "in-edges", "cut", *masks)]
+        for p, part in enumerate(self.parts):
+            counts = (part.num_nodes, part.halo, part.num_edges, self.cut_edges[p])
+            rows.append((str(p), *(f"{n:,}" for n in (*counts, *(part.split.get(mask, 0) for mask in self.masks)))))
+        return rows
+
+
+def _balance(counts: Sequence[int]) -> float:
+    """Largest over mean; 1 where all are 0."""
+    return max(counts) * len(counts) / sum(counts) if sum(counts) else 1.0

@@ -1,0 +1,1 @@
+"""From a graph source and an assignment to a partition directory."""

@@ -1,0 +1,169 @@
+"""Where a directory is made: beside its place, under another name, until it is complete and moved there.
+
+A run that is killed leaves `DIR.partial` behind, with a record of the steps that it has finished; a run that is asked
+to resume goes on from there. The record outlives the process, not a crash of the machine: nothing waits for the disk.
+A run that fails removes what it made, but for one that is asked to resume.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sar.errors import ConfigError, PartitionError
+from sar.partition.write.team import Team
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOCK = "lock"
+_SCRATCH = "scratch"
+
+
+class Staging:
+    """A directory in the making, and this process's record of finished steps.
+
+    target: where the directory will be.
+    path: where it is until then.
+    scratch: for files that are not part of it; the same on processes that share the directory.
+    leads: whether this process speaks for those that share the directory.
+    """
+
+    def __init__(self, target: Path, team: Team, digest: str) -> None:
+        self.target, self.team = target, team
+        self.path = target.with_name(f"{target.name}.partial")
+        self.scratch = self.path / _SCRATCH
+        self.leads = True
+        self._record = self.path / f"progress-{team.rank}.json"
+        self._digest = digest
+        self._done: dict[str, Any] = {}
+
+    def step(self, name: str, work: Callable[[], Any]) -> Any:
+        """What `work` returns, which JSON can hold; it is not called again when a killed run is resumed after it.
+
+        All processes take the step together: a resumed run calls `work` again on all, if one had not finished it. What
+        a call that was killed has done, the next one overwrites.
+        """
+        if not self.team.all(name in self._done):
+            self._done.pop(name, None)
+        return self.own_step(name, work)
+
+    def own_step(self, name: str, work: Callable[[], Any]) -> Any:
+        """As `step`, for work that this process does without the others."""
+        if name not in self._done:
+            self._done[name] = work()
+            self._save()
+        return self._done[name]
+
+    def _save(self) -> None:
+        unfinished = self._record.with_suffix(".new")
+        unfinished.write_text(json.dumps({"digest": self._digest, "steps": self._done}))
+        unfinished.replace(self._record)
+
+    def _begin(self, resume: bool) -> BinaryIO:
+        """Make the directory, or take over what a killed run has left."""
+        if self.path.exists() and not resume:
+            raise ConfigError(
+                f"'{self.path}' is there: a run that was stopped has left it, or one that still goes on makes it. "
+                "Resume that run (--resume), or remove it."
+            )
+        self.path.mkdir(parents=True, exist_ok=resume)
+        lock = (self.path / _LOCK).open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            raise ConfigError(f"another run is making '{self.path}'; wait for it, or choose another place.") from error
+        self.scratch.mkdir(exist_ok=True)
+        return lock
+
+    def _recall(self) -> None:
+        """Read this process's record."""
+        if not self.scratch.is_dir():
+            raise ConfigError(
+                f"process {self.team.rank} does not see '{self.path}', which another process has made; expected a "
+                "directory that all share. Say so (--local-output) if each host has its own."
+            )
+        if not self._record.exists():
+            self._save()
+        found = json.loads(self._record.read_text())
+        if found["digest"] != self._digest:
+            raise ConfigError(
+                f"'{self.path}' was begun with other input, options or number of processes, and cannot be resumed with "
+                "these. Give it the same again, or remove it."
+            )
+        self._done = found["steps"]
+
+    def _finish(self) -> None:
+        """Move the directory to its place."""
+        shutil.rmtree(self.scratch)
+        for file in (*self.path.glob("progress-*"), self.path / _LOCK):
+            file.unlink()
+        self.path.replace(self.target)
+
+
+@contextlib.contextmanager
+def staged(target: Path, team: Team, digest: str, *, resume: bool, local: bool = False) -> Iterator[Staging]:
+    """Make a directory inside the `with` block; when that ends without an error, it is complete and in its place.
+
+    Args:
+        target: a directory that does not exist, or an empty one.
+        team: the processes that make it together.
+        digest: of everything that decides what the result will be.
+        resume: go on with what a killed run has left, if anything; and keep what is done if this one fails.
+        local: each host has its own disk, so that processes share the directory with those on the same host only.
+
+    Raises:
+        ConfigError: the place is taken, or what was left there was begun with another digest.
+        PartitionError: the disk is full.
+    """
+    target = target.resolve() if target.is_symlink() else Path(os.path.abspath(target))
+    _check_free(target)
+    staging = Staging(target, team, digest)
+    staging.leads = team.first_like_me(f"{socket.gethostname() if local else ''}:{target}") == team.rank
+    with contextlib.ExitStack() as stack:
+        if staging.leads:
+            stack.enter_context(staging._begin(resume))
+        team.all(True)  # from here on it is ours to remove
+        try:
+            with _full_disk_said(staging.path):
+                staging._recall()
+                yield staging
+                team.all(True)
+                if staging.leads:
+                    staging._finish()
+                team.all(True)
+        except BaseException:
+            if not resume:
+                shutil.rmtree(staging.path, ignore_errors=True)
+            raise
+
+
+def _check_free(target: Path) -> None:
+    """Refuse what is there already."""
+    if target.is_dir():
+        names = sorted(file.name for file in target.iterdir())
+        if names:
+            some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise ConfigError(f"'{target}' already holds {some}, and nothing is overwritten; name another directory.")
+        if target.is_mount():
+            raise ConfigError(f"'{target}' is a mount point, which cannot be replaced; name a directory inside it.")
+    elif target.exists():
+        raise ConfigError(f"'{target}' is a file; name a directory that does not exist or is empty.")
+
+
+@contextlib.contextmanager
+def _full_disk_said(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise PartitionError(
+            f"the disk of '{path}' is full ({error.strerror}), with {shutil.disk_usage(path.parent).free:,} bytes free "
+            "now. Make room, or name a directory elsewhere; --resume keeps what is done and goes on later."
+        ) from error

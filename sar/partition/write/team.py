@@ -1,0 +1,142 @@
+"""The processes that write a directory together, one or many, and how rows get to the one that writes them.
+
+Each process owns consecutive parts, and reads every so-manieth piece of the input. Processes go through the pieces in
+step, so that what arrives in a round, taken by sender, is in the order of the input.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sar import comm
+from sar.comm.session import current_group
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, EdgeSource
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process's place among those that work together.
+
+    rank, size: 0 to size - 1, and how many.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def here(cls) -> "Team":
+        """All workers after `sar.initialize_comms`; else this process alone."""
+        return cls(comm.rank(), comm.world_size()) if comm.is_initialized() else cls()
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Passes an error raised inside on to all other processes."""
+        return current_group().guard() if self.size > 1 else contextlib.nullcontext()
+
+    def owned(self, num_parts: int) -> range:
+        """The parts that this process writes."""
+        return self._owned_by(self.rank, num_parts)
+
+    def _owned_by(self, rank: int, num_parts: int) -> range:
+        return range(num_parts * rank // self.size, num_parts * (rank + 1) // self.size)
+
+    def shares(self, total: int, rows: int) -> Iterator[tuple[int, int]]:
+        """What this process reads of `total` rows: [start, end), at most `rows` each, as often on every process."""
+        for first in range(0, total, rows * self.size):
+            start = min(total, first + self.rank * rows)
+            yield start, min(total, start + rows)
+
+    def edges(self, edges: EdgeSource, rows: int) -> Iterator[tuple[int, Array, Array]]:
+        """This process's shares of the edges of a type: the first one's number, sources, destinations."""
+        if isinstance(edges, ArrayEdges):
+            for start, end in self.shares(edges.num_edges, rows):
+                yield start, np.asarray(edges.src[start:end], np.int64), np.asarray(edges.dst[start:end], np.int64)
+            return
+        stream = _even_chunks(edges, rows)
+        nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        for first in range(0, edges.num_edges, rows * self.size):
+            round_of_chunks = [next(stream, nothing) for _ in range(self.size)]
+            yield min(edges.num_edges, first + self.rank * rows), *round_of_chunks[self.rank]
+
+    # -- together
+
+    def sum(self, counts: Array) -> Array:
+        """The sum of int64 arrays over all processes."""
+        total = torch.from_numpy(counts.astype(np.int64))
+        if self.size > 1:
+            comm.all_reduce(total)
+        return total.numpy()
+
+    def all(self, flag: bool) -> bool:
+        """Whether a flag is set on all processes; also, nobody returns before all have come here."""
+        return int(self.sum(np.array([flag]))[0]) == self.size
+
+    def first_like_me(self, key: str) -> int:
+        """The lowest rank that passes the same words."""
+        mine = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8).digest(), np.int64).copy()
+        return next(rank for rank, theirs in enumerate(self._exchange([mine] * self.size)) if theirs == mine)
+
+    def from_first(self, values: Array) -> Array:
+        """The array of process 0 on every process, where arrays of the same form are overwritten."""
+        if self.size > 1:
+            for start in range(0, len(values), CHUNK_ROWS):
+                mine = values[start : start + CHUNK_ROWS]
+                mine[:] = self._exchange([mine if self.rank == 0 else mine[:0]] * self.size)[0]
+        return values
+
+    def deliver(self, rows: Array, counts: Array) -> Iterator[tuple[int, Array]]:
+        """Send rows to the processes that own their parts; yield what arrives here, by part, in the input's order.
+
+        Args:
+            rows: (n, ...), sorted by part.
+            counts: (P,) rows for each part; n in all.
+        """
+        num_parts = len(counts)
+        received = [(rows, counts)]
+        if self.size > 1:
+            ends = np.concatenate([[0], counts.cumsum()])
+            owners = [self._owned_by(rank, num_parts) for rank in range(self.size)]
+            sizes = self._exchange([counts[owned.start : owned.stop] for owned in owners])
+            pieces = self._exchange([rows[ends[owned.start] : ends[owned.stop]] for owned in owners])
+            received = list(zip(pieces, sizes, strict=True))
+        for piece, size in received:
+            if len(piece):
+                for part, of_part in zip(self.owned(num_parts), np.split(piece, size.cumsum()[:-1]), strict=True):
+                    if len(of_part):
+                        yield part, of_part
+
+    def _exchange(self, arrays: list[Array]) -> list[Array]:
+        """Send `arrays[q]` to every process q; return what every process sent, of equal dtype and row shape."""
+        sample = arrays[0]
+        if self.size == 1:
+            return arrays
+        sent = [torch.from_numpy(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in arrays]
+        arrived = comm.exchange_tensors(sent)
+        return [a.numpy().view(sample.dtype).reshape(-1, *sample.shape[1:]) for a in arrived]
+
+
+def _even_chunks(edges: EdgeSource, rows: int) -> Iterator[tuple[Array, Array]]:
+    """Chunks of exactly `rows` edges but for the last, of a source that may give smaller ones."""
+    held: list[tuple[Array, Array]] = []
+    missing = rows
+    for src, dst in edges.chunks(rows):
+        while len(src):
+            held.append((src[:missing], dst[:missing]))
+            src, dst = src[missing:], dst[missing:]
+            missing -= len(held[-1][0])
+            if not missing:
+                yield _joined(held)
+                held, missing = [], rows
+    if held:
+        yield _joined(held)
+
+
+def _joined(chunks: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    if len(chunks) == 1:
+        return chunks[0]
+    return np.concatenate([src for src, _ in chunks]), np.concatenate([dst for _, dst in chunks])

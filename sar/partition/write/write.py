@@ -1,0 +1,182 @@
+"""Writes a graph that may be larger than memory as a partition directory, which DGL, DistDGL and sar read."""
+
+import hashlib
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sar.adapters.dgl.metis import metis_of_edges
+from sar.adapters.dgl.writer.partition_writer import write_partition_json
+from sar.errors import ConfigError
+from sar.partition.graph_data import Array, GraphData
+from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
+from sar.partition.ingest.hetero_data import HeteroGraphData
+from sar.partition.write.edge_buckets import EdgeBuckets
+from sar.partition.write.field_files import write_edge_fields, write_node_fields
+from sar.partition.write.numbering import Numbering
+from sar.partition.write.part_graph import write_part_graph
+from sar.partition.write.staging import Staging, staged
+from sar.partition.write.team import Team
+from sar.partition.write.write_job import Progress, WriteJob, allow_open_files, check_writable, slice_bytes
+
+
+class Written(NamedTuple):
+    """What a directory has been given, (P, ...) each, parts first.
+
+    nodes, edges: numbers by part and type, (P, T) and (P, R); types in the order of their names.
+    edges_from: edges by the part that they lead into and the part that they come from, (P, P).
+    rows_from: distinct nodes that they come from, likewise; 0 on the diagonal.
+    """
+
+    nodes: Array
+    edges: Array
+    edges_from: Array
+    rows_from: Array
+
+    def report(self, json_file: Path) -> "PartitionReport":
+        """The sums that matter most."""
+        total = int(self.edges.sum())
+        cut = (total - int(self.edges_from.trace())) / max(1, total)
+        return PartitionReport(json_file, self.nodes.sum(axis=1).tolist(), self.edges.sum(axis=1).tolist(), cut)
+
+
+class PartitionReport(NamedTuple):
+    """What came of partitioning.
+
+    json_file: what `sar.load_dgl_partition_data` takes.
+    nodes, edges: number of nodes, and of edges into them, in each part.
+    edge_cut: share of the edges that lead from one part into another, 0 to 1.
+    """
+
+    json_file: Path
+    nodes: list[int]
+    edges: list[int]
+    edge_cut: float
+
+
+def partition_graph(
+    data: GraphData | HeteroGraphData, out_dir: str | PathLike[str], name: str, num_parts: int
+) -> PartitionReport:
+    """Divide a graph with METIS (Karypis and Kumar, 1998) and write it in the format of `dgl.distributed`.
+
+    Args:
+        data: the whole graph; all its node fields are written.
+        out_dir: directory to make; an empty one is replaced.
+        name: the directory gets `name.json` and `part0`, `part1`, ...
+        num_parts: number of parts, which is the number of workers that can train on them.
+
+    Raises:
+        ConfigError: the number of parts does not fit, or there is something in the directory already.
+    """
+    if isinstance(data, GraphData):
+        data = HeteroGraphData(
+            {"_N": data.num_nodes}, {("_N", "_E", "_N"): (data.src, data.dst)}, {"_N": data.node_data}
+        )
+    edges = {etype: ArrayEdges(*data.edges[etype]) for etype in sorted(data.edges)}
+    graph = GraphSource({t: data.num_nodes[t] for t in sorted(data.num_nodes)}, edges, data.node_data, {})
+    if not 1 <= num_parts <= graph.total_nodes:
+        expected = f"expected 1 to {graph.total_nodes}"
+        raise ConfigError(f"cannot divide {graph.total_nodes} nodes into {num_parts} parts; {expected}.")
+    src, dst = (np.concatenate(ends) for ends in zip(*graph.chunks(), strict=True))
+    part_of = metis_of_edges(torch.from_numpy(src), torch.from_numpy(dst), graph.total_nodes, num_parts).numpy()
+    return write_partitions(graph, part_of, num_parts, out_dir, name, method="metis")
+
+
+def write_partitions(
+    graph: GraphSource,
+    part_of: Array,
+    num_parts: int,
+    out_dir: str | PathLike[str],
+    name: str,
+    *,
+    method: str,
+    memory: int | None = None,
+    resume: bool = False,
+    local_output: bool = False,
+    progress: Progress = lambda doing, share: None,
+) -> PartitionReport:
+    """Write the parts of a graph in the format of `dgl.distributed`.
+
+    After `sar.initialize_comms` all workers call this together, with the same arguments; each reads its share of the
+    input and writes its share of the parts.
+
+    Args:
+        graph: the graph; it is read slice by slice.
+        part_of: (N,) the part of every node, 0 to P - 1, with the nodes of all types counted through.
+        num_parts: P.
+        out_dir: directory to make; an empty one is replaced. Until it is complete it is called `out_dir.partial`.
+        name: the directory gets `name.json` and `part0`, `part1`, ...
+        method: what made the assignment, in a word, for the JSON file.
+        memory: bytes to use at most, beside what is in use when this is called; None for slices of 32 MiB.
+        resume: go on with what an earlier call with the same input has done, if it was killed; and keep what is done if
+            this one fails, which otherwise removes it. All of the input is read once more, to see that it is the same.
+        local_output: each host has a disk of its own, on which its workers leave their parts.
+        progress: called now and then with what is being done and the share of it that is done, 0 to 1.
+
+    Raises:
+        ConfigError: an argument does not fit, memory is too little, or `out_dir` is taken.
+        PartitionError: an edge ends at no node, the input changed, or the disk is full.
+    """
+    team = Team.here()
+    with team.guard():
+        digest = _digest(graph, part_of, num_parts, name, method, memory, team.size) if resume else ""
+        with staged(Path(out_dir), team, digest, resume=resume, local=local_output) as staging:
+            written = write_parts(staging, graph, part_of, num_parts, name, method, memory, progress)
+    return written.report(staging.target / f"{name}.json")
+
+
+def write_parts(
+    staging: Staging,
+    graph: GraphSource,
+    part_of: Array,
+    num_parts: int,
+    name: str,
+    method: str,
+    memory: int | None,
+    progress: Progress,
+) -> Written:
+    """Write the parts into a directory in the making; as `write_partitions`."""
+    check_writable(graph, name)
+    size = slice_bytes(graph.total_nodes, num_parts, memory)
+    job = WriteJob(staging, graph, Numbering.of(graph, part_of, num_parts), size, progress)
+    allow_open_files(len(job.mine))
+    buckets = EdgeBuckets(job)
+    write_node_fields(job)
+    write_edge_fields(job, buckets)
+    ends = buckets.counts.cumsum().reshape(buckets.counts.shape)
+    edge_ranges = np.stack([ends - buckets.counts, ends], axis=2)
+    came_from = np.zeros((2, num_parts, num_parts), np.int64)
+    local = np.empty_like(job.numbering.new_id)
+    for done, part in enumerate(job.mine):
+        progress("writing parts", done / len(job.mine))
+        bounds = int(edge_ranges[part, 0, 0]), int(edge_ranges[part, -1, 1])
+        step = partial(write_part_graph, job, buckets, part, local, bounds)
+        came_from[:, part] = staging.own_step(f"graph of part {part}", step)
+    edges_from, rows_from = staging.team.sum(came_from)
+    if staging.leads:
+        etypes = [":".join(etype) for etype in job.etypes]
+        write_partition_json(staging.path, name, method, job.ntypes, etypes, job.numbering.ranges, edge_ranges)
+    nodes = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
+    return Written(nodes, buckets.counts, edges_from, rows_from)
+
+
+def _digest(graph: GraphSource, part_of: Array, *options: object) -> str:
+    """Of all of the input: the graph with its fields, the assignment, and what else decides about the result."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((list(graph.num_nodes.items()), list(graph.edges), part_of.dtype.str, options)).encode())
+    digest.update(np.ascontiguousarray(part_of).data)
+    for edges in graph.edges.values():
+        for src, dst in edges.chunks():
+            digest.update(np.ascontiguousarray(src).data)
+            digest.update(np.ascontiguousarray(dst).data)
+    for kind, fields in (*graph.node_data.items(), *graph.edge_data.items()):
+        for key, column in fields.items():
+            digest.update(repr((kind, key, str(column.dtype), tuple(column.shape))).encode())
+            for start in range(0, column.shape[0], CHUNK_ROWS >> 6):
+                rows = np.ascontiguousarray(column[start : start + (CHUNK_ROWS >> 6)])
+                digest.update(rows.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

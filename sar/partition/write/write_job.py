@@ -1,0 +1,147 @@
+"""What the steps of writing a partition directory share, and how much memory they may take.
+
+[Note: memory]
+Per node: its part, its new ID, and an entry of the table in `part_graph`. Beyond this only slices of `slice_bytes`, so
+that neither a field nor a part is ever in memory. With W processes, each reads a W-th of the slices and writes a W-th
+of the parts.
+"""
+
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from sar.adapters.dgl.writer.binary_layout import Form, stored_dtype
+from sar.errors import ConfigError
+from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource
+from sar.partition.write.numbering import Numbering, id_type
+from sar.partition.write.staging import Staging
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the share of it that is done, 0 to 1."""
+
+_SLICE_BYTES = 32 << 20
+_LEAST_SLICE_BYTES = 1 << 20
+_SPARE_FILES = 64
+_KEPT = 2
+"""What the process takes for each byte in use: the allocator keeps about as much again for the next slice."""
+
+
+@dataclass(frozen=True)
+class WriteJob:
+    """A graph to write, and where to.
+
+    slice_bytes: that a slice of the graph may take, with all copies.
+    """
+
+    staging: Staging
+    graph: GraphSource
+    numbering: Numbering
+    slice_bytes: int
+    progress: Progress
+
+    @property
+    def num_parts(self) -> int:
+        """P."""
+        return len(self.numbering.ranges)
+
+    @cached_property
+    def mine(self) -> range:
+        """The parts that this process writes."""
+        return self.staging.team.owned(self.num_parts)
+
+    @cached_property
+    def ntypes(self) -> list[str]:
+        """Node types by type ID: in the order of their names, as in DGL."""
+        return sorted(self.graph.num_nodes)
+
+    @cached_property
+    def etypes(self) -> list[tuple[str, str, str]]:
+        """Edge types by type ID: in the order of their names, as in DGL."""
+        return sorted(self.graph.edges)
+
+    @cached_property
+    def id_type(self) -> type[np.int32] | type[np.int64]:
+        """What holds every node and edge ID."""
+        return id_type(max(self.graph.total_nodes, *(edges.num_edges for edges in self.graph.edges.values()), 0))
+
+    def nodes_of(self, ntype: str) -> slice:
+        """Where a type is, with the nodes of all types counted through."""
+        first = self.graph.first_node[ntype]
+        return slice(first, first + self.graph.num_nodes[ntype])
+
+    def rows_in_slice(self, row_bytes: int) -> int:
+        """Rows that fit, by the bytes that one takes with all copies."""
+        return max(1, min(CHUNK_ROWS, self.slice_bytes // row_bytes))
+
+
+def slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
+    """What is left for slices of `memory` bytes, see [Note: memory].
+
+    Raises:
+        ConfigError: too little.
+    """
+    per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * np.dtype(id_type(num_nodes)).itemsize
+    if memory is None:
+        return _SLICE_BYTES
+    left = (memory - per_node * num_nodes) // _KEPT
+    if left < _LEAST_SLICE_BYTES:
+        least = _KEPT * _LEAST_SLICE_BYTES
+        raise ConfigError(
+            f"{memory:,} bytes of memory are too little: {num_nodes:,} nodes take {per_node} bytes each, and slices of "
+            f"the graph at least {least:,}. Allow at least {per_node * num_nodes + least:,}, or leave the limit out."
+        )
+    return min(left, _SLICE_BYTES)
+
+
+def column_form(name: str, column: Column) -> Form:
+    """How a field is stored.
+
+    Raises:
+        ConfigError: DGL's files have no such type.
+    """
+    try:
+        return Form(stored_dtype(column.dtype), column.shape)
+    except ConfigError as error:
+        raise ConfigError(f"field '{name}' cannot be written: {error}") from error
+
+
+def check_writable(graph: GraphSource, name: str) -> None:
+    """Refuse, before anything is written, what DGL's format cannot hold.
+
+    Raises:
+        ConfigError: a name with a slash or a colon, a field of the wrong length, or of a type that its files lack.
+    """
+    parts = [name, *graph.num_nodes, *(part for etype in graph.edges for part in etype)]
+    unusable = sorted({part for part in parts if not part or "/" in part or ":" in part})
+    if unusable:
+        raise ConfigError(f"the names {unusable} are empty or have a slash or a colon in them; choose others.")
+    if not graph.num_nodes or not graph.edges:
+        raise ConfigError("the graph has no node types or no edge types; expected at least one of each.")
+    rows = {**graph.num_nodes, **{":".join(etype): edges.num_edges for etype, edges in graph.edges.items()}}
+    data = {**graph.node_data, **{":".join(etype): fields for etype, fields in graph.edge_data.items()}}
+    for kind, fields in data.items():
+        for key, column in fields.items():
+            if kind not in rows:
+                raise ConfigError(f"there is a field '{kind}/{key}', but no type '{kind}'; expected one of {[*rows]}.")
+            column_form(f"{kind}/{key}", column)
+            if tuple(column.shape[:1]) != (rows[kind],):
+                found = tuple(column.shape)
+                raise ConfigError(f"field '{kind}/{key}' has shape {found}; expected {rows[kind]} rows, one for each.")
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files where it is lower.
+
+    Raises:
+        ConfigError: the system does not allow so many.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(f"{count} parts need as many open files, but the limit is {hard}; raise it (ulimit -Hn).")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

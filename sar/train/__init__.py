@@ -1,0 +1,1 @@
+"""What a training script wants around the engine: plans of memory and traffic."""
