@@ -64,7 +64,7 @@ def table(results: Sequence[Results]) -> list[tuple[str, ...]]:
 
 
 def _exponent(sizes: Sequence[float], values: Sequence[float]) -> str:
-    return f"{growth_exponent(sizes, values):.2f}"
+    return f"{round(growth_exponent(sizes, values), 2) + 0.0:.2f}"  # + 0.0: never "-0.00"
 
 
 def _labels(results: Sequence[Results]) -> dict[str, tuple[str, int, int]]:
