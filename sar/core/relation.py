@@ -38,7 +38,8 @@ class Relation:
     plan: the halo lists of all workers, as the exchange needs them.
     num_src, num_dst: this worker's nodes of source and destination type.
     in_degrees, out_degrees: (num_dst,) and (num_src,) int64; out-degrees count the edges into all workers.
-    constants: kept results of calls on operands that do not change.
+    constants: kept results of calls on operands that do not change. This and the other caches are no arguments, so that
+        `dataclasses.replace` makes new ones: no relation can take over what was kept of another.
     """
 
     etype: CanonicalEtype
@@ -50,9 +51,9 @@ class Relation:
     num_edges_global: int
     in_degrees: Tensor
     out_degrees: Tensor
-    constants: Constants = field(default_factory=Constants)
-    _tiles: dict[Tile, EdgeBlock] = field(default_factory=dict)
-    _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(default_factory=dict)
+    constants: Constants = field(init=False, default_factory=Constants)
+    _tiles: dict[Tile, EdgeBlock] = field(init=False, default_factory=dict)
+    _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
 
     @property
     def num_edges(self) -> int:
@@ -92,9 +93,6 @@ class Relation:
             plan=self.plan.to(device),
             in_degrees=self.in_degrees.to(device),
             out_degrees=self.out_degrees.to(device),
-            constants=Constants(),
-            _tiles={},
-            _inverse_degrees={},
         )
 
 

@@ -88,6 +88,5 @@ def _with_own_edges(
         num_edges_global=relation.num_edges_global + int(grown),
         in_degrees=relation.in_degrees + change,
         out_degrees=relation.out_degrees + out_change,
-        _tiles={},
     )
     return changed, chosen

@@ -1,0 +1,110 @@
+"""Graphs made of graphs that have been used: nothing that the old one keeps may answer for the new one."""
+
+import dgl
+import dgl.function as fn
+import pytest
+import torch
+
+import sar
+from tests.parity.harness import assert_close, build, deal, random_data
+from tests.parity.programs import gated, largest, pairwise
+from tests.parity.scenarios import SCENARIOS
+
+
+def mean(graph, h):
+    return aggregate(graph, h, fn.mean)
+
+
+def total(graph, h):
+    return aggregate(graph, h, fn.sum)
+
+
+def aggregate(graph, h, reducer):
+    with graph.local_scope():
+        graph.srcdata["h"] = h
+        graph.update_all(fn.copy_u("h", "m"), reducer("m", "out"))
+        return graph.dstdata["out"]
+
+
+def use(graph, data):
+    """Results of several calls and their gradients, twice, so that everything that is ever kept is kept."""
+    for _ in range(3):
+        results = [mean(graph, data.nodes["x"]), total(graph, data.nodes["x"]), graph.in_degrees(), graph.out_degrees()]
+        for layer in (mean, with_weights(largest), with_weights(pairwise), with_weights(gated)):
+            x = data.leaf("x")
+            out = layer(graph, x)
+            (out * data.nodes["x"]).sum().backward()
+            results += [out.detach(), x.grad]
+        results.append(torch.tensor(graph.sampling_graph.num_edges()))
+        scores = torch.ones(graph.num_edges(), 1, dtype=x.dtype)
+        results.append(sar.edge_softmax(graph, scores))
+    return results
+
+
+def with_weights(layer):
+    def call(graph, x):
+        return layer(graph, x, torch.ones(graph.num_edges(), 1, dtype=x.dtype))
+
+    return call
+
+
+def moved(graph):
+    """What `to` another device does, on the one device that there is."""
+    structure = graph._structure.to(graph.device)
+    return graph._with(structure=structure, relations=structure.relations)
+
+
+CHANGES = {
+    "add_self_loop": lambda graph: graph.add_self_loop(),
+    "remove_self_loop": lambda graph: graph.remove_self_loop(),
+    "both": lambda graph: graph.remove_self_loop().add_self_loop(),
+    "to": moved,
+    "get_full_partition_graph": lambda graph: graph.get_full_partition_graph(),
+    "one edge type": lambda graph: graph[graph.canonical_etypes[0]],
+    "local_var": lambda graph: graph.local_var(),
+}
+
+
+def change_a_used_graph(mine, change, mode, cache):
+    """What a graph made of a used one gives, what one made of a fresh one gives, and the used one before and after."""
+    partition, data = mine
+    fresh = use(CHANGES[change](build(partition, mode)), data)
+    sar.Config.cache_constant_inputs = cache
+    graph = build(partition, mode)
+    before = use(graph, data)
+    made = CHANGES[change](graph)
+    return use(made, data), fresh, use(graph, data), before
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_change_of_a_used_graph(pool, world_size, change):
+    parts = SCENARIOS["random"](world_size)
+    mine = deal(parts, random_data(parts, torch.float64))
+    for mode in (1, 3):
+        for cache in (False, True):
+            for found, fresh, after, before in pool.run(change_a_used_graph, change, mode, cache, per_rank=mine):
+                assert all(map(torch.equal, found, fresh)), (mode, cache)
+                assert all(map(torch.equal, after, before)), (mode, cache)
+
+
+def gradients_around_self_loops(mine):
+    """The gradient of a mean on a graph, and on the one with self-loops that is made of it afterwards."""
+    partition, data = mine
+    graph = build(partition, 1)
+    x, again = data.leaf("x"), data.leaf("x")
+    mean(graph, x).sum().backward()
+    mean(graph.add_self_loop(), again).sum().backward()
+    return x.grad, again.grad
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_mean_after_added_self_loops(pool, world_size):
+    parts = SCENARIOS["isolated"](world_size)
+    data = random_data(parts, torch.float64)
+    results = pool.run(gradients_around_self_loops, per_rank=deal(parts, data))
+    reference = parts.reference()
+    for number, graph in enumerate((reference, dgl.add_self_loop(reference))):
+        x = data.leaf("x")
+        mean(graph, x).sum().backward()
+        assert_close(torch.cat([found[number] for found in results]), x.grad)
