@@ -92,6 +92,11 @@ class HaloPlan:
         self.mean_rows = mean_rows
         self._schedule = lru_cache(maxsize=8)(self._make_schedule)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the row lists."""
+        return sum(rows.nbytes for rows in self.send_rows)
+
     def to(self, device: torch.device) -> "HaloPlan":
         """The same plan with its row lists on another device."""
         send_rows = [rows.to(device) for rows in self.send_rows]

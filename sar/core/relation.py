@@ -59,6 +59,17 @@ class Relation:
     def num_edges(self) -> int:
         return sum(block.num_edges for block in self.blocks)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the structure on this worker, with tiles and what else has been made of it so far."""
+        tiles = [block for block in self._tiles.values() if block not in self.blocks]
+        tensors = [*self.halos, self.in_degrees, self.out_degrees, *self._inverse_degrees.values()]
+        return (
+            sum(block.nbytes for block in [*self.blocks, *tiles])
+            + self.plan.nbytes
+            + sum(tensor.nbytes for tensor in tensors)
+        )
+
     def tile(self, tile: Tile) -> EdgeBlock:
         """The edges that read a tile, sources renumbered within it; cut out once and kept."""
         if tile not in self._tiles:
@@ -114,6 +125,11 @@ class NodeSet:
         """This worker's nodes of every type."""
         return {ntype: len(ids) for ntype, ids in self.ids.items()}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers of this worker's nodes."""
+        return sum(tensor.nbytes for tensor in (*self.ids.values(), *self.rows.values()))
+
     def to(self, device: torch.device) -> "NodeSet":
         """The node set on another device."""
         ids, rows = ({ntype: column.to(device) for ntype, column in x.items()} for x in (self.ids, self.rows))
@@ -141,6 +157,12 @@ class Structure:
     def is_block(self) -> bool:
         """Whether this is a message flow graph."""
         return self.src is not self.dst
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the structure on this worker, with what has been made of it so far."""
+        nodes = self.src.nbytes + (self.dst.nbytes if self.is_block else 0)
+        return nodes + sum(relation.nbytes for relation in self.relations)
 
     @cached_property
     def sampling_graph(self) -> Any:

@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+import sar.kernels.meta as meta
 from sar.kernels.attention_operands import LOG_TOTAL, SCORE, STATISTICS, Attention, Ends, Gradients, Running, Score
 from sar.kernels.backend import numba_kernels
 from sar.kernels.edge_block import EdgeBlock
@@ -79,6 +80,8 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
 
 
 def _kernels(x: Tensor) -> ModuleType:
+    if x.device.type == "meta":
+        return meta
     fit = x.device.type == "cpu" and x.numel() and numba_kernels() is not None
     if not fit:
         return torch_attention

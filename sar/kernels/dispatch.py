@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+import sar.kernels.meta as meta
 from sar.kernels.backend import numba_kernels
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import Op, Operand, Shape, Target, message_shape
@@ -190,6 +191,8 @@ def _check_fits(block: EdgeBlock, operand: Operand | None) -> None:
 def _choose(*tensors: Tensor | None) -> ModuleType:
     """The implementation that serves operands and results `tensors`."""
     given = [tensor for tensor in tensors if tensor is not None]
+    if given[0].device.type == "meta":
+        return meta
     dtype = given[0].dtype
     fit = dtype in (torch.float32, torch.float64) and all(
         tensor.dtype is dtype and tensor.device.type == "cpu" and tensor.numel() for tensor in given

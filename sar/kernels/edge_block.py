@@ -80,6 +80,13 @@ class EdgeBlock:
         return self._edge_ids
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the structure, with what has been made of it so far."""
+        ids = self._edge_ids if isinstance(self._edge_ids, Tensor) else None
+        kept = (self.rows, self.indptr, self.cols, ids, *(self._transposed or ()))
+        return sum(tensor.nbytes for tensor in kept if tensor is not None)
+
+    @property
     def device(self) -> torch.device:
         """Where the structure is stored."""
         return self.cols.device
@@ -147,11 +154,17 @@ class EdgeBlock:
         return self._transposed
 
     def _transpose(self) -> Transposed:
+        dtype = index_dtype(self.num_edges)
+        if self.device.type == "meta":  # sizes only
+            return Transposed(
+                torch.empty(self.num_src + 1, dtype=dtype, device="meta"),
+                torch.empty_like(self.cols),
+                torch.empty_like(self.cols, dtype=dtype),
+            )
         kernels = numba_kernels()
         if kernels is not None and self.device.type == "cpu":
             transposed: Transposed = kernels.transpose(self)
             return transposed
-        dtype = index_dtype(self.num_edges)
         indptr = torch.zeros(self.num_src + 1, dtype=dtype, device=self.device)
         indptr[1:] = torch.bincount(self.cols, minlength=self.num_src).cumsum(0)
         positions = torch.argsort(self.cols, stable=True)
