@@ -18,6 +18,7 @@ from benchmarks.plots import draw_partitioning
 from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import read, save, setting
 from sar.adapters.dgl.shim import require_dgl
+from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
@@ -26,7 +27,6 @@ from sar.partition.assign.methods import METHODS, method_named
 from sar.partition.assign.quality import measure_quality
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest.community_graph import community_graph
 from sar.partition.inspect.tables import as_markdown, as_text
 
 GENERATED = "sbm", "rmat"

@@ -23,9 +23,9 @@ from benchmarks.report import write_section
 from benchmarks.results import SINGLE, Results, Run, load, save
 from benchmarks.runs import Plan
 from benchmarks.summary import Spread, summarise
+from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError, SarError
 from sar.partition.graph_data import write_npz
-from sar.partition.ingest.community_graph import community_graph
 from tests.workers import REPOSITORY
 
 SIZES = {"nodes": 300, "edges": 2000, "features": 8, "workers": 2, "repeats": 1, "epochs": 1, "warm-up": 1}

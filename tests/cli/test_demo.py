@@ -11,9 +11,9 @@ import pytest
 from matplotlib.image import imread
 
 from sar.cli.demo import _graph, add_arguments
+from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_data import write_npz
-from sar.partition.ingest.community_graph import community_graph
 from tests.leftovers import MARK
 from tests.workers import REPOSITORY
 

@@ -9,8 +9,8 @@ import pytest
 
 import sar
 from sar.cli import main
+from sar.cli.demo.community_graph import community_graph
 from sar.cli.sizes import parse_bytes
-from sar.partition.ingest.community_graph import community_graph
 from sar.partition.write.write import partition_graph
 
 

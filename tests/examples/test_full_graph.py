@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from sar.adapters.dgl.layers.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
+from sar.cli.demo.community_graph import community_graph
 from sar.partition.graph_data import write_npz
-from sar.partition.ingest.community_graph import community_graph
 from sar.partition.ingest.datasets import load_dataset
 from tests.graphs import DATA
 from tests.workers import REPOSITORY

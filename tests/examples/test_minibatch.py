@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sar.adapters.dgl.layers.models import dgl_graph
+from sar.cli.demo.community_graph import community_graph
 from sar.partition.graph_data import SPLIT, write_npz
-from sar.partition.ingest.community_graph import community_graph
 from sar.partition.ingest.datasets import load_dataset
 from tests.examples.test_full_graph import run
 from tests.examples.test_models import example

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sar
-from sar.partition.graph_data import GraphData
-from sar.partition.ingest.community_graph import community_graph
+from sar.cli.demo.community_graph import community_graph
+from sar.partition.graph_data import GraphData, HeteroGraphData
 from sar.partition.ingest.datasets import load_dataset
-from sar.partition.ingest.hetero_data import HeteroGraphData
 from sar.partition.write.write import partition_graph
 from tests.examples.test_full_graph import run
 from tests.graphs import DATA

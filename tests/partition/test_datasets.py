@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from sar.adapters.dgl.shim import require_dgl
+from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData, read_npz, write_npz
-from sar.partition.ingest.community_graph import community_graph
+from sar.partition.graph_data import GraphData, HeteroGraphData, read_npz, write_npz
 from sar.partition.ingest.datasets import load_dataset
-from sar.partition.ingest.hetero_data import HeteroGraphData
 from tests.graphs import DATA
 
 

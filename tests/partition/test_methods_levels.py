@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign import auto as auto_module
 from sar.partition.assign import ldg as ldg_module
@@ -18,7 +19,6 @@ from sar.partition.assign.ldg import draw, greedy_passes, ldg, relative_weights
 from sar.partition.assign.metis import _draw_entries, metis, pymetis
 from sar.partition.assign.multilevel import multilevel
 from sar.partition.assign.quality import measure_quality
-from sar.partition.ingest.community_graph import community_graph
 from tests.partition.graph_tasks import odd_graphs, source, task_of
 
 METHODS = {"ldg": ldg, "metis": metis, "pymetis": pymetis, "multilevel": multilevel, "auto": auto}

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.methods import ENTRY_POINTS, METHODS, method_named, method_names
 from sar.partition.graph_data import Array, GraphData
-from sar.partition.ingest.community_graph import community_graph
 from tests.partition.streams import Edges, edge_task, typed_task
 from tests.workers import REPOSITORY
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from sar.adapters.dgl.shim import require_dgl
+from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import write_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.ingest import from_memory, open_graph
-from sar.partition.ingest.community_graph import community_graph
 from tests.partition.sources import assert_same
 
 

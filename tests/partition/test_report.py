@@ -10,8 +10,8 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+from sar.cli.demo.community_graph import community_graph
 from sar.errors import PartitionError
-from sar.partition.ingest.community_graph import community_graph
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.inspect.report_picture import draw_traffic
 from sar.partition.once import Once

@@ -8,9 +8,9 @@ import torch
 
 import sar
 from sar.adapters.dgl.shim import require_dgl
+from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
-from sar.partition.ingest.community_graph import community_graph
-from sar.partition.ingest.hetero_data import HeteroGraphData
+from sar.partition.graph_data import HeteroGraphData
 from sar.partition.write.write import partition_graph
 
 

@@ -16,11 +16,11 @@ from torch.nn import functional
 
 import sar
 from sar.adapters.dgl.shim import require_dgl
+from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
-from sar.partition.ingest.community_graph import community_graph
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.write.write import partition_graph
 from sar.train.model_shape import ModelShape

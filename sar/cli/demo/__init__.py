@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from sar.cli.demo.community_graph import community_graph
 from sar.cli.demo.training import MODELS, Epoch, Job, train_distributed, train_single
 from sar.errors import ConfigError
 from sar.host.processes import run_workers
-from sar.partition.graph_data import GraphData, write_npz
-from sar.partition.ingest.community_graph import community_graph
+from sar.partition.graph_data import GraphData, HeteroGraphData, write_npz
 from sar.partition.ingest.datasets import load_dataset
-from sar.partition.ingest.hetero_data import HeteroGraphData
 from sar.partition.inspect.tables import as_markdown, as_text
 from sar.partition.write.write import partition_graph
 

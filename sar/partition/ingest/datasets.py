@@ -9,8 +9,7 @@ import numpy as np
 
 from sar.adapters.dgl.reader.datasets import DGL_DATASETS, load_dgl_dataset
 from sar.errors import ConfigError
-from sar.partition.graph_data import Array, GraphData
-from sar.partition.ingest.hetero_data import HeteroGraphData, read_any_npz
+from sar.partition.graph_data import Array, GraphData, HeteroGraphData, read_any_npz
 
 
 def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: int = 0) -> GraphData | HeteroGraphData:

@@ -9,7 +9,7 @@ from pathlib import Path
 from sar.adapters.dgl.reader.whole_graph import read_whole_graph
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData
+from sar.partition.graph_data import GraphData, HeteroGraphData, read_any_npz
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
 from sar.partition.ingest.checks import without_nan
 from sar.partition.ingest.chunked import open_chunked
@@ -17,7 +17,6 @@ from sar.partition.ingest.edge_lists import ONLY_TYPE, open_edge_lists
 from sar.partition.ingest.edges import EdgeFormat
 from sar.partition.ingest.features import open_features
 from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
-from sar.partition.ingest.hetero_data import HeteroGraphData, read_any_npz
 from sar.partition.ingest.text import TextFormat
 
 METADATA = "metadata.json"
@@ -46,7 +45,7 @@ def open_graph(
     Args:
         path: what to read:
             a DGL graph file (`dgl.save_graphs`) with one graph;
-            an `.npz` file as `sar.partition.graph_data` and `hetero_data` describe it;
+            an `.npz` file as `sar.partition.graph_data` describes it;
             DGL's chunked graph format: its directory or `metadata.json`;
             edges as text (CSV, any delimiter), Parquet, `.npy` of (E, 2) or (2, E), or raw integers in pairs: a file, a
             list of files in order, a directory or a glob pattern (`part-2` comes before `part-10`); `.npy` of (E,), and

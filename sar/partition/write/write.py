@@ -12,9 +12,8 @@ import torch
 from sar.adapters.dgl.metis import metis_of_edges
 from sar.adapters.dgl.writer.partition_writer import write_partition_json
 from sar.errors import ConfigError
-from sar.partition.graph_data import Array, GraphData
+from sar.partition.graph_data import Array, GraphData, HeteroGraphData
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
-from sar.partition.ingest.hetero_data import HeteroGraphData
 from sar.partition.write.edge_buckets import EdgeBuckets
 from sar.partition.write.field_files import write_edge_fields, write_node_fields
 from sar.partition.write.numbering import Numbering
