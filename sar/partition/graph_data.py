@@ -151,10 +151,13 @@ def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
     Raises:
         ConfigError: the file is missing, damaged, heterogeneous or does not fit the schema.
     """
-    data = read_any_npz(path, split)
-    if isinstance(data, HeteroGraphData):
+    arrays = read_arrays(path)
+    if any(key.startswith("edges/") for key in arrays):
         raise ConfigError(f"'{path}' holds a heterogeneous graph; expected a homogeneous one (src, dst, num_nodes).")
-    return data
+    try:
+        return GraphData.from_arrays(arrays, split)
+    except ConfigError as error:
+        raise ConfigError(f"'{path}': {error}") from error
 
 
 def read_any_npz(path: str | PathLike[str], split: int = 0) -> GraphData | HeteroGraphData:
