@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sar
 from sar.core.passing.attention import SEED_STEP, Remake, attention
 from sar.kernels.attention_operands import Attention, Score
-from sar.kernels.torch.attention import _kept
+from sar.kernels.torch.attention import dropout_factors
 from tests.core.attempts import catch
 from tests.graphs import partition_in_memory, random_graph
 from tests.parity.harness import MODES, assert_close, build, deal, merge, random_data
@@ -75,9 +75,11 @@ def on_one_machine(parts, data, score, same):
     torch.manual_seed(SEED)
     seed = int(torch.randint(2**62, ()))
     edges = parts.split_edges(torch.arange(len(src)))
+    heads, dtype = alpha.shape[1], alpha.dtype
+    seeds = [(seed + rank * SEED_STEP) % 2**64 for rank in range(len(edges))]
     kept = [
-        _kept(Attention(score, SLOPE, DROPOUT, (seed + rank * SEED_STEP) % 2**64), torch.arange(len(own)), alpha)
-        for rank, own in enumerate(edges)
+        dropout_factors(Attention(score, SLOPE, DROPOUT, own_seed), torch.arange(len(own)), heads, dtype)
+        for own_seed, own in zip(seeds, edges, strict=True)
     ]
     alpha = alpha * torch.cat(kept) * weight.unsqueeze(1)
     out = torch.zeros_like(x).index_add(0, dst, alpha.unsqueeze(2) * x[src])
@@ -102,11 +104,8 @@ def test_scores_dropout_and_edge_weights(pool, world_size, score):
 
 def test_workers_draw_independently():
     """With the same seed on all workers, no two have the same dropout, not even shifted."""
-    ids, like = torch.arange(20_000), torch.empty(20_000, 1)
-    one, other = (
-        _kept(Attention(Score.DOT, 1.0, DROPOUT, (SEED + rank * SEED_STEP) % 2**64), ids, like).flatten() > 0
-        for rank in (0, 1)
-    )
+    attentions = [Attention(Score.DOT, 1.0, DROPOUT, (SEED + rank * SEED_STEP) % 2**64) for rank in (0, 1)]
+    one, other = (dropout_factors(how, torch.arange(20_000), 1, torch.float32).flatten() > 0 for how in attentions)
     for shift in range(-3, 4):
         together = (one & other.roll(shift)).double().mean()
         assert abs(together - (1 - DROPOUT) ** 2) < 0.02  # equal ones would be 1 - DROPOUT

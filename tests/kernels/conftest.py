@@ -7,14 +7,22 @@ import torch
 
 from sar.kernels import attention, dispatch, edge_block
 from sar.kernels.cpu import threads
+from sar.kernels.torch import edge_chunks
+
+
+@pytest.fixture
+def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that ask for it run with the kernels in plain torch, in chunks that cut small graphs apart."""
+    monkeypatch.setattr(edge_chunks, "CHUNK_ELEMENTS", 500)
+    for module in (attention, dispatch, edge_block):
+        monkeypatch.setattr(module, "numba_kernels", lambda: None)
 
 
 @pytest.fixture(params=["numba", "reference"])
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def implementation(request: pytest.FixtureRequest) -> str:
     """Every test that asks for it runs with the Numba kernels and as where Numba is not installed."""
     if request.param == "reference":
-        for module in (attention, dispatch, edge_block):
-            monkeypatch.setattr(module, "numba_kernels", lambda: None)
+        request.getfixturevalue("plain_torch")
     else:
         assert dispatch.numba_kernels() is not None, "the tests need numba"
     name: str = request.param

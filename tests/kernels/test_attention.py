@@ -13,7 +13,7 @@ from torch.nn.functional import leaky_relu
 from sar.kernels import EdgeBlock
 from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
-from sar.kernels.torch.attention import _kept
+from sar.kernels.torch.attention import dropout_factors
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
 
@@ -55,7 +55,7 @@ def expected(how: Attention, src: Tensor, dst: Tensor, ends: Ends) -> Tensor:
     alpha = torch.zeros_like(score)
     for d in dst.unique():
         alpha = alpha + torch.where((dst == d).unsqueeze(1), score, -torch.inf).softmax(0)
-    alpha = alpha * _kept(how, torch.arange(len(src)), score)
+    alpha = alpha * dropout_factors(how, torch.arange(len(src)), score.shape[1], score.dtype)
     if weight is not None:
         alpha = alpha * weight.unsqueeze(1)
     return x.new_zeros(len(y), *x.shape[1:]).index_add(0, dst, alpha.unsqueeze(2) * x[src])
@@ -140,8 +140,8 @@ def test_infinite_and_undefined_scores(values: list[float], wanted: list[float])
 
 def test_dropout_is_uniform_over_edges_and_heads() -> None:
     """Neighbouring edges, heads and seeds draw independently."""
-    ids, like = torch.arange(40_000), torch.empty(40_000, 5)
-    drawn = [_kept(Attention(Score.DOT, 1.0, 0.3, seed), ids, like) > 0 for seed in (1, 2)]
+    ids = torch.arange(40_000)
+    drawn = [dropout_factors(Attention(Score.DOT, 1.0, 0.3, seed), ids, 5, torch.float32) > 0 for seed in (1, 2)]
     for kept in drawn:
         assert (kept.double().mean(0) - 0.7).abs().max() < 0.012  # five standard deviations
     pairs = [(drawn[0], drawn[1]), (drawn[0][1:], drawn[0][:-1]), (drawn[0][:, 1:], drawn[0][:, :-1])]

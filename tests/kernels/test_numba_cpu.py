@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sar.kernels import EdgeBlock, Target, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply
 from sar.kernels.cpu import loops, threads
-from sar.kernels.torch import aggregate
+from sar.kernels.torch import edge_chunks
 
 U, V, E = Target.U, Target.V, Target.E
 
@@ -49,7 +49,7 @@ def test_large_block_as_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     block = power_law_block()
     fast = everything(block)
     monkeypatch.setattr("sar.kernels.dispatch.numba_kernels", lambda: None)
-    monkeypatch.setattr(aggregate, "CHUNK_ELEMENTS", 100_000)  # several chunks, which cut rows apart
+    monkeypatch.setattr(edge_chunks, "CHUNK_ELEMENTS", 100_000)  # several chunks, which cut rows apart
     for a, b in zip(fast, everything(block), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
 

@@ -11,17 +11,14 @@ import torch
 from torch import Tensor
 
 from sar.kernels.edge_block import EdgeBlock
-from sar.kernels.ops import Op, Operand, Shape, Target, aligned_message_shape, aligned_shapes
-
-CHUNK_ELEMENTS = 4 * 2**20  # message elements that exist at a time
-
-Edges = tuple[Tensor, Tensor, Tensor]  # rows of source, destination and edge in a chunk: `edges[target]`
+from sar.kernels.ops import Op, Operand, Shape, aligned_message_shape, aligned_shapes
+from sar.kernels.torch.edge_chunks import EdgeChunk, edge_chunks
 
 
 def aggregate_sum(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
     """Reference of `sar.kernels.aggregate_sum`."""
     for edges, message in _messages(block, op, lhs, rhs, out):
-        out.index_add_(0, edges[Target.V], message)
+        out.index_add_(0, edges.dst, message)
 
 
 def aggregate_cmp(
@@ -31,12 +28,12 @@ def aggregate_cmp(
     reduce = "amax" if largest else "amin"
     worst = _worst(out.dtype, largest)
     for edges, message in _messages(block, op, lhs, rhs, out):
-        rows, segment = torch.unique_consecutive(edges[Target.V], return_inverse=True)
+        rows, segment = torch.unique_consecutive(edges.dst, return_inverse=True)
         shape = (rows.numel(), *out.shape[1:])
         index = _like(segment, message).expand_as(message)
         valid = ~message.isnan()
         best = out.new_full(shape, worst).scatter_reduce_(0, index, message.where(valid, worst), reduce)
-        candidates = _like(edges[Target.E], message).where(valid & (message == best[segment]), -1)
+        candidates = _like(edges.ids, message).where(valid & (message == best[segment]), -1)
         winner = candidates.new_full(shape, -1).scatter_reduce_(0, index, candidates, "amax").to(arg.dtype)
         old, old_winner = out[rows], arg[rows]
         better = ((best > old) if largest else (best < old)) | ((best == old) & (winner > old_winner))
@@ -53,7 +50,7 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
 def edge_apply(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
     """Reference of `sar.kernels.edge_apply`."""
     for edges, message in _messages(block, op, lhs, rhs, out):
-        out[edges[Target.E]] = message
+        out[edges.ids] = message
 
 
 def aggregate_grad(
@@ -72,16 +69,16 @@ def aggregate_grad(
     grad_aligned = aligned_message_shape(op, full)
     operand, aligned = (rhs, rhs_aligned) if wrt == "rhs" else (lhs, lhs_aligned)
     assert operand is not None
-    for edges in _chunks(block, full):
+    for edges in edge_chunks(block, full):
         x, y = _gather(lhs, edges, lhs_aligned, dtype), _gather(rhs, edges, rhs_aligned, dtype)
         g = _gather(grad, edges, grad_aligned, dtype)
         assert g is not None
         term = _derivative(op, wrt, x, y, g)
         if arg is not None:
-            winner = arg[edges[Target.V]].view(g.shape)
-            term = term.where(winner == _like(edges[Target.E], winner), 0)
+            winner = arg[edges.dst].view(g.shape)
+            term = term.where(winner == _like(edges.ids, winner), 0)
         term = term.sum_to_size(term.shape[:1] + aligned).reshape(term.shape[:1] + operand.shape)
-        out.index_add_(0, edges[operand.target], term.to(out.dtype))
+        out.index_add_(0, edges.rows(operand.target), term.to(out.dtype))
 
 
 def _compute_dtype(out: Tensor) -> torch.dtype:
@@ -99,30 +96,23 @@ def _like(rows: Tensor, elements: Tensor) -> Tensor:
     return rows.view(-1, *[1] * (elements.dim() - 1))
 
 
-def _chunks(block: EdgeBlock, full: Shape) -> Iterator[Edges]:
-    step = max(1, CHUNK_ELEMENTS // max(1, torch.Size(full).numel()))
-    for begin in range(0, block.num_edges, step):
-        end = min(begin + step, block.num_edges)
-        yield block.cols[begin:end].long(), block.destinations(begin, end), block.ids(begin, end)
-
-
-def _gather(operand: Operand | None, edges: Edges, aligned: Shape, dtype: torch.dtype) -> Tensor | None:
+def _gather(operand: Operand | None, edges: EdgeChunk, aligned: Shape, dtype: torch.dtype) -> Tensor | None:
     if operand is None or operand.values is None:
         return None
-    rows = edges[operand.target]
+    rows = edges.rows(operand.target)
     return operand.values.index_select(0, rows).to(dtype).view(rows.numel(), *aligned)
 
 
 def _messages(
     block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor
-) -> Iterator[tuple[Edges, Tensor]]:
+) -> Iterator[tuple[EdgeChunk, Tensor]]:
     """The messages of the block, (chunk, *trailing shape of out), with the rows of their edges."""
     dtype = _compute_dtype(out)
     lhs_aligned, rhs_aligned, full = aligned_shapes(op, lhs.shape, None if rhs is None else rhs.shape)
-    for edges in _chunks(block, full):
+    for edges in edge_chunks(block, full):
         x, y = _gather(lhs, edges, lhs_aligned, dtype), _gather(rhs, edges, rhs_aligned, dtype)
         assert x is not None
-        yield edges, _combine(op, x, y).reshape(edges[0].shape + out.shape[1:]).to(out.dtype)
+        yield edges, _combine(op, x, y).reshape(edges.src.shape + out.shape[1:]).to(out.dtype)
 
 
 def _combine(op: Op, x: Tensor, y: Tensor | None) -> Tensor:

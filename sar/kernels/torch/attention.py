@@ -1,4 +1,8 @@
-"""One-pass attention in plain torch: the oracle of the compiled loops, and the fallback for them."""
+"""One-pass attention in plain torch: what runs on GPUs, and the oracle of the compiled loops.
+
+Edges are taken a chunk at a time, so that rows of features gathered for edges stay within `edge_chunks.CHUNK_ELEMENTS`.
+Of a block's edges as a whole only scores are kept, (E_block, H).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from torch.nn.functional import leaky_relu
 
 from sar.kernels.attention_operands import ALONG, LOG_TOTAL, Attention, Ends, Gradients, Running
 from sar.kernels.edge_block import EdgeBlock
+from sar.kernels.torch.edge_chunks import EdgeChunk, edge_chunks
 
 # Of SplitMix64, as int64.
 HASH_STEP, HASH_1, HASH_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -15,21 +20,26 @@ HASH_STEP, HASH_1, HASH_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xB
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:
     """Reference of `sar.kernels.attention.attend`."""
-    src, dst, ids = _edges(block)
-    score = _scores(how, ends, from_score, src, dst)
     out, peak, total = running
-    here = torch.full_like(peak, -torch.inf)
-    here.scatter_reduce_(0, dst.unsqueeze(1).expand_as(score), score.nan_to_num(-torch.inf, torch.inf), "amax")
-    greatest = torch.maximum(peak, here)
+    features = tuple(ends.x.shape[1:])
+    score = ends.x.new_empty(block.num_edges, ends.x.shape[1])
+    greatest = peak.clone()
+    for edges in edge_chunks(block, features):
+        here = _scores(how, ends, from_score, edges)
+        score[edges.begin : edges.end] = here
+        dst = edges.dst.unsqueeze(1).expand_as(here)
+        greatest.scatter_reduce_(0, dst, here.nan_to_num(-torch.inf, torch.inf), "amax")
     shrink = torch.where(greatest > peak, (peak - greatest).exp(), 1)
     total *= shrink
     out *= shrink.unsqueeze(2)
     peak.copy_(greatest)
-    # -inf weighs nothing, even where all scores are; NaN goes through.
-    value = torch.where(score == -torch.inf, 0, (score - peak[dst]).exp())
-    total.index_add_(0, dst, value)
-    share = _kept(how, ids, score) if ends.weight is None else _kept(how, ids, score) * ends.weight[ids].unsqueeze(1)
-    out.index_add_(0, dst, (value * share).unsqueeze(2) * ends.x[src])
+    for edges in edge_chunks(block, features):
+        here = score[edges.begin : edges.end]
+        # -inf weighs nothing, even where all scores are; NaN goes through.
+        weight = torch.where(here == -torch.inf, 0, (here - peak[edges.dst]).exp())
+        total.index_add_(0, edges.dst, weight)
+        weight *= _shares(how, ends, edges)[1]
+        out.index_add_(0, edges.dst, ends.x[edges.src].mul_(weight.unsqueeze(2)))
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
@@ -59,55 +69,60 @@ def attend_grad(
     from_score_grad: Tensor | None,
 ) -> None:
     """Reference of `sar.kernels.attention.attend_grad`, with the gradient of sources' scores left to the caller."""
-    src, dst, ids = _edges(block)
-    score = _scores(how, ends, from_score, src, dst)
-    softmax = (score - stats[dst, LOG_TOTAL]).exp()
-    kept = _kept(how, ids, score)
-    share = kept if ends.weight is None else kept * ends.weight[ids].unsqueeze(1)
-    x, grad = ends.x[src], grad[dst]
-    along = (grad * x).sum(-1)
-    score_grad = softmax * (share * along - stats[dst, ALONG])
-    grads.x.index_add_(0, src, (softmax * share).unsqueeze(2) * grad)
-    if grads.weight is not None:
-        grads.weight[ids] = (softmax * kept * along).sum(1)
-    if from_score_grad is not None:
+    for edges in edge_chunks(block, tuple(ends.x.shape[1:])):
+        score = _scores(how, ends, from_score, edges)
+        softmax = (score - stats[edges.dst, LOG_TOTAL]).exp()
+        kept, share = _shares(how, ends, edges)
+        out_grad = grad[edges.dst]
+        along = (out_grad * ends.x[edges.src]).sum(-1)
+        if grads.weight is not None:
+            grads.weight[edges.ids] = (softmax * kept * along).sum(1)
+        score_grad = softmax * (share * along - stats[edges.dst, ALONG])
+        grads.x.index_add_(0, edges.src, out_grad.mul_((softmax * share).unsqueeze(2)))
+        if from_score_grad is None:
+            _add_pair_grads(how, ends, edges, score_grad.unsqueeze(2), grads)
+            continue
         raw_grad = torch.where(score > 0, score_grad, score_grad * how.factor)
-        from_score_grad.index_add_(0, src, raw_grad)
-        grads.y.index_add_(0, dst, raw_grad)
-        return
-    score_grad, y = score_grad.unsqueeze(2), ends.y[dst]
+        from_score_grad.index_add_(0, edges.src, raw_grad)
+        grads.y.index_add_(0, edges.dst, raw_grad)
+
+
+def _add_pair_grads(how: Attention, ends: Ends, edges: EdgeChunk, score_grad: Tensor, grads: Gradients) -> None:
+    """Add what DYNAMIC and DOT scores, of gradient (chunk, H, 1), give to their operands."""
+    x, y = ends.x[edges.src], ends.y[edges.dst]
     if ends.attn is None:
-        grads.x.index_add_(0, src, how.factor * score_grad * y)
-        grads.y.index_add_(0, dst, how.factor * score_grad * x)
+        score_grad = how.factor * score_grad
+        grads.x.index_add_(0, edges.src, y.mul_(score_grad))
+        grads.y.index_add_(0, edges.dst, x.mul_(score_grad))
         return
     assert grads.attn is not None
-    raw_grad = ends.attn * torch.where(x + y > 0, score_grad, score_grad * how.factor)
-    grads.x.index_add_(0, src, raw_grad)
-    grads.y.index_add_(0, dst, raw_grad)
-    grads.attn.add_((score_grad * leaky_relu(x + y, how.factor)).sum(0))
+    raw = x.add_(y)
+    grads.attn.add_((score_grad * leaky_relu(raw, how.factor)).sum(0))
+    raw_grad = ends.attn * torch.where(raw > 0, score_grad, score_grad * how.factor)
+    grads.x.index_add_(0, edges.src, raw_grad)
+    grads.y.index_add_(0, edges.dst, raw_grad)
 
 
-def _edges(block: EdgeBlock) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of the sources, destinations and edges, (E_block,) each."""
-    edges = block.num_edges
-    return block.cols.long(), block.destinations(0, edges), block.ids(0, edges)
-
-
-def _scores(how: Attention, ends: Ends, from_score: Tensor | None, src: Tensor, dst: Tensor) -> Tensor:
-    """(E_block, H)"""
+def _scores(how: Attention, ends: Ends, from_score: Tensor | None, edges: EdgeChunk) -> Tensor:
+    """(chunk, H)"""
     if from_score is not None:
-        return leaky_relu(from_score[src] + ends.y[dst], how.factor)
-    x, y = ends.x[src], ends.y[dst]
+        return leaky_relu(from_score[edges.src] + ends.y[edges.dst], how.factor)
+    x, y = ends.x[edges.src], ends.y[edges.dst]
     if ends.attn is None:
-        return how.factor * (x * y).sum(-1)
-    return (leaky_relu(x + y, how.factor) * ends.attn).sum(-1)
+        return how.factor * x.mul_(y).sum(-1)
+    return leaky_relu(x.add_(y), how.factor).mul_(ends.attn).sum(-1)
 
 
-def _kept(how: Attention, ids: Tensor, like: Tensor) -> Tensor:
-    """What dropout multiplies the weights of edges with, (E_block, H); the same numbers as in the compiled loops."""
-    heads = like.shape[1]
-    if not how.dropout:
-        return torch.ones_like(like)
+def _shares(how: Attention, ends: Ends, edges: EdgeChunk) -> tuple[Tensor, Tensor]:
+    """What dropout multiplies weights with, and what both dropout and edge weights do; (chunk, H) or (1, 1) each."""
+    kept = ends.x.new_ones(1, 1)
+    if how.dropout:
+        kept = dropout_factors(how, edges.ids, ends.x.shape[1], ends.x.dtype)
+    return kept, kept if ends.weight is None else kept * ends.weight[edges.ids].unsqueeze(1)
+
+
+def dropout_factors(how: Attention, ids: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    """What dropout multiplies the weights of edges with, (edges, heads); the same numbers as in the compiled loops."""
     counter = ids.unsqueeze(1) * heads + torch.arange(1, heads + 1, device=ids.device)
     z = counter * HASH_STEP + (how.seed - 2**64 * (how.seed >= 2**63))  # int64 wraps around as uint64 does
     z = (z ^ _shift(z, 30)) * HASH_1
@@ -115,7 +130,7 @@ def _kept(how: Attention, ids: Tensor, like: Tensor) -> Tensor:
     z = z ^ _shift(z, 31)
     keep = 1 - how.dropout
     kept: Tensor = _shift(z, 32) >= round(how.dropout * 2**32)
-    return kept.to(like.dtype) * (1 / keep if keep > 0 else 0.0)
+    return kept.to(dtype) * (1 / keep if keep > 0 else 0.0)
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
