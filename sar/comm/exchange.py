@@ -33,7 +33,8 @@ from torch import Tensor
 
 from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
-from sar.comm.plan import HaloPlan, RowFormat, Step, Tile
+from sar.comm.plan import HaloPlan, Step, Tile
+from sar.comm.rows import RowFormat
 from sar.comm.statistics import counters
 from sar.config import Config
 
@@ -220,7 +221,7 @@ class Exchange:
             if grads is not None and home is not None and step.receive is not None:
                 message = self.pool.take(home.message_bytes(_rows(step.receive)))
                 views = home.views(message, _rows(step.receive))
-                returned = [v.to(device, dtype).zero_() for v, (_, dtype) in zip(views, grads.fields, strict=True)]
+                returned = [v.to(device, field.dtype).zero_() for v, field in zip(views, grads.fields, strict=True)]
             if step.receive is not None:
                 yield Portion(step.receive, fetched, returned)
             if grads is not None and home is not None:
@@ -325,7 +326,7 @@ class Exchange:
         self._wait_receive(transfer)
         if transfer.receive is not None and transfer.received is not None and deliver is not None:
             views = home.views(transfer.received, _rows(transfer.receive))
-            values = [v.to(device, dtype) for v, (_, dtype) in zip(views, grads.fields, strict=True)]
+            values = [v.to(device, field.dtype) for v, field in zip(views, grads.fields, strict=True)]
             deliver(self._own_rows(transfer.receive), values)
         self._wait_send(transfer)
         self.pool.give(transfer.received)

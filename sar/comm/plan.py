@@ -1,7 +1,5 @@
 """Who reads which rows of whom, cut into tiles: the unit of exchange and of computation."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -9,9 +7,6 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-
-ALIGNMENT = 16
-"""Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
 
 
 class Tile(NamedTuple):
@@ -28,50 +23,6 @@ class Step(NamedTuple):
     place: int  # within its round; part of the message's address
     receive: Tile | None
     send: Tile | None
-
-
-@dataclass(frozen=True)
-class RowFormat:
-    """What one row consists of: trailing shape and dtype of every field that travels together."""
-
-    fields: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> "RowFormat":
-        """The format of rows of these tensors, (N, ...) each."""
-        return cls(tuple((tuple(t.shape[1:]), t.dtype) for t in tensors))
-
-    def narrowed(self, dtype: torch.dtype | None) -> "RowFormat":
-        """The format with `dtype` in place of wider floating-point types; None changes nothing."""
-        if dtype is None:
-            return self
-        return RowFormat(
-            tuple(
-                (shape, dtype if own.is_floating_point and own.itemsize > dtype.itemsize else own)
-                for shape, own in self.fields
-            )
-        )
-
-    @property
-    def row_elements(self) -> int:
-        return sum(_product(shape) for shape, _ in self.fields)
-
-    @property
-    def row_bytes(self) -> int:
-        return sum(_product(shape) * dtype.itemsize for shape, dtype in self.fields)
-
-    def message_bytes(self, rows: int) -> int:
-        """Bytes of a message of that many rows: field after field, each aligned."""
-        return sum(_aligned(rows * _product(shape) * dtype.itemsize) for shape, dtype in self.fields)
-
-    def views(self, message: Tensor, rows: int) -> list[Tensor]:
-        """The fields inside a message (uint8), as tensors (rows, ...) that share its memory."""
-        views, offset = [], 0
-        for shape, dtype in self.fields:
-            size = rows * _product(shape) * dtype.itemsize
-            views.append(message[offset : offset + size].view(dtype).view(rows, *shape))
-            offset += _aligned(size)
-        return views
 
 
 class HaloPlan:
@@ -142,14 +93,3 @@ class HaloPlan:
 def _tile(peer: int, index: int, tile_rows: int, rows: int) -> Tile | None:
     begin = index * tile_rows
     return Tile(peer, begin, min(begin + tile_rows, rows)) if begin < rows else None
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for extent in shape:
-        product *= extent
-    return product

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 
 from sar.comm.exchange import Settings
-from sar.comm.plan import HaloPlan, RowFormat, Tile
+from sar.comm.plan import HaloPlan, Tile
+from sar.comm.rows import FieldFormat, RowFormat
 
 AGREEMENT_BYTES = 16
 """Of the digest and the flags that one worker sends to one other before each distributed call."""
@@ -146,7 +147,7 @@ def message_sizes(plan: HaloPlan, layer: Exchanged, settings: Settings) -> list[
 
 
 def _row(layer: Exchanged) -> RowFormat:
-    return RowFormat((((layer.columns,), torch.float32),))
+    return RowFormat((FieldFormat(torch.float32, (layer.columns,)),))
 
 
 def _length(tile: Tile | None) -> int:

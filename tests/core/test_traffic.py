@@ -8,7 +8,7 @@ import sar
 from sar import comm
 from sar.comm import session
 from sar.comm.exchange import BufferPool, Exchange, Settings
-from sar.comm.plan import RowFormat
+from sar.comm.rows import RowFormat
 from tests.graphs import PartitionedGraph
 from tests.parity.harness import build, deal, random_data
 from tests.parity.scenarios import SCENARIOS

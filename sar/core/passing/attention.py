@@ -18,7 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from sar.comm import session
 from sar.comm.exchange import Exchange, Portion
-from sar.comm.plan import RowFormat, Tile
+from sar.comm.plan import Tile
+from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.eager import uncompiled
 from sar.core.passing.message_passing import Passing
 from sar.errors import GraphError
@@ -113,7 +114,7 @@ class _Call:
     def exchange(self, x: Tensor) -> Exchange:
         """The exchange of rows of x, or their gradients in float32 at least."""
         passing = self.passing
-        widest = RowFormat(((tuple(x.shape[1:]), accumulation_dtype(x.dtype)),))
+        widest = RowFormat((FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])),))
         pool = session.buffer_pool()
         return Exchange(passing.structure.group, passing.relation.plan, passing.settings, widest, pool, self.words)
 

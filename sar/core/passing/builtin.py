@@ -26,7 +26,8 @@ from torch.autograd.function import once_differentiable
 from sar.comm.buffers import BufferPool
 from sar.comm.exchange import Exchange, Portion, Settings
 from sar.comm.group import Group
-from sar.comm.plan import RowFormat, Tile
+from sar.comm.plan import Tile
+from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.constants import Constant
 from sar.core.passing.messages import Message, Operand
 from sar.core.relation import Relation
@@ -108,7 +109,7 @@ class Call:
         shape = self.lhs_shape if self.source == "lhs" else self.rhs_shape
         assert self.source is not None
         assert shape is not None
-        widest = RowFormat(((shape, self.sum_dtype),))
+        widest = RowFormat((FieldFormat(self.sum_dtype, shape),))
         both_ways = needs.get(self.source, False) and self.values_needed(needs)[self.source]
         plan, settings = self.relation.plan, self.settings
         return Exchange(self.group, plan, settings, widest, self.pool, self.words, both_ways=both_ways)

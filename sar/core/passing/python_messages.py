@@ -31,7 +31,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from sar.comm.buffers import BufferPool
 from sar.comm.exchange import Exchange, Portion, Settings
 from sar.comm.group import Group
-from sar.comm.plan import RowFormat, Tile
+from sar.comm.plan import Tile
+from sar.comm.rows import RowFormat
 from sar.core.empty import views_of_nothing
 from sar.core.passing.batches import EdgeBatch, Fields, RowView
 from sar.core.passing.gather import Combine, gather_rows

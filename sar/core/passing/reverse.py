@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sar.comm.plan import RowFormat
+from sar.comm.rows import RowFormat
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.builtin import LHS, Call, Saved, evaluate, pull_back
