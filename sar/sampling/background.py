@@ -19,7 +19,7 @@ from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
 from sar.sampling.batch import Batch, Source
 from sar.sampling.process import Failed, Job, Share, Taken
-from sar.sampling.shared import receive, send
+from sar.sampling.channel import receive, send
 
 CLOSE_SECONDS = 5.0
 """How long a process may take to end before it is killed."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.config import Config
 from sar.sampling.batch import Batch, Source, sample_batch
-from sar.sampling.shared import receive, send
+from sar.sampling.channel import receive, send
 
 
 class Job(NamedTuple):
@@ -79,7 +79,7 @@ def main(descriptor: int, number: int) -> None:
     shares: queue.Queue[Share] = queue.Queue()
     credit = threading.Semaphore(0)
     try:
-        job: Job = receive(channel)
+        job: Job = receive(channel, mapped=True)
         threading.Thread(target=_listen, args=(channel, shares, credit), daemon=True).start()
         credit.release(job.credit)
         Config.timeout = job.timeout

@@ -1,8 +1,10 @@
 """Background processes: the same batches as without, and errors in bounded time where one of them ends."""
 
 import os
+import resource
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +108,59 @@ def test_several_node_types(pool, world_size):
     without = pool.run(typed_epoch, 0, per_rank=partitions)
     assert min(map(len, without)) > 1
     assert same(pool.run(typed_epoch, 1, per_rank=partitions, timeout=200), without)
+
+
+def keep_all_batches(mine):
+    """Keep many batches while few files may be open; how many, and how many descriptors they hold."""
+    loader = make_loader(mine, num_workers=1)
+    kept = list(loader)
+    opened = [int(name) for name in os.listdir("/proc/self/fd")]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(opened) + 8, limits[1]))
+    try:
+        for _ in range(10):
+            kept += list(loader)
+        return len(kept), len(os.listdir("/proc/self/fd")) - len(opened)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_batches_hold_no_descriptors(pool, world_size, given):
+    for kept, descriptors in pool.run(keep_all_batches, per_rank=given[1], timeout=200):
+        assert kept > 20
+        assert descriptors == 0
+
+
+def keep_labels(mine):
+    """Keep the labels of batches with large features; how many bytes the features had, and how many are still mapped."""
+    partition, _ = mine
+    graph = sar.construct_full_graph(partition)
+    labels, features = node_features(partition), torch.ones(graph.num_nodes(), 2**18)
+    seeds = torch.arange(*graph.node_ranges[sar.rank()])
+    sampler = sar.DistNeighborSampler(FANOUTS, input_node_features={"x": features}, output_node_features={"y": labels})
+    loader = sar.DataLoader(graph, seeds, sampler, 2, precompute_optimized_batches=False, num_workers=1)
+    kept, nbytes = [blocks[-1].dstdata["y"] for blocks in loader], 0
+    before = mapped_bytes()
+    for _ in range(6):
+        for blocks in loader:
+            nbytes += blocks[0].srcdata["x"].nbytes
+            kept.append(blocks[-1].dstdata["y"])
+    del blocks
+    return nbytes, mapped_bytes() - before
+
+
+def mapped_bytes():
+    """Of this process, whether the memory is its own or shared."""
+    [rss] = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Rss")]
+    return int(rss.split()[1]) * 1024
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_kept_labels_do_not_keep_features(pool, world_size, given):
+    for nbytes, mapped in pool.run(keep_labels, per_rank=given[1], timeout=200):
+        assert nbytes > 2**28
+        assert mapped < nbytes / 4
 
 
 def kill_one(mine, victim):
