@@ -18,8 +18,8 @@ from sar.comm import session
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
 from sar.sampling.batch import Batch, Source
-from sar.sampling.process import Failed, Job, Share, Taken
 from sar.sampling.channel import receive, send
+from sar.sampling.process import Failed, Job, Share, Taken
 
 CLOSE_SECONDS = 5.0
 """How long a process may take to end before it is killed."""

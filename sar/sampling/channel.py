@@ -1,11 +1,11 @@
 """Objects between a trainer and its background processes, with their tensors in anonymous memory files.
 
 [Note: memory files]
-The tensors of a message are written to a file in memory (`memfd_create`), whose descriptor travels over the channel; the
-rest is pickled. The receiver copies each tensor into memory of its own and closes the file. So a tensor that is kept
-holds no descriptor, and not the rest of its message either. What several processes read all their lives they map.
-The file has no name: nothing can be left behind in /dev/shm, and a small /dev/shm does no harm. Nothing of this ever
-comes from a disk or a network.
+The tensors of a message are written to a file in memory (`memfd_create`), whose descriptor travels over the channel;
+the rest is pickled. The receiver copies each tensor into memory of its own and closes the file, so a tensor that is
+kept holds neither a descriptor nor the rest of its message. What several processes read all their lives is mapped
+instead. The file has no name: nothing can be left behind in /dev/shm, and a small /dev/shm does no harm. Nothing of
+this ever comes from a disk or a network.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class _Writer(pickle.Pickler):
         if not isinstance(value, Tensor):
             return None
         begin = self._file.seek(-self._file.tell() % ALIGNMENT, os.SEEK_CUR)
-        self._file.write(_bytes_of(value.contiguous()).numpy())
+        self._file.write(_bytes_of(value.contiguous()))
         return begin, value.dtype, tuple(value.shape)
 
 
@@ -51,7 +51,7 @@ class _CopyingReader(pickle.Unpickler):
         begin, dtype, shape = place
         tensor = buffers.empty(shape, dtype)
         self._file.seek(begin)
-        self._file.readinto(_bytes_of(tensor).numpy())  # type: ignore[attr-defined]
+        self._file.readinto(_bytes_of(tensor))  # type: ignore[attr-defined]
         return tensor
 
 
@@ -98,5 +98,6 @@ def receive(channel: "Connection[Any, Any]", *, mapped: bool = False) -> Any:
         return reader(stream, file).load()
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.detach().view(-1).view(torch.uint8)
+def _bytes_of(tensor: Tensor) -> Any:
+    """The memory of a contiguous tensor, as a buffer."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy()

@@ -133,7 +133,7 @@ def test_batches_hold_no_descriptors(pool, world_size, given):
 
 
 def keep_labels(mine):
-    """Keep the labels of batches with large features; how many bytes the features had, and how many are still mapped."""
+    """Keep the labels of batches with large features; bytes of the features, and how many are still mapped."""
     partition, _ = mine
     graph = sar.construct_full_graph(partition)
     labels, features = node_features(partition), torch.ones(graph.num_nodes(), 2**18)
