@@ -11,7 +11,6 @@ from sar import comm, common_tuples, core, nn  # noqa: E402
 from sar.adapters.dgl.layers.patch import patch_dgl, patched_edge_softmax, unpatch_dgl  # noqa: E402
 from sar.adapters.dgl.reader.dist_graph import convert_dist_graph  # noqa: E402
 from sar.adapters.dgl.reader.partition_reader import load_dgl_partition_data  # noqa: E402
-from sar.adapters.dgl.sampling_graph import make_sampling_graph  # noqa: E402
 from sar.comm import (  # noqa: E402
     comm_device,
     ddp_sum_hook,
@@ -31,8 +30,7 @@ from sar.core import (  # noqa: E402
     construct_full_graph,
     construct_mfgs,
 )
-from sar.core.graph import halo_graph  # noqa: E402
-from sar.core.graph.features import suffix_key_lookup  # noqa: E402
+from sar.core.graph.feature_lookup import suffix_key_lookup  # noqa: E402
 from sar.core.passing.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
@@ -40,8 +38,6 @@ from sar.nn import DistributedBN1D, edge_softmax  # noqa: E402
 from sar.sampling import DataLoader, DistNeighborSampler, split_seeds  # noqa: E402
 
 __version__ = "0.1.0"
-
-halo_graph.set_maker(make_sampling_graph)  # which imports DGL when it is called
 
 if TYPE_CHECKING:
     from sar.partition.ingest import open_graph

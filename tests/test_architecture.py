@@ -1,9 +1,11 @@
-"""Imports under sar/ run one way, and DGL is imported in one place."""
+"""Imports under sar/ run one way and never in a circle, DGL is imported in one place, and public paths stay."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,12 @@ LEVELS = {
 }
 """A part of sar imports itself and what has a lower level: neither what is above it nor its neighbours."""
 
+FACADES = ("sar/__init__.py", "sar/core/__init__.py", "sar/core/sampling.py")
+"""Files of public names and nothing else. They import what they name, wherever it is; only they and cli import them."""
+
+CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim"]}
+"""Calls of sar's own functions that importing a file makes; in general there are none."""
+
 
 def imported_modules(source: str, package: str) -> Iterator[str]:
     """Every module that a file imports, also inside functions and by `importlib.import_module` of a constant."""
@@ -53,11 +61,13 @@ def violations(source: str, path: str) -> list[str]:
     *package, name = path.removesuffix(".py").split("/")
     part = package[1] if len(package) > 1 else name
     found = []
+    if path in FACADES:
+        return found
     for module in imported_modules(source, ".".join(package)):
         top, *rest = module.split(".")
         if top == "dgl" and package[:3] != ["sar", "adapters", "dgl"]:
             found.append(f"{path} imports {module}; only sar/adapters/dgl imports DGL")
-        if top == "sar" and part != "__init__":
+        if top == "sar":
             target = rest[0] if rest and rest[0] in LEVELS else "sar"
             if target != part and LEVELS[target] >= LEVELS[part]:
                 found.append(f"{path} imports {target}, which is not below {part}")
@@ -86,11 +96,111 @@ def violations(source: str, path: str) -> list[str]:
         ("sar/partition/a.py", "from sar.sampling import loader", 1),
         ("sar/config.py", "from sar.errors import ConfigError", 0),
         ("sar/config.py", "from sar.comm import rank", 1),
-        ("sar/__init__.py", "from sar.cli import main", 0),
+        ("sar/core/__init__.py", "from sar.sampling import DataLoader", 0),
     ],
 )
 def test_the_rules_are_checked(path, source, count):
     assert len(violations(source, path)) == count, violations(source, path)
+
+
+def module_files() -> dict[str, Path]:
+    """Every file of sar by the name of its module."""
+    files = {}
+    for path in sorted((REPOSITORY / "sar").rglob("*.py")):
+        name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        files[name.removesuffix(".__init__")] = path
+    return files
+
+
+def imports_between(files: dict[str, Path]) -> dict[str, set[str]]:
+    """The files that each file imports, by module name, also inside functions and for type checkers only."""
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        package = ".".join(path.relative_to(REPOSITORY).parts[:-1])
+        graph[name] = set()
+        for imported in imported_modules(path.read_text(), package):
+            while imported and imported not in files:  # a name in a module
+                imported = imported.rpartition(".")[0]
+            graph[name] |= {imported} - {name, ""}
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Nodes that lead from one to the next and back to the first; empty where there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def calls_at_import(source: str) -> list[str]:
+    """What importing a file does to other files of sar: functions it calls, attributes it sets."""
+    tree = ast.parse(source)
+    ours = {
+        alias.asname or alias.name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if (node.module if isinstance(node, ast.ImportFrom) else alias.name or "").split(".")[0] == "sar"
+    }
+    done = []
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            touched = [node.value.func]
+        elif isinstance(node, ast.Assign):
+            touched = [target for target in node.targets if isinstance(target, ast.Attribute | ast.Subscript)]
+        else:
+            continue
+        for expression in touched:
+            root = expression
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in ours:
+                done.append(ast.unparse(expression))
+    return done
+
+
+def test_circles_are_found():
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"e"}, "e": set()})) == {"b", "c"}
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_file_imports_itself_through_others():
+    files = module_files()
+    graph = imports_between(files)
+    assert graph["sar.core.graph.graph"] >= {"sar.core.graph.frames", "sar.core.relation"}
+    graph["sar.kernels.backend"] -= {"sar.kernels.cpu.aggregate"}  # to be taken apart with the kernels' folders
+    assert circle(graph) == []
+
+
+@pytest.mark.parametrize(
+    "source, done",
+    [
+        ("from sar.core import graph\ngraph.set_maker(print)", ["graph.set_maker"]),
+        ("from sar.core.graph import makers\nmakers['dgl'] = print", ["makers['dgl']"]),
+        ("import sar\nsar.core.maker = print", ["sar.core.maker"]),
+        ("from sar.core import graph\nx = graph.make()\ny: dict = {}\ny['a'] = x", []),
+        ("from sar.core import graph\ndef f():\n    graph.make()", []),
+    ],
+)
+def test_calls_at_import_are_found(source, done):
+    assert calls_at_import(source) == done
+
+
+def test_nothing_is_registered_with_other_files_on_import():
+    found = {
+        path.relative_to(REPOSITORY).as_posix(): calls_at_import(path.read_text()) for path in module_files().values()
+    }
+    assert {path: calls for path, calls in found.items() if calls} == CALLED_AT_IMPORT
+
+
+def test_facades_are_imported_by_facades_and_the_command_only():
+    files = module_files()
+    modules = {name for name, path in files.items() if path.relative_to(REPOSITORY).as_posix() in FACADES}
+    assert len(modules) == len(FACADES)
+    importers = {name for name, imported in imports_between(files).items() if imported & modules}
+    assert {name for name in importers if not name.startswith("sar.cli")} <= modules
 
 
 def test_imports_run_one_way():
@@ -115,6 +225,42 @@ def test_importing_sar_imports_neither_dgl_nor_the_compiler():
     )
     # The shim for GraphBolt may stand ready; DGL itself may not be there.
     assert set(ast.literal_eval(done.stdout)) <= {"dgl.graphbolt"}
+
+
+GRAPHS = ["DistributedBlock", "GraphShardManager", "HeteroGraphShardManager", "construct_full_graph", "construct_mfgs"]
+COMMUNICATION = [
+    *("all_reduce", "all_to_all", "exchange_single_tensor", "exchange_tensors"),
+    *("backend", "comm_device", "is_initialized", "master_ip", "master_port", "rank", "world_size"),
+    *("gather_grads", "initialize_comms", "nfs_ip_init", "sync_params"),
+]
+PUBLIC_PATHS = {
+    "sar": [
+        *GRAPHS,
+        *("Config", "comm_device", "gather_grads", "initialize_comms", "logger", "logging_setup", "nfs_ip_init"),
+        *("rank", "sync_params", "world_size"),
+        *("PartitionData", "ShardEdgesAndFeatures", "load_dgl_partition_data", "suffix_key_lookup"),
+        *("convert_dist_graph", "edge_softmax", "message_has_parameters", "DistributedBN1D"),
+        *("patch_dgl", "patched_edge_softmax", "RelGraphConv", "DataLoader", "DistNeighborSampler"),
+        *("comm", "common_tuples", "core"),
+    ],
+    "sar.core": GRAPHS,
+    "sar.core.sampling": ["DataLoader", "DistNeighborSampler"],
+    "sar.comm": COMMUNICATION,
+    "sar.common_tuples": ["PartitionData", "ShardEdgesAndFeatures"],
+}
+"""The paths and names on which scripts written for SAR rely."""
+
+
+@pytest.mark.parametrize("path", PUBLIC_PATHS)
+def test_public_import_paths_stay(path):
+    module = importlib.import_module(path)
+    assert [name for name in PUBLIC_PATHS[path] if not hasattr(module, name)] == []
+    if path != "sar":
+        assert [
+            name
+            for name in PUBLIC_PATHS[path]
+            if getattr(module, name) is not getattr(sar, name, getattr(module, name))
+        ] == []
 
 
 def test_every_public_name_is_there():

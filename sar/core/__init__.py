@@ -1,6 +1,10 @@
-"""The engine, free of DGL: the distributed graph and what happens when a layer calls it."""
+"""The public import path `sar.core`: the distributed graphs and what makes them, the same objects as in `sar`.
 
-from sar.core.graph.graph import DistributedBlock, GraphShardManager, construct_full_graph
+A facade over the engine and what stands on it; no other file of sar imports it, except `sar` itself.
+"""
+
+from sar.adapters.dgl.full_graph import construct_full_graph
+from sar.core.graph.graph import DistributedBlock, GraphShardManager
 from sar.core.graph.mfg import construct_mfgs
 
 HeteroGraphShardManager = GraphShardManager

@@ -3,7 +3,6 @@
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from sar.comm.group import Group
 from sar.comm.plan import HaloPlan, Tile
 from sar.common_tuples import NTYPE, CanonicalEtype, PartitionData
 from sar.core.constants import Constants
-from sar.core.graph import halo_graph
 from sar.core.partition_data import (
     Shard,
     check_edge_ids,
@@ -164,28 +162,10 @@ class Structure:
         nodes = self.src.nbytes + (self.dst.nbytes if self.is_block else 0)
         return nodes + sum(relation.nbytes for relation in self.relations)
 
-    @cached_property
-    def sampling_graph(self) -> Any:
-        """This worker's edges and their ends as one graph of a library, without fields of the user; made once."""
-        rank = self.group.rank
-        halos = {ntype: ids[:0] for ntype, ids in self.src.ids.items()}  # global IDs
-        read = [
-            [halo.long() + first for halo, (first, _) in zip(relation.halos, self.node_ranges, strict=True)]
-            for relation in self.relations
-        ]
-        for relation, pieces in zip(self.relations, read, strict=True):
-            ntype = relation.etype[0]
-            halos[ntype] = torch.cat([halos[ntype], *pieces]).unique()
-        edges = {}
-        for relation, pieces in zip(self.relations, read, strict=True):
-            ntype = relation.etype[0]
-            places = [torch.searchsorted(halos[ntype], ids) + relation.num_src for ids in pieces]
-            places[rank] = torch.arange(relation.num_src, device=self.device)
-            src = torch.cat([place[block.cols.long()] for place, block in zip(places, relation.blocks, strict=True)])
-            dst = torch.cat([block.destinations(0, block.num_edges) for block in relation.blocks])
-            edges[relation.etype] = (src, dst)
-        nodes = {ntype: torch.cat([ids, halos[ntype]]) for ntype, ids in self.src.ids.items()}
-        return halo_graph.make(halo_graph.HaloGraph(nodes, self.src.counts, edges))
+    @property
+    def part(self) -> int:
+        """The partition that this worker owns: worker r owns partition r."""
+        return self.group.rank
 
     def with_relations(self, relations: list[Relation], how: str) -> "Structure":
         """The structure with other edges; `how` they came about makes the signature another one."""

@@ -14,23 +14,27 @@ used.
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
-from sar.core import GraphShardManager
 from sar.core.eager import uncompiled
+from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
 from sar.errors import GraphError
 from sar.nn.embedding_files import load_rows, save_rows
 
-if TYPE_CHECKING:
-    from sar.nn.sparse_optimizers import SparseOptimizer
-
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
+
+
+class HasRowState(Protocol):
+    """An optimizer that keeps tensors with a row for each row of an embedding, such as those of `sparse_optimizers`."""
+
+    state: Any
+    row_state: ClassVar[tuple[str, ...]]
 
 
 class DistEmbedding(nn.Module):
@@ -144,7 +148,7 @@ class DistEmbedding(nn.Module):
         folder: str | os.PathLike[str],
         *,
         node_ids: Tensor | None = None,
-        optimizer: "SparseOptimizer | None" = None,
+        optimizer: HasRowState | None = None,
     ) -> None:
         """Write all rows, one file a worker, `part-RANK-of-W.pt`; called by all workers together.
 
@@ -173,7 +177,7 @@ class DistEmbedding(nn.Module):
         folder: str | os.PathLike[str],
         *,
         node_ids: Tensor | None = None,
-        optimizer: "SparseOptimizer | None" = None,
+        optimizer: HasRowState | None = None,
     ) -> None:
         """Read rows that `save` wrote, on any number of workers; called by all workers together.
 

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.core import GraphShardManager
+from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.in_edges import edges_into
 from sar.errors import ConfigError
 from sar.logging_setup import logger
 from sar.sampling.seed_parts import seed_parts
@@ -82,7 +83,8 @@ class OptimizedBatches:
         readers, read = [seeds[:0]], [seeds[:0]]
         for etype in self._graph.canonical_etypes:
             own = self._graph.node_ids(etype[2])
-            sources, rows = self._graph.edges_into(torch.isin(own, seeds.to(own.device)).nonzero().squeeze(1), etype)
+            chosen = torch.isin(own, seeds.to(own.device)).nonzero().squeeze(1)
+            sources, rows = edges_into(self._graph, chosen, etype)
             readers.append(torch.searchsorted(seeds, own[rows].cpu()))
             read.append(sources.cpu())
         reader, sources = torch.cat(readers), torch.cat(read)

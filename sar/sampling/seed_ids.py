@@ -9,7 +9,7 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
-from sar.core import GraphShardManager
+from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds, checked_nodes
 from sar.errors import GraphError
 

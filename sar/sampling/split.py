@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
-from sar.core import GraphShardManager
+from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds
 from sar.sampling.seed_ids import check_seeds, global_ids
 

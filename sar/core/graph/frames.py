@@ -1,5 +1,6 @@
-"""Node and edge frames: named columns of equal length, and the views through which users see them."""
+"""Node and edge fields: frames of named columns, and the views through which users see them."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,20 @@ from sar.common_tuples import CanonicalEtype
 from sar.errors import FieldError, GraphError
 
 
-class Frame(MutableMapping[str, Tensor]):
-    """Columns with one row per node or edge.
+class Fields(MutableMapping[str, Tensor]):
+    """Fields by name, as `ndata`, `srcdata`, `dstdata` and `edata` give them.
+
+    A field is a tensor, (N, ...) or (E, ...). On a graph with several types it is a dictionary from type to tensor
+    instead, both where it is set and where it is read. Type checkers take what is read for a tensor; there, write
+    `g.nodes["paper"].data["h"]`, which is one, or `cast("dict[str, Tensor]", g.ndata["h"])["paper"]`.
+    """
+
+    @abstractmethod
+    def __setitem__(self, key: str, value: Tensor | Mapping[Any, Tensor]) -> None: ...
+
+
+class Frame(Fields):
+    """Fields of one type: columns with one row per node or edge.
 
     Args:
         rows: length of every column.
@@ -34,7 +47,7 @@ class Frame(MutableMapping[str, Tensor]):
             known = ", ".join(map(repr, self._columns)) or "none"
             raise FieldError(f"There is no field {key!r} on the {self.what}; set there: {known}.") from None
 
-    def __setitem__(self, key: str, value: Tensor) -> None:
+    def __setitem__(self, key: str, value: Tensor | Mapping[Any, Tensor]) -> None:
         if not isinstance(value, Tensor):
             raise GraphError(f"Field {key!r} is a {type(value).__name__}; expected a tensor.")
         if value.dim() == 0 or value.shape[0] != self.rows:
@@ -68,20 +81,20 @@ class Frame(MutableMapping[str, Tensor]):
         return Frame(self.rows, device, self.what, {k: v.to(device) for k, v in self._columns.items()})
 
 
-class TypedFrames(MutableMapping[str, dict[object, Tensor]]):
-    """What `srcdata`, `dstdata`, `ndata` and `edata` are on a graph with several types: name -> {type: column}."""
+class FieldsByType(Fields):
+    """Fields of several types: what is set and read under a name is a dictionary from type to column."""
 
-    def __init__(self, frames: dict[object, Frame]) -> None:
+    def __init__(self, frames: dict[Any, Frame]) -> None:
         self._frames = frames
 
-    def __getitem__(self, key: str) -> dict[object, Tensor]:
+    def __getitem__(self, key: str) -> Any:
         found = {kind: frame[key] for kind, frame in self._frames.items() if key in frame}
         if not found:
             raise FieldError(f"There is no field {key!r} on any of {list(self._frames)}.")
         return found
 
-    def __setitem__(self, key: str, value: dict[object, Tensor]) -> None:
-        if not isinstance(value, dict):
+    def __setitem__(self, key: str, value: Tensor | Mapping[Any, Tensor]) -> None:
+        if not isinstance(value, Mapping):
             raise GraphError(f"The graph has several types; set {key!r} to a dictionary from type to tensor.")
         for kind, column in value.items():
             if kind not in self._frames:
@@ -121,20 +134,25 @@ class Frames:
         return Frames(src, dst, {etype: change(frame) for etype, frame in self.edge.items()})
 
 
-def frame_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Frame | TypedFrames:
-    """The frame of the one type there is, or a view of those of all types."""
-    return frames[kinds[0]] if len(kinds) == 1 else TypedFrames({kind: frames[kind] for kind in kinds})
+def fields_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Fields:
+    """The frame of the one type there is, or those of all types together."""
+    return frames[kinds[0]] if len(kinds) == 1 else FieldsByType({kind: frames[kind] for kind in kinds})
 
 
-class SpaceView:
-    """What `g.nodes` and `g.edges` give: frames by type, and local IDs."""
+class TypeView:
+    """What `g.nodes` and `g.edges` give: `g.nodes[ntype].data` is a frame, `g.nodes(ntype)` are local IDs.
+
+    Args:
+        frames: by type.
+        resolve: the types that a name, or None, stands for; raises a `FieldError` for an unknown one.
+    """
 
     def __init__(self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]]) -> None:
         self._frames = frames
         self._resolve = resolve
 
-    def __getitem__(self, kind: Any) -> "_Space":
-        return _Space(self._frames[self._resolve(kind)[0]])
+    def __getitem__(self, kind: Any) -> "DataOfType":
+        return DataOfType(self._frames[self._resolve(kind)[0]])
 
     def __call__(self, kind: Any = None) -> Tensor:
         """Local IDs, ascending, (N,) int64."""
@@ -145,6 +163,8 @@ class SpaceView:
         return torch.arange(frame.rows, device=frame.device)
 
 
-class _Space:
-    def __init__(self, data: Frame) -> None:
-        self.data = data
+@dataclass(frozen=True)
+class DataOfType:
+    """What `g.nodes[ntype]` and `g.edges[etype]` give: `data` is the frame."""
+
+    data: Frame

@@ -1,7 +1,6 @@
 """The drop-in graph: what a DGL layer calls, over the parts of a graph that all workers hold together."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -9,24 +8,24 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sar.comm import session
 from sar.comm.ddp import refuse_averaging
 from sar.comm.exchange import Settings
-from sar.common_tuples import CanonicalEtype, PartitionData
+from sar.common_tuples import CanonicalEtype
 from sar.core.eager import uncompiled
-from sar.core.empty import views_of_nothing
-from sar.core.graph.frames import Frame, Frames, SpaceView, TypedFrames, frame_of
-from sar.core.graph.queries import ALL, GraphQueries
+from sar.core.graph.frames import Frame, Frames
+from sar.core.graph.graph_fields import GraphFields
+from sar.core.graph.halo_graph import LibraryGraph
+from sar.core.graph.queries import ALL
 from sar.core.graph.self_loops import with_self_loops, without_self_loops
 from sar.core.passing.batches import NodeBatch
 from sar.core.passing.message_passing import Passing, apply_nodes, reduce_across
-from sar.core.relation import Relation, Structure, build_structure
+from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 
 Self = TypeVar("Self", bound="GraphShardManager")
 
 
-class GraphShardManager(GraphQueries):
+class GraphShardManager(GraphFields):
     """This worker's view of a graph that spans all workers; takes the place of a `DGLGraph` in layers.
 
     `update_all` and `apply_edges` fetch the other partitions one tile at a time, and again in the backward (sequential
@@ -45,83 +44,11 @@ class GraphShardManager(GraphQueries):
         relations: list[Relation],
         frames: Frames,
         partition_book: Any = None,
+        library_graph: LibraryGraph | None = None,
     ) -> None:
-        super().__init__(structure, relations)
-        self._frames = frames
+        super().__init__(structure, relations, frames)
         self.partition_book = partition_book
-
-    # -- frames
-
-    @property
-    def srcdata(self) -> Frame | TypedFrames:
-        """Fields of the source nodes; the same frame as `dstdata` where sources are destinations."""
-        return frame_of(self._frames.src, self.srctypes)
-
-    @property
-    def dstdata(self) -> Frame | TypedFrames:
-        """Fields of the destination nodes."""
-        return frame_of(self._frames.dst, self.dsttypes)
-
-    @property
-    def ndata(self) -> Frame | TypedFrames:
-        """Fields of the nodes; as in DGL not there on message flow graphs."""
-        return frame_of(self._node_frames, self.ntypes)
-
-    @property
-    def edata(self) -> Frame | TypedFrames:
-        """Fields of the edges in the visible order; at first the partition's edge features and edge IDs.
-
-        `_ID` (`dgl.EID`) are the partitioning's edge IDs, on message flow graphs and sampling graphs too. `orig_id` are
-        those of the input graph, counted within each edge type, where the data has them; otherwise the maps that
-        `dgl.distributed.partition_graph(..., return_mapping=True)` returns give them, at
-        `partition_book.map_to_per_etype(ids)[1]`. The same goes for nodes, with `_ID` and `orig_id` in
-        `PartitionData.node_features` and `map_to_per_ntype`.
-        """
-        return frame_of(self._frames.edge, self.canonical_etypes)
-
-    @property
-    def _node_frames(self) -> dict[str, Frame]:
-        if self.is_block:
-            raise GraphError("On a message flow graph sources and destinations differ; use srcdata or dstdata.")
-        return self._frames.dst
-
-    @property
-    def nodes(self) -> SpaceView:
-        """`g.nodes[ntype].data` is the frame of a node type; `g.nodes(ntype)` are this worker's local IDs."""
-        return SpaceView(self._node_frames, lambda ntype: self._ntype(ntype, self.ntypes))
-
-    @property
-    def srcnodes(self) -> SpaceView:
-        """As `nodes`, of source types."""
-        return SpaceView(self._frames.src, lambda ntype: self._ntype(ntype, self.srctypes))
-
-    @property
-    def dstnodes(self) -> SpaceView:
-        """As `nodes`, of destination types."""
-        return SpaceView(self._frames.dst, lambda ntype: self._ntype(ntype, self.dsttypes))
-
-    @property
-    def edges(self) -> SpaceView:
-        """`g.edges[etype].data` is the frame of an edge type."""
-        return SpaceView(self._frames.edge, lambda etype: [self._relation(etype).etype])
-
-    @contextmanager
-    def local_scope(self) -> Iterator[None]:
-        """Keep what is set on the graph inside from being seen after, also when an exception passes.
-
-        An exception raised inside reaches all other workers as a `PeerError`, because they may be waiting for this one.
-        """
-        frames, self._frames = self._frames, self._frames.clone()
-        least = min(self.num_src_nodes(), self.num_dst_nodes(), self.num_edges())
-        try:
-            with self._structure.group.guard(), views_of_nothing(least):
-                yield
-        finally:
-            self._frames = frames
-
-    def local_var(self: Self) -> Self:
-        """The same graph with frames of its own, so that what is set on either is not seen on the other."""
-        return self._with(frames=self._frames.clone())
+        self._library_graph = library_graph
 
     # -- message passing
 
@@ -240,6 +167,10 @@ class GraphShardManager(GraphQueries):
         """The graph of one edge type, with the same frames."""
         return self._with(relations=[self._relation(etype)])
 
+    def local_var(self: Self) -> Self:
+        """The same graph with frames of its own, so that what is set on either is not seen on the other."""
+        return self._with(frames=self._frames.clone())
+
     def to(self: Self, device: torch.device | str) -> Self:
         """The graph with structure and fields on another device."""
         device = torch.device(device)
@@ -289,9 +220,9 @@ class GraphShardManager(GraphQueries):
         Raises:
             GraphError: on message flow graphs.
         """
-        if self.is_block:
+        if self._library_graph is None:
             raise GraphError("A message flow graph has no sampling_graph; take that of `construct_full_graph(data)`.")
-        shared = self._structure.sampling_graph
+        shared = self._library_graph.graph
         graph = (shared if self._is_whole else shared[next(iter(self._relations))]).local_var()
         for etype in self._relations:
             fields = self._frames.edge[etype].items()
@@ -310,16 +241,26 @@ class GraphShardManager(GraphQueries):
             list(self._relations.values()),
             self._frames.clone(),
             self.partition_book,
+            self._library_graph,
         )
 
-    def _with(self: Self, **changes: Any) -> Self:
-        parts = {
-            "structure": self._structure,
-            "relations": list(self._relations.values()),
-            "frames": self._frames,
-            "partition_book": self.partition_book,
-        }
-        return type(self)(**(parts | changes))
+    def _with(
+        self: Self,
+        structure: Structure | None = None,
+        relations: list[Relation] | None = None,
+        frames: Frames | None = None,
+    ) -> Self:
+        """This graph with other parts; those that are not given stay."""
+        library_graph = self._library_graph
+        if structure is not None and library_graph is not None:
+            library_graph = LibraryGraph(structure, library_graph.make)
+        return type(self)(
+            structure or self._structure,
+            relations or list(self._relations.values()),
+            frames or self._frames,
+            self.partition_book,
+            library_graph,
+        )
 
     def __repr__(self) -> str:
         rank, size = self._structure.group.rank, self._structure.group.world_size
@@ -335,25 +276,12 @@ class DistributedBlock(GraphShardManager):
     one_shot = True
 
 
-def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
-    """Make the distributed graph of a partitioned graph; called by all workers together.
-
-    Args:
-        partition_data: this worker's partition, from `load_dgl_partition_data` or made in memory.
-
-    Returns:
-        The graph, with the partition's edge features in `edata`. Node features stay in `partition_data`.
-
-    Raises:
-        PartitionError: where the data contradicts itself or the number of workers.
-        CommunicationError: where another worker raised, or holds another graph.
-    """
-    group = session.current_group()
-    structure, features = build_structure(partition_data, group)
-    return make_graph(structure, features, partition_data.partition_book)
-
-
-def make_graph(structure: Structure, features: list[dict[str, Tensor]], partition_book: Any) -> GraphShardManager:
+def make_graph(
+    structure: Structure,
+    features: list[dict[str, Tensor]],
+    partition_book: Any,
+    library_graph: LibraryGraph | None = None,
+) -> GraphShardManager:
     """A graph with empty node frames, and `features` of each relation's edges."""
     device = structure.device
     dst = {ntype: Frame(count, device, f"nodes of type {ntype!r}") for ntype, count in structure.dst.counts.items()}
@@ -364,4 +292,4 @@ def make_graph(structure: Structure, features: list[dict[str, Tensor]], partitio
         relation.etype: Frame(relation.num_edges, device, f"edges of type {relation.etype}", columns)
         for relation, columns in zip(structure.relations, features, strict=True)
     }
-    return GraphShardManager(structure, structure.relations, Frames(src, dst, edge), partition_book)
+    return GraphShardManager(structure, structure.relations, Frames(src, dst, edge), partition_book, library_graph)

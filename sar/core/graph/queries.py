@@ -1,4 +1,4 @@
-"""What a graph says about itself: types, counts and degrees, under the names that DGL gives them."""
+"""What a graph says about itself: types, counts, degrees and IDs, under the names that DGL gives them."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
-from sar.core.relation import Relation, Structure
+from sar.core.relation import NodeSet, Relation, Structure
 from sar.errors import FieldError, GraphError
 
 ALL = "__ALL__"
@@ -43,12 +43,12 @@ class GraphQueries:
 
     @property
     def srctypes(self) -> list[str]:
-        """Node types that have out-edges in some relation; on a whole graph, all."""
+        """Node types on the source side: of a graph with all its relations, every type."""
         return self.ntypes if self._is_whole else list(dict.fromkeys(etype[0] for etype in self._relations))
 
     @property
     def dsttypes(self) -> list[str]:
-        """Node types that have in-edges in some relation; on a whole graph, all."""
+        """Node types on the destination side: of a graph with all its relations, every type."""
         return self.ntypes if self._is_whole else list(dict.fromkeys(etype[2] for etype in self._relations))
 
     @property
@@ -88,52 +88,54 @@ class GraphQueries:
             raise GraphError(f"The graph has {len(self._relations)} edge types; name one of {self.canonical_etypes}.")
         return next(iter(self._relations.values()))
 
-    def _ntype(self, ntype: str | None, among: list[str]) -> list[str]:
+    def _ntypes(self, ntype: str | None, known: list[str]) -> list[str]:
+        """The type that is named, or all that are known."""
         if ntype is None:
-            return among
-        if ntype not in among:
-            raise FieldError(f"There is no node type {ntype!r} here; expected one of {among}.")
+            return known
+        if ntype not in known:
+            raise FieldError(f"There is no node type {ntype!r} here; expected one of {known}.")
         return [ntype]
 
     # -- counts
 
     def num_nodes(self, ntype: str | None = None) -> int:
-        """Nodes of this worker, of one type or of all; on a message flow graph, of both sides together."""
-        return sum(self._structure.dst.counts[t] for t in self._ntype(ntype, self.ntypes)) + (
-            sum(self._structure.src.counts[t] for t in self._ntype(ntype, self.ntypes)) if self.is_block else 0
-        )
+        """Nodes of this worker, of one type or of all; on a message flow graph, sources and destinations together."""
+        return sum(nodes.counts[t] for nodes in self._node_sets for t in self._ntypes(ntype, self.ntypes))
 
     def num_src_nodes(self, ntype: str | None = None) -> int:
         """Source nodes of this worker, of one type or of all."""
-        return sum(self._structure.src.counts[t] for t in self._ntype(ntype, self.srctypes))
+        return sum(self._structure.src.counts[t] for t in self._ntypes(ntype, self.srctypes))
 
     def num_dst_nodes(self, ntype: str | None = None) -> int:
         """Destination nodes of this worker, of one type or of all."""
-        return sum(self._structure.dst.counts[t] for t in self._ntype(ntype, self.dsttypes))
+        return sum(self._structure.dst.counts[t] for t in self._ntypes(ntype, self.dsttypes))
 
     def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
         """Edges into this worker, of one type or of all."""
-        relations = self._relations.values() if etype is None else [self._relation(etype)]
-        return sum(relation.num_edges for relation in relations)
+        return sum(relation.num_edges for relation in self._relations_of(etype))
 
     def num_nodes_global(self, ntype: str | None = None) -> int:
         """As `num_nodes`, of all workers together."""
-        return sum(self._structure.dst.counts_global[t] for t in self._ntype(ntype, self.ntypes)) + (
-            sum(self._structure.src.counts_global[t] for t in self._ntype(ntype, self.ntypes)) if self.is_block else 0
-        )
+        return sum(nodes.counts_global[t] for nodes in self._node_sets for t in self._ntypes(ntype, self.ntypes))
 
     def num_src_nodes_global(self, ntype: str | None = None) -> int:
         """Source nodes of the whole graph, of one type or of all."""
-        return sum(self._structure.src.counts_global[t] for t in self._ntype(ntype, self.srctypes))
+        return sum(self._structure.src.counts_global[t] for t in self._ntypes(ntype, self.srctypes))
 
     def num_dst_nodes_global(self, ntype: str | None = None) -> int:
         """Destination nodes of the whole graph, of one type or of all."""
-        return sum(self._structure.dst.counts_global[t] for t in self._ntype(ntype, self.dsttypes))
+        return sum(self._structure.dst.counts_global[t] for t in self._ntypes(ntype, self.dsttypes))
 
     def num_edges_global(self, etype: str | CanonicalEtype | None = None) -> int:
         """Edges of the whole graph, of one type or of all."""
-        relations = self._relations.values() if etype is None else [self._relation(etype)]
-        return sum(relation.num_edges_global for relation in relations)
+        return sum(relation.num_edges_global for relation in self._relations_of(etype))
+
+    @property
+    def _node_sets(self) -> list[NodeSet]:
+        return [self._structure.src, self._structure.dst] if self.is_block else [self._structure.dst]
+
+    def _relations_of(self, etype: str | CanonicalEtype | None) -> list[Relation]:
+        return list(self._relations.values()) if etype is None else [self._relation(etype)]
 
     # DGL's older names.
     number_of_nodes = num_nodes
@@ -159,7 +161,7 @@ class GraphQueries:
         """Out-degrees of this worker's nodes, counting edges into all workers, (N_src,) int64; with `u`, of those."""
         return _rows(self._relation(etype).out_degrees, u)
 
-    # -- where and what
+    # -- nodes, and where they are
 
     @property
     def device(self) -> torch.device:
@@ -201,32 +203,7 @@ class GraphQueries:
         """
         if ntype is None and len(self.ntypes) > 1:
             raise GraphError(f"The graph has several node types; name one of {self.ntypes}.")
-        return self._structure.dst.ids[self._ntype(ntype, self.ntypes)[0]]
-
-    def edges_into(self, v: Tensor, etype: str | CanonicalEtype | None = None) -> tuple[Tensor, Tensor]:
-        """The edges into some of this worker's nodes.
-
-        Args:
-            v: rows of nodes, (K,) integer, distinct.
-            etype: edge type; may be left out where there is one.
-
-        Returns:
-            Global IDs of the sources and rows of the destinations, (E,) int64 each; by source partition, then by row.
-        """
-        structure, relation = self._structure, self._relation(etype)
-        chosen = torch.zeros(relation.num_dst, dtype=torch.bool, device=self.device)
-        chosen[v] = True
-        src, dst = [], []
-        for p, (block, halo) in enumerate(zip(relation.blocks, relation.halos, strict=True)):
-            own = p == structure.group.rank
-            ids = structure.src.ids[relation.etype[0]] if own else halo.long() + structure.node_ranges[p][0]
-            places = chosen[block.rows.long()].nonzero().squeeze(1)
-            begin = block.indptr[places].long()
-            counts = block.indptr[places + 1] - begin
-            first = torch.repeat_interleave(begin - (counts.cumsum(0) - counts), counts)
-            src.append(ids[block.cols[torch.arange(len(first), device=self.device) + first].long()])
-            dst.append(torch.repeat_interleave(block.rows[places].long(), counts))
-        return torch.cat(src), torch.cat(dst)
+        return self._structure.dst.ids[self._ntypes(ntype, self.ntypes)[0]]
 
     @property
     def node_ranges(self) -> list[tuple[int, int]]:

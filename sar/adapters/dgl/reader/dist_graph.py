@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.adapters.dgl.full_graph import construct_full_graph
 from sar.adapters.dgl.reader.edge_type_names import types_of
 from sar.adapters.dgl.reader.graph_file import DST, SRC, LocalGraph
 from sar.adapters.dgl.reader.partition_json import IdRanges
@@ -18,7 +19,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
-from sar.core import GraphShardManager, construct_full_graph
+from sar.core.graph.graph import GraphShardManager
 from sar.errors import GraphError, PartitionError
 
 

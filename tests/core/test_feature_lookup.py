@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sar.core.graph.features import suffix_key_lookup
+from sar.core.graph.feature_lookup import suffix_key_lookup
 from sar.errors import FieldError
 
 TYPES = torch.tensor([0, 1, 0, 2, 1, 0], dtype=torch.int32)

@@ -1,0 +1,79 @@
+"""What users write passes `mypy --strict`: fields, scopes, relations and types of nodes and edges."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workers import REPOSITORY
+
+SCRIPT = """
+from typing import cast
+
+from torch import Tensor
+
+import sar
+
+
+def fields(data: sar.PartitionData, x: Tensor) -> Tensor:
+    g = sar.construct_full_graph(data)
+    g.srcdata["h"] = x
+    with g.local_scope():
+        g.ndata["h"] = g.ndata["h"] + 1
+        g.dstdata["h"] = g.srcdata["h"] * 2
+        g.edata["w"] = g.edata["w"].float() / g.edata.pop("norm")
+        for name, values in g.ndata.items():
+            print(name, values.shape)
+        g.edata.update(weight=x)
+    return g.dstdata["h"]
+
+
+def fields_of_types(data: sar.PartitionData, x: Tensor) -> Tensor:
+    g = sar.construct_full_graph(data)
+    g.nodes["paper"].data["h"] = x
+    g.srcnodes["paper"].data["h"] = g.dstnodes["author"].data["h"] + 1
+    weight = g.edges["cites"].data["w"]
+    g.edges["paper", "cites", "paper"].data["w"] = weight + g.nodes["paper"].data["h"]
+    g.srcdata["h"] = {"paper": x}
+    by_type = cast("dict[str, Tensor]", g.ndata["h"])
+    return by_type["paper"] + g.nodes("paper")
+
+
+def graphs(data: sar.PartitionData, seeds: Tensor) -> list[sar.GraphShardManager]:
+    g = sar.construct_full_graph(data)
+    block: sar.DistributedBlock = g["cites"].to("cpu").local_var().get_full_partition_graph()
+    layers = sar.construct_mfgs(data, seeds, n_layers=2)
+    layers[0].srcdata["h"] = block.srcdata["h"][seeds] + block.num_nodes()
+    return layers
+"""
+
+
+def mypy(folder: Path, script: str) -> str:
+    """What `mypy --strict` says of a user's script; sar is found as an installed package would be."""
+    (folder / "script.py").write_text(script)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent"]
+    # With a cache that outlasts the test, because mypy takes twenty seconds to read torch.
+    command += ["--config-file=", f"--cache-dir={REPOSITORY / '.mypy_cache' / 'scripts'}", "script.py"]
+    environment = {**os.environ, "MYPYPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    return done.stdout + done.stderr
+
+
+def test_a_users_script_is_well_typed(tmp_path):
+    assert mypy(tmp_path, SCRIPT) == ""
+
+
+@pytest.mark.parametrize(
+    "line, error",
+    [
+        ("g.ndata['h'] = 1", "[assignment]"),
+        ("g.ndata['h'].paper", "[attr-defined]"),
+        ("g.nodes['paper'].data[0]", "[index]"),
+        ("g.srcdata = {}", "[misc]"),
+    ],
+)
+def test_mistakes_in_a_users_script_are_found(tmp_path, line, error):
+    script = f"import sar\n\ndef use(g: sar.GraphShardManager) -> None:\n    {line}\n"
+    assert error in mypy(tmp_path, script)
