@@ -1,22 +1,24 @@
-"""DGL layers whose own forward cannot be right on a distributed graph: what they do there instead.
+"""The layers of DGL that do something else on a distributed graph, and what: the table `PATCHED_LAYERS`, at the end.
 
-Each function takes the place of a layer's method, with the layer's own parameters, and may call the original. It serves
-distributed graphs; on all others `patch_dgl` calls the original.
+To add a layer, write a function here, add a line to the table, and add the layer to `tests/parity/conv_layers.py`,
+where it is compared with DGL on one machine.
+
+A function takes the layer's own method, the layer, the graph and the method's other arguments. It is called for
+distributed graphs only.
 """
 
 from collections.abc import Callable
-from functools import partial, wraps
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sar.adapters.dgl.layers.attention import dot_gat_conv, gat_conv, gatv2_conv, in_one_pass
+from sar.adapters.dgl.layers.gat_layers import dot_gat_conv, gat_conv, gatv2_conv
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.collectives import all_reduce
-from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.reverse import sum_at_sources
 from sar.errors import GraphError
 from sar.nn.batch_norm import normalise
@@ -25,8 +27,8 @@ Forward = Callable[..., Any]
 _FORWARD = "forward"
 
 
-def edge_weight_norm(layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
-    """`EdgeWeightNorm`: the original reverses the graph, for the sums of each source's weights."""
+def edge_weight_norm(original: Forward, layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
+    """`EdgeWeightNorm`: the original sums the weights at each source on the reversed graph, of which there is none."""
     fn = require_dgl().function
     passing = graph.passing()
     with graph.local_scope():
@@ -49,8 +51,8 @@ def edge_weight_norm(layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
         return normalised
 
 
-def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | None = None) -> Tensor:
-    """A tower of `PNAConv` or `DGNConv`: the original divides by and normalises over the local nodes."""
+def pna_tower(original: Forward, layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | None = None) -> Tensor:
+    """A tower of `PNAConv` or `DGNConv`: the original divides by the number of local nodes and normalises over them."""
     scale = graph.num_nodes_global() ** -0.5
     with graph.local_scope():
         graph.ndata["h"] = node_feat
@@ -64,8 +66,8 @@ def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | Non
         return dropped
 
 
-def gated_graph_conv(layer: Any, graph: Any, feat: Tensor, etypes: Tensor | None = None) -> Tensor:
-    """`GatedGraphConv`: the original looks at the local edges of one type after the other, and there may be none."""
+def gated_graph_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, etypes: Tensor | None = None) -> Tensor:
+    """`GatedGraphConv`: the original skips an edge type without edges, which another worker may have."""
     fn = require_dgl().function
     with graph.local_scope():
         if etypes is None and layer._n_etypes > 1:
@@ -99,20 +101,20 @@ def label_propagation(original: Forward, layer: Any, graph: Any, labels: Tensor,
 
 
 def in_any_order(original: Forward, layer: Any, graph: Any, *args: Any, presorted: bool = False, **kwargs: Any) -> Any:
-    """`RelGraphConv`, `HGTConv`: edges sorted by type on one machine are not so on a worker, nor in one tile."""
+    """`RelGraphConv`, `HGTConv`: a worker's edges are never sorted by type, whatever the caller's graph was."""
     return original(layer, graph, *args, presorted=False, **kwargs)
 
 
 def group_rev_res(original: Forward, layer: Any, graph: Any, x: Tensor, *args: Any) -> Tensor:
-    """`GroupRevRes`: the original frees its input, which torch refuses for memory that a kernel has seen."""
-    made: Tensor = original(layer, graph, x if x.untyped_storage().resizable() else x.clone(), *args)
-    return made
+    """`GroupRevRes`: the original frees its input's memory, which torch refuses while a kernel's array shares it."""
+    result: Tensor = original(layer, graph, x if x.untyped_storage().resizable() else x.clone(), *args)
+    return result
 
 
 def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, *args: Any) -> Tensor:
-    """The inverse of `GroupRevRes`, after which the original frees `y`; kernels read slices of it."""
-    made: Tensor = original(layer, graph, y.clone(), *args)
-    return made
+    """The inverse of `GroupRevRes`: the original frees `y`, slices of which the kernels share."""
+    result: Tensor = original(layer, graph, y.clone(), *args)
+    return result
 
 
 def normalising_together(original: Forward, layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -134,36 +136,35 @@ def batch_norm(module: torch.nn.BatchNorm1d, x: Tensor) -> Tensor:
     return torch.nn.BatchNorm1d.forward(module, x)
 
 
-def serving_both(original: Forward, distributed: Forward) -> Forward:
-    """A `forward` that is `distributed` on distributed graphs and `original` on all others."""
+class LayerPatch(NamedTuple):
+    """A method of a layer, and what it does on distributed graphs.
 
-    @wraps(original)
-    def forward(layer: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = distributed if isinstance(graph, GraphShardManager) else original
-        return chosen(layer, graph, *args, **kwargs)
+    layer: its name in `dgl.nn.pytorch`.
+    distributed: called with the layer's own method, the layer, the graph and the method's other arguments.
+    method: the method's name.
+    since: the version of DGL that brought the layer, where it is later than the oldest one that sar supports.
+    """
 
-    return forward
+    layer: str
+    distributed: Forward
+    method: str = _FORWARD
+    since: str = "1.1"
 
 
-def layers_to_patch() -> list[tuple[type, str, Forward]]:
-    """Layers of the installed DGL, the method to replace, and the function that serves on distributed graphs."""
-    conv, utils = require_dgl().nn.pytorch.conv, require_dgl().nn.pytorch.utils
-    attention = {conv.GATConv: gat_conv, conv.GATv2Conv: gatv2_conv, conv.DotGatConv: dot_gat_conv}
-    replaced: list[tuple[type, str, Forward]] = [
-        *((layer, _FORWARD, in_one_pass(one_pass, layer.forward)) for layer, one_pass in attention.items()),
-        (conv.EdgeWeightNorm, _FORWARD, edge_weight_norm),
-        (conv.GatedGraphConv, _FORWARD, gated_graph_conv),
-        (conv.pnaconv.PNAConvTower, _FORWARD, pna_tower),
-    ]
-    extended: list[tuple[type, str, Forward]] = [
-        (utils.LabelPropagation, _FORWARD, label_propagation),
-        (conv.RelGraphConv, _FORWARD, in_any_order),
-        (conv.HGTConv, _FORWARD, in_any_order),
-        (conv.GroupRevRes, _FORWARD, group_rev_res),
-        (conv.GroupRevRes, "_inverse", group_rev_res_inverse),
-        (conv.EdgeConv, _FORWARD, normalising_together),
-        (conv.TWIRLSConv, _FORWARD, normalising_together),
-    ]
-    if hasattr(conv, "GatedGCNConv"):  # since DGL 2.1
-        extended.append((conv.GatedGCNConv, _FORWARD, normalising_together))
-    return replaced + [(layer, name, partial(function, getattr(layer, name))) for layer, name, function in extended]
+PATCHED_LAYERS = [
+    LayerPatch("conv.GATConv", gat_conv),
+    LayerPatch("conv.GATv2Conv", gatv2_conv),
+    LayerPatch("conv.DotGatConv", dot_gat_conv),
+    LayerPatch("conv.EdgeWeightNorm", edge_weight_norm),
+    LayerPatch("conv.GatedGraphConv", gated_graph_conv),
+    LayerPatch("conv.pnaconv.PNAConvTower", pna_tower),
+    LayerPatch("conv.RelGraphConv", in_any_order),
+    LayerPatch("conv.HGTConv", in_any_order),
+    LayerPatch("conv.GroupRevRes", group_rev_res),
+    LayerPatch("conv.GroupRevRes", group_rev_res_inverse, method="_inverse"),
+    LayerPatch("conv.EdgeConv", normalising_together),
+    LayerPatch("conv.TWIRLSConv", normalising_together),
+    LayerPatch("conv.GatedGCNConv", normalising_together, since="2.1"),
+    LayerPatch("utils.LabelPropagation", label_propagation),
+]
+"""Every layer that `patch_dgl` changes; beside it only the name `edge_softmax` is replaced, in all layers."""

@@ -1,7 +1,7 @@
-"""DGL's attention layers on distributed graphs, in one pass and without tensors of the size of the edges.
+"""DGL's attention layers on distributed graphs, in one pass over the edges and without tensors of their number.
 
-Each function takes the place of a layer's `forward`, with the layer's own parameters, for the arguments that one pass
-serves. All else goes to the original, which `patch_dgl` has made right on distributed graphs.
+Each function computes what a layer's `forward` does, with the layer's own parameters, for node features (N, D). Other
+arguments go to DGL's own `forward`, which is exact on distributed graphs too, but holds the scores of all edges.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,38 @@ Features = Tensor | tuple[Tensor, Tensor]
 Forward = Callable[..., Any]
 
 
+def in_one_pass(one_pass: Forward) -> Forward:
+    """`one_pass` for arguments that it serves, DGL's own forward for others, with the signature of `patched_layers`."""
+
+    @wraps(one_pass)
+    def forward(
+        original: Forward,
+        layer: Any,
+        graph: GraphShardManager,
+        feat: Features,
+        *args: Any,
+        get_attention: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        asks_for_weights = get_attention or any(isinstance(argument, bool) for argument in args)
+        if asks_for_weights or not _is_served(layer, feat):
+            return original(layer, graph, feat, *args, get_attention=get_attention, **kwargs)
+        with graph.local_scope():
+            if not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any()):
+                raise GraphError("There are nodes without in-edges; add self-loops, or set allow_zero_in_degree=True.")
+            return one_pass(layer, graph, feat, *args, **kwargs)
+
+    return forward
+
+
+def _is_served(layer: Any, feat: Features) -> bool:
+    """Whether features are (N, D), and scores rise with what the layer's leaky_relu gets."""
+    ends = feat if isinstance(feat, tuple) else (feat,)
+    has_slope = hasattr(layer, "leaky_relu")
+    return all(x.dim() == 2 for x in ends) and not (has_slope and layer.leaky_relu.negative_slope < 0)
+
+
+@in_one_pass
 def gat_conv(layer: Any, graph: GraphShardManager, feat: Features, edge_weight: Tensor | None = None) -> Tensor:
     """`GATConv`: scores are leaky_relu(attn_l . W h_src + attn_r . W h_dst)."""
     source, destination = _ends(graph, feat, layer.feat_drop)
@@ -42,6 +74,7 @@ def gat_conv(layer: Any, graph: GraphShardManager, feat: Features, edge_weight: 
     return _finish(layer, result, destination, layer.bias if layer.has_explicit_bias else None)
 
 
+@in_one_pass
 def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
     """`GATv2Conv`: scores are attn . leaky_relu(W_src h_src + W_dst h_dst)."""
     source, destination = _ends(graph, feat, layer.feat_drop)
@@ -61,6 +94,7 @@ def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
     return _finish(layer, result, destination, None)
 
 
+@in_one_pass
 def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
     """`DotGatConv`: scores are products of projected features over the square root of their length."""
     if not isinstance(feat, tuple):
@@ -74,25 +108,6 @@ def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor
     y = _own(graph, x) if project_src is not getattr(layer, "fc_src", None) else _heads(layer, layer.fc_dst(feat[1]))
     remake = _remake(layer, project_src, source)
     return attention(graph.passing(), Score.DOT, x, y, factor=layer._out_feats**-0.5, remake=remake)
-
-
-def in_one_pass(one_pass: Forward, original: Forward) -> Forward:
-    """A `forward` that is `one_pass` for node features (N, D) where nobody asks for the weights, else `original`."""
-
-    @wraps(original)
-    def forward(
-        layer: Any, graph: GraphShardManager, feat: Features, *args: Any, get_attention: bool = False, **kwargs: Any
-    ) -> Any:
-        plain = all(x.dim() == 2 for x in (feat if isinstance(feat, tuple) else (feat,)))
-        slope = getattr(getattr(layer, "leaky_relu", None), "negative_slope", 0.0)
-        if get_attention or not plain or slope < 0 or any(isinstance(argument, bool) for argument in args):
-            return original(layer, graph, feat, *args, get_attention=get_attention, **kwargs)
-        with graph.local_scope():
-            if not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any()):
-                raise GraphError("There are nodes without in-edges; add self-loops, or set allow_zero_in_degree=True.")
-            return one_pass(layer, graph, feat, *args, **kwargs)
-
-    return forward
 
 
 def _ends(graph: GraphShardManager, feat: Features, drop: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
