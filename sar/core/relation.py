@@ -181,8 +181,8 @@ class Structure:
 
 
 @dataclass(frozen=True)
-class Outline:
-    """What the workers know of a graph before any of its edges is indexed.
+class AgreedGraph:
+    """A graph whose parts the workers have compared, before any of its edges is indexed.
 
     nodes: as sources and as destinations.
     index: numbers this worker's nodes within their types.
@@ -200,8 +200,13 @@ class Outline:
     edges_global: list[int]
     signature: str
 
+    @property
+    def part(self) -> int:
+        """The partition that this worker owns: worker r owns partition r."""
+        return self.group.rank
 
-def agree_on_graph(data: PartitionData, group: Group) -> Outline:
+
+def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     """Check this worker's partition, and that all workers hold parts of the same graph; inside `group.guard()`.
 
     Raises:
@@ -226,7 +231,7 @@ def agree_on_graph(data: PartitionData, group: Group) -> Outline:
     rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in index.node_ids.items()}
     nodes = NodeSet(index.node_ids, rows, dict(zip(names, totals, strict=True)))
     signature = digest(f"{graph} {totals} {all_edges.tolist()}")
-    return Outline(group, device, data, nodes, index, shards, all_edges.sum(0).tolist(), signature)
+    return AgreedGraph(group, device, data, nodes, index, shards, all_edges.sum(0).tolist(), signature)
 
 
 def build_structure(data: PartitionData, group: Group) -> tuple[Structure, list[dict[str, Tensor]]]:

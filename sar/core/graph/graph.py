@@ -192,16 +192,17 @@ class GraphShardManager(GraphFields):
     @uncompiled
     def add_self_loop(self: Self) -> Self:
         """A homogeneous graph with one more edge from each node to itself, 1 in its fields. A collective call."""
-        first_node = self.node_ranges[self._structure.group.rank][0]
+        first_node = self.node_ranges[self._structure.part][0]
         return self._with_edges("with self-loops", partial(with_self_loops, first_node=first_node))
 
     def _with_edges(self: Self, how: str, change: Callable[..., tuple[Relation, dict[str, Tensor]]]) -> Self:
+        """The graph with other edges, as `change` makes them; `how` they came about goes into the signature."""
         if not self.is_homogeneous:
             raise GraphError("Self-loops are changed on homogeneous graphs only.")
-        group = self._structure.group
+        group, part = self._structure.group, self._structure.part
         with group.guard():
             old = self._relation(None)
-            relation, columns = change(old, dict(self._frames.edge[old.etype]), group)
+            relation, columns = change(old, dict(self._frames.edge[old.etype]), group, part)
         structure = self._structure.with_relations([relation], how)
         frame = self._frames.edge[old.etype]
         edge = {old.etype: Frame(relation.num_edges, frame.device, frame.what, columns)}

@@ -1,15 +1,14 @@
 """Message flow graphs: for each layer only the edges that its output at the seed nodes depends on.
 
 [Note: from seeds to inputs]
-The last layer's destinations are the seeds. Its edges are found in the partition's shards, which are sorted by
-destination; what the edges read of other partitions is asked of their owners; and all nodes of a worker that anybody
-reads, with its own destinations first, are its sources, which are the destinations of the layer before. So each layer
-costs what it contains, and two passes over a mask of the nodes. The full graph is never indexed: its edges are gone
-through once, to check them.
+Layers are made from the last to the first. The last layer's destinations are the seeds. Its edges are found in the
+partition's shards, which are sorted by destination. Each worker tells the others which of their nodes these edges read.
+All nodes of a worker that anybody reads, after its own destinations, are its sources, and these are the destinations of
+the layer before. So a layer costs what it contains, and a mask over the nodes; the full graph is not indexed.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,8 +19,9 @@ from sar.comm.group import Group
 from sar.comm.plan import HaloPlan
 from sar.common_tuples import CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager, make_graph
+from sar.core.graph.in_edges import expand_runs
 from sar.core.partition_data import Shard, check_edge_ids, join_features
-from sar.core.relation import NodeSet, Outline, Relation, Structure, agree_on_graph, digest
+from sar.core.relation import AgreedGraph, NodeSet, Relation, Structure, agree_on_graph, digest
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock
 from sar.kernels.pieces import number_distinct
@@ -64,12 +64,12 @@ def construct_mfgs(
         rows = _find_rows(graph, seed_nodes)
         layers: list[GraphShardManager] = []
         for depth in range(n_layers):
-            structure, features, rows = _layer(graph, rows, keep_seed_nodes, depth)
+            structure, features, rows = _make_layer(graph, rows, keep_seed_nodes, depth)
             layers.insert(0, make_graph(structure, features, partition_data.partition_book))
     return layers
 
 
-def _find_rows(graph: Outline, seed_nodes: Seeds) -> Rows:
+def _find_rows(graph: AgreedGraph, seed_nodes: Seeds) -> Rows:
     """The rows of the seeds within their types, in the order given."""
     device = graph.device
     if isinstance(seed_nodes, Mapping):
@@ -81,7 +81,7 @@ def _find_rows(graph: Outline, seed_nodes: Seeds) -> Rows:
             ntype: checked_nodes(f"seed_nodes[{ntype!r}]", seed_nodes.get(ntype, none), (0, count), "rows", device)
             for ntype, count in counts.items()
         }
-    own = graph.data.node_ranges[graph.group.rank]
+    own = graph.data.node_ranges[graph.part]
     seeds = checked_nodes("seed_nodes", seed_nodes, own, "global IDs", device)
     rows = {}
     for ntype, ids in graph.nodes.ids.items():
@@ -99,7 +99,16 @@ def checked_nodes(
     device: torch.device,
     whole: str = "this worker's partition",
 ) -> Tensor:
-    """The nodes as int64, once it is sure that they are distinct integers in the allowed range, which `whole` has."""
+    """The nodes as int64, after a check that they are distinct integers of one dimension in the allowed range.
+
+    Args:
+        what: the argument that holds them, for error messages.
+        nodes: (S,) integer.
+        allowed: [start, end).
+        kind: what the numbers are, such as "global IDs".
+        device: of the result.
+        whole: what has the allowed range.
+    """
     nodes = torch.as_tensor(nodes, device=device)
     if nodes.dim() != 1 or (nodes.numel() and nodes.dtype not in (torch.int64, torch.int32)):
         raise GraphError(f"{what} is {nodes.dtype} {tuple(nodes.shape)}; expected integer {kind}, (S,).")
@@ -115,119 +124,133 @@ def checked_nodes(
     return nodes
 
 
-class _Selection(NamedTuple):
+@dataclass(frozen=True)
+class _LayerEdges:
     """The edges of one relation that a layer needs.
 
-    cols: by source partition, columns of the edges: rows of the partition's nodes for the own one, else of `halos`.
-    dst: by source partition, positions of their destinations among the layer's.
+    cols: by source partition, the nodes that the edges read: rows of this partition's nodes, or columns of `halos`.
+    dst: by source partition, positions of the edges' destinations among the layer's.
     features: of the edges, (E, ...) each.
-    halos: by source partition, the nodes that are read, partition-local over all types, ascending; the own one's empty.
-    asked: by reader, this worker's rows that it reads.
-    degrees: by reader, the edges at each of these rows.
+    halos: by source partition, the nodes that are read, partition-local over all types, ascending; empty for the own.
+    read_rows: by worker, this worker's rows that it reads.
+    read_counts: by worker, its edges at each of these rows.
     """
 
     cols: list[Tensor]
     dst: list[Tensor]
     features: dict[str, Tensor]
     halos: list[Tensor]
-    asked: list[Tensor]
-    degrees: list[Tensor]
+    read_rows: list[Tensor]
+    read_counts: list[Tensor]
 
     @property
     def num_edges(self) -> int:
         return sum(len(dst) for dst in self.dst)
 
 
-def _layer(graph: Outline, rows: Rows, keep_seeds: bool, depth: int) -> tuple[Structure, list[dict[str, Tensor]], Rows]:
+def _make_layer(
+    graph: AgreedGraph, rows: Rows, keep_seeds: bool, depth: int
+) -> tuple[Structure, list[dict[str, Tensor]], Rows]:
     """One layer with destinations `rows`: its structure, its edge features, and the rows of its sources."""
-    group, device = graph.group, graph.device
-    chosen = {
-        etype: _select(graph, shards, graph.nodes.ids[etype[2]][rows[etype[2]]])
+    edges = {
+        etype: _find_edges(graph, shards, graph.nodes.ids[etype[2]][rows[etype[2]]])
         for etype, shards in graph.shards.items()
     }
-    sources = {}
-    for ntype, count in graph.nodes.counts.items():
-        first = rows[ntype] if keep_seeds else rows[ntype][:0]
-        read = torch.zeros(count, dtype=torch.bool, device=device)
-        for etype, selection in chosen.items():
-            if etype[0] == ntype:
-                for used in (selection.cols[group.rank], *selection.asked):
-                    read[used.long()] = True
-        read[first] = False
-        sources[ntype] = torch.cat([first, read.nonzero().squeeze(1)])
-    counts = [len(sources[t]) for t in sources] + [len(rows[t]) for t in rows] + [c.num_edges for c in chosen.values()]
-    totals = torch.stack(group.all_gather(torch.tensor(counts), "counts of a message flow graph")).sum(0).tolist()
-    types = len(sources)
-    src = NodeSet(_ids(graph, sources), sources, dict(zip(sources, totals[:types], strict=True)))
-    dst = NodeSet(_ids(graph, rows), rows, dict(zip(rows, totals[types : 2 * types], strict=True)))
+    sources = {
+        ntype: _find_sources(graph, ntype, edges, rows[ntype] if keep_seeds else rows[ntype][:0]) for ntype in rows
+    }
+    src_counts, dst_counts, edge_counts = _count_on_all_workers(
+        graph.group,
+        [len(sources[ntype]) for ntype in rows],
+        [len(rows[ntype]) for ntype in rows],
+        [of_relation.num_edges for of_relation in edges.values()],
+    )
     relations = [
-        _relation(etype, selection, sources[etype[0]], graph.nodes.counts[etype[0]], len(rows[etype[2]]), total, group)
-        for (etype, selection), total in zip(chosen.items(), totals[2 * types :], strict=True)
+        _make_relation(graph, etype, of_relation, sources[etype[0]], len(rows[etype[2]]), total)
+        for (etype, of_relation), total in zip(edges.items(), edge_counts, strict=True)
     ]
-    signature = digest(f"{graph.signature} {depth} layers below the last {totals}")
-    structure = Structure(group, device, list(graph.data.node_ranges), src, dst, relations, signature)
-    return structure, [selection.features for selection in chosen.values()], sources
+    structure = Structure(
+        graph.group,
+        graph.device,
+        list(graph.data.node_ranges),
+        _node_set(graph, sources, src_counts),
+        _node_set(graph, rows, dst_counts),
+        relations,
+        digest(f"{graph.signature} {depth} layers below the last {[*src_counts, *dst_counts, *edge_counts]}"),
+    )
+    return structure, [of_relation.features for of_relation in edges.values()], sources
 
 
-def _ids(graph: Outline, rows: Rows) -> dict[str, Tensor]:
-    return {ntype: graph.nodes.ids[ntype][index] for ntype, index in rows.items()}
+def _find_sources(graph: AgreedGraph, ntype: str, edges: Mapping[CanonicalEtype, _LayerEdges], first: Tensor) -> Tensor:
+    """Rows of the nodes of a type that any worker reads: those of `first`, then the others, ascending."""
+    is_read = torch.zeros(graph.nodes.counts[ntype], dtype=torch.bool, device=graph.device)
+    for etype, of_relation in edges.items():
+        if etype[0] == ntype:
+            for rows in (of_relation.cols[graph.part], *of_relation.read_rows):
+                is_read[rows.long()] = True
+    is_read[first] = False
+    return torch.cat([first, is_read.nonzero().squeeze(1)])
 
 
-def _select(graph: Outline, shards: list[Shard], destinations: Tensor) -> _Selection:
-    """The edges into `destinations`, (N_dst,) global IDs."""
-    rank, index = graph.group.rank, graph.index
-    cols, dst, pieces, halos, degrees = [], [], [], [], []
-    for p, shard in enumerate(shards):
-        place, owner = _edges_at(shard.dst, destinations)
-        first, last = graph.data.node_ranges[p]
-        sources = shard.src[place] - first
-        if p == rank:
-            halo, column = sources[:0].to(torch.int32), index(sources)
+def _count_on_all_workers(group: Group, *counts: list[int]) -> list[list[int]]:
+    """The sums over workers of several lists of counts."""
+    own = torch.tensor([count for some in counts for count in some])
+    totals = torch.stack(group.all_gather(own, "counts of a message flow graph")).sum(0)
+    return [some.tolist() for some in totals.split([len(some) for some in counts])]
+
+
+def _node_set(graph: AgreedGraph, rows: Rows, totals: list[int]) -> NodeSet:
+    ids = {ntype: graph.nodes.ids[ntype][index] for ntype, index in rows.items()}
+    return NodeSet(ids, rows, dict(zip(rows, totals, strict=True)))
+
+
+def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -> _LayerEdges:
+    """The edges into `destinations`, (N_dst,) global IDs; all workers tell each other what they read."""
+    cols, dst, found, halos, counts = [], [], [], [], []
+    for part, shard in enumerate(shards):
+        begin = torch.searchsorted(shard.dst, destinations)
+        end = torch.searchsorted(shard.dst, destinations, right=True)
+        edges, owner = expand_runs(begin, end)
+        first, last = graph.data.node_ranges[part]
+        sources = shard.src[edges] - first
+        if part == graph.part:
+            halo, column = sources[:0].to(torch.int32), graph.index(sources)
         else:
             halo, column = number_distinct(sources, last - first)
         cols.append(column)
         dst.append(owner)
-        pieces.append(Shard(sources, owner, {name: values[place] for name, values in shard.features.items()}))
+        found.append(Shard(sources, owner, {name: values[edges] for name, values in shard.features.items()}))
         halos.append(halo)
-        degrees.append(torch.bincount(column, minlength=len(halo))[: len(halo)])
-    asked = [index(nodes.to(graph.device)) for nodes in exchange_tensors(halos)]
-    theirs = [d.to(graph.device) for d in exchange_tensors(degrees)]
-    return _Selection(cols, dst, join_features(pieces), halos, asked, theirs)
+        counts.append(torch.bincount(column, minlength=len(halo))[: len(halo)])
+    read_rows = [graph.index(nodes.to(graph.device)) for nodes in exchange_tensors(halos)]
+    read_counts = [values.to(graph.device) for values in exchange_tensors(counts)]
+    return _LayerEdges(cols, dst, join_features(found), halos, read_rows, read_counts)
 
 
-def _edges_at(dst: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions in ascending `dst` of all edges into `nodes`, node after node, and for each the index of its node."""
-    begin, end = torch.searchsorted(dst, nodes), torch.searchsorted(dst, nodes, right=True)
-    counts = end - begin
-    offset = torch.repeat_interleave(begin - (counts.cumsum(0) - counts), counts)
-    owner = torch.repeat_interleave(torch.arange(len(nodes), device=nodes.device), counts)
-    return torch.arange(len(offset), device=nodes.device) + offset, owner
-
-
-def _relation(
+def _make_relation(
+    graph: AgreedGraph,
     etype: CanonicalEtype,
-    chosen: _Selection,
+    edges: _LayerEdges,
     sources: Tensor,
-    num_rows: int,
     num_dst: int,
     num_edges_global: int,
-    group: Group,
 ) -> Relation:
-    """The relation of a layer; `sources` are those of the partition's `num_rows` nodes that it has."""
-    number = torch.full((num_rows,), -1, dtype=torch.int32, device=sources.device)
-    number[sources] = torch.arange(len(sources), dtype=torch.int32, device=sources.device)
-    blocks, offset = [], 0
-    in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=sources.device)
-    for p, (cols, dst) in enumerate(zip(chosen.cols, chosen.dst, strict=True)):
-        own = p == group.rank
-        num_src = len(sources) if own else len(chosen.halos[p])
+    """The relation of a layer; `sources` are the rows of the source type's nodes that the layer has."""
+    number = torch.full((graph.nodes.counts[etype[0]],), -1, dtype=torch.int32, device=graph.device)
+    number[sources] = torch.arange(len(sources), dtype=torch.int32, device=graph.device)
+    blocks = []
+    offset = 0
+    in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=graph.device)
+    for part, (cols, dst) in enumerate(zip(edges.cols, edges.dst, strict=True)):
+        own = part == graph.part
+        num_src = len(sources) if own else len(edges.halos[part])
         columns = number[cols.long()] if own else cols
         blocks.append(EdgeBlock.from_coo(columns, dst, num_src, num_dst, edge_offset=offset))
         in_degrees += torch.bincount(dst, minlength=num_dst)
         offset += len(dst)
-    send_rows = [number[rows.long()] for rows in chosen.asked]
-    out_degrees = torch.bincount(blocks[group.rank].cols, minlength=len(sources))
-    for rows, degrees in zip(send_rows, chosen.degrees, strict=True):
-        out_degrees.index_add_(0, rows, degrees)
-    plan = HaloPlan.agreed(group, send_rows, chosen.halos, len(sources), f"{etype}")
-    return Relation(etype, blocks, chosen.halos, plan, len(sources), num_dst, num_edges_global, in_degrees, out_degrees)
+    send_rows = [number[rows.long()] for rows in edges.read_rows]
+    out_degrees = torch.bincount(blocks[graph.part].cols, minlength=len(sources))
+    for rows, counts in zip(send_rows, edges.read_counts, strict=True):
+        out_degrees.index_add_(0, rows, counts)
+    plan = HaloPlan.agreed(graph.group, send_rows, edges.halos, len(sources), f"{etype}")
+    return Relation(etype, blocks, edges.halos, plan, len(sources), num_dst, num_edges_global, in_degrees, out_degrees)

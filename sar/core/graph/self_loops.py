@@ -1,6 +1,6 @@
 """Removing and adding self-loops: only the edges within each worker change."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,83 +10,95 @@ from sar.common_tuples import EID
 from sar.core.relation import Relation
 from sar.kernels import EdgeBlock
 
-NEW = -1  # in place of the position of an old edge
+NEW = -1  # the position of an edge that was not there before
+
+Columns = dict[str, Tensor]  # edge fields, (E, ...) each
 
 
-def without_self_loops(
-    relation: Relation, columns: dict[str, Tensor], group: Group
-) -> tuple[Relation, dict[str, Tensor]]:
-    """The relation without edges from a node to itself, and its edge fields, (E, ...) each."""
-    own, dst, positions = _own_edges(relation, group)
-    keep = own.cols != dst
-    return _with_own_edges(relation, columns, group, own.cols[keep], dst[keep], positions[keep], 0)
+@dataclass(frozen=True)
+class _OwnEdges:
+    """The edges within this worker: sources, destinations, and their positions among all edges, (E_own,) each."""
+
+    cols: Tensor
+    dst: Tensor
+    positions: Tensor
+
+    @classmethod
+    def of(cls, block: EdgeBlock) -> "_OwnEdges":
+        return cls(block.cols, block.destinations(0, block.num_edges), block.ids(0, block.num_edges))
+
+    def __getitem__(self, rows: Tensor) -> "_OwnEdges":
+        return _OwnEdges(self.cols[rows], self.dst[rows], self.positions[rows])
+
+
+def without_self_loops(relation: Relation, columns: Columns, group: Group, part: int) -> tuple[Relation, Columns]:
+    """The relation without edges from a node to itself, and its edge fields."""
+    own = _OwnEdges.of(relation.blocks[part])
+    return _with_own_edges(relation, columns, own[own.cols != own.dst], group, part)
 
 
 def with_self_loops(
-    relation: Relation, columns: dict[str, Tensor], group: Group, first_node: int
-) -> tuple[Relation, dict[str, Tensor]]:
+    relation: Relation, columns: Columns, group: Group, part: int, first_node: int
+) -> tuple[Relation, Columns]:
     """The relation with one more edge from each node to itself, as the last of the node's own-shard edges.
 
     New edges get 1 in every field, as in DGL, and IDs (`_ID`) that count on from the old ones by global node ID.
 
     Args:
         relation: its source type is its destination type.
-        columns: edge fields, (E, ...) each.
+        columns: its edge fields.
         group: this worker's end of the group.
+        part: this worker's partition.
         first_node: global ID of this worker's first node.
     """
-    own, dst, positions = _own_edges(relation, group)
-    loops = torch.arange(relation.num_dst, device=dst.device)
-    cols, dst = torch.cat([own.cols, loops.to(own.cols.dtype)]), torch.cat([dst, loops])
-    positions = torch.cat([positions, torch.full_like(loops, NEW)])
-    first_id = relation.num_edges_global + first_node
-    return _with_own_edges(relation, columns, group, cols, dst, positions, first_id)
-
-
-def _own_edges(relation: Relation, group: Group) -> tuple[EdgeBlock, Tensor, Tensor]:
-    own = relation.blocks[group.rank]
-    return own, own.destinations(0, own.num_edges), own.ids(0, own.num_edges)
+    own = _OwnEdges.of(relation.blocks[part])
+    nodes = torch.arange(relation.num_dst, device=own.dst.device)
+    longer = _OwnEdges(
+        torch.cat([own.cols, nodes.to(own.cols.dtype)]),
+        torch.cat([own.dst, nodes]),
+        torch.cat([own.positions, torch.full_like(nodes, NEW)]),
+    )
+    return _with_own_edges(relation, columns, longer, group, part, relation.num_edges_global + first_node)
 
 
 def _with_own_edges(
-    relation: Relation,
-    columns: dict[str, Tensor],
-    group: Group,
-    cols: Tensor,
-    dst: Tensor,
-    positions: Tensor,
-    first_id: int,
-) -> tuple[Relation, dict[str, Tensor]]:
-    """The relation with other edges in the own shard; `positions` are those of the old edges, or `NEW`."""
-    old, rank = relation.blocks[group.rank], group.rank
-    order = torch.argsort(dst, stable=True)
-    cols, dst, positions = cols[order], dst[order], positions[order]
-    own = EdgeBlock.from_coo(cols, dst, old.num_src, old.num_dst, edge_offset=old.edge_offset)
+    relation: Relation, columns: Columns, edges: _OwnEdges, group: Group, part: int, first_id: int = 0
+) -> tuple[Relation, Columns]:
+    """The relation with other edges within this worker; the new one into node i gets the ID `first_id` + i."""
+    old = relation.blocks[part]
+    edges = edges[torch.argsort(edges.dst, stable=True)]
+    own = EdgeBlock.from_coo(edges.cols, edges.dst, old.num_src, old.num_dst, edge_offset=old.edge_offset)
     growth = own.num_edges - old.num_edges
     later = [
-        EdgeBlock(b.rows, b.indptr, b.cols, b.num_src, b.num_dst, None, b.edge_offset + growth)
-        for b in relation.blocks[rank + 1 :]
+        EdgeBlock(b.rows, b.indptr, b.cols, b.num_src, b.num_dst, edge_offset=b.edge_offset + growth)
+        for b in relation.blocks[part + 1 :]
     ]
-    before, after = torch.arange(old.edge_offset), torch.arange(old.edge_offset + old.num_edges, relation.num_edges)
-    index = torch.cat([before.to(dst.device), positions, after.to(dst.device)])
-    new = index == NEW
-    chosen = {}
-    for name, column in columns.items():
-        # An empty column has no row to take for the new edges.
-        values = column[index.clamp(min=0)] if len(column) else column.new_empty(len(index), *column.shape[1:])
-        values[new] = dst[positions == NEW] + first_id if name == EID else torch.ones_like(values[new])
-        chosen[name] = values
-    change = torch.bincount(dst, minlength=relation.num_dst) - torch.bincount(
-        old.destinations(0, old.num_edges), minlength=relation.num_dst
-    )
-    out_change = torch.bincount(cols, minlength=relation.num_src) - torch.bincount(old.cols, minlength=relation.num_src)
     group.agree("counting edges after a change of self-loops")
-    grown = torch.stack(group.all_gather(torch.tensor([growth]), "edge counts")).sum()
+    total_growth = torch.stack(group.all_gather(torch.tensor([growth]), "edge counts")).sum()
+    in_growth = _count(edges.dst, relation.num_dst) - _count(old.destinations(0, old.num_edges), relation.num_dst)
+    out_growth = _count(edges.cols, relation.num_src) - _count(old.cols, relation.num_src)
     changed = replace(
         relation,
-        blocks=[*relation.blocks[:rank], own, *later],
-        num_edges_global=relation.num_edges_global + int(grown),
-        in_degrees=relation.in_degrees + change,
-        out_degrees=relation.out_degrees + out_change,
+        blocks=[*relation.blocks[:part], own, *later],
+        num_edges_global=relation.num_edges_global + int(total_growth),
+        in_degrees=relation.in_degrees + in_growth,
+        out_degrees=relation.out_degrees + out_growth,
     )
-    return changed, chosen
+    device = edges.dst.device
+    before = torch.arange(old.edge_offset, device=device)
+    after = torch.arange(old.edge_offset + old.num_edges, relation.num_edges, device=device)
+    positions = torch.cat([before, edges.positions, after])
+    new_ids = edges.dst[edges.positions == NEW] + first_id
+    return changed, {name: _moved(column, positions, new_ids if name == EID else 1) for name, column in columns.items()}
+
+
+def _moved(column: Tensor, positions: Tensor, new: Tensor | int) -> Tensor:
+    """The column with the rows at `positions`, and `new` where these are `NEW`."""
+    # An empty column has no row to take for the new edges.
+    moved = column[positions.clamp(min=0)] if len(column) else column.new_empty(len(positions), *column.shape[1:])
+    moved[positions == NEW] = new
+    return moved
+
+
+def _count(rows: Tensor, num_rows: int) -> Tensor:
+    return torch.bincount(rows, minlength=num_rows)
