@@ -22,14 +22,19 @@ class Shard(NamedTuple):
     features: dict[str, Tensor]  # (E_shard, ...) each
 
 
-def check_partition(data: PartitionData, rank: int, world_size: int) -> None:
+def own_part(group: Group) -> int:
+    """The partition that this worker owns: worker r owns partition r. Nothing else takes a rank for a partition."""
+    return group.rank
+
+
+def check_partition(data: PartitionData, part: int, world_size: int) -> None:
     """Raise `PartitionError` where the data of this worker contradicts itself or the number of workers."""
     if len(data.node_ranges) != world_size or len(data.all_shard_edges) != world_size:
         raise PartitionError(
             f"The data has {len(data.node_ranges)} node ranges and {len(data.all_shard_edges)} shards for {world_size} "
             "workers; expected one each per worker. Start as many workers as there are partitions."
         )
-    start, end = data.node_ranges[rank]
+    start, end = data.node_ranges[part]
     if NTYPE not in data.node_features and len(data.node_type_names) > 1:
         raise PartitionError(
             f"The graph has {len(data.node_type_names)} node types, but node_features lacks {NTYPE!r}."
@@ -37,7 +42,7 @@ def check_partition(data: PartitionData, rank: int, world_size: int) -> None:
     kinds = data.node_features.get(NTYPE)
     if kinds is not None and len(kinds) != end - start:
         raise PartitionError(
-            f"node_features[{NTYPE!r}] has {len(kinds)} rows for {end - start} nodes of worker {rank}."
+            f"node_features[{NTYPE!r}] has {len(kinds)} rows for {end - start} nodes of partition {part}."
         )
     for p, shard in enumerate(data.all_shard_edges):
         src, dst = shard.edges
@@ -48,7 +53,7 @@ def check_partition(data: PartitionData, rank: int, world_size: int) -> None:
         if ETYPE not in shard.edge_features and len(data.edge_type_names) > 1 and len(src):
             raise PartitionError(f"The graph has several edge types, but the shard from {p} lacks {ETYPE!r}.")
         _check_range(src, data.node_ranges[p], f"sources of the shard from partition {p}")
-        _check_range(dst, (start, end), f"destinations of the shard from partition {p} into worker {rank}")
+        _check_range(dst, (start, end), f"destinations of the shard from partition {p} into partition {part}")
 
 
 def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionData) -> Shard:

@@ -18,6 +18,7 @@ from sar.core.partition_data import (
     check_edge_ids,
     check_partition,
     join_features,
+    own_part,
     select_relation,
     with_edge_ids,
 )
@@ -164,8 +165,8 @@ class Structure:
 
     @property
     def part(self) -> int:
-        """The partition that this worker owns: worker r owns partition r."""
-        return self.group.rank
+        """The partition that this worker owns."""
+        return own_part(self.group)
 
     def with_relations(self, relations: list[Relation], how: str) -> "Structure":
         """The structure with other edges; `how` they came about makes the signature another one."""
@@ -202,8 +203,8 @@ class AgreedGraph:
 
     @property
     def part(self) -> int:
-        """The partition that this worker owns: worker r owns partition r."""
-        return self.group.rank
+        """The partition that this worker owns."""
+        return own_part(self.group)
 
 
 def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
@@ -214,18 +215,19 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
         CommunicationError: where another worker raised, or holds another graph.
     """
     load_kernels()
-    check_partition(data, group.rank, group.world_size)
+    part = own_part(group)
+    check_partition(data, part, group.world_size)
     names, etypes = data.node_type_names, data.edge_type_names
     graph = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"
     group.agree(f"constructing the graph with {graph}")
-    index = TypeIndex(data, group.rank)
+    index = TypeIndex(data, part)
     totals = torch.stack(group.all_gather(torch.tensor(index.counts), "node counts")).sum(0).tolist()
     relations = [[select_relation(shard, k, data) for shard in data.all_shard_edges] for k in range(len(etypes))]
     edges = torch.tensor([sum(len(shard.src) for shard in shards) for shards in relations])
     all_edges = torch.stack(group.all_gather(edges, "edge counts"))  # (W, relations)
     shards = {}
     for k, etype in enumerate(etypes):
-        first_id = int(all_edges[: group.rank].sum() + all_edges[group.rank, :k].sum())
+        first_id = int(all_edges[:part].sum() + all_edges[part, :k].sum())
         shards[etype] = with_edge_ids(relations[k], first_id)
     device = data.all_shard_edges[0].edges[0].device
     rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in index.node_ids.items()}
@@ -266,8 +268,8 @@ def digest(text: str) -> str:
 class TypeIndex:
     """Numbers this worker's nodes within their types."""
 
-    def __init__(self, data: PartitionData, rank: int) -> None:
-        (start, end), names = data.node_ranges[rank], data.node_type_names
+    def __init__(self, data: PartitionData, part: int) -> None:
+        (start, end), names = data.node_ranges[part], data.node_type_names
         device = data.all_shard_edges[0].edges[0].device
         nodes = torch.arange(start, end, device=device)
         self._position: Tensor | None = None
@@ -302,13 +304,14 @@ def _build_relation(
 ) -> Relation:
     num_src, num_dst = index.count(etype[0]), index.count(etype[2])
     device = shards[0].src.device
-    start = data.node_ranges[group.rank][0]
+    part = own_part(group)
+    start = data.node_ranges[part][0]
     blocks, halos, offset = [], [], 0
     for p, shard in enumerate(shards):
         first, last = data.node_ranges[p]
         # Destinations first: they are dropped before there are columns, which the graph keeps.
         rows, indptr = compress(index(less_first(shard.dst, start)), num_dst)
-        if p == group.rank:
+        if p == part:
             halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
         else:
             halo, cols = number_distinct(less_first(shard.src, first), last - first)
@@ -319,7 +322,8 @@ def _build_relation(
         offset += block.num_edges
     send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
     degrees = [count_ids(block.cols, block.num_src) for block in blocks]
-    own_degrees, degrees[group.rank] = degrees[group.rank], degrees[group.rank][:0]
+    own_degrees = degrees[part]
+    degrees[part] = own_degrees[:0]
     for rows, theirs in zip(send_rows, exchange_tensors(degrees), strict=True):
         own_degrees.index_add_(0, rows, theirs.to(device))
     in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=device)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from sar.adapters.dgl.reader.tensor_file import OnDisk, load, open_tensors
+from sar.adapters.dgl.reader.tensor_file import load, open_tensors
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
@@ -134,7 +134,7 @@ def _open_tensor(file: Path, inside: Sequence[str] | None, key: str) -> Column:
     dtype = str(found.dtype).removeprefix("torch.")
     if dtype == "bfloat16":
         raise PartitionError(f"{file} holds bfloat16, which numpy lacks; expected float16, float32 or another type.")
-    if isinstance(found, OnDisk):
+    if found.values is None:
         return StoredArray(found.path, found.offset, found.shape, np.dtype(dtype))
     values: Array = load(found, torch.device("cpu")).numpy()
     return values

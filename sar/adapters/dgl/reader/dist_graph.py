@@ -1,4 +1,8 @@
-"""Take over the graph of DistDGL: every trainer gets its share of the partition that its machine serves."""
+"""`convert_dist_graph`: the graph of DistDGL, each of whose partitions is divided among the trainers of its machine.
+
+Two kinds of parts meet here. DGL has one partition on each machine, which its server holds in shared memory: the
+*served* partition. sar has one part for each worker: a run of the nodes of the partition that its machine serves.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,15 +24,16 @@ from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
+from sar.core.partition_data import own_part
 from sar.errors import GraphError, PartitionError
 
 
 def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
     """Make the distributed graph of a `dgl.distributed.DistGraph`; called by all trainers together.
 
-    With one trainer a machine, the worker's nodes are those of the machine's partition. With several, these are dealt
-    out to its trainers by rank, in runs of consecutive IDs with about equally many edges into them; `node_ranges` tells
-    which, while `partition_book` still counts the machines' partitions.
+    With one trainer on a machine, the worker's nodes are those of the machine's partition. Several trainers divide them
+    by rank, in runs of consecutive IDs with about equally many edges into them. `node_ranges` holds the workers' runs,
+    `partition_book` the machines' partitions.
 
     Node features are in `ndata` (`nodes[ntype].data`), edge features in `edata`, both under their own names; `_ID` are
     the partitioning's IDs over all types. Node features are not copied: they lie in the memory that the machine's
@@ -54,12 +59,13 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
             raise GraphError(
                 f"convert_dist_graph was given a {type(dist_graph).__name__}; expected a DistGraph of DGL."
             )
-        served = _Served.of(dist_graph)
-        share = _deal(served, group)
+        served = _ServedPartition.of(dist_graph)
+        node_ranges = _divide_nodes(served, group)
+        own_range = node_ranges[own_part(group)]
         data = PartitionData(
-            all_shard_edges=_shards(dist_graph, served, share),
-            node_ranges=share.node_ranges,
-            node_features=_node_features(dist_graph, served, share),
+            all_shard_edges=_shards(dist_graph, served, node_ranges, own_part(group)),
+            node_ranges=node_ranges,
+            node_features=_node_features(dist_graph, served, own_range),
             node_type_names=served.book.ntypes,
             edge_type_names=served.book.canonical_etypes,
             partition_book=served.book,
@@ -69,7 +75,7 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
     return graph
 
 
-class _Served(NamedTuple):
+class _ServedPartition(NamedTuple):
     """The partition that this machine serves.
 
     book: DGL's partition book; its `partid` is the partition.
@@ -83,7 +89,7 @@ class _Served(NamedTuple):
     edge_ranges: IdRanges
 
     @classmethod
-    def of(cls, dist_graph: Any) -> "_Served":
+    def of(cls, dist_graph: Any) -> "_ServedPartition":
         book, local = dist_graph.get_partition_book(), dist_graph.local_partition
         if local is None:
             raise PartitionError(
@@ -123,38 +129,27 @@ class _Served(NamedTuple):
             )
 
 
-class _Share(NamedTuple):
-    """The nodes of all workers, [start, end) by rank, and which of them are this one's."""
-
-    node_ranges: list[tuple[int, int]]
-    rank: int
-
-    @property
-    def own(self) -> tuple[int, int]:
-        return self.node_ranges[self.rank]
-
-
 def _ranges(ranges: Mapping[Any, np.ndarray[Any, Any]], types: list[Any]) -> IdRanges:
     return np.stack([np.asarray(ranges[name], dtype=np.int64) for name in types], axis=1)
 
 
-def _deal(served: _Served, group: Group) -> _Share:
-    """Deal the nodes of each partition out to its trainers."""
-    parts = [int(part) for part in group.all_gather(torch.tensor(served.part), "partition IDs")]
+def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int]]:
+    """The range of nodes of every worker: each served partition is divided among the trainers of its machine."""
+    served_by_rank = [int(part) for part in group.all_gather(torch.tensor(served.part), "partition IDs")]
     num_parts = len(served.node_ranges)
-    if parts != sorted(parts) or set(parts) != set(range(num_parts)):
+    if served_by_rank != sorted(served_by_rank) or set(served_by_rank) != set(range(num_parts)):
         raise PartitionError(
-            f"The workers hold the partitions {parts}, by rank; expected all of 0 to {num_parts - 1}, ascending. Open "
-            "the DistGraph before torch.distributed, with ranks in the order of its get_partition_book().partid, and "
-            "with trainers on every machine."
+            f"The workers hold the partitions {served_by_rank}, by rank; expected all of 0 to {num_parts - 1}, "
+            "ascending. Open the DistGraph before torch.distributed, with ranks in the order of its "
+            "get_partition_book().partid, and with trainers on every machine."
         )
-    before, trainers = parts[: group.rank].count(served.part), parts.count(served.part)
-    own = torch.tensor(_runs(served, trainers)[before])
-    ranges = torch.stack(group.all_gather(own, "node ranges")).tolist()
-    return _Share([(start, end) for start, end in ranges], group.rank)
+    trainers = served_by_rank.count(served.part)
+    trainer = served_by_rank[: group.rank].count(served.part)  # which of them this worker is
+    own = torch.tensor(_equal_runs(served, trainers)[trainer])
+    return [(int(start), int(end)) for start, end in group.all_gather(own, "node ranges")]
 
 
-def _runs(served: _Served, count: int) -> list[tuple[int, int]]:
+def _equal_runs(served: _ServedPartition, count: int) -> list[tuple[int, int]]:
     """Cut the partition's nodes into runs with about equally many nodes and edges into them."""
     start, end = served.own_range
     if count == 1:
@@ -169,11 +164,13 @@ def _runs(served: _Served, count: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _shards(dist_graph: Any, served: _Served, share: _Share) -> list[ShardEdgesAndFeatures]:
-    """The edges into this worker's nodes, with their features."""
-    begin, end = share.own
-    mine = (served.graph.node_id >= begin) & (served.graph.node_id < end)
-    edges = order_edges(replace(served.graph, is_inner=mine), share.node_ranges, share.rank)
+def _shards(
+    dist_graph: Any, served: _ServedPartition, node_ranges: list[tuple[int, int]], part: int
+) -> list[ShardEdgesAndFeatures]:
+    """The edges into the nodes of the worker's part, with their features."""
+    begin, end = node_ranges[part]
+    is_own = (served.graph.node_id >= begin) & (served.graph.node_id < end)
+    edges = order_edges(replace(served.graph, is_inner=is_own), node_ranges, part)
     fields = EdgeColumns(edges, served.edge_ranges, torch.device("cpu"))
     if edges.orig_edge_id is not None:
         fields.columns[ORIG_ID] = Column(edges.orig_edge_id, fields.bounds)
@@ -186,19 +183,20 @@ def _shards(dist_graph: Any, served: _Served, share: _Share) -> list[ShardEdgesA
     return fields.cut()
 
 
-def _node_features(dist_graph: Any, served: _Served, share: _Share) -> dict[str, Tensor]:
+def _node_features(dist_graph: Any, served: _ServedPartition, own_range: tuple[int, int]) -> dict[str, Tensor]:
     """Features of this worker's nodes, as in `PartitionData`."""
-    begin, end = share.own
+    begin, end = own_range
     node_id = torch.arange(begin, end)
     features = {NID: node_id, NTYPE: types_of(node_id, served.node_ranges)}
     if served.graph.orig_node_id is not None:
         place = torch.empty(end - begin, dtype=torch.int64)
-        mine = (served.graph.node_id >= begin) & (served.graph.node_id < end)
-        place[served.graph.node_id[mine] - begin] = mine.nonzero().squeeze(1)
+        is_own = (served.graph.node_id >= begin) & (served.graph.node_id < end)
+        place[served.graph.node_id[is_own] - begin] = is_own.nonzero().squeeze(1)
         features[ORIG_ID] = served.graph.orig_node_id[place]
     for type_id, ntype in enumerate(served.book.ntypes):
         first, last = served.node_ranges[served.part, type_id].tolist()
-        rows = slice(max(begin, first) - first, max(min(end, last), max(begin, first)) - first)
+        from_row = max(begin, first) - first
+        rows = slice(from_row, max(min(end, last) - first, from_row))
         for name, values in _features(dist_graph.nodes[ntype].data, f"nodes of type {ntype!r}", last - first):
             features[f"{ntype}/{name}"] = values[rows]
     return features

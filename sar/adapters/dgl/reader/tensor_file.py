@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from sar.adapters.dgl.shim import require_dgl
 from sar.adapters.dgl.writer.binary_layout import ARRAY_MAGIC, CPU, TENSOR_FILE_MAGIC
 from sar.errors import PartitionError
+from sar.logging_setup import logger
 
 _MAX_DIMENSIONS = 64
 _SLICE_BYTES = 4 * 2**20
@@ -35,27 +36,19 @@ _DTYPES = {  # (code, bits) as in DLPack
 }
 
 
-class StoredTensor(Protocol):
-    """A tensor that can be read in slices of rows."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def slices(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield consecutive rows, each time with the number of the first one."""
-
-
 @dataclass(frozen=True)
-class OnDisk:
-    """A tensor in a file that holds its values from `offset` on."""
+class StoredTensor:
+    """A tensor in a file, read in slices of rows.
+
+    path, offset: where its values begin.
+    values: the tensor itself, where DGL had to read the file; then `offset` says nothing.
+    """
 
     path: Path
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    values: Tensor | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -63,7 +56,10 @@ class OnDisk:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def slices(self) -> Iterator[tuple[int, Tensor]]:
-        """As in `StoredTensor`."""
+        """Yield consecutive rows, each time with the number of the first one."""
+        if self.values is not None:
+            yield 0, self.values
+            return
         step = max(1, _SLICE_BYTES // max(1, self.row_bytes))
         with self.path.open("rb") as file:
             file.seek(self.offset)
@@ -74,22 +70,6 @@ class OnDisk:
                 yield start, rows
 
 
-@dataclass(frozen=True)
-class _InMemory:
-    tensor: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    def slices(self) -> Iterator[tuple[int, Tensor]]:
-        yield 0, self.tensor
-
-
 class _UnknownLayout(Exception):
     """The bytes are not laid out as this reader knows it."""
 
@@ -97,7 +77,7 @@ class _UnknownLayout(Exception):
 def open_tensors(path: Path) -> dict[str, StoredTensor]:
     """Find the tensors in a file without reading them.
 
-    Where the layout is unknown, DGL reads the file.
+    Where sar does not know the layout, DGL reads the file as a whole, which is logged.
 
     Raises:
         PartitionError: the file is missing, truncated, or DGL cannot read it either.
@@ -115,7 +95,8 @@ def open_tensors(path: Path) -> dict[str, StoredTensor]:
         tensors = dgl.data.utils.load_tensors(str(path))
     except dgl.DGLError as error:
         raise PartitionError(f"{path} is not a DGL tensor file: {error}. Copy it again, or partition again.") from error
-    return {name: _InMemory(tensor) for name, tensor in tensors.items()}
+    logger.warning("%s has a layout that sar does not know; DGL has read it as a whole, not in slices", path)
+    return {name: StoredTensor(path, 0, tuple(t.shape), t.dtype, values=t) for name, t in tensors.items()}
 
 
 def load(stored: StoredTensor, device: torch.device) -> Tensor:
@@ -135,7 +116,7 @@ def load_permuted(stored: StoredTensor, position: Tensor, device: torch.device) 
     return result
 
 
-def _index(path: Path, file: BinaryIO) -> Iterator[tuple[str, OnDisk]]:
+def _index(path: Path, file: BinaryIO) -> Iterator[tuple[str, StoredTensor]]:
     size = path.stat().st_size
 
     def unpack(layout: str) -> tuple[Any, ...]:
@@ -160,7 +141,7 @@ def _index(path: Path, file: BinaryIO) -> Iterator[tuple[str, OnDisk]]:
             raise _UnknownLayout
         shape = unpack(f"{ndim}q")
         (data_bytes,) = unpack("q")
-        stored = OnDisk(path, file.tell(), shape, _DTYPES[code, bits])
+        stored = StoredTensor(path, file.tell(), shape, _DTYPES[code, bits])
         if data_bytes != shape[0] * stored.row_bytes:
             raise _UnknownLayout
         if data_bytes > size - stored.offset:
