@@ -1,8 +1,10 @@
 """The structure of a distributed graph on one worker: edges from every partition into this one, and who reads what."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,6 +144,7 @@ class Structure:
     node_ranges: [start, end) of global node IDs of every partition.
     src, dst: sources and destinations; one and the same, except on message flow graphs.
     signature: equal on workers that hold parts of the same graph.
+    make_sampling_graph: makes `sampling_graph`; handed in because the engine imports no other library's graphs.
     """
 
     group: Group
@@ -151,6 +154,7 @@ class Structure:
     dst: NodeSet
     relations: list[Relation]
     signature: str
+    make_sampling_graph: "Callable[[Structure], Any] | None" = None
 
     @property
     def is_block(self) -> bool:
@@ -167,6 +171,12 @@ class Structure:
     def part(self) -> int:
         """The partition that this worker owns."""
         return own_part(self.group)
+
+    @cached_property
+    def sampling_graph(self) -> Any:
+        """This worker's edges and their ends as a graph of another library, made once."""
+        assert self.make_sampling_graph is not None  # so for message flow graphs only
+        return self.make_sampling_graph(self)
 
     def with_relations(self, relations: list[Relation], how: str) -> "Structure":
         """The structure with other edges; `how` they came about makes the signature another one."""
@@ -236,12 +246,15 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     return AgreedGraph(group, device, data, nodes, index, shards, all_edges.sum(0).tolist(), signature)
 
 
-def build_structure(data: PartitionData, group: Group) -> tuple[Structure, list[dict[str, Tensor]]]:
+def build_structure(
+    data: PartitionData, group: Group, make_sampling_graph: Callable[[Structure], Any]
+) -> tuple[Structure, list[dict[str, Tensor]]]:
     """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
 
     Args:
         data: this worker's partition.
         group: this worker's end of the group.
+        make_sampling_graph: see `Structure`.
 
     Returns:
         The structure, and for every relation its edge features in the visible edge order, (E, ...) each.
@@ -257,7 +270,10 @@ def build_structure(data: PartitionData, group: Group) -> tuple[Structure, list[
             features.append(join_features(shards))
         check_edge_ids(list(graph.shards.values()), group)
         ranges, nodes = list(data.node_ranges), graph.nodes
-        return Structure(group, graph.device, ranges, nodes, nodes, relations, graph.signature), features
+        structure = Structure(
+            group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph
+        )
+        return structure, features
 
 
 def digest(text: str) -> str:

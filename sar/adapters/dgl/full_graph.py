@@ -4,7 +4,6 @@ from sar.adapters.dgl.sampling_graph import make_sampling_graph
 from sar.comm import session
 from sar.common_tuples import PartitionData
 from sar.core.graph.graph import GraphShardManager, make_graph
-from sar.core.graph.halo_graph import LibraryGraph
 from sar.core.relation import build_structure
 
 
@@ -21,6 +20,5 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
         PartitionError: where the data contradicts itself or the number of workers.
         CommunicationError: where another worker raised, or holds another graph.
     """
-    structure, features = build_structure(partition_data, session.current_group())
-    library_graph = LibraryGraph(structure, make_sampling_graph)  # which imports DGL when it is called
-    return make_graph(structure, features, partition_data.partition_book, library_graph)
+    structure, features = build_structure(partition_data, session.current_group(), make_sampling_graph)
+    return make_graph(structure, features, partition_data.partition_book)

@@ -14,7 +14,6 @@ from sar.common_tuples import CanonicalEtype
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame, Frames
 from sar.core.graph.graph_fields import GraphFields
-from sar.core.graph.halo_graph import LibraryGraph
 from sar.core.graph.queries import ALL
 from sar.core.graph.self_loops import with_self_loops, without_self_loops
 from sar.core.passing.batches import NodeBatch
@@ -44,11 +43,9 @@ class GraphShardManager(GraphFields):
         relations: list[Relation],
         frames: Frames,
         partition_book: Any = None,
-        library_graph: LibraryGraph | None = None,
     ) -> None:
         super().__init__(structure, relations, frames)
         self.partition_book = partition_book
-        self._library_graph = library_graph
 
     # -- message passing
 
@@ -221,9 +218,9 @@ class GraphShardManager(GraphFields):
         Raises:
             GraphError: on message flow graphs.
         """
-        if self._library_graph is None:
+        if self.is_block:
             raise GraphError("A message flow graph has no sampling_graph; take that of `construct_full_graph(data)`.")
-        shared = self._library_graph.graph
+        shared = self._structure.sampling_graph
         graph = (shared if self._is_whole else shared[next(iter(self._relations))]).local_var()
         for etype in self._relations:
             fields = self._frames.edge[etype].items()
@@ -242,7 +239,6 @@ class GraphShardManager(GraphFields):
             list(self._relations.values()),
             self._frames.clone(),
             self.partition_book,
-            self._library_graph,
         )
 
     def _with(
@@ -252,15 +248,11 @@ class GraphShardManager(GraphFields):
         frames: Frames | None = None,
     ) -> Self:
         """This graph with other parts; those that are not given stay."""
-        library_graph = self._library_graph
-        if structure is not None and library_graph is not None:
-            library_graph = LibraryGraph(structure, library_graph.make)
         return type(self)(
             structure or self._structure,
             relations or list(self._relations.values()),
             frames or self._frames,
             self.partition_book,
-            library_graph,
         )
 
     def __repr__(self) -> str:
@@ -277,12 +269,7 @@ class DistributedBlock(GraphShardManager):
     one_shot = True
 
 
-def make_graph(
-    structure: Structure,
-    features: list[dict[str, Tensor]],
-    partition_book: Any,
-    library_graph: LibraryGraph | None = None,
-) -> GraphShardManager:
+def make_graph(structure: Structure, features: list[dict[str, Tensor]], partition_book: Any) -> GraphShardManager:
     """A graph with empty node frames, and `features` of each relation's edges."""
     device = structure.device
     dst = {ntype: Frame(count, device, f"nodes of type {ntype!r}") for ntype, count in structure.dst.counts.items()}
@@ -293,4 +280,4 @@ def make_graph(
         relation.etype: Frame(relation.num_edges, device, f"edges of type {relation.etype}", columns)
         for relation, columns in zip(structure.relations, features, strict=True)
     }
-    return GraphShardManager(structure, structure.relations, Frames(src, dst, edge), partition_book, library_graph)
+    return GraphShardManager(structure, structure.relations, Frames(src, dst, edge), partition_book)

@@ -35,7 +35,7 @@ class PartitionJson:
     node_types, edge_types: names by type ID; edge types as the file spells them (plain names up to DGL 0.9).
     node_ranges, edge_ranges: ranges of global IDs, contiguous, partition-major, then by type.
     files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named.
-    edge_mend: how to mend a directory whose edges do not add up.
+    edge_fix: how to repair a directory whose edges do not add up.
     name, method: of the graph, and of its partitioning; empty where the file has none.
     """
 
@@ -46,7 +46,7 @@ class PartitionJson:
     node_ranges: IdRanges
     edge_ranges: IdRanges
     files: list[dict[str, Path]]
-    edge_mend: str
+    edge_fix: str
     name: str = ""
     method: str = ""
 
@@ -67,16 +67,16 @@ def read_partition_json(partition_json_file: str | PathLike[str]) -> PartitionJs
     num_parts = content["num_parts"]
     if not isinstance(num_parts, int) or num_parts < 1:
         raise PartitionError(f"{path}: num_parts is {num_parts!r}; expected a positive integer. {REWRITE}")
-    edge_mend = _REWRITE_WITH_HALO if content.get("halo_hops") == 0 and num_parts > 1 else REWRITE
+    edge_fix = _REWRITE_WITH_HALO if content.get("halo_hops") == 0 and num_parts > 1 else REWRITE
     node_types = _type_names(path, "ntypes", content.get("ntypes", {"_N": 0}))
     edge_types = _type_names(path, "etypes", content.get("etypes", {"_N:_E:_N": 0}))
     node_ranges = _id_ranges(path, "node_map", content["node_map"], node_types, num_parts, REWRITE)
-    edge_ranges = _id_ranges(path, "edge_map", content["edge_map"], edge_types, num_parts, edge_mend)
-    for key, ranges, mend in (("nodes", node_ranges, REWRITE), ("edges", edge_ranges, edge_mend)):
+    edge_ranges = _id_ranges(path, "edge_map", content["edge_map"], edge_types, num_parts, edge_fix)
+    for key, ranges, fix in (("nodes", node_ranges, REWRITE), ("edges", edge_ranges, edge_fix)):
         covered = int(ranges[-1, -1, 1])
         if content.get(f"num_{key}", covered) != covered:
             raise PartitionError(
-                f"{path}: num_{key} is {content[f'num_{key}']}, but the ID ranges cover {covered} {key}. {mend}"
+                f"{path}: num_{key} is {content[f'num_{key}']}, but the ID ranges cover {covered} {key}. {fix}"
             )
     return PartitionJson(
         path=path,
@@ -86,7 +86,7 @@ def read_partition_json(partition_json_file: str | PathLike[str]) -> PartitionJs
         node_ranges=node_ranges,
         edge_ranges=edge_ranges,
         files=_part_files(path, content, num_parts),
-        edge_mend=edge_mend,
+        edge_fix=edge_fix,
         name=str(content.get("graph_name", "")),
         method=str(content.get("part_method", "")),
     )
@@ -152,7 +152,7 @@ def _type_names(path: Path, key: str, ids: Any) -> list[str]:
     return sorted(ids, key=lambda name: int(ids[name]))
 
 
-def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: int, mend: str) -> IdRanges:
+def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: int, fix: str) -> IdRanges:
     """Bring a node or edge map into one form, [start, end) everywhere; see `_as_pair` for the forms it comes in."""
     if isinstance(id_map, str) or (isinstance(id_map, dict) and any(isinstance(ids, str) for ids in id_map.values())):
         raise PartitionError(
@@ -177,7 +177,7 @@ def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: i
             if start != reached or end < start:
                 raise PartitionError(
                     f"{path}: {key} of {name} in partition {part} is {id_map[name][part]}; expected a range that "
-                    f"starts at {reached}, as global IDs run through partitions and, inside them, types. {mend}"
+                    f"starts at {reached}, as global IDs run through partitions and, inside them, types. {fix}"
                 )
             ranges[part, type_id] = start, end
             reached = end

@@ -135,7 +135,7 @@ def _check_edge_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
         found = int(graph.is_inner[graph.edges[DST].long()].sum())
         raise PartitionError(
             f"{spec.files[part]['part_graph']} holds {found} edges into the nodes of partition {part}; expected "
-            f"one for every edge ID in [{start}, {end}), as {spec.path.name} says. {spec.edge_mend}"
+            f"one for every edge ID in [{start}, {end}), as {spec.path.name} says. {spec.edge_fix}"
         )
 
 
