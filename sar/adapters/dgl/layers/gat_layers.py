@@ -5,7 +5,7 @@ arguments go to DGL's own `forward`, which is exact on distributed graphs too, b
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import Remake, attention
 from sar.errors import GraphError
 from sar.kernels.attention_operands import Score
+from sar.logging_setup import logger
 
 Features = Tensor | tuple[Tensor, Tensor]
 Forward = Callable[..., Any]
@@ -35,7 +36,10 @@ def in_one_pass(one_pass: Forward) -> Forward:
         **kwargs: Any,
     ) -> Any:
         asks_for_weights = get_attention or any(isinstance(argument, bool) for argument in args)
-        if asks_for_weights or not _is_served(layer, feat):
+        is_served = _is_served(layer, feat)
+        if not is_served:
+            _say_once(type(layer).__name__)
+        if asks_for_weights or not is_served:
             return original(layer, graph, feat, *args, get_attention=get_attention, **kwargs)
         with graph.local_scope():
             if not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any()):
@@ -50,6 +54,15 @@ def _is_served(layer: Any, feat: Features) -> bool:
     ends = feat if isinstance(feat, tuple) else (feat,)
     has_slope = hasattr(layer, "leaky_relu")
     return all(x.dim() == 2 for x in ends) and not (has_slope and layer.leaky_relu.negative_slope < 0)
+
+
+@cache
+def _say_once(layer: str) -> None:
+    logger.warning(
+        "%s with features of more than two dimensions, or with a falling leaky_relu, runs as DGL wrote it, which holds "
+        "the scores of all edges in memory",
+        layer,
+    )
 
 
 @in_one_pass

@@ -17,7 +17,7 @@ from sar.adapters.dgl.full_graph import construct_full_graph
 from sar.adapters.dgl.reader.edge_type_names import types_of
 from sar.adapters.dgl.reader.graph_file import DST, SRC, LocalGraph
 from sar.adapters.dgl.reader.partition_json import IdRanges
-from sar.adapters.dgl.reader.shards import Column, EdgeColumns
+from sar.adapters.dgl.reader.shards import EdgeFields
 from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
@@ -171,15 +171,15 @@ def _shards(
     begin, end = node_ranges[part]
     is_own = (served.graph.node_id >= begin) & (served.graph.node_id < end)
     edges = order_edges(replace(served.graph, is_inner=is_own), node_ranges, part)
-    fields = EdgeColumns(edges, served.edge_ranges, torch.device("cpu"))
+    fields = EdgeFields(edges, served.edge_ranges, torch.device("cpu"))
     if edges.orig_edge_id is not None:
-        fields.columns[ORIG_ID] = Column(edges.orig_edge_id, fields.bounds)
+        fields.add(ORIG_ID, edges.orig_edge_id)
     for type_id, etype in enumerate(served.book.canonical_etypes):
         first, last = served.edge_ranges[served.part, type_id].tolist()
         rows, bounds = fields.rows_of(type_id)
         place = edges.edge_id[rows] - first
         for name, values in _features(dist_graph.edges[etype].data, f"edges of type {etype}", last - first):
-            fields.add_feature(etype, name, Column(values[place], bounds))
+            fields.add_feature(etype, name, values[place], bounds)
     return fields.cut()
 
 

@@ -7,6 +7,7 @@ from sar.adapters.dgl.reader.graph_file import DST, SRC, LocalGraph, read_graph_
 from sar.adapters.dgl.reader.partition_json import IdRanges, PartitionJson
 from sar.common_tuples import EID, CanonicalEtype
 from sar.errors import PartitionError
+from sar.logging_setup import logger
 
 
 def canonical_edge_types(spec: PartitionJson, graph: LocalGraph, part: int) -> list[CanonicalEtype]:
@@ -26,6 +27,7 @@ def canonical_edge_types(spec: PartitionJson, graph: LocalGraph, part: int) -> l
     for other in range(spec.num_parts):
         path = spec.files[other].get("part_graph")
         if None in names.values() and other != part and path is not None and path.exists():
+            logger.info("%s gives edge types plain names; looking for their node types in %s", spec.path, path)
             _complete(names, spec, read_graph_file(path))
     nameless = [spec.edge_types[type_id] for type_id, name in names.items() if name is None]
     if nameless:

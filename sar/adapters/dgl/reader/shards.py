@@ -15,14 +15,14 @@ from sar.common_tuples import EID, ETYPE, ORIG_ID, CanonicalEtype, ShardEdgesAnd
 from sar.kernels.pieces import pieces
 
 
-class Column(NamedTuple):
-    """One edge field of all shards in visible order; shard p has the rows [bounds[p], bounds[p + 1])."""
+class EdgeField(NamedTuple):
+    """One field of the edges of all shards in visible order; shard p has the rows [bounds[p], bounds[p + 1])."""
 
     values: Tensor
     bounds: list[int]
 
 
-class EdgeColumns:
+class EdgeFields:
     """The edges of a partition with their fields, to be cut into shards.
 
     Args:
@@ -34,23 +34,29 @@ class EdgeColumns:
     def __init__(self, edges: VisibleEdges, edge_ranges: IdRanges, device: torch.device) -> None:
         self.edges = edges
         self.device = device
-        self.bounds: list[int] = edges.bounds.tolist()
-        self.columns = {EID: Column(edges.edge_id.to(device), self.bounds)}
+        self._bounds: list[int] = edges.bounds.tolist()
+        self._fields: dict[str, EdgeField] = {}
         several = edge_ranges.shape[1] > 1
-        self.type_of_edge = types_of(edges.edge_id, edge_ranges) if several else None
-        if self.type_of_edge is not None:
-            self.columns[ETYPE] = Column(self.type_of_edge.to(device), self.bounds)
+        self._type_of_edge = types_of(edges.edge_id, edge_ranges) if several else None
+        self.add(EID, edges.edge_id)
+        if self._type_of_edge is not None:
+            self.add(ETYPE, self._type_of_edge)
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Add a field of the edges of all types, (E, ...)."""
+        self._fields[name] = EdgeField(values.to(self.device), self._bounds)
+
+    def add_feature(self, etype: CanonicalEtype, name: str, values: Tensor, bounds: list[int]) -> None:
+        """Add a feature of an edge type; `bounds` as `rows_of` gives them."""
+        key = name if self._type_of_edge is None else f"{':'.join(etype)}/{name}"
+        self._fields[key] = EdgeField(values.to(self.device), bounds)
 
     def rows_of(self, type_id: int) -> tuple[slice | Tensor, list[int]]:
-        """The rows of an edge type, and their bounds."""
-        if self.type_of_edge is None:
-            return slice(None), self.bounds
-        rows = (self.type_of_edge == type_id).nonzero().squeeze(1)
+        """The rows of an edge type, and where those of each shard begin and end."""
+        if self._type_of_edge is None:
+            return slice(None), self._bounds
+        rows = (self._type_of_edge == type_id).nonzero().squeeze(1)
         return rows, torch.searchsorted(rows, self.edges.bounds).tolist()
-
-    def add_feature(self, etype: CanonicalEtype, name: str, column: Column) -> None:
-        """Add a feature of an edge type."""
-        self.columns[name if self.type_of_edge is None else f"{':'.join(etype)}/{name}"] = column
 
     def cut(self) -> list[ShardEdgesAndFeatures]:
         """Each shard's tensors are slices: the shards of a field lie one after the other in memory."""
@@ -58,9 +64,9 @@ class EdgeColumns:
         return [
             ShardEdgesAndFeatures(
                 (src[begin:end], dst[begin:end]),
-                {key: values[bounds[p] : bounds[p + 1]] for key, (values, bounds) in self.columns.items()},
+                {name: values[bounds[p] : bounds[p + 1]] for name, (values, bounds) in self._fields.items()},
             )
-            for p, (begin, end) in enumerate(pairwise(self.bounds))
+            for p, (begin, end) in enumerate(pairwise(self._bounds))
         ]
 
 
@@ -77,13 +83,8 @@ def build_shards(
     owned = owned_edges(spec, part, edge_types)
     features = open_features(spec, part, owned, from_dispatch=from_dispatch)
     orig_ids = open_orig_ids(spec, part, owned)
-    fields = EdgeColumns(edges, spec.edge_ranges, device)
-    if orig_ids:
-        everywhere = torch.empty(len(edges.edge_id), dtype=torch.int64, device=device)
-        fields.columns[ORIG_ID] = Column(everywhere, fields.bounds)
-    elif edges.orig_edge_id is not None:
-        fields.columns[ORIG_ID] = Column(edges.orig_edge_id.to(device), fields.bounds)
-
+    fields = EdgeFields(edges, spec.edge_ranges, device)
+    ids_of_all_types = torch.empty(len(edges.edge_id) if orig_ids else 0, dtype=torch.int64, device=device)
     for type_id, etype in enumerate(edge_types):
         ids_here = [one for one in orig_ids if one.type_id == type_id]
         features_here = [one for one in features if one.type_id == type_id]
@@ -92,9 +93,13 @@ def build_shards(
         rows, bounds = fields.rows_of(type_id)
         position = _positions(edges.edge_id[rows], int(spec.edge_ranges[part, type_id, 0]))
         for one in ids_here:
-            fields.columns[ORIG_ID].values[rows] = load_permuted(one.stored, position, device)
+            ids_of_all_types[rows] = load_permuted(one.stored, position, device)
         for one in features_here:
-            fields.add_feature(etype, one.name, Column(load_permuted(one.stored, position, device), bounds))
+            fields.add_feature(etype, one.name, load_permuted(one.stored, position, device), bounds)
+    if orig_ids:
+        fields.add(ORIG_ID, ids_of_all_types)
+    elif edges.orig_edge_id is not None:
+        fields.add(ORIG_ID, edges.orig_edge_id)
     return fields.cut()
 
 
