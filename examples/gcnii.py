@@ -30,14 +30,12 @@ class GCNII(nn.Module):
     ):
         super().__init__()
         self.first = nn.Linear(num_features, hidden)
-        self.layers = nn.ModuleList(
-            dgl.nn.GCN2Conv(hidden, layer, alpha, lamda, bias=False, activation=F.relu)
-            for layer in range(1, layers + 1)
-        )
+        convs = [dgl.nn.GCN2Conv(hidden, i, alpha, lamda, bias=False, activation=F.relu) for i in range(1, layers + 1)]
+        self.layers = nn.ModuleList(convs)
         self.last = nn.Linear(hidden, num_classes)
         self.dropout = nn.Dropout(dropout)
-        for layer in self.layers:
-            nn.init.xavier_uniform_(layer.weight1)  # DGL draws from N(0, 1), under which deep stacks blow up
+        for conv in convs:
+            nn.init.xavier_uniform_(conv.weight1)  # DGL draws from N(0, 1), under which deep stacks blow up
 
     def forward(self, graph, x):  # x: (N_i, F) -> (N_i, C)
         first = F.relu(self.first(self.dropout(x)))
