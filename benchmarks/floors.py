@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from benchmarks.models import HEADS, Model
 from sar.core.relation import Relation
-from sar.kernels import EdgeBlock, Op, Target, aggregate_grad, aggregate_sum
+from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand, Op, Target, aggregate_grad, aggregate_sum
 from sar.kernels.attention import attend, attend_grad, note_scores
 from sar.kernels.attention import destination_statistics as statistics_of
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
@@ -40,7 +40,7 @@ def _sum(relation: Relation, layer: Exchanged) -> float:
     out, grad = torch.zeros(relation.num_dst, columns), torch.rand(relation.num_dst, columns)
     start = time.perf_counter()
     for block, rows in zip(relation.blocks, sources, strict=True):
-        aggregate_sum(block, Op.COPY, rows, Target.U, None, Target.U, out)
+        aggregate_sum(block, EdgeMessage(Op.COPY, EdgeOperand.of(rows, Target.U)), out)
     if not layer.constant:
         for block, rows in zip(relation.blocks, sources, strict=True):
             _copy_grad(block, grad, torch.zeros_like(rows))
@@ -48,9 +48,8 @@ def _sum(relation: Relation, layer: Exchanged) -> float:
 
 
 def _copy_grad(block: EdgeBlock, grad: Tensor, source_grad: Tensor) -> None:
-    shape = tuple(source_grad.shape[1:])
-    ends = None, Target.U, None, Target.U
-    aggregate_grad(block, Op.COPY, "lhs", *ends, grad, Target.V, None, source_grad, lhs_shape=shape)
+    copy = EdgeMessage(Op.COPY, EdgeOperand(None, Target.U, tuple(source_grad.shape[1:])))
+    aggregate_grad(block, copy, "lhs", EdgeOperand.of(grad, Target.V), source_grad)
 
 
 def _attention(relation: Relation, layer: Exchanged) -> float:

@@ -5,14 +5,26 @@ edges (`E`) and trailing shapes broadcast as in NumPy. Kernels accumulate into t
 edges of a graph may come in several blocks.
 """
 
+from sar.kernels.backend import load_kernels
 from sar.kernels.dispatch import add_rows, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply
-from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype, load_kernels
-from sar.kernels.ops import OPS, Op, Target, accumulation_dtype, message_shape, operand_values_needed
+from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
+from sar.kernels.ops import (
+    OPS,
+    EdgeMessage,
+    EdgeOperand,
+    Op,
+    Target,
+    accumulation_dtype,
+    message_shape,
+    operand_values_needed,
+)
 from sar.kernels.softmax import edge_softmax_backward, edge_softmax_forward
 
 __all__ = [
     "OPS",
     "EdgeBlock",
+    "EdgeMessage",
+    "EdgeOperand",
     "Op",
     "Target",
     "Transposed",

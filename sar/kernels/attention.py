@@ -6,34 +6,29 @@ Both come in one pass over blocks of edges, by `attend`; `Running.finish` divide
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-import sar.kernels.meta as meta
 from sar.kernels.attention_operands import LOG_TOTAL, SCORE, STATISTICS, Attention, Ends, Gradients, Running, Score
-from sar.kernels.backend import numba_kernels
+from sar.kernels.backend import choose
 from sar.kernels.edge_block import EdgeBlock
-from sar.kernels.torch import attention as torch_attention
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
     """Each head's product attn . x, (N, H), of (N, H, D) and (H, D)."""
-    product: Tensor = _kernels(x).project(x, attn)
-    return product
+    return choose(x).project(x, attn)
 
 
 def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """Add the gradients of `project`, given that of its result, (N, H), to those of its operands."""
-    _kernels(x).project_grad(x, attn, grad, x_grad, attn_grad)
+    choose(x).project_grad(x, attn, grad, x_grad, attn_grad)
 
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
     """Add the edges of a block to the running sums of their destinations."""
     if block.num_edges:
         from_score = project(ends.x, ends.attn) if how.score is Score.ADDITIVE and ends.attn is not None else None
-        _kernels(ends.x).attend(block, how, ends, from_score, running)
+        choose(ends.x).attend(block, how, ends, from_score, running)
 
 
 def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out: Tensor) -> Tensor:
@@ -45,7 +40,7 @@ def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out:
     stats = log_total.new_empty(len(log_total), STATISTICS, log_total.shape[1])
     stats[:, LOG_TOTAL] = log_total
     if grad.numel():
-        _kernels(grad).head_sums(how, grad, out, stats)
+        choose(grad).head_sums(how, grad, out, stats)
     return stats
 
 
@@ -69,22 +64,11 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
     if not block.num_edges:
         return
     if how.score is not Score.ADDITIVE:
-        _kernels(ends.x).attend_grad(block, how, ends, None, grad, stats, grads, None)
+        choose(ends.x).attend_grad(block, how, ends, None, grad, stats, grads, None)
         return
     assert ends.attn is not None
     assert grads.attn is not None
     from_score = project(ends.x, ends.attn)
     from_score_grad = torch.zeros_like(from_score)
-    _kernels(ends.x).attend_grad(block, how, ends, from_score, grad, stats, grads, from_score_grad)
+    choose(ends.x).attend_grad(block, how, ends, from_score, grad, stats, grads, from_score_grad)
     project_grad(ends.x, ends.attn, from_score_grad, grads.x, grads.attn)
-
-
-def _kernels(x: Tensor) -> ModuleType:
-    if x.device.type == "meta":
-        return meta
-    fit = x.device.type == "cpu" and x.numel() and numba_kernels() is not None
-    if not fit:
-        return torch_attention
-    from sar.kernels.cpu import attention as cpu_attention
-
-    return cpu_attention

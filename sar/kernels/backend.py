@@ -1,14 +1,108 @@
-"""The Numba kernels, where Numba is installed."""
+"""What a backend of the kernels must offer, and which one serves given tensors: the only place where this is chosen.
+
+A backend is a module with the functions of `Backend`: `sar.kernels.cpu` (compiled), `sar.kernels.torch` (plain torch,
+on any device and for any dtype) and `sar.kernels.meta` (tensors without values). Another one is a folder of that kind
+and a line in `choose`.
+"""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from functools import cache
-from types import ModuleType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+import sar.kernels.meta as meta_kernels
+import sar.kernels.torch as torch_kernels
+from sar.kernels.attention_operands import Attention, Ends, Gradients, Running
+from sar.kernels.edge_block import EdgeBlock
+from sar.kernels.ops import EdgeMessage, EdgeOperand
+from sar.logging_setup import logger
+
+COMPILED_DTYPES = (torch.float32, torch.float64)
+
+
+class Backend(Protocol):
+    """Kernels on checked operands: blocks with edges, contiguous results. See the functions of these names in
+    `sar.kernels.dispatch` and `sar.kernels.attention`."""
+
+    def aggregate_sum(self, block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
+        """Add messages to the rows of their destinations."""
+
+    def aggregate_cmp(self, block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
+        """Keep the greatest or least message of each destination, and its edge ID."""
+
+    def edge_apply(self, block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
+        """Write messages to the rows of their edges."""
+
+    def aggregate_grad(
+        self, block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
+    ) -> None:
+        """Add the gradient of an operand of the messages."""
+
+    def add_rows(self, rows: Tensor, values: Tensor, out: Tensor) -> None:
+        """Add values to distinct rows."""
+
+    def project(self, x: Tensor, attn: Tensor) -> Tensor:
+        """Each head's product attn . x."""
+
+    def project_grad(self, x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
+        """Add the gradients of `project`."""
+
+    def attend(self, block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:
+        """Add edges to the running sums of attention; from_score: `project` of the sources, for ADDITIVE scores."""
+
+    def head_sums(self, how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
+        """Write the sums of grad * out over each head to stats[:, ALONG]."""
+
+    def attend_grad(
+        self,
+        block: EdgeBlock,
+        how: Attention,
+        ends: Ends,
+        from_score: Tensor | None,
+        grad: Tensor,
+        stats: Tensor,
+        grads: Gradients,
+        from_score_grad: Tensor | None,
+    ) -> None:
+        """Add the gradients of attention; of ADDITIVE scores those of `from_score` instead of what it is made of."""
+
+
+def choose(*tensors: Tensor | None) -> Backend:
+    """The backend that serves these operands and results; None stands for an operand that there is not."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    devices = {tensor.device.type for tensor in given}
+    if "meta" in devices:
+        return meta_kernels
+    if devices != {"cpu"} or not all(tensor.numel() for tensor in given):
+        return torch_kernels
+    dtypes = {tensor.dtype for tensor in given}
+    if len(dtypes) == 1 and dtypes.issubset(COMPILED_DTYPES):
+        return compiled()
+    _say_slow(" and ".join(sorted(str(dtype) for dtype in dtypes)))
+    return torch_kernels
 
 
 @cache
-def numba_kernels() -> ModuleType | None:
-    """The module of Numba kernels; None without Numba. Imported at the first use, because Numba takes long to load."""
-    return importlib.import_module("sar.kernels.cpu.aggregate") if importlib.util.find_spec("numba") else None
+def compiled() -> Backend:
+    """The compiled kernels, imported at the first use, because Numba takes long to load."""
+    import sar.kernels.cpu as cpu_kernels
+
+    return cpu_kernels
+
+
+@cache
+def _say_slow(dtypes: str) -> None:
+    logger.warning(
+        "Kernels on %s values take plain torch on the CPU, which is several times slower than the compiled ones for "
+        "float32 and float64. Convert features to float32, or use a GPU.",
+        dtypes,
+    )
+
+
+def load_kernels() -> None:
+    """Load the compiler of the CPU kernels now (0.5 s and 100 MB, once a process) and not in somebody's first epoch."""
+    rows, values = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1)
+    choose(values).add_rows(rows, values, torch.zeros(1, 1))

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.kernels.backend import numba_kernels
 from sar.kernels.pieces import count_ids
 
 
@@ -142,33 +141,17 @@ class EdgeBlock:
             return (positions + self.edge_offset).to(index_dtype(self.edge_bound))
         return self.edge_ids[positions]
 
-    def transposed(self, *, with_positions: bool = True) -> Transposed:
-        """The same edges grouped by source; built once and kept.
+    def transposed(self, transpose: Callable[[EdgeBlock], Transposed], *, with_positions: bool = True) -> Transposed:
+        """The same edges grouped by source; made once and kept.
 
         Args:
+            transpose: what makes it, in the way of the backend that needs it.
             with_positions: whether positions are needed: where an operand has rows of edges.
         """
         if self._transposed is None or (with_positions and self._transposed.positions is None):
-            made = self._transpose()
+            made = transpose(self)
             self._transposed = made if with_positions else made._replace(positions=None)
         return self._transposed
-
-    def _transpose(self) -> Transposed:
-        dtype = index_dtype(self.num_edges)
-        if self.device.type == "meta":  # sizes only
-            return Transposed(
-                torch.empty(self.num_src + 1, dtype=dtype, device="meta"),
-                torch.empty_like(self.cols),
-                torch.empty_like(self.cols, dtype=dtype),
-            )
-        kernels = numba_kernels()
-        if kernels is not None and self.device.type == "cpu":
-            transposed: Transposed = kernels.transpose(self)
-            return transposed
-        indptr = torch.zeros(self.num_src + 1, dtype=dtype, device=self.device)
-        indptr[1:] = torch.bincount(self.cols, minlength=self.num_src).cumsum(0)
-        positions = torch.argsort(self.cols, stable=True)
-        return Transposed(indptr, self.destinations(0, self.num_edges)[positions].to(torch.int32), positions.to(dtype))
 
     def to(self, device: torch.device | str) -> EdgeBlock:
         """The block with its structure on `device`."""
@@ -196,12 +179,6 @@ def compress(dst: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
     indptr = counts.new_zeros(rows.numel() + 1)
     torch.cumsum(counts, 0, out=indptr[1:])
     return rows.to(torch.int32), indptr.to(index_dtype(dst.numel()))
-
-
-def load_kernels() -> None:
-    """Load the compiler of the CPU kernels now (0.5 s and 100 MB, once a process) and not in somebody's first epoch."""
-    edge = torch.zeros(1, dtype=torch.int32)
-    EdgeBlock.from_coo(edge, edge, 1, 1).transposed()
 
 
 def index_dtype(bound: int) -> torch.dtype:

@@ -5,41 +5,33 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running
-from sar.kernels.edge_block import EdgeBlock
-from sar.kernels.ops import Op, Operand, Target
+from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
+from sar.kernels.ops import EdgeMessage, EdgeOperand, Target
 
 
-def aggregate_sum(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
+def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """As `sar.kernels.aggregate_sum`."""
 
 
-def aggregate_cmp(
-    block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor, arg: Tensor, largest: bool
-) -> None:
+def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
     """As `sar.kernels.aggregate_cmp`."""
 
 
-def edge_apply(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
+def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """As `sar.kernels.edge_apply`."""
 
 
 def aggregate_grad(
-    block: EdgeBlock,
-    op: Op,
-    wrt: str,
-    lhs: Operand,
-    rhs: Operand | None,
-    grad: Operand,
-    arg: Tensor | None,
-    out: Tensor,
+    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
 ) -> None:
     """As `sar.kernels.aggregate_grad`: gradients of sources need the edges grouped by source."""
-    operands = [operand for operand in (lhs, rhs, grad) if operand is not None]
-    if (rhs if wrt == "rhs" and rhs is not None else lhs).target is Target.U:
-        block.transposed(with_positions=arg is not None or any(operand.target is Target.E for operand in operands))
+    if message.operand(wrt).target is Target.U:
+        of_edges = any(operand.target is Target.E for operand in (*message.operands, grad))
+        block.transposed(_transpose, with_positions=arg is not None or of_edges)
 
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
@@ -74,4 +66,13 @@ def attend_grad(
     from_score_grad: Tensor | None,
 ) -> None:
     """As `sar.kernels.attention.attend_grad`: gradients of sources need the edges grouped by source."""
-    block.transposed(with_positions=how.dropout > 0 or ends.weight is not None)
+    block.transposed(_transpose, with_positions=how.dropout > 0 or ends.weight is not None)
+
+
+def _transpose(block: EdgeBlock) -> Transposed:
+    dtype = index_dtype(block.num_edges)
+    return Transposed(
+        torch.empty(block.num_src + 1, dtype=dtype, device="meta"),
+        torch.empty(block.num_edges, dtype=torch.int32, device="meta"),
+        torch.empty(block.num_edges, dtype=dtype, device="meta"),
+    )

@@ -1,4 +1,4 @@
-"""Neighbor sampling on CPU tensors: draws of in-edges, numbering of nodes, copies of rows; compiled or in Python."""
+"""Neighbor sampling on CPU tensors: draws of in-edges, numbering of nodes, copies of rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.backend import numba_kernels
-from sar.kernels.cpu.threads import run_balanced, run_rows
-from sar.kernels.torch import sampling as reference
+from sar.kernels.threads import run_balanced, run_rows
 
 ALL = 2**62
 """A fan-out that no degree exceeds."""
@@ -20,11 +18,13 @@ _NONE = np.empty(0, np.int64)
 _NODE_WORK = 16
 """What one drawn edge costs, in elements as `threads` counts them."""
 
+_MASK = 2**64 - 1
+_STEP = 0x9E3779B97F4A7C15
+
 
 @cache
-def _loops() -> ModuleType | None:
-    if numba_kernels() is None:
-        return None
+def _loops() -> ModuleType:
+    """The compiled loops, imported at the first use, because Numba takes long to load."""
     from sar.kernels.cpu import sampling_loops
 
     return sampling_loops
@@ -50,9 +50,6 @@ def draw_in_edges(
     loops = _loops()
     replace = replace and fanout != ALL
     arguments = (rows.numpy(), nodes.numpy(), indptr.numpy(), np.empty(0) if weights is None else weights.numpy())
-    if loops is None:
-        found = reference.draw_edges(*arguments, fanout, replace, key)
-        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
     counts = torch.empty_like(rows)
     run_rows(loops.count_draws, len(rows), _NODE_WORK, arguments[0], *arguments[2:], fanout, replace, counts.numpy())
     offsets = to_offsets(counts)
@@ -81,11 +78,10 @@ class Numbering:
     """
 
     def __init__(self, capacity: int, num_nodes: int) -> None:
-        self._known: dict[int, int] = {}
         self._nodes = torch.empty(min(capacity, num_nodes), dtype=torch.int64)
         self._count = np.zeros(1, np.int64)
         bits = max(2 * len(self._nodes) - 1, 1).bit_length()
-        self._slots = np.full(2**bits if _loops() else 0, -1, np.int32 if 2**bits < 2**31 else np.int64)
+        self._slots = np.full(2**bits, -1, np.int32 if 2**bits < 2**31 else np.int64)
         # Where every ID has a slot of its own there is nothing to hash.
         direct = num_nodes <= len(self._slots)
         self._hash = (np.uint64(1), np.uint64(0)) if direct else (np.uint64(0x9E3779B97F4A7C15), np.uint64(64 - bits))
@@ -93,27 +89,19 @@ class Numbering:
     @property
     def nodes(self) -> Tensor:
         """The node of every number, int64."""
-        if _loops() is None:
-            return torch.tensor(list(self._known), dtype=torch.int64)
         return self._nodes[: int(self._count[0])]
 
     def add(self, nodes: Tensor) -> Tensor:
         """The numbers of these nodes, (n,) int64; new ones get the next numbers."""
-        loops = _loops()
-        if loops is None:
-            return torch.from_numpy(reference.number_nodes(nodes.numpy(), self._known))
         numbers = torch.empty(len(nodes), dtype=torch.int64)
         table = (self._slots, *self._hash, self._nodes.numpy(), self._count)
-        loops.number_nodes(nodes.numpy(), *table, numbers.numpy())
+        _loops().number_nodes(nodes.numpy(), *table, numbers.numpy())
         return numbers
 
     def find(self, nodes: Tensor) -> Tensor:
         """The numbers of these nodes, (n,) int64; -1 where they have none."""
-        loops = _loops()
-        if loops is None:
-            return torch.tensor([self._known.get(node, -1) for node in nodes.tolist()], dtype=torch.int64)
         numbers = torch.empty(len(nodes), dtype=torch.int64)
-        loops.find_numbers(nodes.numpy(), self._slots, *self._hash, self._nodes.numpy(), numbers.numpy())
+        _loops().find_numbers(nodes.numpy(), self._slots, *self._hash, self._nodes.numpy(), numbers.numpy())
         return numbers
 
 
@@ -127,23 +115,16 @@ def order_segments(place: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (n + 1,) offsets in the new order, and for every element there its old position.
     """
-    loops, starts = _loops(), to_offsets(counts)
-    if loops is None:
-        found = reference.order_segments(place.numpy(), starts.numpy())
-        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+    starts = to_offsets(counts)
     indptr, order = torch.empty_like(starts), torch.empty(int(starts[-1]), dtype=torch.int64)
-    loops.order_segments(place.numpy(), starts.numpy(), indptr.numpy(), order.numpy())
+    _loops().order_segments(place.numpy(), starts.numpy(), indptr.numpy(), order.numpy())
     return indptr, order
 
 
 def copy_rows(table: Tensor, rows: Tensor | None, out: Tensor, places: Tensor | None) -> None:
     """out[places] = table[rows] for contiguous tensors of equal dtype and width; None stands for all in order."""
-    loops, count = _loops(), len(rows) if rows is not None else len(table)
+    count = len(rows) if rows is not None else len(table)
     if not count or not out.numel():
-        return
-    if loops is None:
-        taken = table if rows is None else table[rows]
-        out.copy_(taken) if places is None else out.index_copy_(0, places, taken)
         return
     nbytes = out[0].nbytes
     word = next(
@@ -154,7 +135,7 @@ def copy_rows(table: Tensor, rows: Tensor | None, out: Tensor, places: Tensor | 
     source, target = (_words(tensor, word) for tensor in (table, out))
     indices = [_NONE if index is None else index.numpy() for index in (rows, places)]
     width = nbytes // word.itemsize
-    run_rows(loops.copy_rows, count, width, source, indices[0], target, indices[1], np.uint64(width))
+    run_rows(_loops().copy_rows, count, width, source, indices[0], target, indices[1], np.uint64(width))
 
 
 def to_offsets(counts: Tensor) -> Tensor:
@@ -171,5 +152,12 @@ def _words(tensor: Tensor, dtype: torch.dtype) -> np.ndarray[tuple[int, ...], np
 def derive_key(key: int, *numbers: int) -> int:
     """A key, 63 bits, that belongs to a key and to numbers below 2**64."""
     for number in numbers:
-        key = reference.mix((key + reference.STEP * (number + 1)) & reference.MASK)
+        key = _mix((key + _STEP * (number + 1)) & _MASK)
     return key >> 1
+
+
+def _mix(x: int) -> int:
+    """Hash 64 bits, as `sampling_loops.mix` does."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)

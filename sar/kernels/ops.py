@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,17 +35,57 @@ class Op(Enum):
 OPS = tuple(op.value for op in Op)
 
 
-class Operand(NamedTuple):
-    """A tensor that has a row per source, destination or edge."""
+@dataclass(frozen=True)
+class EdgeOperand:
+    """A tensor that has a row per source, destination or edge.
 
-    values: Tensor | None  # (rows of the target, *shape); None where only the shape matters
+    values: (rows of the target, *shape); None where only the shape matters.
+    target: whose rows it has.
+    shape: trailing.
+    """
+
+    values: Tensor | None
     target: Target
-    shape: Shape  # trailing
+    shape: Shape
 
     @classmethod
-    def of(cls, values: Tensor, target: Target) -> Operand:
+    def of(cls, values: Tensor, target: Target) -> EdgeOperand:
         """The operand with the trailing shape of its values."""
         return cls(values, target, tuple(values.shape[1:]))
+
+
+@dataclass(frozen=True)
+class EdgeMessage:
+    """op(lhs, rhs) of every edge, trailing shapes broadcast as in NumPy; rhs is None for a copy."""
+
+    op: Op
+    lhs: EdgeOperand
+    rhs: EdgeOperand | None = None
+
+    @property
+    def operands(self) -> list[EdgeOperand]:
+        """One or two."""
+        return [self.lhs] if self.rhs is None else [self.lhs, self.rhs]
+
+    @property
+    def tensors(self) -> list[Tensor | None]:
+        """The values of the operands."""
+        return [operand.values for operand in self.operands]
+
+    @property
+    def shape(self) -> Shape:
+        """Trailing shape of the messages."""
+        return message_shape(self.op, self.lhs.shape, None if self.rhs is None else self.rhs.shape)
+
+    def aligned_shapes(self) -> tuple[Shape, Shape, Shape]:
+        """See the function of this name."""
+        return aligned_shapes(self.op, self.lhs.shape, None if self.rhs is None else self.rhs.shape)
+
+    def operand(self, wrt: str) -> EdgeOperand:
+        """The operand "lhs" or "rhs"."""
+        found = self.rhs if wrt == "rhs" else self.lhs
+        assert found is not None
+        return found
 
 
 def aligned_shapes(op: Op, lhs_shape: Shape, rhs_shape: Shape | None) -> tuple[Shape, Shape, Shape]:

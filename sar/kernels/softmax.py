@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sar.kernels.dispatch import aggregate_cmp, aggregate_sum, edge_apply
 from sar.kernels.edge_block import EdgeBlock, index_dtype
-from sar.kernels.ops import Op, Target
+from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target
 
 
 def edge_softmax_forward(blocks: Sequence[EdgeBlock], logits: Tensor) -> Tensor:
@@ -25,18 +25,18 @@ def edge_softmax_forward(blocks: Sequence[EdgeBlock], logits: Tensor) -> Tensor:
     logits, dtype = logits.to(torch.promote_types(logits.dtype, torch.float32)), logits.dtype
     shape = (max((block.num_dst for block in blocks), default=0), *logits.shape[1:])
     peak = logits.new_full(shape, -torch.inf)
-    winner = torch.full(shape, -1, dtype=index_dtype(logits.shape[0]), device=logits.device)
+    argmax = torch.full(shape, -1, dtype=index_dtype(logits.shape[0]), device=logits.device)
     for block in blocks:
-        aggregate_cmp(block, Op.COPY, logits, Target.E, None, Target.E, peak, winner, largest=True)
+        aggregate_cmp(block, EdgeMessage(Op.COPY, _of_edges(logits)), peak, argmax, largest=True)
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
     for block in blocks:
-        edge_apply(block, Op.SUB, logits, Target.E, peak, Target.V, out)
+        edge_apply(block, EdgeMessage(Op.SUB, _of_edges(logits), _of_destinations(peak)), out)
     out.exp_()
     total = torch.zeros_like(peak)
     for block in blocks:
-        aggregate_sum(block, Op.COPY, out, Target.E, None, Target.E, total)
+        aggregate_sum(block, EdgeMessage(Op.COPY, _of_edges(out)), total)
     for block in blocks:
-        edge_apply(block, Op.DIV, out, Target.E, total, Target.V, out)
+        edge_apply(block, EdgeMessage(Op.DIV, _of_edges(out), _of_destinations(total)), out)
     return out.to(dtype)
 
 
@@ -46,8 +46,16 @@ def edge_softmax_backward(blocks: Sequence[EdgeBlock], out: Tensor, grad: Tensor
     weight, grad = out.to(dtype), grad.to(dtype)
     total = out.new_zeros((max((block.num_dst for block in blocks), default=0), *out.shape[1:]), dtype=dtype)
     for block in blocks:
-        aggregate_sum(block, Op.MUL, weight, Target.E, grad, Target.E, total)
+        aggregate_sum(block, EdgeMessage(Op.MUL, _of_edges(weight), _of_edges(grad)), total)
     grad_logits = torch.empty_like(weight, memory_format=torch.contiguous_format)
     for block in blocks:
-        edge_apply(block, Op.SUB, grad, Target.E, total, Target.V, grad_logits)
+        edge_apply(block, EdgeMessage(Op.SUB, _of_edges(grad), _of_destinations(total)), grad_logits)
     return grad_logits.mul_(weight).to(out.dtype)
+
+
+def _of_edges(values: Tensor) -> EdgeOperand:
+    return EdgeOperand.of(values, Target.E)
+
+
+def _of_destinations(values: Tensor) -> EdgeOperand:
+    return EdgeOperand.of(values, Target.V)

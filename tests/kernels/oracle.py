@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sar.kernels import EdgeBlock, Target
+from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand, Op, Target
 
 MESSAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "copy_lhs": lambda x, y: x,
@@ -136,6 +136,14 @@ def draw_values(seed: int, rows: int, shape: tuple[int, ...], dtype: torch.dtype
         values = values.round().clamp(-1, 1)
     values = values.to(dtype)
     return torch.stack([values, values], -1)[..., 0] if seed % 3 == 0 else values  # at times not contiguous
+
+
+def message(
+    op: str, lhs: Tensor, lhs_target: Target, rhs: Tensor | None = None, rhs_target: Target = Target.U
+) -> EdgeMessage:
+    """What kernels are asked to send along edges."""
+    right = None if rhs is None else EdgeOperand.of(rhs, rhs_target)
+    return EdgeMessage(Op(op), EdgeOperand.of(lhs, lhs_target), right)
 
 
 def messages(graph: Graph, op: str, lhs: Tensor, lhs_target: Target, rhs: Tensor, rhs_target: Target) -> list[Tensor]:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sar.errors import GraphError
 from sar.kernels import OPS, EdgeBlock, Target, add_rows, aggregate_cmp, aggregate_sum, edge_apply, message_shape
 from tests.kernels import oracle
 
@@ -41,7 +42,7 @@ def cases(draw: st.DrawFn, kind: str = "any") -> dict[str, Any]:
 def arguments(case: dict[str, Any], tile: oracle.Tile) -> tuple[Any, ...]:
     op, lhs, lhs_target, rhs, rhs_target = case["operation"]
     lhs, rhs = oracle.rows_of_tile(lhs, lhs_target, tile), oracle.rows_of_tile(rhs, rhs_target, tile)
-    return tile[2], op, lhs, lhs_target, rhs, rhs_target
+    return tile[2], oracle.message(op, lhs, lhs_target, rhs, rhs_target)
 
 
 @settings(max_examples=ATTEMPTS)
@@ -90,7 +91,7 @@ def test_half_result_of_edges() -> None:
     graph = oracle.make_graph([(0, 0)], 1, 1)
     x = torch.full((1, 4096), 1 / 64, dtype=torch.float16)
     out = torch.empty(2, 1, dtype=torch.float16)
-    edge_apply(graph.block, "dot", x, U, x, V, out)
+    edge_apply(graph.block, oracle.message("dot", x, U, x, V), out)
     assert out[0].item() == 1.0  # the sum of 4096 terms of 2**-12 stalls when it is itself a float16
 
 
@@ -98,7 +99,7 @@ def test_half_result_of_edges() -> None:
 def test_half_is_summed_in_single_precision(dtype: torch.dtype) -> None:
     graph = oracle.make_graph([(0, 0)] * 5000, 1, 1)
     out = torch.zeros(1, 2)
-    aggregate_sum(graph.block, "copy_lhs", torch.ones(1, 2, dtype=dtype), U, None, U, out)
+    aggregate_sum(graph.block, oracle.message("copy_lhs", torch.ones(1, 2, dtype=dtype), U), out)
     assert out.tolist() == [[5000.0, 5000.0]]
 
 
@@ -106,10 +107,10 @@ def test_integers_can_be_copied() -> None:
     graph = oracle.make_graph([(0, 1), (1, 1), (2, 1)], 3, 2)
     x = torch.tensor([[2**40], [7], [2**40]])
     out = torch.zeros(2, 1, dtype=torch.int64)
-    aggregate_sum(graph.block, "copy_lhs", x, U, None, U, out)
+    aggregate_sum(graph.block, oracle.message("copy_lhs", x, U), out)
     assert out.tolist() == [[0], [2**41 + 7]]
     best, arg = torch.full((2, 1), torch.iinfo(torch.int64).min), torch.full((2, 1), -1)
-    aggregate_cmp(graph.block, "copy_lhs", x, U, None, U, best, arg, True)
+    aggregate_cmp(graph.block, oracle.message("copy_lhs", x, U), best, arg, True)
     assert best[1].item() == 2**40
     assert arg.tolist() == [[-1], [2]]
 
@@ -120,21 +121,21 @@ nan, inf = torch.nan, torch.inf
 def test_sum_keeps_nan_and_infinity() -> None:
     graph = oracle.make_graph([(0, 0), (1, 0), (2, 1), (0, 2), (0, 2), (2, 3), (0, 3)], 3, 4)
     out = torch.zeros(4, 1)
-    aggregate_sum(graph.block, "copy_lhs", torch.tensor([[1.0], [nan], [inf]]), U, None, U, out)
+    aggregate_sum(graph.block, oracle.message("copy_lhs", torch.tensor([[1.0], [nan], [inf]]), U), out)
     torch.testing.assert_close(out, torch.tensor([[nan], [inf], [2.0], [inf]]), equal_nan=True)
     out = torch.zeros(4, 1)
     x = torch.tensor([[1.0], [-inf], [inf]])
-    aggregate_sum(graph.block, "mul", x, U, torch.tensor([[-1.0]] * 4), V, out)
+    aggregate_sum(graph.block, oracle.message("mul", x, U, torch.tensor([[-1.0]] * 4), V), out)
     torch.testing.assert_close(out, torch.tensor([[inf], [-inf], [-2.0], [-inf]]))
     graph = oracle.make_graph([(0, 0), (1, 0)], 2, 1)
-    aggregate_sum(graph.block, "copy_lhs", torch.tensor([[inf], [-inf]]), U, None, U, out := torch.zeros(1, 1))
+    aggregate_sum(graph.block, oracle.message("copy_lhs", torch.tensor([[inf], [-inf]]), U), out := torch.zeros(1, 1))
     assert out.isnan().all()
 
 
 def test_division_by_zero() -> None:
     graph = oracle.make_graph([(0, 0), (1, 0), (2, 0)], 3, 1)
     out = torch.zeros(4, 1)
-    edge_apply(graph.block, "div", torch.tensor([[1.0], [-1.0], [0.0]]), U, torch.zeros(1, 1), V, out)
+    edge_apply(graph.block, oracle.message("div", torch.tensor([[1.0], [-1.0], [0.0]]), U, torch.zeros(1, 1), V), out)
     torch.testing.assert_close(out[:3], torch.tensor([[inf], [-inf], [nan]]), equal_nan=True)
 
 
@@ -146,7 +147,7 @@ def test_maximum_ignores_nan_and_keeps_infinity(largest: bool, width: int) -> No
     edges = [(0, 0), (1, 0), (0, 0), (0, 1), (2, 2), (2, 2), (1, 3), (3, 3), (4, 3), (2, 4), (0, 4)]
     graph = oracle.make_graph(edges, 5, 6)
     out, arg = torch.full((6, width), -sign * inf), torch.full((6, width), -1, dtype=torch.int64)
-    aggregate_cmp(graph.block, "copy_lhs", values, U, None, U, out, arg, largest)
+    aggregate_cmp(graph.block, oracle.message("copy_lhs", values, U), out, arg, largest)
     assert (sign * out[:, 0]).tolist() == [1.0, -inf, -inf, inf, -inf, -inf]
     assert arg[:, 0].tolist() == [1, -1, 5, 7, 9, -1]
     assert torch.equal(out, out[:, :1].expand_as(out))
@@ -159,14 +160,14 @@ def test_last_edge_wins_whatever_the_order_of_blocks(order: tuple[int, int]) -> 
     tiles = [graph.block.select_sources(0, 1), graph.block.select_sources(1, 2)]
     out, arg = torch.full((1, 1), -inf), torch.full((1, 1), -1, dtype=torch.int32)
     for i in order:
-        aggregate_cmp(tiles[i], "copy_lhs", torch.ones(1, 1), U, None, U, out, arg, True)
+        aggregate_cmp(tiles[i], oracle.message("copy_lhs", torch.ones(1, 1), U), out, arg, True)
     assert arg.item() == 9
 
 
 def test_non_contiguous_results() -> None:
     graph = oracle.make_graph([(0, 0), (1, 1), (1, 0)], 2, 2)
     whole = torch.zeros(2, 6)
-    aggregate_sum(graph.block, "copy_lhs", torch.tensor([[1.0, 2.0], [3.0, 4.0]]), U, None, U, whole[:, 2:4])
+    aggregate_sum(graph.block, oracle.message("copy_lhs", torch.tensor([[1.0, 2.0], [3.0, 4.0]]), U), whole[:, 2:4])
     assert whole.tolist() == [[0, 0, 4, 6, 0, 0], [0, 0, 3, 4, 0, 0]]
 
 
@@ -175,18 +176,18 @@ def test_wide_indices() -> None:
     wide = EdgeBlock(block.rows, block.indptr.long(), block.cols, 2, 2, block.edge_ids.long())
     x, w = torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0], [30.0]])
     out = torch.zeros(2, 1)
-    aggregate_sum(wide, "mul", x, U, w, E, out)
+    aggregate_sum(wide, oracle.message("mul", x, U, w, E), out)
     assert out.tolist() == [[1 * 30 + 2 * 10], [2 * 20]]
 
 
 def test_operands_that_do_not_fit_are_refused() -> None:
     block = oracle.make_graph([(0, 0), (1, 1)], 2, 2).block
-    with pytest.raises(AssertionError):
-        aggregate_sum(block, "copy_lhs", torch.ones(1, 1), U, None, U, torch.zeros(2, 1))
-    with pytest.raises(AssertionError):
-        aggregate_sum(block, "copy_lhs", torch.ones(1, 1), E, None, U, torch.zeros(2, 1))
-    with pytest.raises(AssertionError):
-        aggregate_sum(block, "copy_lhs", torch.ones(2, 1), U, None, U, torch.zeros(2, 2))
+    with pytest.raises(GraphError, match="expected"):
+        aggregate_sum(block, oracle.message("copy_lhs", torch.ones(1, 1), U), torch.zeros(2, 1))
+    with pytest.raises(GraphError, match="expected"):
+        aggregate_sum(block, oracle.message("copy_lhs", torch.ones(1, 1), E), torch.zeros(2, 1))
+    with pytest.raises(GraphError, match="expected"):
+        aggregate_sum(block, oracle.message("copy_lhs", torch.ones(2, 1), U), torch.zeros(2, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sar.kernels import EdgeBlock, Target, aggregate_grad, aggregate_sum, index_dtype
+from sar.kernels import EdgeBlock, EdgeOperand, Target, aggregate_grad, aggregate_sum, index_dtype
+from sar.kernels.cpu.walks import transpose
 from tests.kernels import oracle
 
 
@@ -54,31 +55,29 @@ def test_a_tile_of_all_sources_is_the_block() -> None:
     assert block.select_sources(0, 2) is block
 
 
-@pytest.mark.usefixtures("implementation")
 @given(graph=oracle.graphs(), wide=st.booleans())
 def test_transposed(graph: oracle.Graph, wide: bool) -> None:
     block = graph.block
     if wide:
         block = EdgeBlock(block.rows, block.indptr.long(), block.cols, block.num_src, block.num_dst)
-    indptr, dst, positions = block.transposed()
+    indptr, dst, positions = block.transposed(transpose)
     by_source = sorted(range(block.num_edges), key=lambda p: graph.src[p])
     assert positions.tolist() == by_source
     assert dst.tolist() == [graph.dst[p] for p in by_source]
     assert indptr.tolist() == [sum(s < source for s in graph.src) for source in range(block.num_src + 1)]
     assert (indptr.dtype, dst.dtype, positions.dtype) == (torch.int32,) * 3
-    assert block.transposed() is block.transposed()
+    assert block.transposed(transpose) is block.transposed(transpose)
 
 
-@pytest.mark.usefixtures("implementation")
 def test_positions_are_made_when_asked_for() -> None:
     block = oracle.make_graph([(1, 0), (0, 1)], 2, 2).block
-    without = block.transposed(with_positions=False)
+    without = block.transposed(transpose, with_positions=False)
     assert without.positions is None
-    assert block.transposed(with_positions=False) is without
-    full = block.transposed()
+    assert block.transposed(transpose, with_positions=False) is without
+    full = block.transposed(transpose)
     assert full.positions is not None
     assert full.positions.tolist() == [1, 0]
-    assert block.transposed(with_positions=False) is full
+    assert block.transposed(transpose, with_positions=False) is full
     assert all(torch.equal(a, b) for a, b in zip(without[:2], full[:2], strict=True))
 
 
@@ -89,15 +88,13 @@ def test_a_tile_has_edge_ids_when_they_are_read(implementation: str, monkeypatch
     monkeypatch.setattr(EdgeBlock, "_ids_of_sources", lambda *args: made.append(args) or original(*args))
     tile = oracle.make_graph([(0, 0), (2, 0), (1, 1), (2, 1)], 3, 2).block.select_sources(1, 3)
     x, w, out, grad = torch.ones(2, 3), torch.tensor([[1.0], [10], [100], [1000]]), torch.zeros(2, 3), torch.zeros(2, 3)
-    aggregate_sum(tile, "copy_lhs", x, Target.U, None, Target.U, out)
-    aggregate_grad(
-        tile, "copy_lhs", "lhs", None, Target.U, None, Target.U, out, Target.V, None, grad, lhs_shape=(3,)
-    )  # fmt: skip
+    aggregate_sum(tile, oracle.message("copy_lhs", x, Target.U), out)
+    aggregate_grad(tile, oracle.message("copy_lhs", x, Target.U), "lhs", EdgeOperand.of(out, Target.V), grad)
     assert out.tolist() == [[1.0] * 3, [2.0] * 3]
     assert grad.tolist() == [[2.0] * 3, [3.0] * 3]
     assert bool(made) == (implementation == "reference")
     out.zero_()
-    aggregate_sum(tile, "mul", x, Target.U, w, Target.E, out)
+    aggregate_sum(tile, oracle.message("mul", x, Target.U, w, Target.E), out)
     assert out.tolist() == [[10.0] * 3, [1100.0] * 3]
     assert len(made) == 1
 

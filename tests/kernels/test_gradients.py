@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sar.kernels import OPS, Target, aggregate_grad, message_shape, operand_values_needed
+from sar.kernels import OPS, EdgeMessage, EdgeOperand, Op, Target, aggregate_grad, message_shape, operand_values_needed
 from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
@@ -54,21 +54,15 @@ class Case:
         needs_lhs, needs_rhs = operand_values_needed(self.op, self.wrt)
         target = self.lhs_target if self.wrt == "lhs" else self.rhs_target
         for tile in self.tiles:
-            aggregate_grad(
-                tile[2],
-                self.op,
-                self.wrt,
-                oracle.rows_of_tile(self.lhs, self.lhs_target, tile) if needs_lhs else None,
-                self.lhs_target,
-                oracle.rows_of_tile(self.rhs, self.rhs_target, tile) if needs_rhs else None,
-                self.rhs_target,
-                grad,
-                grad_target,
-                arg,
-                oracle.rows_of_tile(out, target, tile),
-                lhs_shape=tuple(self.lhs.shape[1:]),
-                rhs_shape=None if self.op == "copy_lhs" else tuple(self.rhs.shape[1:]),
+            lhs = oracle.rows_of_tile(self.lhs, self.lhs_target, tile) if needs_lhs else None
+            rhs = oracle.rows_of_tile(self.rhs, self.rhs_target, tile) if needs_rhs else None
+            message = EdgeMessage(
+                Op(self.op),
+                EdgeOperand(lhs, self.lhs_target, tuple(self.lhs.shape[1:])),
+                None if self.op == "copy_lhs" else EdgeOperand(rhs, self.rhs_target, tuple(self.rhs.shape[1:])),
             )
+            tile_out = oracle.rows_of_tile(out, target, tile)
+            aggregate_grad(tile[2], message, self.wrt, EdgeOperand.of(grad, grad_target), tile_out, arg=arg)
         torch.testing.assert_close(out.double(), start.double() + expected, rtol=1e-4, atol=1e-4)
 
 
@@ -122,7 +116,8 @@ def test_losers_do_not_reach_the_gradient(op: str, operand: list[float], expecte
     """0 times the infinite derivative of an edge that was not the maximum would be NaN."""
     graph = oracle.make_graph([(0, 0), (0, 0)], 1, 1)
     rhs, out, arg = torch.tensor(operand), torch.zeros(1), torch.tensor([1], dtype=torch.int32)
-    aggregate_grad(graph.block, op, "lhs", None, U, rhs, E, torch.ones(1), V, arg, out, lhs_shape=(), rhs_shape=())
+    message = EdgeMessage(Op(op), EdgeOperand(None, U, ()), EdgeOperand.of(rhs, E))
+    aggregate_grad(graph.block, message, "lhs", EdgeOperand.of(torch.ones(1), V), out, arg=arg)
     assert out.tolist() == expected
 
 
@@ -130,14 +125,14 @@ def test_nan_and_infinity_reach_the_gradient() -> None:
     graph = oracle.make_graph([(0, 0), (1, 0), (2, 0)], 3, 1)
     out = torch.zeros(3, 1)
     rhs = torch.tensor([[torch.nan], [inf], [0.0]])
-    arguments = (graph.block, "mul", "lhs", None, U, rhs, E, torch.full((1, 1), inf), V, None, out)
-    aggregate_grad(*arguments, lhs_shape=(1,), rhs_shape=(1,))
+    message = EdgeMessage(Op.MUL, EdgeOperand(None, U, (1,)), EdgeOperand.of(rhs, E))
+    aggregate_grad(graph.block, message, "lhs", EdgeOperand.of(torch.full((1, 1), inf), V), out)
     torch.testing.assert_close(out, torch.tensor([[torch.nan], [inf], [torch.nan]]), equal_nan=True)
 
 
 def test_zero_divisors_of_no_edge_are_left_alone() -> None:
     graph = oracle.make_graph([(0, 0)], 2, 2)
     x, out = torch.tensor([[2.0], [0.0]]), torch.zeros(2, 1)
-    arguments = (graph.block, "div", "rhs", x, V, x, U, torch.ones(2, 1), V, None, out)
-    aggregate_grad(*arguments, lhs_shape=(1,), rhs_shape=(1,))
+    message = oracle.message("div", x, V, x, U)
+    aggregate_grad(graph.block, message, "rhs", EdgeOperand.of(torch.ones(2, 1), V), out)
     assert out.tolist() == [[-0.5], [0.0]]

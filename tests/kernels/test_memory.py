@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sar.kernels import EdgeBlock, Target, aggregate_cmp, aggregate_grad, aggregate_sum
+from sar.kernels import EdgeBlock, EdgeOperand, Target, aggregate_cmp, aggregate_grad, aggregate_sum
 from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from tests.kernels import oracle
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -77,16 +78,13 @@ def test_aggregation_forward_and_backward(block: EdgeBlock) -> None:
     x, weight = torch.randn(NODES, HEADS, DIM), torch.rand(EDGES, HEADS, 1)
     total, best = torch.zeros_like(x), torch.full_like(x, -torch.inf)
     arg, x_grad = torch.full(x.shape, -1, dtype=torch.int32), torch.zeros_like(x)
-    message = (block, "mul", x, Target.U, weight, Target.E)
+    message = oracle.message("mul", x, Target.U, weight, Target.E)
 
     def forward_and_backward() -> None:
-        aggregate_sum(*message, total)
-        aggregate_cmp(*message, best, arg, largest=True)
-        shapes = {"lhs_shape": x.shape[1:], "rhs_shape": weight.shape[1:]}
-        for winners in (None, arg):
-            aggregate_grad(
-                block, "mul", "lhs", None, Target.U, weight, Target.E, total, Target.V, winners, x_grad, **shapes
-            )
+        aggregate_sum(block, message, total)
+        aggregate_cmp(block, message, best, arg, largest=True)
+        for edge_ids in (None, arg):
+            aggregate_grad(block, message, "lhs", EdgeOperand.of(total, Target.V), x_grad, arg=edge_ids)
 
     assert largest(forward_and_backward) <= BOUND
     assert x_grad.abs().sum() > 0

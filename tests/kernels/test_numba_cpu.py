@@ -12,9 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from sar.kernels import EdgeBlock, Target, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply
-from sar.kernels.cpu import loops, threads
+from sar.kernels import (
+    EdgeBlock,
+    EdgeMessage,
+    EdgeOperand,
+    Op,
+    Target,
+    aggregate_cmp,
+    aggregate_grad,
+    aggregate_sum,
+    backend,
+    edge_apply,
+    threads,
+)
+from sar.kernels.cpu import loops
 from sar.kernels.torch import edge_chunks
+from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
 
@@ -35,20 +48,20 @@ def everything(block: EdgeBlock) -> list[Tensor]:
     total, best, scores = torch.zeros_like(x), torch.full_like(x, -torch.inf), torch.empty_like(w)
     arg = torch.full(x.shape, -1, dtype=torch.int32)
     grad_x, grad_w, grad_best = torch.zeros_like(x), torch.zeros_like(w), torch.zeros_like(x)
-    shapes = {"lhs_shape": (4, 17), "rhs_shape": (4, 1)}
-    aggregate_sum(block, "mul", x, U, w, E, total)
-    aggregate_cmp(block, "mul", x, U, w, E, best, arg, True)
-    edge_apply(block, "dot", x, U, x, V, scores)
-    aggregate_grad(block, "mul", "lhs", None, U, w, E, x, V, None, grad_x, **shapes)
-    aggregate_grad(block, "mul", "rhs", x, U, None, E, x, V, None, grad_w, **shapes)
-    aggregate_grad(block, "mul", "lhs", None, U, w, E, x, V, arg, grad_best, **shapes)
+    product, grad = oracle.message("mul", x, U, w, E), EdgeOperand.of(x, V)
+    aggregate_sum(block, product, total)
+    aggregate_cmp(block, product, best, arg, True)
+    edge_apply(block, oracle.message("dot", x, U, x, V), scores)
+    aggregate_grad(block, product, "lhs", grad, grad_x)
+    aggregate_grad(block, product, "rhs", grad, grad_w)
+    aggregate_grad(block, product, "lhs", grad, grad_best, arg=arg)
     return [total, best, arg, scores, grad_x, grad_w, grad_best]
 
 
 def test_large_block_as_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     block = power_law_block()
     fast = everything(block)
-    monkeypatch.setattr("sar.kernels.dispatch.numba_kernels", lambda: None)
+    monkeypatch.setattr(backend, "COMPILED_DTYPES", ())
     monkeypatch.setattr(edge_chunks, "CHUNK_ELEMENTS", 100_000)  # several chunks, which cut rows apart
     for a, b in zip(fast, everything(block), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
@@ -106,7 +119,7 @@ def test_errors_of_any_thread_are_raised(monkeypatch: pytest.MonkeyPatch) -> Non
 
 SCRIPT = """
 import os, signal, numpy as np, torch
-from sar.kernels.cpu import threads
+from sar.kernels import threads
 
 torch.set_num_threads(3)
 signal.alarm(60)
@@ -144,13 +157,13 @@ def use_kernels(dtype: torch.dtype, heads: int) -> list[int]:
     x, w = torch.ones(20, heads, 3, dtype=dtype), torch.ones(50, heads, 1, dtype=dtype)
     arg = torch.full(x.shape, -1, dtype=torch.int32)
     for tile, rows in ((block, slice(0, 20)), (block.select_sources(5, 15), slice(5, 15))):
-        aggregate_sum(tile, "copy_lhs", x[rows], U, None, U, x.clone())
-        aggregate_cmp(tile, "add", x[rows], U, w, E, x.clone(), arg, False)
-        edge_apply(tile, "dot", x[rows], U, x, V, w.clone())
+        aggregate_sum(tile, oracle.message("copy_lhs", x[rows], U), x.clone())
+        aggregate_cmp(tile, oracle.message("add", x[rows], U, w, E), x.clone(), arg, False)
+        edge_apply(tile, oracle.message("dot", x[rows], U, x, V), w.clone())
         for target, out in ((U, x[rows].clone()), (V, x.clone())):
-            for winners in (None, arg):
-                shapes = {"lhs_shape": (heads, 3), "rhs_shape": (heads, 1)}
-                aggregate_grad(tile, "mul", "lhs", None, target, w, E, x, V, winners, out, **shapes)
+            message = EdgeMessage(Op.MUL, EdgeOperand(None, target, (heads, 3)), EdgeOperand.of(w, E))
+            for edge_ids in (None, arg):
+                aggregate_grad(tile, message, "lhs", EdgeOperand.of(x, V), out, arg=edge_ids)
     kernels = (loops.accumulate, loops.compare, loops.assign, loops.accumulate_where)
     return [len(kernel.signatures) for kernel in kernels]
 

@@ -34,6 +34,8 @@ from sar.core.relation import Relation
 from sar.errors import GraphError
 from sar.kernels import (
     EdgeBlock,
+    EdgeMessage,
+    EdgeOperand,
     Op,
     Target,
     accumulation_dtype,
@@ -297,13 +299,14 @@ def _accumulate(
 ) -> None:
     lhs, rhs = operands["lhs"], operands["rhs"]
     assert lhs is not None
-    message = (block, call.message.op, lhs, call.target("lhs"), rhs, call.target("rhs"), out)
+    right = None if rhs is None else EdgeOperand.of(rhs, call.target("rhs"))
+    message = EdgeMessage(call.message.op, EdgeOperand.of(lhs, call.target("lhs")), right)
     if call.reducer is None:
-        edge_apply(*message)
+        edge_apply(block, message, out)
     elif arg is None:
-        aggregate_sum(*message)
+        aggregate_sum(block, message, out)
     else:
-        aggregate_cmp(*message, arg, call.reducer == "max")
+        aggregate_cmp(block, message, out, arg, call.reducer == "max")
 
 
 def pull_back(call: Call, saved: Saved, grad: Tensor) -> dict[str, Tensor]:
@@ -322,28 +325,18 @@ def pull_back(call: Call, saved: Saved, grad: Tensor) -> dict[str, Tensor]:
         for operand, need in saved.needs.items()
         if need
     }
+    message_grad = EdgeOperand.of(grad, Target.E if call.reducer is None else Target.V)
     own_source_grad = grads.get(call.source) if call.source else None
     for block, rows, source_grad in _backward_blocks(call, saved, own_source_grad, grad.device):
         if rows is not None and call.source is not None:
             values[call.source] = rows
+        left = EdgeOperand(values["lhs"], call.target("lhs"), call.lhs_shape)
+        right = None if call.rhs_shape is None else EdgeOperand(values["rhs"], call.target("rhs"), call.rhs_shape)
+        message = EdgeMessage(call.message.op, left, right)
         for operand in grads:
             out = source_grad if operand == call.source else grads[operand]
             assert out is not None
-            aggregate_grad(
-                block,
-                call.message.op,
-                operand,
-                values["lhs"],
-                call.target("lhs"),
-                values["rhs"],
-                call.target("rhs"),
-                grad,
-                Target.E if call.reducer is None else Target.V,
-                saved.arg,
-                out,
-                lhs_shape=call.lhs_shape,
-                rhs_shape=call.rhs_shape,
-            )
+            aggregate_grad(block, message, operand, message_grad, out, arg=saved.arg)
     return grads
 
 

@@ -9,6 +9,8 @@ from torch.autograd.function import once_differentiable
 from sar.core.relation import Relation
 from sar.kernels import (
     EdgeBlock,
+    EdgeMessage,
+    EdgeOperand,
     Op,
     Target,
     accumulation_dtype,
@@ -43,11 +45,8 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         dtype = accumulation_dtype(grad.dtype)
         out = torch.zeros(ctx.shape, dtype=dtype, device=grad.device)
-        shape = tuple(ctx.shape[1:])
-        aggregate_grad(
-            ctx.block.renumbered, Op.COPY, "lhs", None, ctx.target, None, Target.U, grad.to(dtype), Target.E, None, out,
-            lhs_shape=shape,
-        )  # fmt: skip
+        copy = EdgeMessage(Op.COPY, EdgeOperand(None, ctx.target, tuple(ctx.shape[1:])))
+        aggregate_grad(ctx.block.renumbered, copy, "lhs", EdgeOperand.of(grad.to(dtype), Target.E), out)
         return out.to(grad.dtype), None, None
 
 
@@ -103,7 +102,7 @@ class _Combine(torch.autograd.Function):
         if combine.reducer is None:
             total.index_copy_(0, block.ids(0, block.num_edges), message)
         elif combine.winners is None:
-            aggregate_sum(here, Op.COPY, message, Target.E, None, Target.U, total)
+            aggregate_sum(here, EdgeMessage(Op.COPY, EdgeOperand.of(message, Target.E)), total)
         else:
             _keep_best(total, message.to(total.dtype), block, combine)
         return total
@@ -116,13 +115,12 @@ class _Combine(torch.autograd.Function):
             return grad, grad.index_select(0, block.ids(0, block.num_edges)), None, None
         message_grad = torch.zeros(block.num_edges, *combine.shape, dtype=grad.dtype, device=grad.device)
         if combine.winners is None:
-            edge_apply(block.renumbered, Op.COPY, grad, Target.V, None, Target.U, message_grad)
+            edge_apply(block.renumbered, EdgeMessage(Op.COPY, EdgeOperand.of(grad, Target.V)), message_grad)
         else:
             winners = _positions(combine.winners, block)
-            aggregate_grad(
-                block.renumbered, Op.COPY, "lhs", None, Target.E, None, Target.U, grad, Target.V, winners, message_grad,
-                lhs_shape=combine.shape,
-            )  # fmt: skip
+            copy = EdgeMessage(Op.COPY, EdgeOperand(None, Target.E, combine.shape))
+            total_grad = EdgeOperand.of(grad, Target.V)
+            aggregate_grad(block.renumbered, copy, "lhs", total_grad, message_grad, arg=winners)
         return grad, message_grad.to(ctx.dtype), None, None
 
 
@@ -132,7 +130,8 @@ def _keep_best(total: Tensor, message: Tensor, block: EdgeBlock, combine: Combin
     largest = combine.reducer == "max"
     best = torch.full_like(total, -torch.inf if largest else torch.inf)
     position = torch.full_like(combine.winners, -1)
-    aggregate_cmp(block.renumbered, Op.COPY, message, Target.E, None, Target.U, best, position, largest)
+    copy = EdgeMessage(Op.COPY, EdgeOperand.of(message, Target.E))
+    aggregate_cmp(block.renumbered, copy, best, position, largest)
     ids = torch.cat([block.ids(0, block.num_edges), block.cols.new_full((1,), -1)])  # position -1: no message
     winner = ids[position.long()].to(position.dtype)
     better = ((best > total) if largest else (best < total)) | ((best == total) & (winner > combine.winners))

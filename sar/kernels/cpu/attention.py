@@ -12,10 +12,10 @@ from torch import Tensor
 
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 from sar.kernels.cpu import attention_loops as loops
-from sar.kernels.cpu.aggregate import by_destination, by_source, flat
 from sar.kernels.cpu.attention_steps import PIECE, Heads, Scratch
-from sar.kernels.cpu.threads import run_balanced, run_rows
+from sar.kernels.cpu.walks import by_destination, by_source, flat
 from sar.kernels.edge_block import EdgeBlock
+from sar.kernels.threads import run_balanced, run_rows
 
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:

@@ -5,7 +5,7 @@ blocks: it keeps the greatest score so far, and the sums relative to it (Milakov
 calculation for softmax"; Dao 2022, "FlashAttention"). The backward makes each weight anew from the logarithm
 of its sum.
 
-Arrays are flat; `width` is heads * dim. The ends of an edge are called as in `sar.kernels.cpu.loops`: "own" is the row
+Arrays are flat; `width` is heads * dim. The ends of an edge are called as in `sar.kernels.cpu.walks`: "own" is the row
 by which edges are grouped, "other" that at the other end. `mine` and `theirs` are what scores are made of: of own and
 other rows, a number per head for ADDITIVE scores, features for the others. See [Note: pieces of edges].
 """
@@ -43,8 +43,8 @@ from sar.kernels.cpu.attention_steps import (
     write_weights,
 )
 from sar.kernels.cpu.intrinsics import inline, kernel
-from sar.kernels.cpu.loops import ONE, OTHER, OWN, ZERO, Array, Index, Walk, look_ahead
 from sar.kernels.cpu.vectors import add_dot, add_leaky, add_scaled, add_slopes
+from sar.kernels.cpu.walks import ONE, OTHER, OWN, ZERO, Array, Index, Walk, look_ahead
 
 
 @kernel

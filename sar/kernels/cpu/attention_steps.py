@@ -16,7 +16,6 @@ import numpy as np
 
 from sar.kernels import attention_operands as operands
 from sar.kernels.cpu.intrinsics import inline
-from sar.kernels.cpu.loops import ONE, OTHER, OWN, ZERO, Array, Index, Walk, edge_row, look_ahead, own_row
 from sar.kernels.cpu.vector_type import Lanes, lanes, larger, where_positive
 from sar.kernels.cpu.vectors import (
     FOUR,
@@ -29,6 +28,7 @@ from sar.kernels.cpu.vectors import (
     over_columns,
     over_heads,
 )
+from sar.kernels.cpu.walks import ONE, OTHER, OWN, ZERO, Array, Index, Walk, edge_row, look_ahead, own_row
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 PIECE = 64  # edges that are worked on at a time

@@ -1,4 +1,4 @@
-"""Every kernel in plain torch, a chunk of edges at a time: the oracle of the fast kernels and the fallback for them.
+"""Aggregations in plain torch, a chunk of edges at a time.
 
 Arithmetic is done in the type of the output, in float32 where that is a half precision.
 """
@@ -11,34 +11,32 @@ import torch
 from torch import Tensor
 
 from sar.kernels.edge_block import EdgeBlock
-from sar.kernels.ops import Op, Operand, Shape, aligned_message_shape, aligned_shapes
+from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Shape, aligned_message_shape
 from sar.kernels.torch.edge_chunks import EdgeChunk, edge_chunks
 
 
-def aggregate_sum(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
+def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Reference of `sar.kernels.aggregate_sum`."""
-    for edges, message in _messages(block, op, lhs, rhs, out):
-        out.index_add_(0, edges.dst, message)
+    for edges, values in _messages(block, message, out):
+        out.index_add_(0, edges.dst, values)
 
 
-def aggregate_cmp(
-    block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor, arg: Tensor, largest: bool
-) -> None:
+def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
     """Reference of `sar.kernels.aggregate_cmp`."""
     reduce = "amax" if largest else "amin"
     worst = _worst(out.dtype, largest)
-    for edges, message in _messages(block, op, lhs, rhs, out):
+    for edges, values in _messages(block, message, out):
         rows, segment = torch.unique_consecutive(edges.dst, return_inverse=True)
         shape = (rows.numel(), *out.shape[1:])
-        index = _like(segment, message).expand_as(message)
-        valid = ~message.isnan()
-        best = out.new_full(shape, worst).scatter_reduce_(0, index, message.where(valid, worst), reduce)
-        candidates = _like(edges.ids, message).where(valid & (message == best[segment]), -1)
-        winner = candidates.new_full(shape, -1).scatter_reduce_(0, index, candidates, "amax").to(arg.dtype)
-        old, old_winner = out[rows], arg[rows]
-        better = ((best > old) if largest else (best < old)) | ((best == old) & (winner > old_winner))
+        index = _like(segment, values).expand_as(values)
+        valid = ~values.isnan()
+        best = out.new_full(shape, worst).scatter_reduce_(0, index, values.where(valid, worst), reduce)
+        candidates = _like(edges.ids, values).where(valid & (values == best[segment]), -1)
+        best_arg = candidates.new_full(shape, -1).scatter_reduce_(0, index, candidates, "amax").to(arg.dtype)
+        old, old_arg = out[rows], arg[rows]
+        better = ((best > old) if largest else (best < old)) | ((best == old) & (best_arg > old_arg))
         out[rows] = best.where(better, old)
-        arg[rows] = winner.where(better, old_winner)
+        arg[rows] = best_arg.where(better, old_arg)
 
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
@@ -47,36 +45,29 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     out.index_copy_(0, rows, out.index_select(0, rows).add_(values))
 
 
-def edge_apply(block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor) -> None:
+def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Reference of `sar.kernels.edge_apply`."""
-    for edges, message in _messages(block, op, lhs, rhs, out):
-        out[edges.ids] = message
+    for edges, values in _messages(block, message, out):
+        out[edges.ids] = values
 
 
 def aggregate_grad(
-    block: EdgeBlock,
-    op: Op,
-    wrt: str,
-    lhs: Operand,
-    rhs: Operand | None,
-    grad: Operand,
-    arg: Tensor | None,
-    out: Tensor,
+    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
 ) -> None:
     """Reference of `sar.kernels.aggregate_grad`."""
     dtype = _compute_dtype(out)
-    lhs_aligned, rhs_aligned, full = aligned_shapes(op, lhs.shape, None if rhs is None else rhs.shape)
-    grad_aligned = aligned_message_shape(op, full)
-    operand, aligned = (rhs, rhs_aligned) if wrt == "rhs" else (lhs, lhs_aligned)
-    assert operand is not None
+    lhs_aligned, rhs_aligned, full = message.aligned_shapes()
+    grad_aligned = aligned_message_shape(message.op, full)
+    operand, aligned = message.operand(wrt), rhs_aligned if wrt == "rhs" else lhs_aligned
     for edges in edge_chunks(block, full):
-        x, y = _gather(lhs, edges, lhs_aligned, dtype), _gather(rhs, edges, rhs_aligned, dtype)
+        x = _gather(message.lhs, edges, lhs_aligned, dtype)
+        y = _gather(message.rhs, edges, rhs_aligned, dtype)
         g = _gather(grad, edges, grad_aligned, dtype)
         assert g is not None
-        term = _derivative(op, wrt, x, y, g)
+        term = _derivative(message.op, wrt, x, y, g)
         if arg is not None:
-            winner = arg[edges.dst].view(g.shape)
-            term = term.where(winner == _like(edges.ids, winner), 0)
+            best = arg[edges.dst].view(g.shape)
+            term = term.where(best == _like(edges.ids, best), 0)
         term = term.sum_to_size(term.shape[:1] + aligned).reshape(term.shape[:1] + operand.shape)
         out.index_add_(0, edges.rows(operand.target), term.to(out.dtype))
 
@@ -96,23 +87,22 @@ def _like(rows: Tensor, elements: Tensor) -> Tensor:
     return rows.view(-1, *[1] * (elements.dim() - 1))
 
 
-def _gather(operand: Operand | None, edges: EdgeChunk, aligned: Shape, dtype: torch.dtype) -> Tensor | None:
+def _gather(operand: EdgeOperand | None, edges: EdgeChunk, aligned: Shape, dtype: torch.dtype) -> Tensor | None:
     if operand is None or operand.values is None:
         return None
     rows = edges.rows(operand.target)
     return operand.values.index_select(0, rows).to(dtype).view(rows.numel(), *aligned)
 
 
-def _messages(
-    block: EdgeBlock, op: Op, lhs: Operand, rhs: Operand | None, out: Tensor
-) -> Iterator[tuple[EdgeChunk, Tensor]]:
-    """The messages of the block, (chunk, *trailing shape of out), with the rows of their edges."""
+def _messages(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Iterator[tuple[EdgeChunk, Tensor]]:
+    """The messages of the block, (chunk, *trailing shape of out), a chunk of edges at a time."""
     dtype = _compute_dtype(out)
-    lhs_aligned, rhs_aligned, full = aligned_shapes(op, lhs.shape, None if rhs is None else rhs.shape)
+    lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     for edges in edge_chunks(block, full):
-        x, y = _gather(lhs, edges, lhs_aligned, dtype), _gather(rhs, edges, rhs_aligned, dtype)
+        x = _gather(message.lhs, edges, lhs_aligned, dtype)
+        y = _gather(message.rhs, edges, rhs_aligned, dtype)
         assert x is not None
-        yield edges, _combine(op, x, y).reshape(edges.src.shape + out.shape[1:]).to(out.dtype)
+        yield edges, _combine(message.op, x, y).reshape(edges.src.shape + out.shape[1:]).to(out.dtype)
 
 
 def _combine(op: Op, x: Tensor, y: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Neighbor sampling in plain Python: what the compiled loops are tested against, and what runs without Numba.
+"""Neighbor sampling in plain Python, the oracle of the compiled loops.
 
 Each function does what the loop of its name in `sampling_loops.py` does, on NumPy arrays; draws come from the same
 random sequences, so the same edges are drawn.

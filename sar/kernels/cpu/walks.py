@@ -1,0 +1,127 @@
+"""How the compiled kernels see a block: flat arrays of edges that are grouped by the row of one end.
+
+That row is called "own", the row at the other end "other". A block is stored grouped by destination, its transpose by
+source. Indices are unsigned, because Numba compiles signed ones with a check for negative values that keeps loops from
+being vectorised.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sar.kernels.cpu.intrinsics import inline, kernel, line_length, prefetch
+from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
+
+OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has
+
+Array = Any  # flat, of whatever type is compiled for
+Index = Any  # uint64
+
+u64 = np.uint64
+ZERO, ONE = u64(0), u64(1)
+AHEAD = u64(8)  # edges between asking for a row and using it
+LEAD = u64(8)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
+
+NO_INDICES = np.empty(0, np.int32)
+
+
+class Walk(NamedTuple):
+    """Edges grouped by the row of one end; group i has the edges indptr[i]:indptr[i + 1]."""
+
+    rows: NDArray[Any]  # (groups,): row of each group; empty: i
+    indptr: NDArray[Any]  # (groups + 1,)
+    other: NDArray[Any]  # (E,): row of the other end of each edge
+    positions: NDArray[Any]  # (E,): position of each edge in the block; empty: its index here
+    edge_ids: NDArray[Any]  # (E,): edge ID at each position; empty: edge_offset + position
+    edge_offset: Index
+
+
+def by_destination(block: EdgeBlock, *, with_edges: bool = True) -> Walk:
+    """The edges grouped by destination; `with_edges` says whether their IDs are needed."""
+    rows, indptr, cols = flat(block.rows), flat(block.indptr), flat(block.cols)
+    return Walk(rows, indptr, cols, NO_INDICES, *_edge_ids(block, with_edges))
+
+
+def by_source(block: EdgeBlock, *, with_edges: bool = True) -> Walk:
+    """The edges grouped by source; `with_edges` says whether their IDs are needed."""
+    indptr, dst, positions = block.transposed(transpose, with_positions=with_edges)
+    places = NO_INDICES if positions is None else flat(positions)
+    return Walk(NO_INDICES, flat(indptr), flat(dst), places, *_edge_ids(block, with_edges))
+
+
+def _edge_ids(block: EdgeBlock, needed: bool) -> tuple[NDArray[Any], np.uint64]:
+    ids = block.edge_ids if needed else None
+    return NO_INDICES if ids is None else flat(ids), np.uint64(block.edge_offset)
+
+
+def flat(tensor: Tensor | None) -> NDArray[Any]:
+    """The elements of a tensor, row after row; shares its memory where that is contiguous."""
+    assert tensor is not None
+    return tensor.detach().contiguous().view(-1).numpy()
+
+
+@inline
+def own_row(walk: Walk, group: Index) -> Index:
+    """The row that the edges of a group have in common."""
+    return u64(walk.rows[group]) if walk.rows.size else group
+
+
+@inline
+def edge_row(walk: Walk, p: Index) -> Index:
+    """The row of an edge in edge operands."""
+    position = u64(walk.positions[p]) if walk.positions.size else p
+    return u64(walk.edge_ids[position]) if walk.edge_ids.size else walk.edge_offset + position
+
+
+@inline
+def row_of(whose: int, walk: Walk, own: Index, p: Index) -> Index:
+    """The row of edge p in operands with rows of OWN, OTHER or EDGE."""
+    if whose == OWN:
+        return own
+    return u64(walk.other[p]) if whose == OTHER else edge_row(walk, p)
+
+
+@inline
+def look_ahead(whose: int, walk: Walk, p: Index, operand: Array, width: Index, ahead: Index = AHEAD) -> None:
+    """Prefetch the operand's row of an edge soon to come; this hides most of the latency of random rows."""
+    p += ahead
+    if whose != OWN and p < u64(walk.other.size):
+        start = (u64(walk.other[p]) if whose == OTHER else edge_row(walk, p)) * width
+        line = line_length(operand)
+        for i in range(start, start + min(width, LEAD * line), line):
+            prefetch(operand, i)
+
+
+def transpose(block: EdgeBlock) -> Transposed:
+    """The block's edges grouped by source."""
+    dtype = index_dtype(block.num_edges)
+    result = Transposed(
+        torch.zeros(block.num_src + 1, dtype=dtype),
+        torch.empty(block.num_edges, dtype=torch.int32),
+        torch.empty(block.num_edges, dtype=dtype),
+    )
+    _sort_by_column(*(flat(tensor) for tensor in (block.rows, block.indptr, block.cols, *result)))
+    return result
+
+
+@kernel
+def _sort_by_column(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, positions: Any) -> None:
+    """Counting sort of the edges into by_col, (columns + 1,) zeros at first, dst and positions, keeping their order."""
+    for p in range(u64(cols.size)):
+        by_col[u64(cols[p]) + ONE] += 1
+    for column in range(ONE, u64(by_col.size)):
+        by_col[column] += by_col[column - ONE]
+    # by_col[c] is where the next edge of column c goes; when all are placed it has become where column c ends.
+    for group in range(u64(rows.size)):
+        for p in range(u64(indptr[group]), u64(indptr[group + ONE])):
+            slot = u64(by_col[u64(cols[p])])
+            by_col[u64(cols[p])] += 1
+            dst[slot], positions[slot] = rows[group], p
+    begin = by_col.dtype.type(0)
+    for column in range(u64(by_col.size)):
+        begin, by_col[column] = by_col[column], begin
