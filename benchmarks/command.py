@@ -6,6 +6,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.graphs import DATA, GeneratedSize
@@ -14,7 +15,6 @@ from benchmarks.models import MODELS
 from benchmarks.results import setting
 from benchmarks.runs import Plan
 from sar.errors import SarError
-from sar.host.allocator import ENVIRONMENT
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PATHS = ("--work", "--docs", "--data", "--from")
@@ -36,7 +36,10 @@ def add_common(parser: argparse.ArgumentParser, *, workers: Sequence[int], modes
     parser.add_argument("--seed", type=int, default=0, help="of graph, split and parameters (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="of single-process DGL (%(default)s)")
     parser.add_argument(
-        "--allocator", choices=("default", "tuned"), default="default", help="tuned: workers' as under `sar launch`"
+        "--allocator",
+        choices=("least", "kept", "system"),
+        default="least",
+        help="Config.allocator of the workers; DGL's process has the system's (%(default)s)",
     )
     parser.add_argument("--cache", action="store_true", help="Config.cache_constant_inputs")
     parser.add_argument("--wire", choices=("bfloat16", "float16"), help="Config.wire_dtype_features and _gradients")
@@ -53,7 +56,7 @@ def add_paths(parser: argparse.ArgumentParser) -> None:
 def plan_of(arguments: argparse.Namespace) -> Plan:
     """The plan that the options describe."""
     job = Job("", 0, arguments.warm_up, arguments.epochs, 0.01, arguments.seed)
-    job = Job(**vars(job) | {"cache": arguments.cache, "wire": arguments.wire})
+    job = replace(job, cache=arguments.cache, wire=arguments.wire, allocator=arguments.allocator)
     return Plan(
         arguments.models,
         arguments.workers,
@@ -62,7 +65,6 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         job,
         arguments.threads,
         arguments.time_limit,
-        ENVIRONMENT if arguments.allocator == "tuned" else {},
     )
 
 

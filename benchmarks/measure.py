@@ -32,6 +32,7 @@ class Job:
     mode: 1, 2 or 3 (README.md, "Three modes").
     cache: `Config.cache_constant_inputs`.
     wire: name of the dtype on the wire; None is exact.
+    allocator: `Config.allocator`.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Job:
     mode: int = 1
     cache: bool = False
     wire: str | None = None
+    allocator: str = "least"
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measurem
     """Train on this worker's part with sar."""
     sar.Config.disable_sr = job.mode == 2
     sar.Config.cache_constant_inputs = job.cache
+    sar.Config.allocator = job.allocator
     if job.wire is not None:
         sar.Config.wire_dtype_features = sar.Config.wire_dtype_gradients = getattr(torch, job.wire)
     sar.initialize_comms()

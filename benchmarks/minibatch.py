@@ -7,7 +7,7 @@ the whole graph.
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,6 @@ from benchmarks.results import read, save, setting
 from benchmarks.summary import Spread
 from examples.distdgl_cluster import ClusterError, run_cluster
 from sar.errors import ConfigError, SarError
-from sar.host.allocator import KEPT
 from sar.host.processes import run_workers
 from sar.partition.inspect.tables import as_markdown, as_text
 
@@ -189,7 +188,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=("default", "kept"),
         default=["default"],
-        help="for time and memory: the allocator as it is, as by `sar launch --memory kept`, or both (%(default)s)",
+        help="for time and memory: sar's default allocator beside DGL's, `Config.allocator = 'kept'` in all trainers, "
+        "or both (%(default)s)",
     )
     parser.add_argument("--workers", type=int, default=2, metavar="W", help="trainers, and threads alone (%(default)s)")
     parser.add_argument("--samplers", type=int, default=0, metavar="N", help="processes a trainer (%(default)s)")
@@ -257,10 +257,11 @@ def _run_all(graph: Prepared, jobs: dict[str, Job], arguments: argparse.Namespac
 
 def _train(loader: str, job: Job, graph: Prepared, repeat: int, time_limit: float) -> Run:
     """A run of a loader, whose name says what allocator it has."""
-    allocator = KEPT if loader.endswith(KEEPING) else {}
     kind = loader.removesuffix(KEEPING)
+    default = "system" if kind in (DISTDGL, SINGLE) else "least"
+    job = replace(job, allocator="kept" if loader.endswith(KEEPING) else default)
     if kind == DISTDGL:
-        trainers, servers = _cluster(job, graph, allocator, time_limit)
+        trainers, servers = _cluster(job, graph, time_limit)
         return Run(loader, repeat, trainers, servers)
     targets: dict[str, tuple[Callable[..., Measured], int, Path]] = {
         SINGLE: (minibatch_training.single, 1, graph.file),
@@ -276,14 +277,11 @@ def _train(loader: str, job: Job, graph: Prepared, repeat: int, time_limit: floa
         n_workers=processes,
         n_threads=job.trainers // processes,
         time_limit=time_limit,
-        allocator=allocator,
     )
     return Run(loader, repeat, trainers, [])
 
 
-def _cluster(
-    job: Job, graph: Prepared, allocator: Mapping[str, str], time_limit: float
-) -> tuple[list[Measured], list[int]]:
+def _cluster(job: Job, graph: Prepared, time_limit: float) -> tuple[list[Measured], list[int]]:
     """What the trainers of DistDGL measured, one on each machine, and the servers' bytes at the peak."""
     with tempfile.TemporaryDirectory(prefix="sar-distdgl-") as name:
         folder = Path(name)
@@ -291,14 +289,7 @@ def _cluster(
         script = ["-m", "benchmarks.minibatch_training", str(folder / "job"), name]
         partitions = graph.partitions(job.trainers)
         try:
-            usage = run_cluster(
-                script,
-                partitions,
-                samplers=job.samplers,
-                time_limit=time_limit,
-                quiet=True,
-                environment=allocator,
-            )
+            usage = run_cluster(script, partitions, samplers=job.samplers, time_limit=time_limit, quiet=True)
         except ClusterError as error:
             raise SarError(f"DistDGL failed: {error}") from error
         files = (folder / f"{rank}.json" for rank in range(job.trainers))

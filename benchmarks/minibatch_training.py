@@ -25,6 +25,7 @@ import sar
 from benchmarks.models import Model
 from sar.adapters.dgl.layers.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
+from sar.comm.allocator import set_allocator
 from sar.host.memory import PeakMemory
 from sar.partition.graph_data import read_npz
 
@@ -42,6 +43,7 @@ class Job:
     trainers: how many there are; one process alone takes batches that many times as large.
     samplers: background processes of each trainer.
     evaluate: take the test accuracy on the whole graph after each epoch.
+    allocator: `Config.allocator`, of DGL's processes too.
     """
 
     num_classes: int
@@ -53,6 +55,7 @@ class Job:
     learning_rate: float
     seed: int
     evaluate: bool
+    allocator: str = "least"
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class _Loader(NamedTuple):
 
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
     """DGL's loader on the whole graph."""
+    _set_allocator(job)
     warnings.filterwarnings("ignore", "Dataloader CPU affinity")
     dgl = require_dgl()
     data = read_npz(graph_file)
@@ -125,6 +129,7 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
 
 def worker(_: Callable[[Any], None], job: Job, partition_json: Path, cached: float = 0) -> Measured:
     """The library's loader; it keeps features of remote nodes, up to the fraction `cached` of the worker's own."""
+    _set_allocator(job)
     graph, x, labels, masks = _part(partition_json)
     sampler = sar.DistNeighborSampler(
         job.fanouts,
@@ -164,6 +169,7 @@ def caching_worker(report: Callable[[Any], None], job: Job, partition_json: Path
 
 def whole_graph(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measured:
     """No loader: every epoch is one step on the whole graph, with gradients summed over workers."""
+    _set_allocator(job)
     graph, x, labels, masks = _part(partition_json)
     targets = labels.masked_fill(~masks["train"], UNLABELLED)
     count = masks["train"].sum()
@@ -182,6 +188,7 @@ def whole_graph(_: Callable[[Any], None], job: Job, partition_json: Path) -> Mea
 
 def distdgl(job: Job) -> Measured:
     """DistDGL's loader and DDP, as its users write it."""
+    _set_allocator(job)
     distributed, dataloading = require_dgl().distributed, require_dgl().dataloading
     distributed.initialize(os.environ["DGL_IP_CONFIG"])
     dist.init_process_group("gloo")
@@ -204,6 +211,11 @@ def distdgl(job: Job) -> Measured:
         return _accuracy(model, part, part.ndata["feat"], part.ndata["label"], part.ndata["test_mask"].bool())
 
     return _train(model, ddp, _Loader(epoch, functional.cross_entropy, lambda _: None, accuracy), job)
+
+
+def _set_allocator(job: Job) -> None:
+    sar.Config.allocator = job.allocator
+    set_allocator()
 
 
 def _part(partition_json: Path) -> tuple[Any, Tensor, Tensor, dict[str, Tensor]]:

@@ -1,6 +1,6 @@
 """Runs the rows of a benchmark in processes of their own, interleaved with single-process DGL."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ class Plan:
     job: settings that all rows share; its model, classes and mode are set for each.
     threads: of single-process DGL; workers have one each.
     time_limit: seconds for one run.
-    allocator: environment variables of the workers' allocator; DGL's process goes without.
     worker: what a worker process runs.
     """
 
@@ -36,7 +35,6 @@ class Plan:
     job: Job
     threads: int
     time_limit: float
-    allocator: Mapping[str, str]
     worker: Target = measure.worker
 
 
@@ -82,7 +80,7 @@ def describe(run: Run) -> str:
 
 def _single(graph: Prepared, plan: Plan, job: Job, repeat: int) -> Run:
     processes = run_workers(
-        measure.single, job, graph.file, n_workers=1, n_threads=plan.threads, time_limit=plan.time_limit, allocator={}
+        measure.single, job, graph.file, n_workers=1, n_threads=plan.threads, time_limit=plan.time_limit
     )
     return Run(job.model, SINGLE, 0, repeat, processes)
 
@@ -95,7 +93,6 @@ def _workers(graph: Prepared, plan: Plan, job: Job, workers: int, repeat: int) -
         n_workers=workers,
         n_threads=1,
         time_limit=plan.time_limit,
-        allocator=plan.allocator,
     )
     return Run(job.model, workers, job.mode, repeat, processes)
 

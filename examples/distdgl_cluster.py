@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -56,7 +56,6 @@ def run_cluster(
     threads: int = 1,
     time_limit: float = 600,
     quiet: bool = False,
-    environment: Mapping[str, str] | None = None,
 ) -> Usage:
     """Run a script on every trainer of a cluster, with a server beside them on each machine.
 
@@ -68,7 +67,6 @@ def run_cluster(
         threads: of each process.
         time_limit: seconds after which all processes are killed.
         quiet: show what the trainers print only when something fails, as it is with the servers.
-        environment: further variables of all processes.
 
     Returns:
         Memory at the peak.
@@ -81,7 +79,7 @@ def run_cluster(
     with tempfile.TemporaryDirectory(prefix="distdgl-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         stack.callback(_remove_shared_memory, prefix)
-        settings = _settings(folder, partition_json, machines, trainers, samplers, threads) | dict(environment or {})
+        settings = _settings(folder, partition_json, machines, trainers, samplers, threads)
         servers: Processes = {}
         clients: Processes = {}
         stack.callback(lambda: _kill([*servers.values(), *clients.values()]))

@@ -1,5 +1,6 @@
 """Global settings of the engine, read when a distributed call starts and kept for its backward."""
 
+import os
 from typing import ClassVar
 
 import torch
@@ -25,9 +26,10 @@ class Config:
     comm_buffer_bytes: ClassVar[int] = 32 * 2**20
     """Bytes that all exchange buffers of a worker together may take in modes 1 and 2 (kept rows not counted)."""
 
-    keep_free: ClassVar[float | None] = None
-    """Have glibc return freed memory to the system (`malloc_trim`) at distributed calls where it is more than this
-    fraction of what is in use: less memory, more page faults. None (the default) leaves it to glibc."""
+    allocator: ClassVar[str] = os.environ.get("SAR_ALLOCATOR", "least")
+    """What `initialize_comms` has glibc's allocator do with freed memory: "least" gives it back, "kept" keeps it, which
+    is faster for mini-batches, "system" changes nothing. The default is taken from the environment variable
+    SAR_ALLOCATOR. Ignored where GLIBC_TUNABLES or a MALLOC_ variable is set, or another allocator is loaded."""
 
     cache_constant_inputs: ClassVar[bool] = False
     """Keep what built-in `update_all`s made of operands that need no gradient, such as the input features, and take it
@@ -57,7 +59,7 @@ class Config:
             value = getattr(cls, name)
             if value not in (None, torch.bfloat16, torch.float16):
                 raise ConfigError(f"Config.{name} is {value!r}; expected None, torch.bfloat16 or torch.float16.")
-        if cls.keep_free is not None and not cls.keep_free >= 0:
-            raise ConfigError(f"Config.keep_free is {cls.keep_free!r}; expected None or a number of at least 0.")
+        if cls.allocator not in ("least", "kept", "system"):
+            raise ConfigError(f"Config.allocator is {cls.allocator!r}; expected 'least', 'kept' or 'system'.")
         if not cls.timeout > 0:
             raise ConfigError(f"Config.timeout is {cls.timeout!r}; expected a positive number of seconds.")

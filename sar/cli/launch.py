@@ -13,9 +13,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from sar.adapters.dgl.reader.partition_json import read_partition_json
 from sar.errors import ConfigError
-from sar.host.allocator import ENVIRONMENT, KEPT
 
-HELP = "Start the workers of one host, as torchrun does, with threads, network and allocator set up."
+HELP = "Start the workers of one host, as torchrun does, with threads and network set up."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory",
-        choices=("least", "kept"),
-        default="least",
-        help="freed memory is given back, or kept, which is faster for mini-batches (%(default)s)",
+        choices=("least", "kept", "system"),
+        help="default of the script's Config.allocator: freed memory is given back (the default), or kept, which is "
+        "faster for mini-batches, or the allocator stays as it is",
     )
     parser.add_argument("script", type=Path, help="the training script, in Python")
     parser.add_argument("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="what the script takes")
@@ -46,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--threads {arguments.threads}: expected at least 1.")
     if not arguments.script.is_file():
         raise ConfigError(f"there is no file {arguments.script}; expected the training script after the options.")
-    settings = _settings(workers, arguments.threads, KEPT if arguments.memory == "kept" else ENVIRONMENT)
+    settings = _settings(workers, arguments.threads, arguments.memory)
     os.environ.update(settings)
     said = " ".join(f"{name}={value}" for name, value in settings.items()) or "environment as it is"
     print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
@@ -77,9 +76,13 @@ def _number_of_workers(arguments: argparse.Namespace) -> int:
     return parts
 
 
-def _settings(workers: int, threads: int | None, allocator: dict[str, str]) -> dict[str, str]:
+def _settings(workers: int, threads: int | None, allocator: str | None) -> dict[str, str]:
     """The variables to set: what the user asks for on the command line, and defaults for what is not set."""
     cores = len(os.sched_getaffinity(0))
-    defaults = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "GLOO_SOCKET_IFNAME": "lo"} | allocator
-    asked = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    return {name: value for name, value in defaults.items() if name not in os.environ} | asked
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "GLOO_SOCKET_IFNAME": "lo"}
+    settings = {name: value for name, value in defaults.items() if name not in os.environ}
+    if threads is not None:
+        settings["OMP_NUM_THREADS"] = str(threads)
+    if allocator is not None:
+        settings["SAR_ALLOCATOR"] = allocator
+    return settings

@@ -1,48 +1,64 @@
-"""Giving freed memory back to the operating system.
+"""How this process's allocator deals with freed memory, set once by `initialize_comms`.
 
-glibc keeps what is freed in arenas, one for each thread; autograd's thread has another than the main program's. With
-tensors of some megabytes, resident memory comes to several times the live tensors. Nothing about the allocator is
-changed here: what is free at a moment when much is free goes back.
+[Note: allocator]
+glibc gives a large block a mapping of its own, which goes back to the system when it is freed, but raises the size from
+which it does so to that of any such block freed (up to 32 MB). After one epoch nearly all tensors come from heaps, one
+for each thread, where freed blocks stay, and resident memory is several times the live tensors. Fixed thresholds keep
+resident memory near the live tensors. Fresh mappings cost page faults, which huge pages make cheap: torch asks the
+system for them where an environment variable says so when the first tensor is made.
+
+Mini-batches ask for blocks of the same sizes over and over, so that giving them back between batches saves nothing:
+for them, "kept" does the opposite.
 """
 
 import ctypes
-from collections.abc import Callable
-from functools import cache
+import os
+from collections.abc import Mapping
+from typing import Any
 
 from sar.config import Config
+from sar.logging_setup import logger
 
-LEAST_FREE = 32 * 2**20
-"""Bytes that arenas may keep in any case."""
+LARGE = 2**18
+"""Bytes from which "least" gives a block a mapping of its own."""
 
-
-class _MallocInfo(ctypes.Structure):
-    """`struct mallinfo2` of glibc."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    )  # fmt: skip
+# The parameters of `mallopt`, from glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
+_PARAMETERS = {
+    "least": {_M_MMAP_THRESHOLD: LARGE, _M_TRIM_THRESHOLD: 2**21, _M_ARENA_MAX: 1},
+    "kept": {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1},
+}
+_HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 
 
-def give_back() -> None:
-    """Return free memory of the allocator to the system, where it is more than `Config.keep_free` of what is in use."""
-    if Config.keep_free is None or (functions := _glibc()) is None:
+def set_allocator() -> None:
+    """Set glibc's allocator as `Config.allocator` says, unless the user has set it: see [Note: allocator]."""
+    policy = Config.allocator
+    if policy == "system":
         return
-    info, trim = functions
-    found = info()
-    if found.fordblks > max(LEAST_FREE, Config.keep_free * (found.uordblks + found.hblkhd)):
-        trim(0)
+    if (reason := _left_alone(os.environ)) is not None:
+        logger.info("allocator left as it is: %s", reason)
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    refused = [name for name, value in _PARAMETERS[policy].items() if not mallopt(name, value)]
+    if refused:
+        logger.warning("glibc refuses the parameters %s of mallopt; expect more memory in use.", refused)
+    os.environ.setdefault(_HUGE_PAGES, "1")
+    logger.info("allocator: freed memory is %s", "kept" if policy == "kept" else "given back")
 
 
-@cache
-def _glibc() -> tuple[Callable[[], _MallocInfo], Callable[[int], int]] | None:
-    """glibc's `mallinfo2` and `malloc_trim`; None where the C library has no such functions."""
-    try:
-        library = ctypes.CDLL(None)
-        info, trim = library.mallinfo2, library.malloc_trim
-    except (OSError, AttributeError):
-        return None
-    info.restype, trim.argtypes = _MallocInfo, (ctypes.c_size_t,)
-    return info, trim
+def _left_alone(environ: Mapping[str, str]) -> str | None:
+    """Why the allocator is not ours to set; None where it is."""
+    for name in environ:
+        if name == "GLIBC_TUNABLES" or name.startswith("MALLOC_"):
+            return f"{name} is set"
+    program = ctypes.CDLL(None)
+    if not hasattr(program, "gnu_get_libc_version"):
+        return "the C library is not glibc"
+    if _address(program.malloc) != _address(ctypes.CDLL("libc.so.6").malloc):
+        return "another allocator is loaded"
+    return None
+
+
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value

@@ -33,7 +33,6 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.utils.checkpoint import _StopRecomputationError
 
-from sar.comm.allocator import give_back
 from sar.comm.statistics import counters
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, DisagreementError, PeerError
@@ -181,7 +180,6 @@ class Group:
 
     def agree_and_tell(self, call: str, numbers: Sequence[int]) -> list[list[int]]:
         """As `agree`, with equally many int64 numbers from every worker, which may differ; by rank."""
-        give_back()
         if self.world_size == 1:
             return [list(numbers)]
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)

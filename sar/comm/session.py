@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from sar.comm.allocator import set_allocator
 from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
 from sar.comm.launcher import find_place, local_rank
@@ -43,7 +44,8 @@ def initialize_comms(
     """Connect this worker to all others; uses the process group of `torch.distributed` if there is one already.
 
     Under torchrun, Slurm or MPI everything can be left out. The network interface is taken from the environment
-    variable SAR_SOCKET_NAME where it is set. A second call does nothing but check that it asks for the same.
+    variable SAR_SOCKET_NAME where it is set. glibc's allocator is set as `Config.allocator` says. A second call does
+    nothing but check that it asks for the same.
 
     Args:
         _rank: this worker, 0 to `_world_size` - 1.
@@ -62,6 +64,8 @@ def initialize_comms(
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(f"Unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}.")
     Config.validate()
+    if _current is None:
+        set_allocator()
     _choose_interface(master_ip_address)
     master: tuple[str | None, int | None] = (None, None)
     if not dist.is_initialized():

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -16,7 +16,6 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from sar.errors import CommunicationTimeout, PeerError, SarError
-from sar.host.allocator import ENVIRONMENT
 
 GRACE = 3.0
 """Seconds that the other workers get, after one failed, to say why they stop."""
@@ -42,7 +41,6 @@ def run_workers(
     n_workers: int,
     n_threads: int,
     time_limit: float,
-    allocator: Mapping[str, str] = ENVIRONMENT,
     on_progress: Callable[[Any], None] = lambda _: None,
 ) -> list[Any]:
     """Call `target(report, *args)` in spawned processes and return what each returned, by rank.
@@ -56,7 +54,6 @@ def run_workers(
         n_workers: W.
         n_threads: threads of each worker.
         time_limit: seconds after which all workers are killed.
-        allocator: its environment variables; what is set here already goes before them.
         on_progress: called for what any worker reports.
 
     Raises:
@@ -74,8 +71,7 @@ def run_workers(
         "OMP_NUM_THREADS": n_threads,
         "NUMBA_NUM_THREADS": n_threads,
     }
-    defaults = {"GLOO_SOCKET_IFNAME": "lo"} | dict(allocator)
-    shared |= {name: os.environ.get(name, value) for name, value in defaults.items()}
+    shared["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("spawn")
     processes: dict[Connection, SpawnProcess] = {}
     try:

@@ -126,7 +126,7 @@ def test_a_run_with_other_losses_is_refused(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(runs, "run_workers", pretend)
     graph = prepare("rmat", GeneratedSize(50, 200, 4), tmp_path, tmp_path, 0)
-    plan = Plan(["SAGE"], [2], [1], 1, Job("", 0, 0, 2, 0.01, 0), 2, 60, {})
+    plan = Plan(["SAGE"], [2], [1], 1, Job("", 0, 0, 2, 0.01, 0), 2, 60)
     with pytest.raises(SarError, match=r"W = 2, mode 1.* a loss differs by 2.00e-01"):
         list(runs.run_all(graph, plan, {}))
     rounded = replace(plan, job=replace(plan.job, wire="bfloat16"))

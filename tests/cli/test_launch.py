@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from sar.cli import main
-from sar.host.allocator import ENVIRONMENT, KEPT
 from tests.leftovers import marked_processes
 from tests.workers import REPOSITORY
 
-VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *ENVIRONMENT)
+VARIABLES = "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "SAR_ALLOCATOR"
 
 SCRIPT = f"""
 import json, os, sys, time
@@ -79,9 +78,8 @@ def test_each_partition_gets_a_worker_and_each_worker_its_settings(script: Path,
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     variables = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)), "GLOO_SOCKET_IFNAME": "lo"}
-    variables |= ENVIRONMENT
     arguments = ["succeed", "--workers", "5", "--help"]
-    expected = {"size": 2, "arguments": arguments, "variables": variables}
+    expected = {"size": 2, "arguments": arguments, "variables": variables | {"SAR_ALLOCATOR": None}}
     assert reports(output) == [{"rank": rank, **expected} for rank in range(2)]
     said = " ".join(f"{name}={value}" for name, value in variables.items())
     assert errors == f"sar launch: 2 workers; {said}\n"
@@ -92,7 +90,7 @@ def test_memory_is_kept_on_request(script: Path) -> None:
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     [report] = reports(output)
-    assert KEPT.items() <= report["variables"].items()
+    assert report["variables"]["SAR_ALLOCATOR"] == "kept"
 
 
 def test_what_the_user_sets_wins(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from sar.errors import CommunicationTimeout, PeerError
-from sar.host.allocator import ENVIRONMENT
 from sar.host.processes import WorkerError, run_workers
 
 
@@ -31,13 +30,12 @@ def alive(process: int) -> bool:
     return True
 
 
-def add_ranks(report: Callable[[Any], None], start: float) -> tuple[float, int, int, dict[str, str]]:
+def add_ranks(report: Callable[[Any], None], start: float) -> tuple[float, int, int]:
     report(("started", os.environ["RANK"]))
     dist.init_process_group("gloo", init_method="env://")
     total = torch.tensor(start + dist.get_rank())
     dist.all_reduce(total)
-    allocator = {name: os.environ[name] for name in ENVIRONMENT}
-    return total.item(), dist.get_rank(), torch.get_num_threads(), allocator
+    return total.item(), dist.get_rank(), torch.get_num_threads()
 
 
 def fail_on_worker_one(report: Callable[[Any], None], how: str) -> None:
@@ -59,13 +57,11 @@ def sleep(report: Callable[[Any], None]) -> None:
     time.sleep(100)
 
 
-def test_workers_find_each_other_and_return_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ENVIRONMENT:
-        monkeypatch.delenv(name, raising=False)
+def test_workers_find_each_other_and_return_by_rank() -> None:
     heard = []
     before = dict(os.environ)
     results = run_workers(add_ranks, 0.5, n_workers=3, n_threads=1, time_limit=60, on_progress=heard.append)
-    assert results == [(4.5, rank, 1, ENVIRONMENT) for rank in range(3)]
+    assert results == [(4.5, rank, 1) for rank in range(3)]
     assert sorted(heard) == [("started", "0"), ("started", "1"), ("started", "2")]
     assert dict(os.environ) == before
 

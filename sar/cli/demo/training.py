@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import sar
 from sar.adapters.dgl.layers.models import GAT, GraphSAGE, dgl_graph
+from sar.comm.allocator import set_allocator
 from sar.host.memory import PeakMemory
 from sar.partition.graph_data import SPLIT, read_npz
 
@@ -99,6 +100,7 @@ def train_distributed(report: Callable[[Epoch], None], job: Job, partition_json:
 
 def train_single(report: Callable[[Epoch], None], job: Job, graph_file: Path, parameters: Path) -> tuple[Run, Any]:
     """Train on the whole graph with plain DGL; also returns the logits, (N, C), at the parameters in the file."""
+    set_allocator()  # as the workers do
     data = read_npz(graph_file)
     graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
     fields = {key: torch.from_numpy(value) for key, value in data.node_data.items()}

@@ -1,0 +1,93 @@
+"""Freed memory goes back or stays, as `Config.allocator` says, and what the user has set is left alone."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sar
+from sar.comm.allocator import _left_alone
+from sar.errors import ConfigError
+
+MEASURE = """
+import os, threading
+from pathlib import Path
+import torch
+import sar
+from sar.comm.allocator import set_allocator
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def free_all_but_one():
+    before = resident()
+    blocks = [torch.ones(1_250_000) for _ in range(16)]
+    del blocks[:-1]  # the last one keeps the heap below it
+    print(resident() - before)
+
+sar.logging_setup("INFO")
+set_allocator()
+torch.ones(1000)  # loads code
+before = resident()
+torch.ones(25_000_000)
+print(resident() - before)
+torch.ones(7_500_000)  # glibc now takes blocks of up to this size from the heap, if nothing forbids it
+free_all_but_one()
+thread = threading.Thread(target=free_all_but_one)
+thread.start()
+thread.join()
+"""
+
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
+
+
+def measure(**variables: str) -> tuple[list[int], str]:
+    """Bytes that stay of a block of 100 MB, and of 16 blocks of 5 MB, all but one freed, in this and another thread."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "THP_"))}
+    command = [sys.executable, "-c", MEASURE]
+    done = subprocess.run(command, env=clean | variables, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return [int(line) for line in done.stdout.splitlines()], done.stderr
+
+
+NOTHING, ONE_BLOCK, ALL_BLOCKS, LARGE_BLOCK = (-2e6, 2e6), (3e6, 10e6), (60e6, 100e6), (95e6, 110e6)
+
+
+@needs_glibc
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("least", [NOTHING, ONE_BLOCK, ONE_BLOCK]),
+        ("system", [NOTHING, ALL_BLOCKS, ALL_BLOCKS]),
+        ("kept", [LARGE_BLOCK, NOTHING, ALL_BLOCKS]),  # the main thread finds room in what is kept
+    ],
+)
+def test_freed_memory(policy: str, expected: list[tuple[float, float]]) -> None:
+    stays, _ = measure(SAR_ALLOCATOR=policy)
+    assert all(least <= found <= most for found, (least, most) in zip(stays, expected, strict=True)), stays
+
+
+@needs_glibc
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_another_allocator_is_left_alone(tmp_path: Path) -> None:
+    source, library = tmp_path / "other.c", tmp_path / "other.so"
+    source.write_text("void *__libc_malloc(unsigned long); void *malloc(unsigned long n) { return __libc_malloc(n); }")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    stays, log = measure(LD_PRELOAD=str(library))
+    assert "allocator left as it is: another allocator is loaded" in log
+    assert stays[1] > 50e6
+
+
+@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_"])
+def test_what_the_user_sets_is_left_alone(name: str) -> None:
+    assert _left_alone({name: "1"}) == f"{name} is set"
+
+
+def test_a_wrong_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sar.Config, "allocator", "most")
+    with pytest.raises(ConfigError, match=r"Config.allocator is 'most'; expected 'least', 'kept' or 'system'"):
+        sar.Config.validate()
