@@ -17,9 +17,9 @@ from sar.cli.demo.training import MODELS, Job, train_distributed
 from sar.errors import ConfigError
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
+from sar.partition.in_memory import partition_graph
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.tables import as_markdown, as_text
-from sar.partition.write.write import partition_graph
 
 
 class Wire(NamedTuple):

@@ -23,7 +23,7 @@ from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.assign.assignment import AssignmentTask, Method
-from sar.partition.assign.methods import METHODS, method_named
+from sar.partition.assign.methods import method_named, method_names
 from sar.partition.assign.quality import measure_quality
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
         help=f"default: {', '.join(GENERATED)}, and of {', '.join(REAL)} those there",
     )
     parser.add_argument(
-        "--methods", nargs="+", default=[READING, DGL, *METHODS], metavar="NAME", help="default: all, dgl and reading"
+        "--methods", nargs="+", default=all_methods(), metavar="NAME", help="default: all, dgl and reading"
     )
     parser.add_argument("--balance", nargs="+", choices=BALANCES, default=list(BALANCES), help="(both)")
     parser.add_argument("--parts", type=int, default=4, metavar="P", help="(%(default)s)")
@@ -120,6 +120,11 @@ def main(argv: Sequence[str]) -> None:
     picture = f"![Edge cut, time and memory of each method]({PICTURE})"
     parts = describe_setting(conditions), as_markdown(cells), picture
     write_section(arguments.docs / "benchmarks.md", "partitioning", "\n\n".join(parts))
+
+
+def all_methods() -> list[str]:
+    """What can be measured."""
+    return [READING, DGL, *method_names()]
 
 
 def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -192,9 +197,9 @@ def _in_degrees(graph: GraphSource) -> Array:
 
 def _measure_all(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> tuple[dict[str, str], list[Row]]:
     """Measure every method on every graph; results are saved after each run."""
-    unknown = sorted(set(arguments.methods) - {READING, DGL, *METHODS})
+    unknown = sorted(set(arguments.methods) - {*all_methods()})
     if unknown:
-        raise ConfigError(f"there are no methods {unknown}; expected some of {', '.join([READING, DGL, *METHODS])}.")
+        raise ConfigError(f"there are no methods {unknown}; expected some of {', '.join(all_methods())}.")
     size = GeneratedEdges(arguments.nodes, arguments.edges, arguments.communities, arguments.homophily)
     there = [name for name in REAL if (arguments.data / f"{name}.npz").exists()]
     words = f"each run in a process of its own, {arguments.threads} threads; {arguments.repeats} repeats, median"

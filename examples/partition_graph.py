@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 from sar.partition.graph_data import GraphData
+from sar.partition.in_memory import partition_graph
 from sar.partition.ingest.datasets import load_dataset
-from sar.partition.write.write import partition_graph
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--dataset", required=True, help="an .npz file, or a name")

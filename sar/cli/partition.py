@@ -17,10 +17,10 @@ from sar.config import Config
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions
 from sar.partition.assign.methods import method_names
+from sar.partition.graph_source import Progress
 from sar.partition.ingest.files import FORMATS
 from sar.partition.pipeline import InputOptions, Outcome, OutputOptions, run_partition
 from sar.partition.write.team import Team
-from sar.partition.write.write_job import Progress
 
 HELP = "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read."
 

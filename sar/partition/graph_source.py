@@ -3,7 +3,7 @@
 `GraphSource` is what readers of files make, and what methods and the writer take. Nothing here loads a whole graph.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,6 +15,9 @@ from sar.partition.graph_data import Array
 
 CHUNK_ROWS = 1 << 20
 """Edges in a chunk: 16 MB of IDs."""
+
+Progress = Callable[[str, float], None]
+"""Called now and then with what is being done and the share of it that is done, 0 to 1."""
 
 
 class EdgeSource(Protocol):
@@ -87,7 +90,7 @@ class GraphSource:
 
     @cached_property
     def first_node(self) -> dict[str, int]:
-        """By node type the number of its first node where nodes of all types are counted through."""
+        """By node type the number of its first node where nodes are numbered type after type."""
         ends = np.cumsum([0, *self.num_nodes.values()]).tolist()
         return dict(zip(self.num_nodes, ends, strict=False))
 
@@ -100,7 +103,7 @@ class GraphSource:
         return sum(edges.num_edges for edges in self.edges.values())
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """Sources and destinations of all edges, type after type, with nodes counted through, as in `EdgeSource`."""
+        """Sources and destinations of all edges, type after type, with nodes numbered likewise; as in `EdgeSource`."""
         for (source, _, destination), edges in self.edges.items():
             first, other = self.first_node[source], self.first_node[destination]
             for src, dst in edges.chunks(rows):

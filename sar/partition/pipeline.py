@@ -16,18 +16,16 @@ import numpy as np
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, assign, write_once
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import GraphSource
+from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest import open_graph
 from sar.partition.ingest.cleanup import clean_up
 from sar.partition.ingest.files import Files, find_files
 from sar.partition.inspect.report import DirectoryReport
+from sar.partition.inspect.written_report import written_report
 from sar.partition.write.staging import Staging, staged
 from sar.partition.write.team import Team
 from sar.partition.write.write import write_parts
-from sar.partition.write.write_job import Progress, check_writable
-from sar.partition.write.written_report import written_report
-
-_NAME_BYTES = 1000
+from sar.partition.write.write_job import WriteJob, check_writable
 
 
 @dataclass(frozen=True)
@@ -102,9 +100,8 @@ def run_partition(
             check_writable(graph, output.name)
             part_of, assigned = _assignment(assigning, staging, graph, output.memory, progress)
             method = assigned.method or "custom"
-            written = write_parts(
-                staging, graph, part_of, assigning.parts, output.name, method, output.memory, progress
-            )
+            job = WriteJob.of(staging, graph, part_of, assigning.parts, output.memory, progress)
+            written = write_parts(job, output.name, method)
             report = written_report(graph, part_of, written, output.name, method)
             if staging.leads:
                 report.save(staging.path)
@@ -159,9 +156,8 @@ def _assignment(
     part_of = np.fromfile(file, dtype) if team.rank == 0 else np.empty(graph.total_nodes, dtype)
     if options.write_assignment is not None and team.rank == 0:
         write_once(options.write_assignment, graph, part_of, options.parts, said[0])
-    words = [np.frombuffer(word.encode().ljust(_NAME_BYTES, b"\0")[:_NAME_BYTES], np.uint8).copy() for word in said]
-    method, why = (bytes(team.from_first(word)).rstrip(b"\0").decode(errors="ignore") for word in words)
-    return team.from_first(part_of), Assigned(method, why)
+    method, why = team.broadcast_strings(said)
+    return team.broadcast(part_of), Assigned(method, why)
 
 
 def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOptions, team: Team) -> str:

@@ -4,7 +4,7 @@
 Two seeds are close where an edge joins them or where they read the same node. So METIS divides the graph of all edges
 into this worker's seeds, remote sources included, between the batches; nodes that one seed alone reads tell nothing and
 are left out. METIS balances a few percent at best. `fit` then moves the seeds that have least to do with their batch
-from batches that are too large to those that have room, to where most of their neighbours are.
+from batches that are too large to those that are too small, to where most of their neighbours are.
 """
 
 import hashlib
@@ -62,15 +62,15 @@ class OptimizedBatches:
             ConfigError: where the file cannot be written.
         """
         rest = len(seeds) - sum(sizes)
-        rooms = [*sizes, rest] if rest else list(sizes)
-        if max(rooms, default=0) <= 1 or len(rooms) == 1:
+        all_sizes = [*sizes, rest] if rest else list(sizes)
+        if max(all_sizes, default=0) <= 1 or len(all_sizes) == 1:
             return list(seeds[: sum(sizes)].split(list(sizes)))
         seeds = seeds.sort().values
         reader, read, num_nodes = self._edges_into(seeds)
-        key = _digest(seeds, rooms, reader, read)
-        batch_of = self._load(key, rooms)
+        key = _digest(seeds, all_sizes, reader, read)
+        batch_of = self._load(key, all_sizes)
         if batch_of is None:
-            batch_of = _assign(reader, read, num_nodes, rooms)
+            batch_of = _assign(reader, read, num_nodes, all_sizes)
             self._save(key, batch_of)
         ordered = seeds[batch_of.argsort(stable=True)]
         return list(ordered[: sum(sizes)].split(list(sizes)))
@@ -97,7 +97,7 @@ class OptimizedBatches:
         keep[other] = shared[number]
         return reader[keep], node[keep], len(seeds) + int(shared.sum())
 
-    def _load(self, key: bytes, rooms: Sequence[int]) -> Tensor | None:
+    def _load(self, key: bytes, sizes: Sequence[int]) -> Tensor | None:
         """The batch of each seed as it is in the file, where that was made for the same."""
         if self._file is None or not self._file.exists():
             return None
@@ -107,7 +107,7 @@ class OptimizedBatches:
                     logger.warning("%s has batches of other seeds, sizes or edges; making them anew", self._file)
                     return None
                 batch_of = torch.from_numpy(arrays["batch_of"])
-            sound = batch_of.dtype == torch.int64 and torch.bincount(batch_of, minlength=len(rooms)).tolist() == rooms
+            sound = batch_of.dtype == torch.int64 and torch.bincount(batch_of, minlength=len(sizes)).tolist() == sizes
             problem = "the batches have other sizes"
         except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
             sound, problem = False, f"{type(error).__name__}: {error}"
@@ -137,60 +137,63 @@ class OptimizedBatches:
             ) from error
 
 
-def _digest(seeds: Tensor, rooms: Sequence[int], reader: Tensor, read: Tensor) -> bytes:
+def _digest(seeds: Tensor, sizes: Sequence[int], reader: Tensor, read: Tensor) -> bytes:
     """Of all that the batches depend on."""
-    digest = hashlib.blake2b(f"sar batches 1 {len(seeds)} {list(rooms)}".encode(), digest_size=32)
+    digest = hashlib.blake2b(f"sar batches 1 {len(seeds)} {list(sizes)}".encode(), digest_size=32)
     for tensor in (seeds, reader, read):
         digest.update(tensor.numpy().tobytes())
     return digest.digest()
 
 
-def _assign(reader: Tensor, read: Tensor, num_nodes: int, rooms: Sequence[int]) -> Tensor:
-    """The batch of every seed, (S,): exactly `rooms[b]` seeds in batch b."""
-    num_seeds, num_batches = sum(rooms), len(rooms)
-    parts = seed_parts(read, reader, torch.arange(num_nodes) < num_seeds, num_batches) if len(read) else None
-    if parts is None:
-        return torch.repeat_interleave(torch.tensor(rooms))
+def _assign(reader: Tensor, read: Tensor, num_nodes: int, sizes: Sequence[int]) -> Tensor:
+    """The batch of every seed, (S,): exactly `sizes[b]` seeds in batch b."""
+    num_seeds, num_batches = sum(sizes), len(sizes)
+    parts = seed_parts(read, reader, torch.arange(num_nodes) < num_seeds, num_batches)
+    if parts is None:  # no seed is close to another
+        return torch.repeat_interleave(torch.tensor(sizes))
     # The largest parts become the largest batches.
     by_size = torch.bincount(parts[:num_seeds], minlength=num_batches).argsort(descending=True, stable=True)
     batch_of_part = torch.empty(num_batches, dtype=torch.int64)
-    batch_of_part[by_size] = torch.tensor(rooms).argsort(descending=True, stable=True)
+    batch_of_part[by_size] = torch.tensor(sizes).argsort(descending=True, stable=True)
     batch_of_node = batch_of_part[parts]
     # A seed reads a node as much as the node is read by it: seeds among themselves count both ways.
     between = read < num_seeds
-    ends = torch.cat([reader, read[between]]), torch.cat([read, reader[between]])
-    return fit(batch_of_node[:num_seeds], ends[0], batch_of_node[ends[1]], rooms)
+    seed = torch.cat([reader, read[between]])
+    neighbour = torch.cat([read, reader[between]])
+    return fit(batch_of_node[:num_seeds], seed, batch_of_node[neighbour], sizes)
 
 
-def fit(batch_of: Tensor, seed: Tensor, batch: Tensor, rooms: Sequence[int]) -> Tensor:
+def fit(batch_of: Tensor, seed: Tensor, batch: Tensor, sizes: Sequence[int]) -> Tensor:
     """Make every batch exactly as large as it is to be.
 
     Args:
         batch_of: the batch of every seed, (S,).
         seed: for every neighbour of a seed, the seed, (E,).
         batch: and the batch that the neighbour is in, (E,).
-        rooms: seeds that each batch is to have; they add up to S.
+        sizes: seeds that each batch is to have; they add up to S.
 
     Returns:
         The batch of every seed, (S,).
     """
-    num_batches, batch_of = len(rooms), batch_of.clone()
-    own = torch.bincount(seed[batch_of[seed] == batch], minlength=len(batch_of))  # neighbours in a seed's own batch
-    least_first = own.argsort(stable=True)
+    num_batches = len(sizes)
+    batch_of = batch_of.clone()
+    found = torch.bincount(batch_of, minlength=num_batches)
+    neighbours_in_own_batch = torch.bincount(seed[batch_of[seed] == batch], minlength=len(batch_of))
+    least_first = neighbours_in_own_batch.argsort(stable=True)
     least_first = least_first[batch_of[least_first].argsort(stable=True)]  # batch after batch
-    sizes = torch.bincount(batch_of, minlength=num_batches)
-    rank_within = torch.arange(len(batch_of)) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    surplus = (sizes - torch.tensor(rooms)).clamp(min=0)
-    moving = least_first[rank_within < surplus[batch_of[least_first]]]
-    room = [max(0, r - s) for r, s in zip(rooms, sizes.tolist(), strict=True)]
+    place_in_batch = torch.arange(len(batch_of)) - torch.repeat_interleave(found.cumsum(0) - found, found)
+    surplus = (found - torch.tensor(sizes)).clamp(min=0)
     waiting = torch.zeros(len(batch_of), dtype=torch.bool)
-    waiting[moving] = True
-    ties = waiting[seed]
-    pairs, counts = (seed[ties] * num_batches + batch[ties]).unique(return_counts=True)
+    waiting[least_first[place_in_batch < surplus[batch_of[least_first]]]] = True
+    missing = [max(0, size - there) for size, there in zip(sizes, found.tolist(), strict=True)]
+
+    of_waiting = waiting[seed]
+    pairs, counts = (seed[of_waiting] * num_batches + batch[of_waiting]).unique(return_counts=True)
     for pair in pairs[counts.argsort(descending=True, stable=True)].tolist():
-        mover, home = divmod(pair, num_batches)
-        if waiting[mover] and room[home]:
-            batch_of[mover], waiting[mover] = home, False
-            room[home] -= 1
-    batch_of[waiting] = torch.repeat_interleave(torch.tensor(room))
+        moving, target = divmod(pair, num_batches)
+        if waiting[moving] and missing[target]:
+            batch_of[moving] = target
+            waiting[moving] = False
+            missing[target] -= 1
+    batch_of[waiting] = torch.repeat_interleave(torch.tensor(missing))
     return batch_of

@@ -4,9 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.metis import metis_of_lists, simple_edges
-from sar.adapters.pymetis import has_pymetis, metis_dtype, part_graph_kway
-from sar.errors import PartitionError
+from sar.adapters.metis import METIS_INTEGER, AdjacencyLists, metis_parts
 
 IMBALANCE = 0.03
 """How many more seeds than the mean a part may have: 3 %, METIS's own default."""
@@ -22,21 +20,25 @@ def seed_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Ten
         num_parts: P, at least 2.
 
     Returns:
-        The part of every node, (N,) int64 below P; None where METIS finds none.
+        The part of every node, (N,) int64 below P; None where no edge joins two nodes.
+
+    Raises:
+        PartitionError: METIS finds no such parts.
     """
-    num_nodes = len(is_seed)
-    low, high = simple_edges(torch.minimum(src, dst), torch.maximum(src, dst), num_nodes)
-    start, end = torch.cat([low, high]), torch.cat([high, low])
-    indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
-    torch.cumsum(torch.bincount(start, minlength=num_nodes), 0, out=indptr[1:])
-    neighbours, weights = end[start.argsort(stable=True)], is_seed.long().unsqueeze(1)
-    try:
-        if not has_pymetis():
-            return metis_of_lists(indptr, neighbours, weights, num_parts)
-        dtype = metis_dtype()
-        of_edges = np.empty(0, dtype)
-        columns = [column.numpy().astype(dtype) for column in (indptr, neighbours, weights)]
-        found = part_graph_kway(columns[0], columns[1], of_edges, columns[2], num_parts, IMBALANCE, seed=0, trials=1)
-    except PartitionError:
+    lists = _adjacency_lists(src, dst, len(is_seed))
+    if not len(lists.neighbours):
         return None
-    return torch.from_numpy(found.astype(np.int64))
+    node_weights = is_seed.numpy()[:, None]
+    return torch.from_numpy(metis_parts(lists, node_weights, num_parts, imbalance=IMBALANCE, seed=0).astype(np.int64))
+
+
+def _adjacency_lists(src: Tensor, dst: Tensor, num_nodes: int) -> AdjacencyLists:
+    """Edges in both directions, without loops and parallel ones."""
+    low, high = torch.minimum(src, dst), torch.maximum(src, dst)
+    pairs = (low * num_nodes + high)[low != high].unique()
+    low, high = pairs // num_nodes, pairs % num_nodes
+    start, end = torch.cat([low, high]), torch.cat([high, low])
+    indptr = np.zeros(num_nodes + 1, METIS_INTEGER)
+    np.cumsum(torch.bincount(start, minlength=num_nodes).numpy(), out=indptr[1:])
+    neighbours = end[start.argsort(stable=True)].numpy()
+    return AdjacencyLists(indptr, neighbours.astype(METIS_INTEGER, copy=False))

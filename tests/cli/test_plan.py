@@ -11,7 +11,7 @@ import sar
 from sar.cli import main
 from sar.cli.demo.community_graph import community_graph
 from sar.cli.sizes import parse_bytes
-from sar.partition.write.write import partition_graph
+from sar.partition.in_memory import partition_graph
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from torch.nn import functional
 import sar
 from sar.cli.demo.community_graph import community_graph
 from sar.partition.graph_data import GraphData, HeteroGraphData
+from sar.partition.in_memory import partition_graph
 from sar.partition.ingest.datasets import load_dataset
-from sar.partition.write.write import partition_graph
 from tests.examples.test_full_graph import run
 from tests.graphs import DATA
 from tests.parity.harness import assert_close

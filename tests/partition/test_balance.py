@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError
-from sar.partition.assign.balance import constraints, deal, part_loads, rebalance
-from sar.partition.assign.settle import settle
+from sar.partition.assign.balance import balance_constraints, list_schedule, part_loads
+from sar.partition.assign.rebalance import move_nodes, rebalance
 from sar.partition.graph_data import Array
 from tests.partition.streams import edge_task
 
@@ -25,7 +25,7 @@ def test_counts_within_limit_by_the_fewest_moves(data: st.DataObject) -> None:
     num_parts = data.draw(st.integers(1, 6))
     part_of = np.array(data.draw(st.lists(st.integers(0, num_parts - 1), max_size=60)), np.int32)
     imbalance = data.draw(st.sampled_from(["0", "0.05", "0.5"]))
-    balanced = rebalance(part_of, num_parts, {}, float(imbalance), seed=0)
+    balanced = move_nodes(part_of, num_parts, {}, float(imbalance), seed=0)
     mean = Fraction(len(part_of), num_parts)
     limit = max(np.floor((1 + Fraction(imbalance)) * mean), np.ceil(mean))
     assert balanced.dtype == part_of.dtype
@@ -35,17 +35,17 @@ def test_counts_within_limit_by_the_fewest_moves(data: st.DataObject) -> None:
 
 def test_what_is_balanced_stays_as_it_is() -> None:
     part_of = np.array([0, 1, 0, 1])
-    assert rebalance(part_of, 2, {"train": np.array([1, 1, 0, 0])}, 0.0, seed=0) is part_of
+    assert move_nodes(part_of, 2, {"train": np.array([1, 1, 0, 0])}, 0.0, seed=0) is part_of
 
 
 @pytest.mark.parametrize("imbalance", [0.0, 0.05])
 @pytest.mark.parametrize("num_parts", [2, 7, 100])
 def test_training_nodes_are_spread_by_exchange(num_parts: int, imbalance: float) -> None:
-    """The first parts hold all training nodes, and no part has room for another node."""
+    """The first parts hold all training nodes, and no part can take another node."""
     num_nodes = 20 * num_parts
     part_of = np.arange(num_nodes, dtype=np.int32) // 20
     train = np.arange(num_nodes) < num_nodes // 2
-    balanced = rebalance(part_of, num_parts, {"train_mask": train}, imbalance, seed=1)
+    balanced = move_nodes(part_of, num_parts, {"train_mask": train}, imbalance, seed=1)
     assert counts(balanced, num_parts).max() <= 20 * (1 + imbalance)
     assert counts(balanced, num_parts, train).max() <= 10 * (1 + imbalance)
 
@@ -60,20 +60,20 @@ def test_several_skewed_weights(caplog: pytest.LogCaptureFixture) -> None:
         "train": np.arange(num_nodes) % 1000 < 400,
         "bytes": rng.random(num_nodes),
     }
-    balanced = rebalance(part_of, num_parts, weights, 0.05, seed=0)
+    balanced = move_nodes(part_of, num_parts, weights, 0.05, seed=0)
     for weight in [np.ones(num_nodes), *weights.values()]:
         load = counts(balanced, num_parts, weight.astype(float))
         assert load.max() <= 1.05 * load.mean() * (1 + 1e-6)
     assert caplog.records == []
-    assert np.array_equal(balanced, rebalance(part_of, num_parts, weights, 0.05, seed=0))
-    assert not np.array_equal(balanced, rebalance(part_of, num_parts, weights, 0.05, seed=1))
+    assert np.array_equal(balanced, move_nodes(part_of, num_parts, weights, 0.05, seed=0))
+    assert not np.array_equal(balanced, move_nodes(part_of, num_parts, weights, 0.05, seed=1))
 
 
 def test_a_node_too_heavy_for_any_part_is_told(caplog: pytest.LogCaptureFixture) -> None:
     weight = np.ones(40)
     weight[3] = 100
     with caplog.at_level(logging.WARNING, logger="sar"):
-        balanced = rebalance(np.zeros(40, np.int32), 4, {"in_edges": weight}, 0.5, seed=0)
+        balanced = move_nodes(np.zeros(40, np.int32), 4, {"in_edges": weight}, 0.5, seed=0)
     assert counts(balanced, 4).max() <= 15
     assert counts(balanced, 4, weight)[balanced[3]] == 100 + (balanced == balanced[3]).sum() - 1
     [record] = caplog.records
@@ -85,24 +85,24 @@ def test_a_node_too_heavy_for_any_part_is_told(caplog: pytest.LogCaptureFixture)
 def test_nodes_that_lose_least_move() -> None:
     part_of = np.array([0] * 12 + [1] * 4, np.int32)
     attachment = np.array([9, 9, 9, 9, 0, 1, 2, 3, 9, 9, 9, 9, 0, 0, 0, 0])
-    balanced = rebalance(part_of, 2, {}, 0.0, seed=0, attachment=attachment)
+    balanced = move_nodes(part_of, 2, {}, 0.0, seed=0, attachment=attachment)
     assert np.flatnonzero(balanced != part_of).tolist() == [4, 5, 6, 7]
 
 
-def test_nodes_without_edges_in_their_part_settle_elsewhere() -> None:
+def test_nodes_without_edges_in_their_part_move_elsewhere() -> None:
     """Nodes 0 and 1 have most edges, all into the other part; 2 to 5 are a ring; loops do not hold a node."""
     ring = [(2, 3), (3, 4), (4, 5), (5, 2)]
     edges = [(0, 0), (0, 0), *((hub, other) for hub in (0, 1) for other in (6, 7, 6)), *ring]
     part_of = np.array([0] * 6 + [1] * 2, np.int32)
     task = edge_task(8, edges, 2, imbalance=0.0)
-    assert settle(task, part_of).tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
-    assert settle(dataclasses.replace(task, imbalance=0.5), part_of) is part_of
+    assert rebalance(task, part_of).tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
+    assert rebalance(dataclasses.replace(task, imbalance=0.5), part_of) is part_of
 
 
 def test_a_little_too_much_does_not_move_a_hub() -> None:
-    weight = np.array([20] + [1] * 80)  # the first part has 61, one above the limit; the other has room for the hub
+    weight = np.array([20] + [1] * 80)  # the first part has 61, one above the limit; the other can take the hub
     part_of = (np.arange(81) >= 42).astype(np.int32)
-    balanced = rebalance(part_of, 2, {"in_edges": weight}, 0.2, seed=0)
+    balanced = move_nodes(part_of, 2, {"in_edges": weight}, 0.2, seed=0)
     assert (balanced != part_of).sum() == 1
     assert balanced[0] == 0
 
@@ -110,14 +110,14 @@ def test_a_little_too_much_does_not_move_a_hub() -> None:
 def test_nodes_change_places_where_no_single_move_helps() -> None:
     weight = np.array([50, 3, 2, 2, 1, 1, 28, 27])
     part_of = np.array([0, 0, 0, 0, 0, 0, 1, 1], np.int32)
-    balanced = rebalance(part_of, 2, {"in_edges": weight}, 0.0, seed=0)
+    balanced = move_nodes(part_of, 2, {"in_edges": weight}, 0.0, seed=0)
     assert counts(balanced, 2).tolist() == [4, 4]
     assert counts(balanced, 2, weight).tolist() == [57, 57]
 
 
 def test_items_go_to_the_least_occupied_part() -> None:
     loads = np.zeros((1, 3))
-    parts = deal(np.array([5, 4, 3, 3, 1]), np.empty((0, 5)), np.ones(1), loads)
+    parts = list_schedule(np.array([5, 4, 3, 3, 1]), np.empty((0, 5)), np.ones(1), loads)
     assert parts.tolist() == [0, 1, 2, 2, 1]
     assert loads.tolist() == [[5, 5, 6]]
 
@@ -133,14 +133,14 @@ def test_items_go_to_the_part_that_is_least_occupied_in_all(data: st.DataObject)
         expected.append(int(np.argmin((loads * (1 / means)[:, None]).max(axis=0))))
         loads[:, expected[-1]] += amount
     found = np.zeros((2, num_parts))
-    assert deal(amounts[:, 0], amounts[:, 1:].T, means, found).tolist() == expected
+    assert list_schedule(amounts[:, 0], amounts[:, 1:].T, means, found).tolist() == expected
     assert np.array_equal(found, loads)
 
 
 def test_loads_are_sums_by_part() -> None:
-    rules = constraints(4, 3, {"w": np.array([1, 2, 3, 4])}, 0.0)
-    assert part_loads(np.array([2, 0, 2, 0]), 3, rules.weights).tolist() == [[2, 0, 2], [6, 0, 4]]
-    assert rules.limits.tolist() == [2, 4]
+    constraints = balance_constraints(4, 3, {"w": np.array([1, 2, 3, 4])}, 0.0)
+    assert part_loads(np.array([2, 0, 2, 0]), 3, constraints).tolist() == [[2, 0, 2], [6, 0, 4]]
+    assert constraints.limits.tolist() == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -154,16 +154,16 @@ def test_loads_are_sums_by_part() -> None:
 )
 def test_weights_that_cannot_be_balanced(weight: Array, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        constraints(4, 2, {"w": weight}, 0.05)
+        balance_constraints(4, 2, {"w": weight}, 0.05)
 
 
 @pytest.mark.parametrize("num_parts, imbalance, told", [(0, 0.1, "into 0 parts"), (2, -0.1, "imbalance is -0.1")])
 def test_tasks_that_cannot_be_met(num_parts: int, imbalance: float, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        constraints(4, num_parts, {}, imbalance)
+        balance_constraints(4, num_parts, {}, imbalance)
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])
 def test_parts_that_do_not_exist_are_told(wrong: int) -> None:
     with pytest.raises(ConfigError, match=rf"parts go from {min(wrong, 0)} to {max(wrong, 2)}; expected 0 to 2"):
-        rebalance(np.array([0, wrong, 2]), 3, {}, 0.1, seed=0)
+        move_nodes(np.array([0, wrong, 2]), 3, {}, 0.1, seed=0)

@@ -1,11 +1,9 @@
-"""Methods that look at neighbourhoods: ldg, metis, pymetis, multilevel, and auto, which chooses among all."""
+"""Methods that look at neighbourhoods: ldg, metis, multilevel, and auto, which chooses among all."""
 
 import logging
-import sys
 
 import numpy as np
 import pytest
-import torch
 
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
@@ -13,15 +11,16 @@ from sar.partition.assign import auto as auto_module
 from sar.partition.assign import ldg as ldg_module
 from sar.partition.assign import multilevel as multilevel_module
 from sar.partition.assign.auto import ESTIMATES, auto, choose
+from sar.partition.assign.capacity import draw, relative_weights
 from sar.partition.assign.external_csr import ExternalCsr
 from sar.partition.assign.label_propagation import cluster, refine
-from sar.partition.assign.ldg import draw, greedy_passes, ldg, relative_weights
-from sar.partition.assign.metis import _draw_entries, metis, pymetis
+from sar.partition.assign.ldg import greedy_parts, ldg
+from sar.partition.assign.metis import _adjacency_lists, metis
 from sar.partition.assign.multilevel import multilevel
 from sar.partition.assign.quality import measure_quality
 from tests.partition.graph_tasks import odd_graphs, source, task_of
 
-METHODS = {"ldg": ldg, "metis": metis, "pymetis": pymetis, "multilevel": multilevel, "auto": auto}
+METHODS = {"ldg": ldg, "metis": metis, "multilevel": multilevel, "auto": auto}
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +61,13 @@ def test_equal_tasks_give_equal_parts_within_the_limits(tmp_path, planted, metho
     assert max(balance.values()) <= 1.05 + 1e-6, balance
 
 
-@pytest.mark.parametrize("method", ["ldg", "pymetis", "multilevel"])
+@pytest.mark.parametrize("method", ["ldg", "metis", "multilevel"])
 def test_another_seed_gives_other_parts(tmp_path, planted, method, few_entries):
     first, other = (METHODS[method](task_of(planted[0], 4, tmp_path, seed=seed)) for seed in (0, 1))
     assert (first != other).any()
 
 
-@pytest.mark.parametrize("method", ["ldg", "metis", "pymetis", "multilevel"])
+@pytest.mark.parametrize("method", ["ldg", "metis", "multilevel"])
 def test_progress_goes_up_to_one(tmp_path, planted, method, few_entries):
     shares = []
     METHODS[method](task_of(planted[0], 4, tmp_path, progress=lambda doing, share: shares.append(share)))
@@ -98,7 +97,7 @@ def literal_ldg(neighbours, weights, num_parts, seed):
             else:
                 part_of[v] = max(range(num_parts), key=lambda p: (fits[p], -fill[p], ties[p]))
             loads[part_of[v]] += weights[v]
-        if sum(part_of[v] != before.get(v, -1) for v in part_of) <= ldg_module.SETTLED * len(neighbours):
+        if sum(part_of[v] != before.get(v, -1) for v in part_of) <= ldg_module.CONVERGED * len(neighbours):
             break
     return [part_of[v] for v in range(len(neighbours))]
 
@@ -116,8 +115,7 @@ def test_ldg_is_its_definition(tmp_path, num_parts, seed):
             neighbours[u].append(v)
             neighbours[v].append(u)
     weights = relative_weights(task)
-    csr, part_of = ExternalCsr.of_graph(task.graph, tmp_path / "lists"), np.full(300, -1, np.int32)
-    greedy_passes(csr, weights, part_of, task)
+    part_of = greedy_parts(ExternalCsr.of_graph(task.graph, tmp_path / "lists"), weights, task)
     assert part_of.tolist() == literal_ldg(neighbours, weights, num_parts, seed)
 
 
@@ -188,29 +186,14 @@ def test_entries_are_drawn_alike_in_both_directions_and_right_on_average(tmp_pat
     label, count = cluster(fine, np.full((4000, 1), 1e-3, np.float32), 0.02, 3, 0, lambda share: None)
     csr = fine.contracted(label, count, tmp_path / "coarse")
     total = sum(window.weights.sum() for window in csr.windows())
-    indptr, neighbours, weights = _draw_entries(csr, 3.0, 0, np.dtype(np.int32))
+    indptr, neighbours, weights = _adjacency_lists(csr, 3.0, 0)
     own = np.repeat(np.arange(count), np.diff(indptr))
     matrix = np.zeros((count, count))
     np.add.at(matrix, (own, neighbours), weights)
     assert (matrix == matrix.T).all()
     assert matrix.sum() == pytest.approx(total / 3, rel=0.02)
     assert len(neighbours) < csr.num_entries
-    assert len(_draw_entries(csr, 1.0, 0, np.dtype(np.int32)).neighbours) == csr.num_entries
-
-
-def test_without_pymetis_multilevel_takes_the_metis_of_dgl(tmp_path, planted, few_entries, monkeypatch):
-    monkeypatch.setattr(multilevel_module, "has_pymetis", lambda: False)
-    monkeypatch.setitem(sys.modules, "pymetis", None)
-    part_of = multilevel(task_of(planted[0], 4, tmp_path, planted[1]))
-    quality = measure_quality(planted[0], part_of, 4, planted[1])
-    assert quality.edge_cut < 0.4
-    assert max(quality.balance.values()) <= 1.05 + 1e-6
-
-
-def test_pymetis_has_to_be_installed(tmp_path, planted, monkeypatch):
-    monkeypatch.setattr("sar.partition.assign.metis.has_pymetis", lambda: False)
-    with pytest.raises(ConfigError, match="needs the package pymetis"):
-        pymetis(task_of(planted[0], 4, tmp_path))
+    assert len(_adjacency_lists(csr, 1.0, 0).neighbours) == csr.num_entries
 
 
 @pytest.mark.parametrize("weighed", [False, True])
@@ -218,9 +201,9 @@ def test_multilevel_cuts_no_more_than_a_tenth_above_metis(tmp_path, planted, few
     graph, weights = planted[0], planted[1] if weighed else {}
     cuts = {
         name: measure_quality(graph, METHODS[name](task_of(graph, 4, tmp_path, weights)), 4).edge_cut
-        for name in ("metis", "pymetis", "multilevel")
+        for name in ("metis", "multilevel")
     }
-    assert cuts["multilevel"] <= 1.1 * min(cuts["metis"], cuts["pymetis"]), cuts
+    assert cuts["multilevel"] <= 1.1 * cuts["metis"], cuts
 
 
 def test_multilevel_contracts_as_often_as_memory_asks_for(tmp_path, planted):
@@ -268,19 +251,16 @@ def test_auto_refuses_what_no_method_can_do(tmp_path, planted):
         auto(task_of(planted[0], 4, tmp_path, memory=1000))
 
 
-def test_metis_of_dgl_gets_no_parallel_edges(tmp_path, monkeypatch):
-    """With them it cuts many times more, and with more than there are nodes it writes beyond its buffers."""
-    given = []
-    monkeypatch.setattr(
-        "sar.partition.assign.metis.metis_of_lists",
-        lambda *lists: given.extend(lists) or torch.zeros(8, dtype=torch.int64),
-    )
-    metis(task_of(odd_graphs()["parallel edges"], 2, tmp_path))
-    assert given[0].tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 4]
-    assert given[1].tolist() == [1, 0, 3, 2]
+def test_metis_gets_no_parallel_edges(tmp_path):
+    """With more edges at a node than there are nodes it writes beyond its buffers."""
+    csr = ExternalCsr.of_graph(odd_graphs()["parallel edges"], tmp_path / "lists")
+    indptr, neighbours, weights = _adjacency_lists(csr, 1.0, 0)
+    assert indptr.tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 4]
+    assert neighbours.tolist() == [1, 0, 3, 2]
+    assert weights.tolist() == [60] * 4
 
 
-def test_metis_of_dgl_cuts_a_grid_with_both_directions_stored_along_a_line(tmp_path):
+def test_metis_cuts_a_grid_with_both_directions_stored_along_a_line(tmp_path):
     rows, columns = np.divmod(np.arange(60 * 60), 60)
     right, down = np.flatnonzero(columns < 59), np.flatnonzero(rows < 59)
     low, high = np.concatenate([right, down]), np.concatenate([right + 1, down + 60])

@@ -127,9 +127,15 @@ def test_edges_that_end_outside_are_told(name: str, edge: tuple[int, int]) -> No
 
 
 def test_unknown_names_are_told() -> None:
-    with pytest.raises(ConfigError, match="no partition method 'springs'; expected one of random, spring, dbh"):
+    with pytest.raises(ConfigError, match="no partition method 'springs'; expected one of random, spring, ldg"):
         method_named("springs")
     assert method_names()[: len(METHODS)] == list(METHODS)
+
+
+def test_edge_partitioners_come_by_the_entry_points_of_any_package() -> None:
+    names = {"dbh", "greedy", "hdrf", "2ps-l"}
+    assert not names & set(METHODS)
+    assert names <= set(method_names())
 
 
 @pytest.fixture

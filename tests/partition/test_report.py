@@ -12,10 +12,10 @@ from matplotlib.image import imread
 
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import PartitionError
+from sar.partition.in_memory import partition_graph
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.inspect.report_picture import draw_traffic
 from sar.partition.once import Once
-from sar.partition.write.write import partition_graph
 from tests.adapters.dgl.directories import (
     Directory,
     dgl,

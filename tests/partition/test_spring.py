@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.partition.assign.balance import rebalance
 from sar.partition.assign.methods import method_named
+from sar.partition.assign.rebalance import move_nodes
 from sar.partition.graph_data import Array
 from tests.partition.streams import Edges, edge_task, small_graphs
 
@@ -72,14 +72,14 @@ def algorithm_1(num_nodes: int, edges: Edges, p: int, beta: Fraction, seed: int)
     parts: list[set[int]] = [set() for _ in range(p)]
     for i in sorted((i for i in shuffled if members[i]), key=lambda i: -len(members[i])):
         min(parts, key=len).update(members[i])
-    return settled([next(s for s in range(p) if v in parts[s]) for v in nodes], edges, p, beta, seed)
+    return rebalanced([next(s for s in range(p) if v in parts[s]) for v in nodes], edges, p, beta, seed)
 
 
-def settled(parts: list[int], edges: Edges, p: int, beta: Fraction, seed: int) -> Array:
+def rebalanced(parts: list[int], edges: Edges, p: int, beta: Fraction, seed: int) -> Array:
     """What the paper leaves too large, rebalanced by the edges that nodes have within their parts."""
     within = Counter(end for u, v in edges for end in (u, v) if parts[u] == parts[v])
     attachment = np.array([within[v] for v in range(len(parts))])
-    return rebalance(np.array(parts, np.int32), p, {}, float(beta - 1), seed, attachment)
+    return move_nodes(np.array(parts, np.int32), p, {}, float(beta - 1), seed, attachment)
 
 
 @settings(max_examples=150)

@@ -11,7 +11,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_data import HeteroGraphData
-from sar.partition.write.write import partition_graph
+from sar.partition.in_memory import partition_graph
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])

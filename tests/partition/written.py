@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from sar.adapters.dgl.shim import require_dgl
-from sar.adapters.dgl.writer.binary_layout import Room
+from sar.adapters.dgl.writer.binary_layout import ArrayWriter
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
 from sar.partition.write import numbering, write_job
@@ -200,13 +200,13 @@ class SmallDisk:
     """Fails when it is written to for the n-th time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, until: int) -> None:
-        append = Room.append
+        append = ArrayWriter.append
 
-        def limited(room: Room, rows: Array) -> None:
+        def limited(writer: ArrayWriter, rows: Array) -> None:
             nonlocal until
             until -= 1
             if until < 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            append(room, rows)
+            append(writer, rows)
 
-        monkeypatch.setattr(Room, "append", limited)
+        monkeypatch.setattr(ArrayWriter, "append", limited)

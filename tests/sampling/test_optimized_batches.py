@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sar
+from sar.errors import PartitionError
 from sar.sampling import OptimizedBatches, SeedBatches, optimized_batches
 from sar.sampling.optimized_batches import fit
 from sar.sampling.seed_parts import seed_parts
@@ -208,11 +209,8 @@ def test_a_file_that_cannot_be_written_is_an_error_on_all(pool, world_size, tmp_
         assert number == 6, "works on"
 
 
-@pytest.mark.parametrize("installed", [True, False], ids=["pymetis", "dgl"])
-def test_parts_of_small_graphs_with_loops_and_parallel_edges(installed, monkeypatch):
+def test_parts_of_small_graphs_with_loops_and_parallel_edges():
     """On such graphs METIS corrupts memory, where it gets them as they are."""
-    pytest.importorskip("pymetis")
-    monkeypatch.setattr("sar.sampling.seed_parts.has_pymetis", lambda: installed)
     generator = torch.Generator().manual_seed(0)
     for _ in range(40):
         seeds, others, edges = (int(torch.randint(1, most, (), generator=generator)) for most in (60, 30, 300))
@@ -223,5 +221,16 @@ def test_parts_of_small_graphs_with_loops_and_parallel_edges(installed, monkeypa
         parts = seed_parts(*given)
         assert parts.shape == (seeds + others,)
         assert 0 <= int(parts.min()) <= int(parts.max()) < num_parts
-        if installed:  # DGL's gives some small graphs other parts each time
-            assert torch.equal(seed_parts(*given), parts)
+        assert torch.equal(seed_parts(*given), parts)
+
+
+def test_metis_that_finds_no_parts_is_told(monkeypatch):
+    """Seeds used to come in the order of their IDs then, without a word."""
+    monkeypatch.setattr("sar.adapters.metis._OK", -1)
+    with pytest.raises(PartitionError, match="METIS finds no 2 parts"):
+        seed_parts(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(3, dtype=torch.bool), 2)
+
+
+def test_seeds_that_nothing_joins_stay_in_order():
+    loops = torch.arange(3)
+    assert seed_parts(loops, loops, torch.ones(3, dtype=torch.bool), 2) is None

@@ -21,8 +21,8 @@ from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
+from sar.partition.in_memory import partition_graph
 from sar.partition.inspect.inspection import inspect_directory
-from sar.partition.write.write import partition_graph
 from sar.train.model_shape import ModelShape
 from sar.train.plan import plan_training
 from tests.partition.test_write import small_types

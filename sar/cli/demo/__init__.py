@@ -15,9 +15,9 @@ from sar.cli.demo.training import MODELS, Epoch, Job, train_distributed, train_s
 from sar.errors import ConfigError
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData, HeteroGraphData, write_npz
+from sar.partition.in_memory import partition_graph
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.tables import as_markdown, as_text
-from sar.partition.write.write import partition_graph
 
 HELP = "Train GraphSAGE and GAT with several workers and with one process, and compare."
 

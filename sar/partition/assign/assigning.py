@@ -13,8 +13,7 @@ from sar.partition.assign.assignment_files import read_assignment, write_assignm
 from sar.partition.assign.auto import choose
 from sar.partition.assign.methods import method_named
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, GraphSource
-from sar.partition.write.write_job import Progress
+from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress
 
 AUTO = "auto"
 IN_EDGES = "in_edges"

@@ -1,4 +1,4 @@
-"""What assigns nodes to parts: the task, and the methods by name.
+"""What a partition method is given, and what it returns.
 
 A method is a function from an `AssignmentTask` to the part of every node, (N,) integers from 0 to P - 1. It reads the
 edges as a stream, as often as it likes, and holds O(nodes) memory. Equal tasks give equal assignments.
@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sar.partition.assign.balance import Constraints, balance_constraints
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import GraphSource
+from sar.partition.graph_source import GraphSource, Progress
 
 
 @dataclass(frozen=True)
 class AssignmentTask:
     """What a method is asked for.
 
-    graph: edges to read by `graph.chunks()`, with the nodes of all types counted through.
+    graph: edges to read by `graph.chunks()`, in which the nodes of all types have consecutive numbers, type after type.
     num_parts: P.
     scratch: an empty directory for files that the method needs; it is removed afterwards.
     seed: of every random choice.
@@ -34,7 +35,15 @@ class AssignmentTask:
     weights: Mapping[str, Array] = field(default_factory=dict)
     imbalance: float = 0.05
     memory: int | None = None
-    progress: Callable[[str, float], None] = lambda doing, share: None
+    progress: Progress = lambda doing, share: None
+
+    def constraints(self) -> Constraints:
+        """What parts may hold.
+
+        Raises:
+            ConfigError: a weight has another length than there are nodes, or is negative or not finite.
+        """
+        return balance_constraints(self.graph.total_nodes, self.num_parts, self.weights, self.imbalance)
 
 
 Method = Callable[[AssignmentTask], Array]

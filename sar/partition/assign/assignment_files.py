@@ -23,7 +23,7 @@ _BLOCK = 1 << 22  # bytes read, and lines written, at a time
 class Assignment(NamedTuple):
     """Which part every node belongs to.
 
-    parts: (N,) int32 from 0 to P - 1, nodes of all types counted through.
+    parts: (N,) int32 from 0 to P - 1, nodes being numbered type after type.
     num_parts: P.
     algo_name: the method that made it; empty where no file says so.
     """
@@ -41,7 +41,7 @@ def write_assignment(
     Args:
         folder: directory to make or to fill.
         num_nodes: N_t by node type.
-        parts: (N,) integers from 0 to P - 1, nodes of all types counted through.
+        parts: (N,) integers from 0 to P - 1, nodes being numbered type after type.
         num_parts: P.
         algo_name: name of the method.
 

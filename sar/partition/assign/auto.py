@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sar.adapters.pymetis import has_pymetis
 from sar.errors import ConfigError
 from sar.logging_setup import logger
 from sar.partition.assign.assignment import AssignmentTask
@@ -34,12 +33,8 @@ def _multilevel(task: AssignmentTask) -> Needs:
     return Needs(24 * MIB + _nodes(task, 96, 24) + coarse, 48 * task.graph.total_edges)
 
 
-def _pymetis(task: AssignmentTask) -> Needs:
-    return Needs(24 * MIB + _nodes(task, 64, 24) + 170 * task.graph.total_edges, 24 * task.graph.total_edges)
-
-
 def _metis(task: AssignmentTask) -> Needs:
-    return Needs(24 * MIB + _nodes(task, 64, 32) + 130 * task.graph.total_edges, 24 * task.graph.total_edges)
+    return Needs(24 * MIB + _nodes(task, 64, 24) + 170 * task.graph.total_edges, 24 * task.graph.total_edges)
 
 
 def _ldg(task: AssignmentTask) -> Needs:
@@ -59,10 +54,9 @@ def _nodes(task: AssignmentTask, each: int, each_weight: int) -> int:
 
 
 # By the cut to expect on graphs with communities, the smallest first. Measured with 16 edges a node and one weight:
-# METIS grows by 140 to 170 bytes an edge in pymetis, by 122 to 128 in DGL (whose own input makes it 170).
+# METIS grows by 140 to 170 bytes an edge.
 ESTIMATES: dict[str, Estimate] = {
     "multilevel": _multilevel,
-    "pymetis": _pymetis,
     "metis": _metis,
     "ldg": _ldg,
     "spring": _spring,
@@ -78,16 +72,15 @@ class Choice(NamedTuple):
 
 
 def choose(task: AssignmentTask) -> Choice:
-    """The method with the smallest cut to expect, of those that `task.memory` and the disk have room for.
+    """The method with the smallest cut to expect, of those that `task.memory` and the free disk space allow.
 
     Raises:
-        ConfigError: there is not even room for random parts.
+        ConfigError: they do not even allow random parts.
     """
-    free, passed = shutil.disk_usage(task.scratch).free, []
+    free = shutil.disk_usage(task.scratch).free
+    passed = []
     for name, estimate in ESTIMATES.items():
         needs = estimate(task)
-        if name == "pymetis" and not has_pymetis():
-            continue
         if task.memory is not None and needs.memory > task.memory:
             passed.append(f"{name} needs about {_mib(needs.memory)}")
         elif needs.disk > free:
@@ -106,7 +99,7 @@ def auto(task: AssignmentTask) -> Array:
     """Take the method that `choose` names, and log which and why.
 
     Raises:
-        ConfigError: there is not even room for random parts.
+        ConfigError: they do not even allow random parts.
     """
     choice = choose(task)
     logger.info("method auto takes '%s': %s", *choice)

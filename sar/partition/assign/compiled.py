@@ -29,6 +29,6 @@ def compiled(function: F) -> F:
 @cache
 def _sources_digest() -> str:
     digest = hashlib.blake2b(digest_size=4)
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()

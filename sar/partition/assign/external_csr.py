@@ -3,10 +3,10 @@
 The lists are those of the symmetrised graph: every edge in both directions, self-loops dropped. Parallel edges stay as
 repeated neighbours; where lists are contracted, they become one neighbour with a weight.
 
-[Note: two passes] One pass counts degrees, which gives the place of every list in the file. The second deals the edges,
-both ways round, into buckets: ranges of nodes whose lists fill a buffer. Then each bucket is brought into order in
-memory and appended to the lists. So all writing and all later reading is sequential. Files are read into buffers, not
-mapped: pages of a mapping count as this process's memory.
+[Note: two passes] One pass counts degrees, which gives the place of every list in the file. The second writes the
+edges, both ways round, into buckets: ranges of nodes whose lists fill a buffer. Then each bucket is brought into order
+in memory and appended to the lists. So all writing and all later reading is sequential. Files are read into buffers,
+not mapped: pages of a mapping count as this process's memory.
 """
 
 import errno
@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sar.errors import ConfigError
+from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.compiled import compiled
+from sar.partition.assign.stream import check_ends
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource
 
@@ -28,7 +30,7 @@ BUCKET = 1 << 21
 WINDOW = 1 << 20
 """Neighbours that are read at a time."""
 PIECE = 1 << 17
-"""Edges that are dealt at a time."""
+"""Edges that are written to buckets at a time."""
 
 Pieces = Callable[[], Iterator[tuple[Array, Array, Array | None]]]
 """Sources, destinations and weights of edges, piece by piece: all with weights, or none."""
@@ -40,18 +42,29 @@ class Window(NamedTuple):
     first: the first node.
     bounds: (nodes + 1,), where the lists begin and end among all entries of the graph.
     neighbours: (entries,) integers; valid until the next window is asked for.
-    weights: (entries,) float32, valid as long; None where all are 1.
+    weights: (entries,) float32, valid as long; (0,) where all are 1.
     """
 
     first: int
     bounds: Array
     neighbours: Array
-    weights: Array | None
+    weights: Array
 
     @property
     def last(self) -> int:
         """The node after these."""
         return self.first + len(self.bounds) - 1
+
+
+class Tally(NamedTuple):
+    """The edges of one node, added up by the labels of its neighbours.
+
+    sums: (L,), the sum for each label; 0 for labels that the node at hand does not meet.
+    labels: at least as many as a node may meet; the first ones are those that it meets.
+    """
+
+    sums: Array
+    labels: Array
 
 
 @dataclass(frozen=True)
@@ -77,7 +90,7 @@ class ExternalCsr:
         """The lists of a graph, whose edges are read twice.
 
         Args:
-            graph: nodes of all types are counted through.
+            graph: its edges.
             folder: is made for the files.
             bucket: neighbours that are brought into order at a time.
             progress: called with the share that is done, 0 to 1.
@@ -85,16 +98,17 @@ class ExternalCsr:
         Raises:
             ConfigError: an edge ends outside the graph, or the disk is full.
         """
-        total = 2 * max(1, graph.total_edges)
+        node = _node_dtype(graph.total_nodes)
+        edges_read = 0
 
         def pieces() -> Iterator[tuple[Array, Array, None]]:
+            nonlocal edges_read
             for src, dst in graph.chunks(PIECE):
-                _check_nodes(src, dst, graph.total_nodes, done[0] % max(1, graph.total_edges))
+                check_ends(src, dst, graph.total_nodes, edges_read % graph.total_edges)
                 yield src.astype(node), dst.astype(node), None
-                done[0] += len(src)
-                progress(done[0] / total)
+                edges_read += len(src)
+                progress(edges_read / (2 * graph.total_edges))
 
-        node, done = _node_dtype(graph.total_nodes), [0]
         return _build(folder, graph.total_nodes, pieces, bucket, weighted=False)
 
     @property
@@ -120,15 +134,16 @@ class ExternalCsr:
         """All lists, in the order of nodes, at most `entries` of them at a time unless one list is longer."""
         bounds = _bounds(self.indptr, entries)
         size = _largest(self.indptr, bounds)
-        neighbours, weights = np.empty(size, self.node_dtype), np.empty(size * self.weighted, np.float32)
+        neighbours = np.empty(size, self.node_dtype)
+        weights = np.empty(size if self.weighted else 0, np.float32)
         with open(self.folder / "neighbours", "rb") as listed, open(self.folder / "weights", "rb") as weighed:
             for first, last in pairwise(bounds):
                 count = int(self.indptr[last] - self.indptr[first])
-                for file, buffer in ((listed, neighbours[:count]), (weighed, weights[:count])):
+                window = Window(first, self.indptr[first : last + 1], neighbours[:count], weights[:count])
+                for file, buffer in ((listed, window.neighbours), (weighed, window.weights)):
                     if file.readinto(buffer.data) != buffer.nbytes:
                         raise ConfigError(f"'{file.name}' has become shorter while it was read.")
-                of_entries = weights[:count] if self.weighted else None
-                yield Window(first, self.indptr[first : last + 1], neighbours[:count], of_entries)
+                yield window
 
     def contracted(self, cluster: Array, num_clusters: int, folder: Path, bucket: int = BUCKET) -> "ExternalCsr":
         """The weighted lists of the graph whose nodes are this graph's clusters.
@@ -145,26 +160,55 @@ class ExternalCsr:
         def pieces() -> Iterator[tuple[Array, Array, Array]]:
             for window in self.windows(2 * PIECE):
                 own = cluster[window.first : window.last].astype(node).repeat(np.diff(window.bounds))
-                weights = np.ones(len(own), np.float32) if window.weights is None else window.weights
+                weights = window.weights if self.weighted else np.ones(len(own), np.float32)
                 yield own, cluster[window.neighbours].astype(node), weights
 
         node = _node_dtype(num_clusters)
         return _build(folder, num_clusters, pieces, bucket, weighted=True)
 
 
+def lists_on_disk(task: AssignmentTask, share: float) -> ExternalCsr:
+    """A task's graph as neighbour lists in its scratch directory; `share` is what this is of the method's work."""
+    return ExternalCsr.of_graph(
+        task.graph, task.scratch / "lists", progress=lambda done: task.progress("neighbour lists", share * done)
+    )
+
+
+@compiled
+def add_up(window: Window, v: int, label: Array, tally: Tally) -> int:
+    """Sum the weights of a node's edges by the neighbours' labels, leaving out neighbours of label -1.
+
+    Args:
+        window: where the node is.
+        v: the node.
+        label: (N,) integers.
+        tally: is filled; its sums are to be set back to 0 afterwards.
+
+    Returns:
+        How many labels there are.
+    """
+    sums, labels = tally
+    place = v - window.first
+    count = 0
+    for e in range(window.bounds[place] - window.bounds[0], window.bounds[place + 1] - window.bounds[0]):
+        one = label[window.neighbours[e]]
+        if one >= 0:
+            if sums[one] == 0:
+                labels[count] = one
+                count += 1
+            sums[one] += window.weights[e] if window.weights.size else np.float32(1)
+    return count
+
+
+@compiled
+def clear(tally: Tally, count: int) -> None:
+    """Set the sums of the first `count` labels back to 0."""
+    for i in range(count):
+        tally.sums[tally.labels[i]] = 0
+
+
 def _node_dtype(num_nodes: int) -> Any:
     return np.int32 if num_nodes < 2**31 else np.int64
-
-
-def _check_nodes(src: Array, dst: Array, num_nodes: int, first_edge: int) -> None:
-    """Refuse edges that end outside the graph; compiled loops rely on it that none does."""
-    if not len(src) or (min(src.min(), dst.min()) >= 0 and max(src.max(), dst.max()) < num_nodes):
-        return
-    wrong = int(np.flatnonzero((src < 0) | (src >= num_nodes) | (dst < 0) | (dst >= num_nodes))[0])
-    raise ConfigError(
-        f"edge {first_edge + wrong} leads from node {src[wrong]} to node {dst[wrong]}; expected nodes 0 to "
-        f"{num_nodes - 1} (nodes and edges of all types counted through)."
-    )
 
 
 def _bounds(indptr: Array, entries: int) -> list[int]:
@@ -191,12 +235,12 @@ def _build(folder: Path, num_nodes: int, pieces: Pieces, bucket: int, weighted: 
     try:
         bounds = _bounds(indptr, bucket)
         with open(unsorted, "w+b") as file:
-            _deal_out(file, indptr, bounds, pieces, weighted)
+            _write_buckets(file, indptr, bounds, pieces, weighted)
             indptr = _sort_buckets(file, folder, indptr, bounds, weighted)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise ConfigError(f"the disk of '{folder}' is full; name another one, with more room, for scratch.") from error
+        raise ConfigError(f"the disk of '{folder}' is full; name another one, with more space, for scratch.") from error
     finally:
         unsorted.unlink(missing_ok=True)
     return ExternalCsr(folder, indptr, weighted)
@@ -207,26 +251,29 @@ def _record(num_nodes: int, weighted: bool) -> np.dtype[Any]:
     return np.dtype([("own", node), ("other", node), *([("weight", np.float32)] if weighted else [])])
 
 
-def _deal_out(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weighted: bool) -> None:
+def _write_buckets(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weighted: bool) -> None:
     """Write all edges as records, those of a bucket side by side, each bucket where its lists would be."""
     record = _record(len(indptr) - 1, weighted)
     bucket_of = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(bounds))
     begin = indptr[bounds]  # where the next record of each bucket goes
     for src, dst, weights in pieces():
-        records, ends = np.empty(2 * len(src), record), np.zeros(len(bounds), np.int64)
-        _deal(src, dst, weights, bucket_of, ends, records)
+        records = np.empty(2 * len(src), record)
+        ends = np.zeros(len(bounds), np.int64)
+        _sort_by_bucket(src, dst, weights, bucket_of, ends, records)
         for bucket in np.flatnonzero(np.diff(ends)).tolist():
-            mine = records[ends[bucket] : ends[bucket + 1]]
+            of_bucket = records[ends[bucket] : ends[bucket + 1]]
             file.seek(int(begin[bucket]) * record.itemsize)
-            file.write(mine.data)
-            begin[bucket] += len(mine)
+            file.write(of_bucket.data)
+            begin[bucket] += len(of_bucket)
 
 
 def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], weighted: bool) -> Array:
     """Write the lists, bucket after bucket; returns where they are now, which is elsewhere if some got shorter."""
     num_nodes = len(indptr) - 1
-    record, size = _record(num_nodes, weighted), _largest(indptr, bounds)
-    neighbours, weights = np.empty(size, _node_dtype(num_nodes)), np.empty(size, np.float32) if weighted else None
+    record = _record(num_nodes, weighted)
+    size = _largest(indptr, bounds)
+    neighbours = np.empty(size, _node_dtype(num_nodes))
+    weights = np.empty(size, np.float32) if weighted else None
     merged = np.zeros(num_nodes + 1, np.int64) if weighted else indptr
     last_seen = np.full(num_nodes * weighted, -1, np.int64)
     file.seek(0)
@@ -264,7 +311,9 @@ def _take(next_place: Array, which: int) -> int:
 
 
 @compiled
-def _deal(src: Array, dst: Array, weights: Array | None, bucket_of: Array, ends: Array, records: Array) -> None:
+def _sort_by_bucket(
+    src: Array, dst: Array, weights: Array | None, bucket_of: Array, ends: Array, records: Array
+) -> None:
     """Write edges to records, ordered by bucket; those of bucket b end at ends[b + 1].
 
     weights: None: edges have none, and are written both ways round.

@@ -1,4 +1,8 @@
-"""The methods that assign nodes to parts, by name; one is imported when it is asked for."""
+"""The methods that assign nodes to parts, by name; one is imported when it is asked for.
+
+A method is a function from `AssignmentTask` to parts. It becomes known by an entry point of the group
+`sar.partition_methods`, in this project's `pyproject.toml` (the edge partitioners) or in that of any other package.
+"""
 
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -10,20 +14,15 @@ from sar.partition.assign.assignment import Method
 METHODS = {
     "random": "sar.partition.assign.random:random",
     "spring": "sar.partition.assign.spring:spring",
-    "dbh": "sar.partition.assign.edge_partitioners.dbh:dbh",
-    "greedy": "sar.partition.assign.edge_partitioners.greedy:greedy",
-    "hdrf": "sar.partition.assign.edge_partitioners.hdrf:hdrf",
-    "2ps-l": "sar.partition.assign.edge_partitioners.two_phase:two_phase",
     "ldg": "sar.partition.assign.ldg:ldg",
     "multilevel": "sar.partition.assign.multilevel:multilevel",
     "metis": "sar.partition.assign.metis:metis",
-    "pymetis": "sar.partition.assign.metis:pymetis",
     "auto": "sar.partition.assign.auto:auto",
 }
-"""`module:function` of the methods that come with sar."""
+"""`module:function` of the methods that are there without an entry point, so that `auto` can rely on them."""
 
 ENTRY_POINTS = "sar.partition_methods"
-"""Group of the entry points by which other packages add methods."""
+"""Group of the entry points by which packages add methods."""
 
 
 def method_named(name: str) -> Method:

@@ -1,4 +1,4 @@
-"""Semi-external multilevel assignment: arrays over nodes in memory, neighbour lists on disk.
+"""The method `multilevel`, semi-external: arrays over nodes in memory, neighbour lists on disk.
 
 Meyerhenke, Sanders and Schulz, "Partitioning complex networks via size-constrained clustering", SEA 2014.
 """
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sar.adapters.pymetis import has_pymetis
 from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.external_csr import ExternalCsr
+from sar.partition.assign.capacity import relative_weights
+from sar.partition.assign.external_csr import ExternalCsr, lists_on_disk
 from sar.partition.assign.label_propagation import cluster, refine
-from sar.partition.assign.ldg import READING, greedy_passes, lists_on_disk, relative_weights
-from sar.partition.assign.metis import divide
-from sar.partition.assign.settle import settle
+from sar.partition.assign.ldg import READING, greedy_parts
+from sar.partition.assign.metis import divide, is_trivial
+from sar.partition.assign.rebalance import rebalance
 from sar.partition.graph_data import Array
 
 COARSE_ENTRIES = 1 << 20
@@ -47,17 +47,17 @@ class Level(NamedTuple):
 def multilevel(task: AssignmentTask) -> Array:
     """Contract clusters until METIS takes little memory, and take its parts back to the nodes, refining them.
 
-    Clusters come from label propagation with limited sizes. The coarsest graph is divided by METIS (pymetis where it is
-    installed, else DGL's); where clusters do not get it small enough, by METIS on edges drawn at random. On every level
-    label propagation between the parts, within their capacities, lowers the cut.
+    Clusters come from label propagation with limited sizes. The coarsest graph is divided by METIS; where clusters do
+    not get it small enough, by METIS on edges drawn at random. On every level label propagation between the parts,
+    within their capacities, lowers the cut.
 
     Memory: about 100 bytes a node, 16 more for each weight, and 100 MB. Disk: as `ExternalCsr`, for each level.
     """
-    levels, clusters = [Level(lists_on_disk(task), relative_weights(task))], []
-    if task.num_parts == 1 or levels[0].csr.num_nodes <= task.num_parts or levels[0].csr.num_entries == 0:
-        part_of = np.full(levels[0].csr.num_nodes, -1, np.int32)
-        greedy_passes(*levels[0], part_of, task)
-        return settle(task, part_of)
+    finest = Level(lists_on_disk(task, share=READING), relative_weights(task))
+    if is_trivial(finest.csr, task):
+        return rebalance(task, greedy_parts(finest.csr, finest.weights, task))
+    levels = [finest]
+    clusters: list[Array] = []
     while levels[-1].csr.num_entries > coarse_entries(task.memory):
         coarser = _coarser(levels[-1], task, len(levels))
         if coarser is None:
@@ -66,12 +66,14 @@ def multilevel(task: AssignmentTask) -> Array:
         clusters.append(label)
         levels.append(level)
     task.progress("METIS", MIDDLE)
-    part_of = divide(*levels[-1], task, coarse_entries(task.memory), TRIALS, in_dgl=not has_pymetis())
+    coarsest = levels[-1]
+    part_of = divide(coarsest.csr, coarsest.weights, task, coarse_entries(task.memory), TRIALS)
     while True:
         tell = _progress(task, f"refining level {len(levels)}", 0.5 ** len(levels))
-        refine(*levels.pop(), part_of, task.num_parts, REFINE_PASSES, task.seed, tell)
+        level = levels.pop()
+        refine(level.csr, level.weights, part_of, task.num_parts, REFINE_PASSES, task.seed, tell)
         if not levels:
-            return settle(task, part_of)
+            return rebalance(task, part_of)
         part_of = part_of[clusters.pop()]
 
 

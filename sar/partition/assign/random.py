@@ -3,17 +3,17 @@
 import numpy as np
 
 from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.balance import constraints, rebalance
 from sar.partition.assign.compiled import compiled
+from sar.partition.assign.rebalance import move_nodes
 from sar.partition.graph_data import Array
 
 
 def random(task: AssignmentTask) -> Array:
     """Assign nodes at random; parts differ by one node at most.
 
-    Nodes in random order are dealt in rounds, one to each part. Where there are weights, nodes of like weights are next
-    to each other in that order, and a round gives its heaviest node to the part that holds least; so every weight is
-    spread as evenly as its largest values allow. Only if that breaks a constraint, nodes are moved (`rebalance`).
+    Nodes in random order are assigned in rounds, one to each part. Where there are weights, nodes of like weights are
+    next to each other in that order, and a round gives its heaviest node to the part that holds least; so every weight
+    is spread as evenly as its largest values allow. Only if that breaks a constraint, nodes are moved (`move_nodes`).
 
     Args:
         task: its edges are not read.
@@ -22,23 +22,23 @@ def random(task: AssignmentTask) -> Array:
         The part of every node, (N,) int32.
     """
     num_nodes, num_parts = task.graph.total_nodes, task.num_parts
-    rules = constraints(num_nodes, num_parts, task.weights, task.imbalance)
+    constraints = task.constraints()
     rng = np.random.default_rng(task.seed)
     order = rng.permutation(num_nodes)
     part_of = np.empty(num_nodes, np.int32)
-    if len(rules.weights):
-        kinds = np.argsort([len(np.unique(weight)) for weight in rules.weights], kind="stable")
+    if len(constraints.weights):
+        kinds = np.argsort([len(np.unique(weight)) for weight in constraints.weights], kind="stable")
         # The last key counts first: the weight with the fewest values, such as a mask, makes the coarsest groups.
-        order = order[np.lexsort([-rules.weights[kind][order] for kind in kinds[::-1]])]
-        _deal_rounds(order, rules.weights / np.maximum(rules.means[1:, None], 1e-30), num_parts, part_of)
+        order = order[np.lexsort([-constraints.weights[kind][order] for kind in kinds[::-1]])]
+        _assign_rounds(order, constraints.weights / np.maximum(constraints.means[1:, None], 1e-30), num_parts, part_of)
     else:
         part_of[order] = np.arange(num_nodes) % num_parts
     task.progress("assigning nodes", 1.0)
-    return rebalance(part_of, num_parts, task.weights, task.imbalance, task.seed)
+    return move_nodes(part_of, num_parts, task.weights, task.imbalance, task.seed)
 
 
 @compiled
-def _deal_rounds(order: Array, weights: Array, num_parts: int, part_of: Array) -> None:
+def _assign_rounds(order: Array, weights: Array, num_parts: int, part_of: Array) -> None:
     """Give each part one of every `num_parts` nodes, the heaviest to the part that holds least in all weights."""
     held = np.zeros(num_parts)
     for start in range(0, len(order), num_parts):

@@ -1,18 +1,60 @@
 """The method `spring`: streaming clustering, merging along richest neighbours, list scheduling."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.balance import Constraints, constraints, deal
-from sar.partition.assign.clusters import NONE, move, open_clusters
+from sar.partition.assign.balance import Constraints, list_schedule
+from sar.partition.assign.clusters import NONE, Clusters, move, no_clusters, open_clusters
 from sar.partition.assign.compiled import compiled
-from sar.partition.assign.settle import settle
-from sar.partition.assign.stream import count_degrees, edge_chunks, index_dtype
+from sar.partition.assign.rebalance import rebalance
+from sar.partition.assign.stream import count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 
 _OUT = -2
-Queue = tuple[Array, Array, Array]
-"""Clusters by size, those of a size in a list: the first of each size; and before and after each cluster, or `_OUT`."""
+
+
+class Neighbours(NamedTuple):
+    """What decides about representatives.
+
+    degree: (N,), of every node.
+    richest: (N,), the neighbour of each node with the largest degree, or `NONE`.
+    lot: (N,), a random order of nodes.
+    """
+
+    degree: Array
+    richest: Array
+    lot: Array
+
+
+class Merging(NamedTuple):
+    """K clusters of nodes, as they are merged.
+
+    of_node: (N,), the cluster of each node, before merging.
+    into: (K,), a forest: the cluster into which each has been merged, or itself.
+    size: (K,), the number of nodes; 0 for clusters that have been merged into others.
+    weight: (C, K), the nodes' weights.
+    representative: (K,), the node that leads to a cluster to merge with; `NONE` where there is none.
+    """
+
+    of_node: Array
+    into: Array
+    size: Array
+    weight: Array
+    representative: Array
+
+
+class Queue(NamedTuple):
+    """Clusters by size, those of a size in a list.
+
+    first: (sizes,), the first cluster of each size, or `NONE`.
+    before, after: (K,), the neighbours of each cluster in its list, or `NONE`; before is `_OUT` where it is in none.
+    """
+
+    first: Array
+    before: Array
+    after: Array
 
 
 def spring(task: AssignmentTask) -> Array:
@@ -23,7 +65,7 @@ def spring(task: AssignmentTask) -> Array:
        richest neighbour, the one with the largest degree.
     2. *Merging*: from the smallest cluster on, a cluster joins that of the richest neighbour of its representative, the
        node with the richest such neighbour, if the two have at most beta N / P nodes together.
-    3. *Assignment*: clusters go, the largest first, to the least occupied part.
+    3. *Assignment*: clusters go, the largest first, to the part with the smallest load.
 
     Two passes over the edges, one for the degrees; O(N) memory, O(E + N log N) time. beta is 1 + `task.imbalance`.
 
@@ -43,97 +85,88 @@ def spring(task: AssignmentTask) -> Array:
     - Directed edges count at both ends: the degree is in-degree plus out-degree.
 
     Weights of the task are not in the paper: a merged cluster must not exceed beta times the mean of any of them, a
-    part is as occupied as its largest load relative to the mean, and `settle` has the last word. Without weights the
+    part is as full as its largest load relative to the mean, and `rebalance` has the last word. Without weights the
     result is the paper's, unless it leaves a part above beta N / P.
 
     Returns:
         The part of every node, (N,) int32.
     """
-    rules = constraints(task.graph.total_nodes, task.num_parts, task.weights, task.imbalance)
+    constraints = task.constraints()
     degree = count_degrees(task)
     half_a_part = int(degree.sum(dtype=np.int64)) // (2 * task.num_parts)
-    cluster, num_clusters, richest = _cluster_nodes(task, degree, tau=half_a_part)
-    clusters = _Clusters(cluster, num_clusters, richest, degree, rules.weights, task.seed)
-    clusters.merge(rules.means * (1 + task.imbalance) * (1 + 1e-9))
+    of_node, num_clusters, richest = _cluster_nodes(task, degree, tau=half_a_part)
+    rng = np.random.default_rng(task.seed)
+    neighbours = Neighbours(degree, richest, rng.permutation(len(degree)).astype(of_node.dtype))
+    order = rng.permutation(num_clusters)
+    merging = _describe(of_node, num_clusters, constraints, neighbours)
+    _merge(order, constraints.means * (1 + task.imbalance) * (1 + 1e-9), neighbours, merging)
     task.progress("assigning clusters", 1.0)
-    parts = clusters.assign(rules, task.num_parts)
-    return settle(task, parts)
+    return rebalance(task, _assign(order, merging, constraints, task.num_parts))
 
 
 def _cluster_nodes(task: AssignmentTask, degree: Array, tau: int) -> tuple[Array, int, Array]:
     """Lines 2 to 17: the cluster of every node, (N,); the number of clusters; the richest neighbours, (N,).
 
-    Nodes without edges have clusters of their own, and no richest neighbour, -1.
+    Nodes without edges have clusters of their own, and no richest neighbour.
     """
-    ids = index_dtype(len(degree))
-    cluster, richest = np.full(len(degree), NONE, ids), np.full(len(degree), NONE, ids)
-    volume = np.zeros(len(degree), np.int64)
+    clusters = no_clusters(degree)
+    richest = np.full_like(clusters.of_node, NONE)
     num_clusters = 0
     for src, dst in edge_chunks(task, "clustering nodes"):
-        num_clusters = _cluster_edges(src, dst, degree, tau, cluster, richest, volume, num_clusters)
-    alone = np.flatnonzero(cluster == NONE)
-    cluster[alone] = np.arange(num_clusters, num_clusters + len(alone))
-    return cluster, num_clusters + len(alone), richest
+        num_clusters = _cluster_edges(src, dst, tau, clusters, richest, num_clusters)
+    alone = np.flatnonzero(clusters.of_node == NONE)
+    clusters.of_node[alone] = np.arange(num_clusters, num_clusters + len(alone))
+    return clusters.of_node, num_clusters + len(alone), richest
 
 
-class _Clusters:
-    """Clusters of nodes, as they are merged and assigned.
+def _describe(of_node: Array, num_clusters: int, constraints: Constraints, neighbours: Neighbours) -> Merging:
+    """Sizes, weights and representatives of clusters."""
+    merging = Merging(
+        of_node=of_node,
+        into=np.arange(num_clusters, dtype=of_node.dtype),
+        size=np.zeros(num_clusters, np.int64),
+        weight=np.zeros((len(constraints.weights), num_clusters)),
+        representative=np.full(num_clusters, NONE, of_node.dtype),
+    )
+    _add_nodes(constraints.weights, neighbours, merging)
+    return merging
 
-    of_node: (N,), the cluster of each node, before merging.
-    into: (K,), a forest: the cluster into which each has been merged, or itself.
-    size: (K,), the number of nodes; 0 for clusters that have been merged into others.
-    weight: (C, K), the nodes' weights.
-    representative: (K,), the node that leads to a cluster to merge with; -1 where there is none.
-    lot, order: (N,) and (K,), random orders of nodes and clusters.
-    """
 
-    def __init__(self, cluster: Array, num_clusters: int, richest: Array, degree: Array, weights: Array, seed: int):
-        rng = np.random.default_rng(seed)
-        self.of_node, self.richest, self.degree = cluster, richest, degree
-        self.lot = rng.permutation(len(cluster)).astype(cluster.dtype)
-        self.order = rng.permutation(num_clusters)
-        self.into = np.arange(num_clusters, dtype=cluster.dtype)
-        self.size = np.zeros(num_clusters, np.int64)
-        self.weight = np.zeros((len(weights), num_clusters))
-        self.representative = np.full(num_clusters, NONE, cluster.dtype)
-        _describe(cluster, weights, richest, degree, self.lot, self.size, self.weight, self.representative)
+def _merge(order: Array, most: Array, neighbours: Neighbours, merging: Merging) -> None:
+    """Lines 18 to 25; `most`: (1 + C,), the number of nodes and the weights that a merged cluster may have."""
+    num_clusters, ids = len(order), merging.of_node.dtype
+    sizes = min(int(most[0]), len(merging.of_node)) + 1
+    queue = Queue(np.full(sizes, NONE, ids), np.full(num_clusters, _OUT, ids), np.empty(num_clusters, ids))
+    _merge_smallest_first(order, most, queue, neighbours, merging)
 
-    def merge(self, most: Array) -> None:
-        """Lines 18 to 25; `most`: (1 + C,), the number of nodes and the weights that a merged cluster may have."""
-        ids = self.of_node.dtype
-        first = np.full(min(int(most[0]), len(self.of_node)) + 1, NONE, ids)
-        queue = first, np.full(len(self.size), _OUT, ids), np.empty(len(self.size), ids)
-        _merge(self.of_node, self.richest, self.degree, self.lot, self.order, most, queue,
-               self.into, self.size, self.weight, self.representative)  # fmt: skip
 
-    def assign(self, rules: Constraints, num_parts: int) -> Array:
-        """Lines 26 to 29: the part of every node, (N,) int32."""
-        left = self.order[self.size[self.order] > 0]
-        left = left[np.argsort(-self.size[left], kind="stable")]
-        part_of_cluster = np.empty(len(self.size), np.int32)
-        loads = np.zeros((len(rules.means), num_parts))
-        part_of_cluster[left] = deal(self.size[left], self.weight[:, left], rules.means, loads)
-        _follow(self.into)
-        parts: Array = part_of_cluster[self.into[self.of_node]]
-        return parts
+def _assign(order: Array, merging: Merging, constraints: Constraints, num_parts: int) -> Array:
+    """Lines 26 to 29: the part of every node, (N,) int32."""
+    left = order[merging.size[order] > 0]
+    left = left[np.argsort(-merging.size[left], kind="stable")]
+    part_of_cluster = np.empty(len(order), np.int32)
+    loads = np.zeros((len(constraints.means), num_parts))
+    part_of_cluster[left] = list_schedule(merging.size[left], merging.weight[:, left], constraints.means, loads)
+    _follow(merging.into)
+    parts: Array = part_of_cluster[merging.into[merging.of_node]]
+    return parts
 
 
 @compiled
-def _cluster_edges(
-    src: Array, dst: Array, degree: Array, tau: int, cluster: Array, richest: Array, volume: Array, num_clusters: int
-) -> int:
+def _cluster_edges(src: Array, dst: Array, tau: int, clusters: Clusters, richest: Array, num_clusters: int) -> int:
     """Cluster a chunk of edges; the number of clusters so far."""
+    degree, of_node, volume = clusters
     for i in range(len(src)):
         u, v = src[i], dst[i]
         if u == v:
             continue
-        num_clusters = open_clusters(u, v, degree, cluster, volume, num_clusters)
-        of_u, of_v = cluster[u], cluster[v]
+        num_clusters = open_clusters(clusters, u, v, num_clusters)
+        of_u, of_v = of_node[u], of_node[v]
         if of_u != of_v and volume[of_u] <= tau and volume[of_v] <= tau:
             if volume[of_u] <= volume[of_v]:
-                move(u, of_v, degree, cluster, volume)
+                move(clusters, u, of_v)
             else:
-                move(v, of_u, degree, cluster, volume)
+                move(clusters, v, of_u)
         if richest[u] == NONE or degree[richest[u]] < degree[v]:
             richest[u] = v
         if richest[v] == NONE or degree[richest[v]] < degree[u]:
@@ -142,28 +175,20 @@ def _cluster_edges(
 
 
 @compiled
-def _describe(
-    cluster: Array,
-    weights: Array,
-    richest: Array,
-    degree: Array,
-    lot: Array,
-    size: Array,
-    weight: Array,
-    representative: Array,
-) -> None:
-    """Sizes, weights and representatives of clusters."""
-    for node in range(len(cluster)):
-        its = cluster[node]
-        size[its] += 1
+def _add_nodes(weights: Array, neighbours: Neighbours, merging: Merging) -> None:
+    """Tell the clusters of their nodes."""
+    for node in range(len(merging.of_node)):
+        one = merging.of_node[node]
+        merging.size[one] += 1
         for which in range(len(weights)):
-            weight[which, its] += weights[which, node]
-        representative[its] = _richer(representative[its], node, richest, degree, lot)
+            merging.weight[which, one] += weights[which, node]
+        merging.representative[one] = _richer(merging.representative[one], node, neighbours)
 
 
 @compiled
-def _richer(one: int, other: int, richest: Array, degree: Array, lot: Array) -> int:
+def _richer(one: int, other: int, neighbours: Neighbours) -> int:
     """The node with the richer richest neighbour; of equals, the one that the lot falls on."""
+    degree, richest, lot = neighbours
     if other == NONE or richest[other] == NONE:
         return one
     if one == NONE or richest[one] == NONE:
@@ -173,24 +198,12 @@ def _richer(one: int, other: int, richest: Array, degree: Array, lot: Array) -> 
 
 
 @compiled
-def _merge(
-    cluster: Array,
-    richest: Array,
-    degree: Array,
-    lot: Array,
-    order: Array,
-    most: Array,
-    queue: Queue,
-    into: Array,
-    size: Array,
-    weight: Array,
-    representative: Array,
-) -> None:
+def _merge_smallest_first(order: Array, most: Array, queue: Queue, neighbours: Neighbours, merging: Merging) -> None:
     """Merge clusters from the smallest on.
 
     A merged cluster is larger than the one at hand, so the queue is gone through once, from size 1 upwards.
     """
-    first, before, _ = queue
+    first, size, representative = queue.first, merging.size, merging.representative
     for one in order:
         if 0 < size[one] < len(first):
             _enqueue(one, size[one], queue)
@@ -201,21 +214,33 @@ def _merge(
             node = representative[one]
             if node == NONE:
                 continue
-            target = _root(into, cluster[richest[node]])
-            fits = target != one and size[one] + size[target] <= most[0]
-            for which in range(len(weight)):
-                fits = fits and weight[which, one] + weight[which, target] <= most[1 + which]
-            if not fits:
+            target = _root(merging.into, merging.of_node[neighbours.richest[node]])
+            if target == one or not _fit_together(one, target, most, merging):
                 continue
-            if before[target] != _OUT:
+            if queue.before[target] != _OUT:
                 _dequeue(target, size[target], queue)
-            into[one] = target
-            size[target] += size[one]
-            size[one] = 0
-            for which in range(len(weight)):
-                weight[which, target] += weight[which, one]
-            representative[target] = _richer(representative[target], node, richest, degree, lot)
+            _merge_into(one, target, merging)
+            representative[target] = _richer(representative[target], node, neighbours)
             _enqueue(target, size[target], queue)
+
+
+@compiled
+def _fit_together(one: int, other: int, most: Array, merging: Merging) -> bool:
+    if merging.size[one] + merging.size[other] > most[0]:
+        return False
+    for which in range(len(merging.weight)):
+        if merging.weight[which, one] + merging.weight[which, other] > most[1 + which]:
+            return False
+    return True
+
+
+@compiled
+def _merge_into(one: int, target: int, merging: Merging) -> None:
+    merging.into[one] = target
+    merging.size[target] += merging.size[one]
+    merging.size[one] = 0
+    for which in range(len(merging.weight)):
+        merging.weight[which, target] += merging.weight[which, one]
 
 
 @compiled

@@ -17,17 +17,26 @@ def edge_chunks(task: AssignmentTask, doing: str) -> Iterator[tuple[Array, Array
     Raises:
         ConfigError: an edge ends outside the graph; compiled loops rely on it that none does.
     """
-    done, num_nodes = 0, task.graph.total_nodes
+    done = 0
     for src, dst in task.graph.chunks():
-        wrong = _first_outside(src, dst, num_nodes)
-        if wrong >= 0:
-            raise ConfigError(
-                f"edge {done + wrong} leads from node {src[wrong]} to node {dst[wrong]}; expected nodes 0 to "
-                f"{num_nodes - 1} (nodes and edges of all types counted through)."
-            )
+        check_ends(src, dst, task.graph.total_nodes, done)
         yield src, dst
         done += len(src)
         task.progress(doing, done / task.graph.total_edges)
+
+
+def check_ends(src: Array, dst: Array, num_nodes: int, first_edge: int) -> None:
+    """Refuse edges, of which the first has the number `first_edge`, that end outside the graph.
+
+    Raises:
+        ConfigError: one does.
+    """
+    wrong = _first_outside(src, dst, num_nodes)
+    if wrong >= 0:
+        raise ConfigError(
+            f"edge {first_edge + wrong} leads from node {src[wrong]} to node {dst[wrong]}; expected nodes 0 to "
+            f"{num_nodes - 1} (nodes and edges of several types are numbered type after type)."
+        )
 
 
 def count_degrees(task: AssignmentTask) -> Array:

@@ -15,7 +15,7 @@ from sar.common_tuples import CanonicalEtype
 from sar.errors import PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.write.numbering import by_part
-from sar.partition.write.write_job import WriteJob, column_form
+from sar.partition.write.write_job import WriteJob, stored_spec
 
 _EDGE_BYTES = 120  # with all copies, and what arrives from other processes
 COPIES = 4
@@ -34,7 +34,7 @@ class EdgeBuckets:
         self.counts = np.zeros((job.num_parts, len(job.etypes)), np.int64)
         for number, etype in enumerate(job.etypes):
             step = partial(self._divide, number, etype)
-            self.counts[job.mine, number] = job.staging.step(f"edges of {etype}", step)
+            self.counts[job.own_parts, number] = job.staging.step(f"edges of {etype}", step)
         self.counts = job.staging.team.sum(self.counts)
 
     def read(self, part: int) -> Iterator[tuple[int, Array]]:
@@ -55,7 +55,7 @@ class EdgeBuckets:
     def rows(self, etype: CanonicalEtype) -> int:
         """Edges in a chunk, which are also the rows of its fields that are read at once."""
         fields = self._job.graph.edge_data.get(etype, {})
-        widest = max((column_form(key, column).row_bytes for key, column in fields.items()), default=0)
+        widest = max((stored_spec(key, column).row_bytes for key, column in fields.items()), default=0)
         return self._job.rows_in_slice(_EDGE_BYTES + COPIES * widest)
 
     def _divide(self, number: int, etype: CanonicalEtype) -> list[int]:
@@ -63,9 +63,9 @@ class EdgeBuckets:
         job, team = self._job, self._job.staging.team
         edges, name = job.graph.edges[etype], ":".join(etype)
         source, destination = job.nodes_of(etype[0]), job.nodes_of(etype[2])
-        counts = dict.fromkeys(job.mine, 0)
+        counts = dict.fromkeys(job.own_parts, 0)
         with contextlib.ExitStack() as stack:
-            files = {part: stack.enter_context(self._file(number, part).open("wb")) for part in job.mine}
+            files = {part: stack.enter_context(self._file(number, part).open("wb")) for part in job.own_parts}
             parts_file = stack.enter_context(self._parts_file(number).open("wb"))
             for start, src, dst in team.edges(edges, self.rows(etype)):
                 job.progress(f"dividing {name}", start / edges.num_edges)
@@ -103,5 +103,5 @@ def _check_ends(name: str, end: str, start: int, ids: Array, nodes: slice) -> No
         edge = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
         raise PartitionError(
             f"edge {start + edge} of {name} has the {end} {ids[edge]}; expected a node from 0 to {count - 1}. "
-            "Mend the edges, or name the number of nodes."
+            "Correct the edges, or name the number of nodes."
         )

@@ -14,7 +14,7 @@ _ROWS = 1 << 14
 
 @dataclass(frozen=True)
 class Numbering:
-    """The part and the new ID of every node, where nodes of all types are counted through as in the `GraphSource`.
+    """The part and the new ID of every node, where nodes are numbered type after type, as in the `GraphSource`.
 
     part_of: (N,), of the smallest integer type that holds P - 1.
     new_id: (N,), int32 where that is enough.

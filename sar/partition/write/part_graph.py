@@ -1,25 +1,17 @@
 """The structure of one part, in DGL's numbers: its own nodes first, then the halo, both in the order of new IDs."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from sar.adapters.dgl.writer.binary_layout import Form, Room, tensor_file_layout
-from sar.adapters.dgl.writer.partition_writer import (
-    EDGE_FIELDS,
-    GRAPH,
-    NODE_FIELDS,
-    ORIGINAL_EDGES,
-    part_folder,
-    part_graph_layout,
-)
+from sar.adapters.dgl.writer.binary_layout import ArraySpec, FileLayout, tensor_file_layout
+from sar.adapters.dgl.writer.partition_writer import GRAPH, ORIGINAL_EDGES, part_folder, part_graph_layout
 from sar.common_tuples import EID, ETYPE, NID, NTYPE
 from sar.partition.graph_data import Array
 from sar.partition.write.edge_buckets import EdgeBuckets
 from sar.partition.write.write_job import WriteJob
 
-_INT64 = np.dtype("<i8")
 _NODE_BYTES = 64  # with all fields and copies
 
 
@@ -46,34 +38,37 @@ def write_part_graph(
         local: a table of (N,) integers to work with, overwritten: the number inside the part of every new ID.
         edge_range: the part's new edge IDs [start, end).
     """
+    origins = _mark_halo(job, buckets, part, local)
+    start, end = job.numbering.bounds(part)
+    layout = part_graph_layout(end - start + sum(origins.rows), edge_range[1] - edge_range[0])
+    path = part_folder(job.staging.path, part) / GRAPH
+    layout.create(path)
+    with path.open("r+b") as file:
+        _fill_nodes(job, file, layout, part, local)
+        _fill_edges(buckets, file, layout, part, local, edge_range[0])
+    _write_original_edges(job, buckets, part)
+    return origins
+
+
+def _mark_halo(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> Origins:
+    """Set `local` to 1 at the nodes of other parts that this one reads, else to 0."""
     bounds = [job.numbering.bounds(other) for other in range(job.num_parts)]
-    start, end = bounds[part]
     ends = np.array([end for _, end in bounds])
-    local[:] = 0
     edges_from = np.zeros(job.num_parts, np.int64)
+    local[:] = 0
     for _, edges in buckets.read(part):
         src = edges[:, 0]
         edges_from += np.bincount(np.searchsorted(ends, src, side="right"), minlength=job.num_parts)
         local[src] = 1
-    local[start:end] = 0
-    rows_from = [int(np.count_nonzero(local[slice(*span)])) for span in bounds]
-    num_nodes = end - start + sum(rows_from)
-    folder = part_folder(job.staging.path, part)
-    layout = part_graph_layout(num_nodes, edge_range[1] - edge_range[0])
-    layout.write(folder / GRAPH)
-    with (folder / GRAPH).open("r+b") as file:
-        types: dict[str, type] = {"src": np.int64, "dst": np.int64}
-        types |= {f"node/{name}": dtype for name, dtype in NODE_FIELDS.items()}
-        types |= {f"edge/{name}": dtype for name, dtype in EDGE_FIELDS.items()}
-        rooms = {name: Room(file, layout.offsets[name], np.dtype(dtype)) for name, dtype in types.items()}
-        _fill_nodes(job, rooms, part, local)
-        _fill_edges(buckets, rooms, part, local, edge_range[0])
-    _write_original_edges(job, buckets, part)
-    return Origins(edges_from.tolist(), rows_from)
+    local[slice(*bounds[part])] = 0
+    return Origins(edges_from.tolist(), [int(np.count_nonzero(local[slice(*span)])) for span in bounds])
 
 
-def _fill_nodes(job: WriteJob, rooms: dict[str, Room], part: int, local: Array) -> None:
+def _fill_nodes(job: WriteJob, file: BinaryIO, layout: FileLayout, part: int, local: Array) -> None:
     """Fill in the fields of nodes, and number them in `local`, in which the halo is marked."""
+    new_ids, types, owners, inner = (
+        layout.writer(file, f"node/{name}") for name in (NID, NTYPE, "part_id", "inner_node")
+    )
     start, end = job.numbering.bounds(part)
     ends = job.numbering.ranges[..., 1].reshape(-1)  # by part, then type
     num_types = job.numbering.ranges.shape[1]
@@ -81,11 +76,11 @@ def _fill_nodes(job: WriteJob, rooms: dict[str, Room], part: int, local: Array) 
     for ids in _own_then_halo(local, start, end, job.rows_in_slice(_NODE_BYTES)):
         local[ids] = np.arange(numbered, numbered + len(ids))
         numbered += len(ids)
-        place = np.searchsorted(ends, ids, side="right")
-        rooms[f"node/{NID}"].append(ids)
-        rooms[f"node/{NTYPE}"].append(place % num_types)
-        rooms["node/part_id"].append(place // num_types)
-        rooms["node/inner_node"].append((ids >= start) & (ids < end))
+        part_and_type = np.searchsorted(ends, ids, side="right")
+        new_ids.append(ids)
+        types.append(part_and_type % num_types)
+        owners.append(part_and_type // num_types)
+        inner.append((ids >= start) & (ids < end))
 
 
 def _own_then_halo(local: Array, start: int, end: int, rows: int) -> Iterator[Array]:
@@ -97,23 +92,28 @@ def _own_then_halo(local: Array, start: int, end: int, rows: int) -> Iterator[Ar
             yield first + np.flatnonzero(local[first : min(high, first + rows)])
 
 
-def _fill_edges(buckets: EdgeBuckets, rooms: dict[str, Room], part: int, local: Array, first_id: int) -> None:
+def _fill_edges(
+    buckets: EdgeBuckets, file: BinaryIO, layout: FileLayout, part: int, local: Array, first_id: int
+) -> None:
+    sources, destinations = (layout.writer(file, name) for name in ("src", "dst"))
+    new_ids, types, inner = (layout.writer(file, f"edge/{name}") for name in (EID, ETYPE, "inner_edge"))
     for number, edges in buckets.read(part):
-        rooms["src"].append(local[edges[:, 0]])
-        rooms["dst"].append(local[edges[:, 1]])
-        rooms[f"edge/{EID}"].append(np.arange(first_id, first_id + len(edges)))
-        rooms[f"edge/{ETYPE}"].append(np.full(len(edges), number))
-        rooms["edge/inner_edge"].append(np.ones(len(edges)))
+        sources.append(local[edges[:, 0]])
+        destinations.append(local[edges[:, 1]])
+        new_ids.append(np.arange(first_id, first_id + len(edges)))
+        types.append(np.full(len(edges), number))
+        inner.append(np.ones(len(edges)))
         first_id += len(edges)
 
 
 def _write_original_edges(job: WriteJob, buckets: EdgeBuckets, part: int) -> None:
     names = [":".join(etype) for etype in job.etypes]
-    forms = {name: Form(_INT64, (int(buckets.counts[part, i]),)) for i, name in enumerate(names)}
-    layout = tensor_file_layout(forms)
+    counts = buckets.counts[part].tolist()
+    int64 = np.dtype("<i8")
+    layout = tensor_file_layout({name: ArraySpec(int64, (count,)) for name, count in zip(names, counts, strict=True)})
     path = part_folder(job.staging.path, part) / ORIGINAL_EDGES
-    layout.write(path)
+    layout.create(path)
     with path.open("r+b") as file:
-        rooms = [Room(file, layout.offsets[name], _INT64) for name in names]
+        writers = [layout.writer(file, name) for name in names]
         for number, edges in buckets.read(part):
-            rooms[number].append(edges[:, 2])
+            writers[number].append(edges[:, 2])

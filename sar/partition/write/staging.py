@@ -124,13 +124,13 @@ def staged(target: Path, team: Team, digest: str, *, resume: bool, local: bool =
     target = target.resolve() if target.is_symlink() else Path(os.path.abspath(target))
     _check_free(target)
     staging = Staging(target, team, digest)
-    staging.leads = team.first_like_me(f"{socket.gethostname() if local else ''}:{target}") == team.rank
+    staging.leads = team.lowest_rank_with(f"{socket.gethostname() if local else ''}:{target}") == team.rank
     with contextlib.ExitStack() as stack:
         if staging.leads:
             stack.enter_context(staging._begin(resume))
-        team.all(True)  # from here on it is ours to remove
+        team.all(True)  # from here on a failure removes it
         try:
-            with _full_disk_said(staging.path):
+            with _full_disk_explained(staging.path):
                 staging._recall()
                 yield staging
                 team.all(True)
@@ -157,7 +157,7 @@ def _check_free(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _full_disk_said(path: Path) -> Iterator[None]:
+def _full_disk_explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,12 +1,14 @@
 """The processes that write a directory together, one or many, and how rows get to the one that writes them.
 
-Each process owns consecutive parts, and reads every so-manieth piece of the input. Processes go through the pieces in
-step, so that what arrives in a round, taken by sender, is in the order of the input.
+A part's index and a process's rank are two things: process r of W writes parts P r / W to P (r + 1) / W (`parts_of`).
+Of the input, cut into pieces, it reads every W-th, beginning with piece r. Processes go through the pieces in step, so
+that what arrives in a round, taken by sender, is in the order of the input.
 """
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -38,11 +40,12 @@ class Team:
         """Passes an error raised inside on to all other processes."""
         return current_group().guard() if self.size > 1 else contextlib.nullcontext()
 
-    def owned(self, num_parts: int) -> range:
+    def own_parts(self, num_parts: int) -> range:
         """The parts that this process writes."""
-        return self._owned_by(self.rank, num_parts)
+        return self.parts_of(self.rank, num_parts)
 
-    def _owned_by(self, rank: int, num_parts: int) -> range:
+    def parts_of(self, rank: int, num_parts: int) -> range:
+        """The parts that a process writes."""
         return range(num_parts * rank // self.size, num_parts * (rank + 1) // self.size)
 
     def shares(self, total: int, rows: int) -> Iterator[tuple[int, int]]:
@@ -63,8 +66,6 @@ class Team:
             round_of_chunks = [next(stream, nothing) for _ in range(self.size)]
             yield min(edges.num_edges, first + self.rank * rows), *round_of_chunks[self.rank]
 
-    # -- together
-
     def sum(self, counts: Array) -> Array:
         """The sum of int64 arrays over all processes."""
         total = torch.from_numpy(counts.astype(np.int64))
@@ -76,18 +77,26 @@ class Team:
         """Whether a flag is set on all processes; also, nobody returns before all have come here."""
         return int(self.sum(np.array([flag]))[0]) == self.size
 
-    def first_like_me(self, key: str) -> int:
-        """The lowest rank that passes the same words."""
-        mine = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8).digest(), np.int64).copy()
-        return next(rank for rank, theirs in enumerate(self._exchange([mine] * self.size)) if theirs == mine)
+    def lowest_rank_with(self, key: str) -> int:
+        """The lowest rank that passes the same string."""
+        own = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8).digest(), np.int64).copy()
+        return next(rank for rank, key_of in enumerate(self._exchange([own] * self.size)) if key_of == own)
 
-    def from_first(self, values: Array) -> Array:
-        """The array of process 0 on every process, where arrays of the same form are overwritten."""
+    def broadcast(self, values: Array) -> Array:
+        """The array of process 0 on every process, where an array of the same shape and type is overwritten."""
         if self.size > 1:
             for start in range(0, len(values), CHUNK_ROWS):
-                mine = values[start : start + CHUNK_ROWS]
-                mine[:] = self._exchange([mine if self.rank == 0 else mine[:0]] * self.size)[0]
+                rows = values[start : start + CHUNK_ROWS]
+                rows[:] = self._exchange([rows if self.rank == 0 else rows[:0]] * self.size)[0]
         return values
+
+    def broadcast_strings(self, strings: Sequence[str]) -> list[str]:
+        """The strings of process 0 on every process."""
+        text = np.frombuffer(json.dumps(list(strings)).encode(), np.uint8).copy()
+        if self.size > 1:
+            text = self._exchange([text if self.rank == 0 else text[:0]] * self.size)[0]
+        found: list[str] = json.loads(text.tobytes())
+        return found
 
     def deliver(self, rows: Array, counts: Array) -> Iterator[tuple[int, Array]]:
         """Send rows to the processes that own their parts; yield what arrives here, by part, in the input's order.
@@ -100,13 +109,13 @@ class Team:
         received = [(rows, counts)]
         if self.size > 1:
             ends = np.concatenate([[0], counts.cumsum()])
-            owners = [self._owned_by(rank, num_parts) for rank in range(self.size)]
-            sizes = self._exchange([counts[owned.start : owned.stop] for owned in owners])
-            pieces = self._exchange([rows[ends[owned.start] : ends[owned.stop]] for owned in owners])
+            spans = [self.parts_of(rank, num_parts) for rank in range(self.size)]
+            sizes = self._exchange([counts[span.start : span.stop] for span in spans])
+            pieces = self._exchange([rows[ends[span.start] : ends[span.stop]] for span in spans])
             received = list(zip(pieces, sizes, strict=True))
         for piece, size in received:
             if len(piece):
-                for part, of_part in zip(self.owned(num_parts), np.split(piece, size.cumsum()[:-1]), strict=True):
+                for part, of_part in zip(self.own_parts(num_parts), np.split(piece, size.cumsum()[:-1]), strict=True):
                     if len(of_part):
                         yield part, of_part
 

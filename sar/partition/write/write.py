@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from sar.adapters.dgl.metis import metis_of_edges
 from sar.adapters.dgl.writer.partition_writer import write_partition_json
-from sar.errors import ConfigError
-from sar.partition.graph_data import Array, GraphData, HeteroGraphData
-from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress
 from sar.partition.write.edge_buckets import EdgeBuckets
 from sar.partition.write.field_files import write_edge_fields, write_node_fields
-from sar.partition.write.numbering import Numbering
 from sar.partition.write.part_graph import write_part_graph
-from sar.partition.write.staging import Staging, staged
+from sar.partition.write.staging import staged
 from sar.partition.write.team import Team
-from sar.partition.write.write_job import Progress, WriteJob, allow_open_files, check_writable, slice_bytes
+from sar.partition.write.write_job import WriteJob, check_writable
 
 
 class Written(NamedTuple):
@@ -57,34 +53,6 @@ class PartitionReport(NamedTuple):
     edge_cut: float
 
 
-def partition_graph(
-    data: GraphData | HeteroGraphData, out_dir: str | PathLike[str], name: str, num_parts: int
-) -> PartitionReport:
-    """Divide a graph with METIS (Karypis and Kumar, 1998) and write it in the format of `dgl.distributed`.
-
-    Args:
-        data: the whole graph; all its node fields are written.
-        out_dir: directory to make; an empty one is replaced.
-        name: the directory gets `name.json` and `part0`, `part1`, ...
-        num_parts: number of parts, which is the number of workers that can train on them.
-
-    Raises:
-        ConfigError: the number of parts does not fit, or there is something in the directory already.
-    """
-    if isinstance(data, GraphData):
-        data = HeteroGraphData(
-            {"_N": data.num_nodes}, {("_N", "_E", "_N"): (data.src, data.dst)}, {"_N": data.node_data}
-        )
-    edges = {etype: ArrayEdges(*data.edges[etype]) for etype in sorted(data.edges)}
-    graph = GraphSource({t: data.num_nodes[t] for t in sorted(data.num_nodes)}, edges, data.node_data, {})
-    if not 1 <= num_parts <= graph.total_nodes:
-        expected = f"expected 1 to {graph.total_nodes}"
-        raise ConfigError(f"cannot divide {graph.total_nodes} nodes into {num_parts} parts; {expected}.")
-    src, dst = (np.concatenate(ends) for ends in zip(*graph.chunks(), strict=True))
-    part_of = metis_of_edges(torch.from_numpy(src), torch.from_numpy(dst), graph.total_nodes, num_parts).numpy()
-    return write_partitions(graph, part_of, num_parts, out_dir, name, method="metis")
-
-
 def write_partitions(
     graph: GraphSource,
     part_of: Array,
@@ -105,7 +73,7 @@ def write_partitions(
 
     Args:
         graph: the graph; it is read slice by slice.
-        part_of: (N,) the part of every node, 0 to P - 1, with the nodes of all types counted through.
+        part_of: (N,) the part of every node, 0 to P - 1; nodes are numbered type after type.
         num_parts: P.
         out_dir: directory to make; an empty one is replaced. Until it is complete it is called `out_dir.partial`.
         name: the directory gets `name.json` and `part0`, `part1`, ...
@@ -124,38 +92,27 @@ def write_partitions(
     with team.guard():
         digest = _digest(graph, part_of, num_parts, name, method, memory, team.size) if resume else ""
         with staged(Path(out_dir), team, digest, resume=resume, local=local_output) as staging:
-            written = write_parts(staging, graph, part_of, num_parts, name, method, memory, progress)
+            check_writable(graph, name)
+            written = write_parts(WriteJob.of(staging, graph, part_of, num_parts, memory, progress), name, method)
     return written.report(staging.target / f"{name}.json")
 
 
-def write_parts(
-    staging: Staging,
-    graph: GraphSource,
-    part_of: Array,
-    num_parts: int,
-    name: str,
-    method: str,
-    memory: int | None,
-    progress: Progress,
-) -> Written:
-    """Write the parts into a directory in the making; as `write_partitions`."""
-    check_writable(graph, name)
-    size = slice_bytes(graph.total_nodes, num_parts, memory)
-    job = WriteJob(staging, graph, Numbering.of(graph, part_of, num_parts), size, progress)
-    allow_open_files(len(job.mine))
+def write_parts(job: WriteJob, name: str, method: str) -> Written:
+    """Write the parts into a directory in the making; `name` and `method` as in `write_partitions`."""
+    staging, num_parts = job.staging, job.num_parts
     buckets = EdgeBuckets(job)
     write_node_fields(job)
     write_edge_fields(job, buckets)
     ends = buckets.counts.cumsum().reshape(buckets.counts.shape)
     edge_ranges = np.stack([ends - buckets.counts, ends], axis=2)
-    came_from = np.zeros((2, num_parts, num_parts), np.int64)
+    origins = np.zeros((2, num_parts, num_parts), np.int64)
     local = np.empty_like(job.numbering.new_id)
-    for done, part in enumerate(job.mine):
-        progress("writing parts", done / len(job.mine))
-        bounds = int(edge_ranges[part, 0, 0]), int(edge_ranges[part, -1, 1])
-        step = partial(write_part_graph, job, buckets, part, local, bounds)
-        came_from[:, part] = staging.own_step(f"graph of part {part}", step)
-    edges_from, rows_from = staging.team.sum(came_from)
+    for done, part in enumerate(job.own_parts):
+        job.progress("writing parts", done / len(job.own_parts))
+        edge_range = int(edge_ranges[part, 0, 0]), int(edge_ranges[part, -1, 1])
+        step = partial(write_part_graph, job, buckets, part, local, edge_range)
+        origins[:, part] = staging.own_step(f"graph of part {part}", step)
+    edges_from, rows_from = staging.team.sum(origins)
     if staging.leads:
         etypes = [":".join(etype) for etype in job.etypes]
         write_partition_json(staging.path, name, method, job.ntypes, etypes, job.numbering.ranges, edge_ranges)

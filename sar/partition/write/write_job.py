@@ -7,20 +7,17 @@ of the parts.
 """
 
 import resource
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from sar.adapters.dgl.writer.binary_layout import Form, stored_dtype
+from sar.adapters.dgl.writer.binary_layout import ArraySpec, stored_dtype
 from sar.errors import ConfigError
-from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress
 from sar.partition.write.numbering import Numbering, id_type
 from sar.partition.write.staging import Staging
-
-Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done, 0 to 1."""
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20
@@ -42,15 +39,35 @@ class WriteJob:
     slice_bytes: int
     progress: Progress
 
+    @classmethod
+    def of(
+        cls,
+        staging: Staging,
+        graph: GraphSource,
+        part_of: Array,
+        num_parts: int,
+        memory: int | None,
+        progress: Progress,
+    ) -> "WriteJob":
+        """The job of writing a graph by an assignment, (N,), within so much memory.
+
+        Raises:
+            ConfigError: the assignment does not fit, memory is too little, or there are more parts than open files.
+        """
+        size = _slice_bytes(graph.total_nodes, num_parts, memory)
+        job = cls(staging, graph, Numbering.of(graph, part_of, num_parts), size, progress)
+        _allow_open_files(len(job.own_parts))
+        return job
+
     @property
     def num_parts(self) -> int:
         """P."""
         return len(self.numbering.ranges)
 
     @cached_property
-    def mine(self) -> range:
+    def own_parts(self) -> range:
         """The parts that this process writes."""
-        return self.staging.team.owned(self.num_parts)
+        return self.staging.team.own_parts(self.num_parts)
 
     @cached_property
     def ntypes(self) -> list[str]:
@@ -68,7 +85,7 @@ class WriteJob:
         return id_type(max(self.graph.total_nodes, *(edges.num_edges for edges in self.graph.edges.values()), 0))
 
     def nodes_of(self, ntype: str) -> slice:
-        """Where a type is, with the nodes of all types counted through."""
+        """Where a type is among the nodes of all types."""
         first = self.graph.first_node[ntype]
         return slice(first, first + self.graph.num_nodes[ntype])
 
@@ -77,33 +94,14 @@ class WriteJob:
         return max(1, min(CHUNK_ROWS, self.slice_bytes // row_bytes))
 
 
-def slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
-    """What is left for slices of `memory` bytes, see [Note: memory].
-
-    Raises:
-        ConfigError: too little.
-    """
-    per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * np.dtype(id_type(num_nodes)).itemsize
-    if memory is None:
-        return _SLICE_BYTES
-    left = (memory - per_node * num_nodes) // _KEPT
-    if left < _LEAST_SLICE_BYTES:
-        least = _KEPT * _LEAST_SLICE_BYTES
-        raise ConfigError(
-            f"{memory:,} bytes of memory are too little: {num_nodes:,} nodes take {per_node} bytes each, and slices of "
-            f"the graph at least {least:,}. Allow at least {per_node * num_nodes + least:,}, or leave the limit out."
-        )
-    return min(left, _SLICE_BYTES)
-
-
-def column_form(name: str, column: Column) -> Form:
+def stored_spec(name: str, column: Column) -> ArraySpec:
     """How a field is stored.
 
     Raises:
         ConfigError: DGL's files have no such type.
     """
     try:
-        return Form(stored_dtype(column.dtype), column.shape)
+        return ArraySpec(stored_dtype(column.dtype), column.shape)
     except ConfigError as error:
         raise ConfigError(f"field '{name}' cannot be written: {error}") from error
 
@@ -126,13 +124,13 @@ def check_writable(graph: GraphSource, name: str) -> None:
         for key, column in fields.items():
             if kind not in rows:
                 raise ConfigError(f"there is a field '{kind}/{key}', but no type '{kind}'; expected one of {[*rows]}.")
-            column_form(f"{kind}/{key}", column)
+            stored_spec(f"{kind}/{key}", column)
             if tuple(column.shape[:1]) != (rows[kind],):
                 found = tuple(column.shape)
                 raise ConfigError(f"field '{kind}/{key}' has shape {found}; expected {rows[kind]} rows, one for each.")
 
 
-def allow_open_files(count: int) -> None:
+def _allow_open_files(count: int) -> None:
     """Raise this process's limit of open files where it is lower.
 
     Raises:
@@ -145,3 +143,22 @@ def allow_open_files(count: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(f"{count} parts need as many open files, but the limit is {hard}; raise it (ulimit -Hn).")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
+    """What is left for slices of `memory` bytes, see [Note: memory].
+
+    Raises:
+        ConfigError: too little.
+    """
+    per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * np.dtype(id_type(num_nodes)).itemsize
+    if memory is None:
+        return _SLICE_BYTES
+    left = (memory - per_node * num_nodes) // _KEPT
+    if left < _LEAST_SLICE_BYTES:
+        least = _KEPT * _LEAST_SLICE_BYTES
+        raise ConfigError(
+            f"{memory:,} bytes of memory are too little: {num_nodes:,} nodes take {per_node} bytes each, and slices of "
+            f"the graph at least {least:,}. Allow at least {per_node * num_nodes + least:,}, or leave the limit out."
+        )
+    return min(left, _SLICE_BYTES)

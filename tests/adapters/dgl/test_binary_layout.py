@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sar.adapters.dgl.writer.binary_layout import Form, Room, graph_file_layout, stored_dtype, tensor_file_layout
+from sar.adapters.dgl.writer.binary_layout import ArraySpec, graph_file_layout, stored_dtype, tensor_file_layout
 from sar.errors import ConfigError
 from tests.adapters.dgl.directories import dgl, load_tensors, save_graphs, save_tensors
 
@@ -21,12 +21,12 @@ def test_a_graph_file_has_the_bytes_of_dgl(tmp_path: Path, num_edges: int) -> No
     values = {"src": src, "dst": dst, "node/x": np.arange(5), "edge/y": rng.integers(0, 9, num_edges).astype(np.uint8)}
     layout = graph_file_layout(5, num_edges, {"x": np.int64}, {"y": np.uint8})
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
-    layout.write(mine)
+    layout.create(mine)
     with mine.open("r+b") as file:
         for name, rows in values.items():
-            room = Room(file, layout.offsets[name], rows.dtype)
-            room.append(rows[:2])
-            room.append(rows[2:])
+            writer = layout.writer(file, name)
+            writer.append(rows[:2])
+            writer.append(rows[2:])
     graph = dgl.graph((torch.from_numpy(src), torch.from_numpy(dst)), num_nodes=5)
     graph.ndata["x"], graph.edata["y"] = torch.from_numpy(values["node/x"]), torch.from_numpy(values["edge/y"])
     save_graphs(str(theirs), [graph])
@@ -40,11 +40,10 @@ def test_a_graph_file_has_the_bytes_of_dgl(tmp_path: Path, num_edges: int) -> No
 @pytest.mark.parametrize("dtype", ["u1", "i1", "i2", "<i4", ">i8", "f2", ">f4", "f8", "c8", "?"])
 def test_a_tensor_file_has_the_bytes_of_dgl(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     values = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
-    form = Form(stored_dtype(values.dtype), shape)
-    layout = tensor_file_layout({"ntype/naïve": form})
-    layout.write(tmp_path / "mine")
+    layout = tensor_file_layout({"ntype/naïve": ArraySpec(stored_dtype(values.dtype), shape)})
+    layout.create(tmp_path / "mine")
     with (tmp_path / "mine").open("r+b") as file:
-        Room(file, layout.offsets["ntype/naïve"], form.dtype).append(values)
+        layout.writer(file, "ntype/naïve").append(values)
     native = values.astype(values.dtype.newbyteorder("="))
     save_tensors(str(tmp_path / "theirs"), {"ntype/naïve": torch.from_numpy(native)})
     assert (tmp_path / "mine").read_bytes() == (tmp_path / "theirs").read_bytes()
@@ -52,14 +51,14 @@ def test_a_tensor_file_has_the_bytes_of_dgl(tmp_path: Path, dtype: str, shape: t
 
 def test_several_tensors_are_read_back(tmp_path: Path) -> None:
     values = {"a": np.arange(4.0), "b": np.arange(6).reshape(2, 3)}
-    layout = tensor_file_layout({name: Form(rows.dtype, rows.shape) for name, rows in values.items()})
-    layout.write(tmp_path / "mine")
+    layout = tensor_file_layout({name: ArraySpec(rows.dtype, rows.shape) for name, rows in values.items()})
+    layout.create(tmp_path / "mine")
     with (tmp_path / "mine").open("r+b") as file:
-        rooms = {name: Room(file, layout.offsets[name], rows.dtype) for name, rows in values.items()}
+        writers = {name: layout.writer(file, name) for name in values}
         for row in range(2):
-            for name, room in rooms.items():
+            for name, writer in writers.items():
                 half = len(values[name]) // 2
-                room.append(values[name][row * half : (row + 1) * half])
+                writer.append(values[name][row * half : (row + 1) * half])
     found = load_tensors(str(tmp_path / "mine"))
     assert {name: rows.tolist() for name, rows in found.items()} == {n: rows.tolist() for n, rows in values.items()}
 

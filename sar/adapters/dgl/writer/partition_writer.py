@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from sar.adapters.dgl.reader.partition_json import IdRanges
-from sar.adapters.dgl.writer.binary_layout import Layout, graph_file_layout
+from sar.adapters.dgl.writer.binary_layout import FileLayout, graph_file_layout
 from sar.common_tuples import EID, ETYPE, NID, NTYPE
 
 GRAPH = "graph.dgl"
@@ -29,7 +29,7 @@ def part_folder(directory: Path, part: int) -> Path:
     return directory / f"part{part}"
 
 
-def part_graph_layout(num_nodes: int, num_edges: int) -> Layout:
+def part_graph_layout(num_nodes: int, num_edges: int) -> FileLayout:
     """The file `GRAPH` of a part with `num_nodes` nodes, its halo among them, and `num_edges` edges."""
     return graph_file_layout(num_nodes, num_edges, NODE_FIELDS, EDGE_FIELDS)
 

@@ -4,8 +4,14 @@ import numpy as np
 
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.compiled import compiled
-from sar.partition.assign.edge_partitioners.owners import Ballot, choose_owners, new_ballot, vote
-from sar.partition.assign.edge_partitioners.replicas import add_replica, lightest_of_all, lightest_shared, no_replicas
+from sar.partition.assign.edge_partitioners.owners import choose_owners
+from sar.partition.assign.edge_partitioners.placement import (
+    Placement,
+    lightest_of_all,
+    lightest_shared,
+    new_placement,
+    place,
+)
 from sar.partition.assign.stream import count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 
@@ -29,38 +35,26 @@ def greedy(task: AssignmentTask) -> Array:
     num_nodes, num_parts = task.graph.total_nodes, task.num_parts
     to_come = count_degrees(task)
     capacity = int(np.ceil((1 + task.imbalance) * (to_come.sum(dtype=np.int64) // 2) / num_parts))
-    replicas, ballot = no_replicas(num_nodes, num_parts), new_ballot(num_nodes, num_parts)
-    num_edges, lightest = np.zeros(num_parts, np.int64), np.zeros(2, np.int64)
+    placement = new_placement(num_nodes, num_parts)
     for src, dst in edge_chunks(task, "assigning edges"):
-        _place_edges(src, dst, to_come, capacity, replicas, num_edges, lightest, ballot)
-    return choose_owners(task, ballot)
+        _place_edges(src, dst, to_come, capacity, placement)
+    return choose_owners(task, placement.ballot)
 
 
 @compiled
-def _place_edges(
-    src: Array,
-    dst: Array,
-    to_come: Array,
-    capacity: int,
-    replicas: Array,
-    num_edges: Array,
-    lightest: Array,
-    ballot: Ballot,
-) -> None:
+def _place_edges(src: Array, dst: Array, to_come: Array, capacity: int, placement: Placement) -> None:
     for i in range(len(src)):
         u, v = src[i], dst[i]
         if u == v:
             continue
-        part = lightest_shared(replicas, u, v, num_edges, capacity)
+        part = lightest_shared(placement, u, v, capacity)
         if part < 0:
             more, less = (u, v) if to_come[u] >= to_come[v] else (v, u)
-            part = lightest_shared(replicas, more, more, num_edges, capacity)
+            part = lightest_shared(placement, more, more, capacity)
             if part < 0:
-                part = lightest_shared(replicas, less, less, num_edges, capacity)
+                part = lightest_shared(placement, less, less, capacity)
         if part < 0:
-            part = lightest_of_all(num_edges, lightest)
-        num_edges[part] += 1
-        for node in (u, v):
-            to_come[node] -= 1
-            add_replica(replicas, node, part)
-            vote(ballot, node, part)
+            part = lightest_of_all(placement)
+        place(placement, u, v, part)
+        to_come[u] -= 1
+        to_come[v] -= 1

@@ -4,8 +4,15 @@ import numpy as np
 
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.compiled import compiled
-from sar.partition.assign.edge_partitioners.owners import Ballot, choose_owners, new_ballot, vote
-from sar.partition.assign.edge_partitioners.replicas import WORD, add_replica, has_replica, lightest_of_all, no_replicas
+from sar.partition.assign.edge_partitioners.owners import choose_owners
+from sar.partition.assign.edge_partitioners.placement import (
+    BITS,
+    Placement,
+    has_replica,
+    lightest_of_all,
+    new_placement,
+    place,
+)
 from sar.partition.assign.stream import edge_chunks, index_dtype
 from sar.partition.graph_data import Array
 
@@ -34,62 +41,49 @@ def hdrf(task: AssignmentTask) -> Array:
     """
     num_nodes, num_parts = task.graph.total_nodes, task.num_parts
     seen = np.zeros(num_nodes, index_dtype(2 * task.graph.total_edges))
-    replicas, ballot = no_replicas(num_nodes, num_parts), new_ballot(num_nodes, num_parts)
-    num_edges, lightest = np.zeros(num_parts, np.int64), np.zeros(2, np.int64)
-    most = 0
+    placement = new_placement(num_nodes, num_parts)
     for src, dst in edge_chunks(task, "assigning edges"):
-        most = _place_edges(src, dst, seen, replicas, num_edges, lightest, most, ballot)
-    return choose_owners(task, ballot)
+        _place_edges(src, dst, seen, placement)
+    return choose_owners(task, placement.ballot)
 
 
 @compiled
-def _place_edges(
-    src: Array,
-    dst: Array,
-    seen: Array,
-    replicas: Array,
-    num_edges: Array,
-    lightest: Array,
-    most: int,
-    ballot: Ballot,
-) -> int:
-    """Place a chunk of edges; the most edges in any part."""
+def _place_edges(src: Array, dst: Array, seen: Array, placement: Placement) -> None:
+    most = placement.num_edges.max()
     for i in range(len(src)):
         u, v = src[i], dst[i]
         if u == v:
             continue
         seen[u] += 1
         seen[v] += 1
-        part = _best_part(u, v, seen, replicas, num_edges, lightest_of_all(num_edges, lightest), most)
-        num_edges[part] += 1
-        most = max(most, num_edges[part])
-        for node in (u, v):
-            add_replica(replicas, node, part)
-            vote(ballot, node, part)
-    return most
+        part = _best_part(u, v, seen, placement, most)
+        place(placement, u, v, part)
+        most = max(most, placement.num_edges[part])
 
 
 @compiled
-def _best_part(u: int, v: int, seen: Array, replicas: Array, num_edges: Array, light: int, most: int) -> int:
+def _best_part(u: int, v: int, seen: Array, placement: Placement, most: int) -> int:
     """The part with the highest score, which is one that has edges of u or v, or the lightest of all."""
+    replicas, num_edges = placement.replicas, placement.num_edges
+    lightest = lightest_of_all(placement)
     theta = seen[u] / (seen[u] + seen[v])
-    scale = LAMBDA / (1 + most - num_edges[light])
-    best, highest = light, -1.0
-    for word in range(replicas.shape[1]):
-        bits = replicas[u, word] | replicas[v, word]
-        part = word * WORD
+    scale = LAMBDA / (1 + most - num_edges[lightest])
+    best, highest = lightest, -1.0
+    for entry in range(replicas.shape[1]):
+        bits = replicas[u, entry] | replicas[v, entry]
+        part = entry * BITS
         while bits != np.uint64(0):
             if bits & np.uint64(1) != np.uint64(0):
                 score = scale * (most - num_edges[part])
-                if has_replica(replicas, u, part):
+                if has_replica(placement, u, part):
                     score += 2 - theta
-                if has_replica(replicas, v, part):
+                if has_replica(placement, v, part):
                     score += 1 + theta
                 if score > highest:
                     best, highest = part, score
             bits >>= np.uint64(1)
             part += 1
-    balance_alone = scale * (most - num_edges[light])
-    if balance_alone > highest or (balance_alone == highest and light < best):
-        best = light
+    balance_alone = scale * (most - num_edges[lightest])
+    if balance_alone > highest or (balance_alone == highest and lightest < best):
+        best = lightest
     return best

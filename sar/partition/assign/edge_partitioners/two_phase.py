@@ -1,17 +1,40 @@
 """The method `2ps-l`: streaming clustering, then edges to one of the two parts of their ends' clusters."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.balance import deal
-from sar.partition.assign.clusters import NONE, move, open_clusters
+from sar.partition.assign.balance import list_schedule
+from sar.partition.assign.clusters import Clusters, move, no_clusters, open_clusters
 from sar.partition.assign.compiled import compiled
-from sar.partition.assign.edge_partitioners.owners import Ballot, choose_owners, new_ballot, vote
-from sar.partition.assign.edge_partitioners.replicas import add_replica, has_replica, lightest_of_all, no_replicas
-from sar.partition.assign.stream import count_degrees, edge_chunks, index_dtype
+from sar.partition.assign.edge_partitioners.owners import choose_owners
+from sar.partition.assign.edge_partitioners.placement import (
+    Placement,
+    has_replica,
+    lightest_of_all,
+    new_placement,
+    place,
+)
+from sar.partition.assign.stream import count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 
 _ROUND_OFF = 1e-9  # scores that are equal may be added up to different last digits
+
+
+class PlacementRule(NamedTuple):
+    """What decides where an edge goes, beside the edges placed before.
+
+    clusters: of the nodes.
+    part_of_cluster: (K,) int32.
+    hashed: (N,) int32, the part to which each node is hashed.
+    capacity: edges that a part may hold.
+    """
+
+    clusters: Clusters
+    part_of_cluster: Array
+    hashed: Array
+    capacity: int
 
 
 def two_phase(task: AssignmentTask) -> Array:
@@ -43,27 +66,25 @@ def two_phase(task: AssignmentTask) -> Array:
     num_nodes, num_parts = task.graph.total_nodes, task.num_parts
     degree = count_degrees(task)
     total = int(degree.sum(dtype=np.int64))
-    cluster, volume = _cluster_nodes(task, degree, most=-(-total // num_parts))
-    part_of_cluster = _assign_clusters(volume, num_parts)
+    clusters, num_clusters = _cluster_nodes(task, degree, most=-(-total // num_parts))
+    part_of_cluster = _assign_clusters(clusters.volume[:num_clusters], num_parts)
     hashed = np.random.default_rng(task.seed).integers(num_parts, size=num_nodes, dtype=np.int32)
-    replicas, ballot = no_replicas(num_nodes, num_parts), new_ballot(num_nodes, num_parts)
-    num_edges, lightest = np.zeros(num_parts, np.int64), np.zeros(2, np.int64)
     capacity = int(np.ceil((1 + task.imbalance) * (total // 2) / num_parts))
+    rule = PlacementRule(clusters, part_of_cluster, hashed, capacity)
+    placement = new_placement(num_nodes, num_parts)
     for doing, within in (("assigning edges within parts", True), ("assigning the other edges", False)):
         for src, dst in edge_chunks(task, doing):
-            _place_edges(src, dst, within, cluster, volume, part_of_cluster, degree, hashed, capacity,
-                         replicas, num_edges, lightest, ballot)  # fmt: skip
-    return choose_owners(task, ballot)
+            _place_edges(src, dst, within, rule, placement)
+    return choose_owners(task, placement.ballot)
 
 
-def _cluster_nodes(task: AssignmentTask, degree: Array, most: int) -> tuple[Array, Array]:
-    """The cluster of every node, (N,), -1 for nodes without edges, and the volumes of the clusters, (K,) int64."""
-    cluster = np.full(len(degree), NONE, index_dtype(len(degree)))
-    volume = np.zeros(len(degree), np.int64)
+def _cluster_nodes(task: AssignmentTask, degree: Array, most: int) -> tuple[Clusters, int]:
+    """Clusters of all nodes with edges, and their number."""
+    clusters = no_clusters(degree)
     num_clusters = 0
     for src, dst in edge_chunks(task, "clustering nodes"):
-        num_clusters = _cluster_edges(src, dst, degree, most, cluster, volume, num_clusters)
-    return cluster, volume[:num_clusters]
+        num_clusters = _cluster_edges(src, dst, most, clusters, num_clusters)
+    return clusters, num_clusters
 
 
 def _assign_clusters(volume: Array, num_parts: int) -> Array:
@@ -71,74 +92,58 @@ def _assign_clusters(volume: Array, num_parts: int) -> Array:
     order = np.argsort(-volume, kind="stable")
     part = np.empty(len(volume), np.int32)
     no_weights = np.empty((0, len(volume)))
-    part[order] = deal(volume[order], no_weights, np.ones(1), np.zeros((1, num_parts)))
+    part[order] = list_schedule(volume[order], no_weights, np.ones(1), np.zeros((1, num_parts)))
     return part
 
 
 @compiled
-def _cluster_edges(
-    src: Array, dst: Array, degree: Array, most: int, cluster: Array, volume: Array, num_clusters: int
-) -> int:
+def _cluster_edges(src: Array, dst: Array, most: int, clusters: Clusters, num_clusters: int) -> int:
     """Cluster a chunk of edges; the number of clusters so far."""
+    degree, of_node, volume = clusters
     for i in range(len(src)):
         u, v = src[i], dst[i]
         if u == v:
             continue
-        num_clusters = open_clusters(u, v, degree, cluster, volume, num_clusters)
-        of_u, of_v = cluster[u], cluster[v]
+        num_clusters = open_clusters(clusters, u, v, num_clusters)
+        of_u, of_v = of_node[u], of_node[v]
         if of_u == of_v or volume[of_u] > most or volume[of_v] > most:
             continue
         goes, stays = (u, v) if volume[of_u] - degree[u] <= volume[of_v] - degree[v] else (v, u)
-        if volume[cluster[stays]] + degree[goes] <= most:
-            move(goes, cluster[stays], degree, cluster, volume)
+        if volume[of_node[stays]] + degree[goes] <= most:
+            move(clusters, goes, of_node[stays])
     return num_clusters
 
 
 @compiled
-def _place_edges(
-    src: Array,
-    dst: Array,
-    within: bool,
-    cluster: Array,
-    volume: Array,
-    part_of_cluster: Array,
-    degree: Array,
-    hashed: Array,
-    capacity: int,
-    replicas: Array,
-    num_edges: Array,
-    lightest: Array,
-    ballot: Ballot,
-) -> None:
+def _place_edges(src: Array, dst: Array, within: bool, rule: PlacementRule, placement: Placement) -> None:
     """Place those edges of a chunk whose ends' clusters are in one part, or all others."""
+    degree, of_node, volume = rule.clusters
+    num_edges, hashed = placement.num_edges, rule.hashed
     for i in range(len(src)):
         u, v = src[i], dst[i]
         if u == v:
             continue
-        part, other = part_of_cluster[cluster[u]], part_of_cluster[cluster[v]]
+        part, other = rule.part_of_cluster[of_node[u]], rule.part_of_cluster[of_node[v]]
         if (part == other) != within:
             continue
         if part != other:
-            volumes = volume[cluster[u]], volume[cluster[v]]
-            at_u = _score(u, v, part, volumes[0] / (volumes[0] + volumes[1]), degree, replicas)
-            at_v = _score(u, v, other, volumes[1] / (volumes[0] + volumes[1]), degree, replicas)
-            if at_v > at_u + _ROUND_OFF:
+            at_u, at_v = volume[of_node[u]], volume[of_node[v]]
+            score = _score(u, v, part, at_u / (at_u + at_v), degree, placement)
+            score_of_other = _score(u, v, other, at_v / (at_u + at_v), degree, placement)
+            if score_of_other > score + _ROUND_OFF:
                 part = other
-        if num_edges[part] >= capacity:
+        if num_edges[part] >= rule.capacity:
             part = hashed[u] if degree[u] >= degree[v] else hashed[v]
-        if num_edges[part] >= capacity:
-            part = lightest_of_all(num_edges, lightest)
-        num_edges[part] += 1
-        for node in (u, v):
-            add_replica(replicas, node, part)
-            vote(ballot, node, part)
+        if num_edges[part] >= rule.capacity:
+            part = lightest_of_all(placement)
+        place(placement, u, v, part)
 
 
 @compiled
-def _score(u: int, v: int, part: int, share_of_volume: float, degree: Array, replicas: Array) -> float:
+def _score(u: int, v: int, part: int, share_of_volume: float, degree: Array, placement: Placement) -> float:
     """Score of a part that has the cluster of one end of (u, v)."""
     score = share_of_volume
     for node in (u, v):
-        if has_replica(replicas, node, part):
+        if has_replica(placement, node, part):
             score += 2 - degree[node] / (degree[u] + degree[v])
     return score

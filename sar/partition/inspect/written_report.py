@@ -9,7 +9,7 @@ from sar.partition.graph_data import SPLIT, Array
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource
 from sar.partition.inspect.report import DirectoryReport, FeatureReport, PartReport
 from sar.partition.write.write import Written
-from sar.partition.write.write_job import column_form
+from sar.partition.write.write_job import stored_spec
 
 
 def written_report(graph: GraphSource, part_of: Array, written: Written, name: str, method: str) -> DirectoryReport:
@@ -54,7 +54,7 @@ def written_report(graph: GraphSource, part_of: Array, written: Written, name: s
 
 def _features(of: str, kind: str, columns: Mapping[str, Column]) -> list[FeatureReport]:
     return [
-        FeatureReport(of, kind, name, column_form(name, column).dtype.name, tuple(column.shape[1:]), None)
+        FeatureReport(of, kind, name, stored_spec(name, column).dtype.name, tuple(column.shape[1:]), None)
         for name, column in columns.items()
     ]
 
