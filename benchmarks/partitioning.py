@@ -15,6 +15,7 @@ import torch
 from benchmarks import command
 from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
 from benchmarks.plots import draw_partitioning
+from benchmarks.quality import measure_quality
 from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import read, save, setting
 from sar.adapters.dgl.shim import require_dgl
@@ -24,7 +25,6 @@ from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.assign.assignment import AssignmentTask, Method
 from sar.partition.assign.methods import method_named, method_names
-from sar.partition.assign.quality import measure_quality
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.tables import as_markdown, as_text
@@ -71,7 +71,7 @@ class Row:
     """What a run took and gave; seconds and peaks of all repeats.
 
     peaks: bytes of resident memory above the level before the run, with libraries and kernels loaded.
-    edge_cut, replication, nodes, in_edges: as `sar.partition.assign.quality.Quality`; None for `READING`.
+    edge_cut, replication, nodes, in_edges: as `benchmarks.quality.Quality`; None for `READING`.
     """
 
     graph: str

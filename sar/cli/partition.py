@@ -6,7 +6,9 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -26,6 +28,7 @@ HELP = "Divide a graph that may be larger than memory, and write a directory tha
 
 _TYPED = re.compile(r"([^:=/]+:[^:=/]+:[^:=/]+)=(.+)")
 _WHOLE_DAY = 86_400.0
+T = TypeVar("T", InputOptions, AssigningOptions, OutputOptions)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +128,8 @@ def _stoppable() -> Iterator[None]:
 
 def _with_progress(arguments: argparse.Namespace) -> Outcome:
     """Run under a bar for each stage, where the first process has a terminal."""
-    options = _input_options(arguments), _assigning_options(arguments), _output_options(arguments)
+    assigning = _options(AssigningOptions, arguments, balance=tuple(arguments.balance))
+    options = _input_options(arguments), assigning, _output_options(arguments)
     if Team.here().rank or not sys.stderr.isatty():
         return run_partition(*options)
     with tqdm(total=1.0, bar_format="{desc:40} {percentage:3.0f}% |{bar}| {elapsed}", leave=False) as bar:
@@ -146,46 +150,29 @@ def _shown_on(bar: "tqdm[None]") -> Progress:
     return show
 
 
+def _options(kind: type[T], arguments: argparse.Namespace, **converted: Any) -> T:
+    """Options whose fields are the arguments of the same names, but for those that are converted."""
+    given = {one.name: getattr(arguments, one.name) for one in fields(kind) if one.name not in converted}
+    return kind(**given, **converted)
+
+
 def _input_options(arguments: argparse.Namespace) -> InputOptions:
     columns = [int(name) if name.isdigit() else name for name in arguments.columns or ()]
-    return InputOptions(
+    return _options(
+        InputOptions,
+        arguments,
         path=_path(arguments.input),
-        format=arguments.format,
         num_nodes=_num_nodes(arguments.num_nodes),
         node_features=_named("--node-feature", arguments.node_feature),
         edge_features=_named("--edge-feature", arguments.edge_feature),
-        delimiter=arguments.delimiter,
-        header=arguments.header,
-        columns=(columns[0], columns[1]) if columns else None,
-        dtype=arguments.dtype,
-        allow_nan=arguments.allow_nan,
-        undirected=arguments.undirected,
-        remove_duplicates=arguments.remove_duplicates,
-        self_loops=arguments.self_loops,
-    )
-
-
-def _assigning_options(arguments: argparse.Namespace) -> AssigningOptions:
-    return AssigningOptions(
-        parts=arguments.parts,
-        method=arguments.method,
-        seed=arguments.seed,
-        balance=tuple(arguments.balance),
-        imbalance=arguments.imbalance,
-        assignment=arguments.assignment,
-        write_assignment=arguments.write_assignment,
+        columns=tuple(columns) or None,
     )
 
 
 def _output_options(arguments: argparse.Namespace) -> OutputOptions:
     file = _TYPED.sub(r"\2", arguments.input[0])
-    return OutputOptions(
-        directory=arguments.out,
-        name=arguments.name or Path(file).absolute().name.partition(".")[0] or "graph",
-        memory=arguments.memory,
-        resume=arguments.resume,
-        local_output=arguments.local_output,
-    )
+    name = arguments.name or Path(file).absolute().name.partition(".")[0] or "graph"
+    return _options(OutputOptions, arguments, directory=arguments.out, name=name)
 
 
 def _path(inputs: Sequence[str]) -> str | list[str] | dict[str, str]:

@@ -5,19 +5,19 @@ import logging
 import numpy as np
 import pytest
 
+from benchmarks.quality import measure_quality
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign import auto as auto_module
 from sar.partition.assign import ldg as ldg_module
 from sar.partition.assign import multilevel as multilevel_module
-from sar.partition.assign.auto import ESTIMATES, auto, choose
+from sar.partition.assign.auto import NEEDS, auto, choose
 from sar.partition.assign.capacity import draw, relative_weights
 from sar.partition.assign.external_csr import ExternalCsr
 from sar.partition.assign.label_propagation import cluster, refine
 from sar.partition.assign.ldg import greedy_parts, ldg
 from sar.partition.assign.metis import _adjacency_lists, metis
 from sar.partition.assign.multilevel import multilevel
-from sar.partition.assign.quality import measure_quality
 from tests.partition.graph_tasks import odd_graphs, source, task_of
 
 METHODS = {"ldg": ldg, "metis": metis, "multilevel": multilevel, "auto": auto}
@@ -224,14 +224,14 @@ def test_multilevel_contracts_as_often_as_memory_asks_for(tmp_path, planted):
 
 def test_auto_takes_the_best_method_that_fits_and_says_so(tmp_path, planted, caplog):
     task = task_of(planted[0], 4, tmp_path, planted[1])
-    needs = {name: estimate(task).memory for name, estimate in ESTIMATES.items()}
+    needs = {name: of_method.memory(task) for name, of_method in NEEDS.items()}
     assert choose(task).name == "multilevel"
     for memory in (10**9, needs["ldg"] + 1, needs["random"] + 1):
         limited = task_of(planted[0], 4, tmp_path, planted[1], memory=memory)
         name, why = choose(limited)
-        assert ESTIMATES[name](limited).memory <= memory
-        before = list(ESTIMATES)[: list(ESTIMATES).index(name)]
-        assert all(ESTIMATES[one](limited).memory > memory and one in why for one in before)
+        assert NEEDS[name].memory(limited) <= memory
+        before = list(NEEDS)[: list(NEEDS).index(name)]
+        assert all(NEEDS[one].memory(limited) > memory and one in why for one in before)
     assert choose(task_of(planted[0], 4, tmp_path, planted[1], memory=needs["ldg"] + 1)).name == "ldg"
     with caplog.at_level(logging.INFO, logger="sar"):
         auto(task_of(planted[0], 4, tmp_path, memory=needs["ldg"]))

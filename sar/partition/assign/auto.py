@@ -1,7 +1,7 @@
 """The method with the best cut that fits into the memory allowed."""
 
 import shutil
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sar.errors import ConfigError
@@ -14,53 +14,38 @@ from sar.partition.graph_data import Array
 MIB = 2**20
 
 
-class Needs(NamedTuple):
+@dataclass(frozen=True)
+class Needs:
     """What a method is expected to take at its peak, in bytes.
 
-    memory: beyond what is there when it starts.
-    disk: in the task's scratch directory.
+    base, node, weight, edge: memory beyond what is there when it starts: in any case, for each node, for each weight of
+        a node, and for each edge.
+    disk: in the task's scratch directory, for each edge.
+    coarsens: it takes memory for as many neighbours as METIS is given at most, and no more.
     """
 
-    memory: int
-    disk: int
+    base: int
+    node: int
+    weight: int
+    edge: int = 0
+    disk: int = 0
+    coarsens: bool = False
 
-
-Estimate = Callable[[AssignmentTask], Needs]
-
-
-def _multilevel(task: AssignmentTask) -> Needs:
-    coarse = ENTRY_BYTES * min(2 * task.graph.total_edges, coarse_entries(task.memory))
-    return Needs(24 * MIB + _nodes(task, 96, 24) + coarse, 48 * task.graph.total_edges)
-
-
-def _metis(task: AssignmentTask) -> Needs:
-    return Needs(24 * MIB + _nodes(task, 64, 24) + 170 * task.graph.total_edges, 24 * task.graph.total_edges)
-
-
-def _ldg(task: AssignmentTask) -> Needs:
-    return Needs(24 * MIB + _nodes(task, 24, 12), 24 * task.graph.total_edges)
-
-
-def _spring(task: AssignmentTask) -> Needs:
-    return Needs(48 * MIB + _nodes(task, 48, 12), 0)
-
-
-def _random(task: AssignmentTask) -> Needs:
-    return Needs(_nodes(task, 16, 12), 0)
-
-
-def _nodes(task: AssignmentTask, each: int, each_weight: int) -> int:
-    return task.graph.total_nodes * (each + each_weight * len(task.weights))
+    def memory(self, task: AssignmentTask) -> int:
+        """Of a task."""
+        of_nodes = task.graph.total_nodes * (self.node + self.weight * len(task.weights))
+        entries = min(2 * task.graph.total_edges, coarse_entries(task.memory)) if self.coarsens else 0
+        return self.base + of_nodes + self.edge * task.graph.total_edges + ENTRY_BYTES * entries
 
 
 # By the cut to expect on graphs with communities, the smallest first. Measured with 16 edges a node and one weight:
 # METIS grows by 140 to 170 bytes an edge.
-ESTIMATES: dict[str, Estimate] = {
-    "multilevel": _multilevel,
-    "metis": _metis,
-    "ldg": _ldg,
-    "spring": _spring,
-    "random": _random,
+NEEDS = {
+    "multilevel": Needs(24 * MIB, node=96, weight=24, disk=48, coarsens=True),
+    "metis": Needs(24 * MIB, node=64, weight=24, edge=170, disk=24),
+    "ldg": Needs(24 * MIB, node=24, weight=12, disk=24),
+    "spring": Needs(48 * MIB, node=48, weight=12),
+    "random": Needs(0, node=16, weight=12),
 }
 
 
@@ -79,15 +64,16 @@ def choose(task: AssignmentTask) -> Choice:
     """
     free = shutil.disk_usage(task.scratch).free
     passed = []
-    for name, estimate in ESTIMATES.items():
-        needs = estimate(task)
-        if task.memory is not None and needs.memory > task.memory:
-            passed.append(f"{name} needs about {_mib(needs.memory)}")
-        elif needs.disk > free:
-            passed.append(f"{name} needs about {_mib(needs.disk)} of disk, and {_mib(free)} are free")
+    for name, needs in NEEDS.items():
+        memory = needs.memory(task)
+        disk = needs.disk * task.graph.total_edges
+        if task.memory is not None and memory > task.memory:
+            passed.append(f"{name} needs about {_mib(memory)}")
+        elif disk > free:
+            passed.append(f"{name} needs about {_mib(disk)} of disk, and {_mib(free)} are free")
         else:
             allowed = "no limit was set" if task.memory is None else f"{_mib(task.memory)} are allowed"
-            why = f"the smallest cut to expect; it needs about {_mib(needs.memory)}, {allowed}"
+            why = f"the smallest cut to expect; it needs about {_mib(memory)}, {allowed}"
             return Choice(name, "; ".join([why, *passed]))
     raise ConfigError(
         f"{_mib(task.memory or 0)} are too little to divide {task.graph.total_nodes} nodes by any method: "

@@ -131,21 +131,12 @@ class Team:
 
 def _even_chunks(edges: EdgeSource, rows: int) -> Iterator[tuple[Array, Array]]:
     """Chunks of exactly `rows` edges but for the last, of a source that may give smaller ones."""
-    held: list[tuple[Array, Array]] = []
-    missing = rows
-    for src, dst in edges.chunks(rows):
-        while len(src):
-            held.append((src[:missing], dst[:missing]))
-            src, dst = src[missing:], dst[missing:]
-            missing -= len(held[-1][0])
-            if not missing:
-                yield _joined(held)
-                held, missing = [], rows
-    if held:
-        yield _joined(held)
-
-
-def _joined(chunks: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    if len(chunks) == 1:
-        return chunks[0]
-    return np.concatenate([src for src, _ in chunks]), np.concatenate([dst for _, dst in chunks])
+    src = dst = np.zeros(0, np.int64)
+    for more_src, more_dst in edges.chunks(rows):
+        src = np.concatenate([src, more_src]) if len(src) else more_src
+        dst = np.concatenate([dst, more_dst]) if len(dst) else more_dst
+        while len(src) >= rows:
+            yield src[:rows], dst[:rows]
+            src, dst = src[rows:], dst[rows:]
+    if len(src):
+        yield src, dst

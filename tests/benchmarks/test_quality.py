@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.quality import measure_quality
 from sar.errors import ConfigError
-from sar.partition.assign.quality import measure_quality
 from tests.partition.graph_tasks import odd_graphs, source
 
 
