@@ -137,12 +137,12 @@ def _with_progress(arguments: argparse.Namespace) -> Outcome:
 
 
 def _shown_on(bar: "tqdm[None]") -> Progress:
-    said = ""
+    stage = ""
 
     def show(doing: str, share: float) -> None:
-        nonlocal said
-        if doing != said:
-            said = doing
+        nonlocal stage
+        if doing != stage:
+            stage = doing
             bar.reset()
             bar.set_description_str(doing, refresh=False)
         bar.update(share - bar.n)
@@ -186,14 +186,16 @@ def _path(inputs: Sequence[str]) -> str | list[str] | dict[str, str]:
     return inputs[0] if len(inputs) == 1 else list(inputs)
 
 
-def _num_nodes(said: Sequence[str]) -> int | dict[str, int] | None:
+def _num_nodes(given: Sequence[str]) -> int | dict[str, int] | None:
     """One number, or one by type."""
-    one = len(said) == 1 and "=" not in said[0]
-    named = {"": said[0]} if one else _named("--num-nodes", said)
+    one = len(given) == 1 and "=" not in given[0]
+    named = {"": given[0]} if one else _named("--num-nodes", given)
     try:
         counts = {ntype: int(count) for ntype, count in named.items()}
     except ValueError as error:
-        raise ConfigError(f"--num-nodes {' '.join(said)}: expected a number, or NTYPE=NUMBER for each type.") from error
+        raise ConfigError(
+            f"--num-nodes {' '.join(given)}: expected a number, or NTYPE=NUMBER for each type."
+        ) from error
     return counts[""] if one else counts or None
 
 

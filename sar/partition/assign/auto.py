@@ -50,7 +50,7 @@ NEEDS = {
 
 
 class Choice(NamedTuple):
-    """A method's name, and in words why it was chosen."""
+    """A method's name, and a sentence on why it was chosen."""
 
     name: str
     why: str

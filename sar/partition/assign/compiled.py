@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import numba
 
+from sar.logging_setup import logger
+
 F = TypeVar("F", bound=Callable[..., Any])
 _njit: Any = numba.njit
 
@@ -21,9 +23,15 @@ def compiled(function: F) -> F:
     function.__qualname__ = f"{function.__name__}_{_sources_digest()}"
     try:
         loop: F = _njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:
+    except RuntimeError as error:
+        _log_once(str(error).partition("\n")[0])
         loop = _njit(nogil=True, error_model="numpy")(function)
     return loop
+
+
+@cache
+def _log_once(reason: str) -> None:
+    logger.info("compiled loops of partition methods are not kept for the next run: %s", reason)
 
 
 @cache

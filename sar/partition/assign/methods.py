@@ -43,7 +43,7 @@ def method_named(name: str) -> Method:
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"partition method '{name}' is '{point.value}', which cannot be imported: {error}; "
-                "mend or remove the package that registers it."
+                "repair or remove the package that registers it."
             ) from error
     raise ConfigError(f"there is no partition method '{name}'; expected one of {', '.join(method_names())}.")
 

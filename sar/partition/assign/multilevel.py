@@ -69,9 +69,11 @@ def multilevel(task: AssignmentTask) -> Array:
     coarsest = levels[-1]
     part_of = divide(coarsest.csr, coarsest.weights, task, coarse_entries(task.memory), TRIALS)
     while True:
-        tell = _progress(task, f"refining level {len(levels)}", 0.5 ** len(levels))
+        number = len(levels)
+        start, end = (MIDDLE + (1 - MIDDLE) * 0.5**halvings for halvings in (number, number - 1))
+        report = _stretch(task, f"refining level {number}", start, end)
         level = levels.pop()
-        refine(level.csr, level.weights, part_of, task.num_parts, REFINE_PASSES, task.seed, tell)
+        refine(level.csr, level.weights, part_of, task.num_parts, REFINE_PASSES, task.seed, report)
         if not levels:
             return rebalance(task, part_of)
         part_of = part_of[clusters.pop()]
@@ -84,8 +86,9 @@ def coarse_entries(memory: int | None) -> int:
 
 def _coarser(level: Level, task: AssignmentTask, number: int) -> tuple[Array, Level] | None:
     """The cluster of each node, and the graph of the clusters; None where there are too many or too few."""
-    tell = _progress(task, f"clustering level {number}", -(0.5 ** (number - 1)))
-    label, count = cluster(level.csr, level.weights, CLUSTER, CLUSTER_PASSES, task.seed, tell)
+    start, end = (MIDDLE - (MIDDLE - READING) * 0.5**halvings for halvings in (number - 1, number))
+    report = _stretch(task, f"clustering level {number}", start, end)
+    label, count = cluster(level.csr, level.weights, CLUSTER, CLUSTER_PASSES, task.seed, report)
     if count > SHRINKS * level.csr.num_nodes or count <= task.num_parts:
         return None
     csr = level.csr.contracted(label, count, task.scratch / f"lists-{number}")
@@ -95,11 +98,10 @@ def _coarser(level: Level, task: AssignmentTask, number: int) -> tuple[Array, Le
     return label, Level(csr, weights)
 
 
-def _progress(task: AssignmentTask, doing: str, start: float) -> Callable[[float], None]:
-    """Reports of a stretch of work: down the levels `start` goes from -1 by halves to 0, and up again from 0 to 1/2."""
+def _stretch(task: AssignmentTask, doing: str, start: float, end: float) -> Callable[[float], None]:
+    """Reports of a stretch of work, which is done from `start` to `end` when its share goes from 0 to 1."""
 
-    def tell(share: float) -> None:
-        done = start + abs(start) * share * (0.5 if start < 0 else 1.0)
-        task.progress(doing, MIDDLE + done * (MIDDLE - READING if done < 0 else 1 - MIDDLE))
+    def report(share: float) -> None:
+        task.progress(doing, (1 - share) * start + share * end)
 
-    return tell
+    return report

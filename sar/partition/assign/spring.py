@@ -1,5 +1,6 @@
 """The method `spring`: streaming clustering, merging along richest neighbours, list scheduling."""
 
+import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.stream import count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 
-_OUT = -2
+_ROUND_OFF = 1e-9  # relative, of sums of weights
 
 
 class Neighbours(NamedTuple):
@@ -43,18 +44,6 @@ class Merging(NamedTuple):
     size: Array
     weight: Array
     representative: Array
-
-
-class Queue(NamedTuple):
-    """Clusters by size, those of a size in a list.
-
-    first: (sizes,), the first cluster of each size, or `NONE`.
-    before, after: (K,), the neighbours of each cluster in its list, or `NONE`; before is `_OUT` where it is in none.
-    """
-
-    first: Array
-    before: Array
-    after: Array
 
 
 def spring(task: AssignmentTask) -> Array:
@@ -99,7 +88,7 @@ def spring(task: AssignmentTask) -> Array:
     neighbours = Neighbours(degree, richest, rng.permutation(len(degree)).astype(of_node.dtype))
     order = rng.permutation(num_clusters)
     merging = _describe(of_node, num_clusters, constraints, neighbours)
-    _merge(order, constraints.means * (1 + task.imbalance) * (1 + 1e-9), neighbours, merging)
+    _merge(order, constraints.means * (1 + task.imbalance) * (1 + _ROUND_OFF), neighbours, merging)
     task.progress("assigning clusters", 1.0)
     return rebalance(task, _assign(order, merging, constraints, task.num_parts))
 
@@ -130,14 +119,6 @@ def _describe(of_node: Array, num_clusters: int, constraints: Constraints, neigh
     )
     _add_nodes(constraints.weights, neighbours, merging)
     return merging
-
-
-def _merge(order: Array, most: Array, neighbours: Neighbours, merging: Merging) -> None:
-    """Lines 18 to 25; `most`: (1 + C,), the number of nodes and the weights that a merged cluster may have."""
-    num_clusters, ids = len(order), merging.of_node.dtype
-    sizes = min(int(most[0]), len(merging.of_node)) + 1
-    queue = Queue(np.full(sizes, NONE, ids), np.full(num_clusters, _OUT, ids), np.empty(num_clusters, ids))
-    _merge_smallest_first(order, most, queue, neighbours, merging)
 
 
 def _assign(order: Array, merging: Merging, constraints: Constraints, num_parts: int) -> Array:
@@ -198,30 +179,29 @@ def _richer(one: int, other: int, neighbours: Neighbours) -> int:
 
 
 @compiled
-def _merge_smallest_first(order: Array, most: Array, queue: Queue, neighbours: Neighbours, merging: Merging) -> None:
-    """Merge clusters from the smallest on.
+def _merge(order: Array, most: Array, neighbours: Neighbours, merging: Merging) -> None:
+    """Lines 18 to 25: merge clusters, from the smallest on; of equal sizes, the one that has reached it last.
 
-    A merged cluster is larger than the one at hand, so the queue is gone through once, from size 1 upwards.
+    order: (K,), in which clusters of equal size are taken, backwards.
+    most: (1 + C,), the number of nodes and the weights that a merged cluster may have.
     """
-    first, size, representative = queue.first, merging.size, merging.representative
-    for one in order:
-        if 0 < size[one] < len(first):
-            _enqueue(one, size[one], queue)
-    for rank in range(1, len(first)):
-        while first[rank] != NONE:
-            one = first[rank]
-            _dequeue(one, rank, queue)
-            node = representative[one]
-            if node == NONE:
-                continue
-            target = _root(merging.into, merging.of_node[neighbours.richest[node]])
-            if target == one or not _fit_together(one, target, most, merging):
-                continue
-            if queue.before[target] != _OUT:
-                _dequeue(target, size[target], queue)
-            _merge_into(one, target, merging)
-            representative[target] = _richer(representative[target], node, neighbours)
-            _enqueue(target, size[target], queue)
+    size, representative = merging.size, merging.representative
+    # (size, - when it was added, cluster); outdated where the cluster has grown since.
+    queue = [(size[one], -i, one) for i, one in enumerate(order) if 0 < size[one] <= most[0]]
+    heapq.heapify(queue)
+    added = len(order)
+    while len(queue) > 0:
+        size_then, _, one = heapq.heappop(queue)
+        node = representative[one]
+        if size_then != size[one] or node == NONE:
+            continue
+        target = _root(merging.into, merging.of_node[neighbours.richest[node]])
+        if target == one or not _fit_together(one, target, most, merging):
+            continue
+        _merge_into(one, target, merging)
+        representative[target] = _richer(representative[target], node, neighbours)
+        heapq.heappush(queue, (size[target], -added, np.int64(target)))
+        added += 1
 
 
 @compiled
@@ -241,28 +221,6 @@ def _merge_into(one: int, target: int, merging: Merging) -> None:
     merging.size[one] = 0
     for which in range(len(merging.weight)):
         merging.weight[which, target] += merging.weight[which, one]
-
-
-@compiled
-def _enqueue(one: int, rank: int, queue: Queue) -> None:
-    """Put a cluster before all others of its size."""
-    first, before, after = queue
-    before[one], after[one] = NONE, first[rank]
-    if first[rank] != NONE:
-        before[first[rank]] = one
-    first[rank] = one
-
-
-@compiled
-def _dequeue(one: int, rank: int, queue: Queue) -> None:
-    first, before, after = queue
-    if before[one] == NONE:
-        first[rank] = after[one]
-    else:
-        after[before[one]] = after[one]
-    if after[one] != NONE:
-        before[after[one]] = before[one]
-    before[one] = _OUT
 
 
 @compiled

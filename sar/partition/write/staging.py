@@ -165,5 +165,5 @@ def _full_disk_explained(path: Path) -> Iterator[None]:
             raise
         raise PartitionError(
             f"the disk of '{path}' is full ({error.strerror}), with {shutil.disk_usage(path.parent).free:,} bytes free "
-            "now. Make room, or name a directory elsewhere; --resume keeps what is done and goes on later."
+            "now. Free some, or name a directory elsewhere; --resume keeps what is done and goes on later."
         ) from error

@@ -60,7 +60,7 @@ def vote(ballot: Ballot, node: int, part: int) -> None:
 
 
 def choose_owners(task: AssignmentTask, ballot: Ballot) -> Array:
-    """The owner of every node, (N,) int32, as told in [Note: owners of nodes], within the constraints of the task."""
+    """The owner of every node, (N,) int32, as in [Note: owners of nodes], within the constraints of the task."""
     num_nodes = len(ballot.parts)
     constraints = task.constraints()
     loads = np.zeros((len(constraints.limits), task.num_parts))
