@@ -23,15 +23,15 @@ def compiled(function: F) -> F:
     function.__qualname__ = f"{function.__name__}_{_sources_digest()}"
     try:
         loop: F = _njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError as error:
-        _log_once(str(error).partition("\n")[0])
+    except RuntimeError:
+        _log_once()
         loop = _njit(nogil=True, error_model="numpy")(function)
     return loop
 
 
 @cache
-def _log_once(reason: str) -> None:
-    logger.info("compiled loops of partition methods are not kept for the next run: %s", reason)
+def _log_once() -> None:
+    logger.info("Numba finds no folder to keep compiled code in: the loops of partition methods are compiled in each run")
 
 
 @cache
