@@ -31,7 +31,7 @@ def compiled(function: F) -> F:
 
 @cache
 def _log_once() -> None:
-    logger.info("Numba finds no folder to keep compiled code in: the loops of partition methods are compiled in each run")
+    logger.info("Numba finds no folder for compiled code: the loops of partition methods are compiled in every run")
 
 
 @cache
