@@ -1,7 +1,8 @@
 """What a partition method is given, and what it returns.
 
 A method is a function from an `AssignmentTask` to the part of every node, (N,) integers from 0 to P - 1. It reads the
-edges as a stream, as often as it likes, and holds O(nodes) memory. Equal tasks give equal assignments.
+edges as a stream, as often as it likes, and holds O(nodes) memory. Equal tasks give equal assignments. No part is to be
+above `task.constraints()`: most methods end with `rebalance(task, parts)`, which moves nodes until that is so.
 """
 
 from collections.abc import Callable, Mapping
