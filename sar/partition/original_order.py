@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sar import comm
 from sar.adapters.dgl.reader.edge_type_names import types_of
-from sar.adapters.dgl.reader.feature_files import open_orig_ids, owned_nodes
+from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.graph_file import read_graph_file
 from sar.adapters.dgl.reader.partition_json import PartitionJson, find_partition_json, read_partition_json
 from sar.adapters.dgl.reader.partition_reader import graph_path
@@ -166,7 +166,7 @@ def _check_form(spec: PartitionJson, type_id: int, part: int, rows: _Rows, like:
 
 def _original_ids(spec: PartitionJson, part: int, type_id: int) -> NDArray[np.int64]:
     """Of a part's nodes of one type, (N_i,), in the order of their global IDs."""
-    stored = [one.stored for one in open_orig_ids(spec, part, owned_nodes(spec, part)) if one.type_id == type_id]
+    stored = [one.stored for one in FeatureFiles.of_nodes(spec, part).original_ids() if one.type_id == type_id]
     if stored:
         return load(stored[0], torch.device("cpu")).long().numpy()
     start, end = spec.node_ranges[part, type_id].tolist()

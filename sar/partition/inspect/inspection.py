@@ -8,14 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.adapters.dgl.reader.feature_files import (
-    ORIG_ID_FILES,
-    Feature,
-    open_features,
-    open_orig_ids,
-    owned_edges,
-    owned_nodes,
-)
+from sar.adapters.dgl.reader.feature_files import ORIG_ID_FILES, Feature, FeatureFiles
 from sar.adapters.dgl.reader.part_inspection import PartContent, What, inspect_part
 from sar.adapters.dgl.reader.partition_json import PartitionJson, find_partition_json, owned_counts, read_partition_json
 from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON
@@ -84,7 +77,7 @@ def largest_value(path: str | PathLike[str], name: str) -> float:
     found = [
         float(rows.max())
         for part in range(spec.num_parts)
-        for one in open_features(spec, part, owned_nodes(spec, part), from_dispatch=False)
+        for one in FeatureFiles.of_nodes(spec, part).features()
         if one.name == name
         for _, rows in one.stored.slices()
         if rows.numel()
@@ -118,10 +111,10 @@ class _Originals:
     def take(self, part: int, content: PartContent) -> None:
         """Note the original IDs of a part, and drop those in `content`."""
         spec = self._spec
-        for owned in (owned_nodes(spec, part), owned_edges(spec, part, content.edge_types)):
-            what: What = owned.what
+        for files in (FeatureFiles.of_nodes(spec, part), FeatureFiles.of_edges(spec, part, content.edge_types)):
+            what: What = files.what
             try:
-                stored: list[Feature] = open_orig_ids(spec, part, owned) if "part_graph" in spec.files[part] else []
+                stored: list[Feature] = files.original_ids() if "part_graph" in spec.files[part] else []
             except PartitionError as error:
                 self._problems.append(str(error))
                 self._found[what].add(ORIG_ID_FILES[what])
@@ -136,7 +129,7 @@ class _Originals:
                 self._found[what].add("graph.dgl")
                 for type_id, ids in enumerate(in_graph):
                     self._once[what][type_id].add(_numbers(ids))
-            elif sum(owned.counts):
+            elif sum(files.counts):
                 self._lacking[what].append(part)
 
     def where(self, what: What) -> str | None:

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from sar.adapters.dgl.full_graph import construct_full_graph
 from sar.adapters.dgl.reader.edge_type_names import types_of
-from sar.adapters.dgl.reader.graph_file import DST, SRC, LocalGraph
+from sar.adapters.dgl.reader.graph_file import DST, LocalGraph, local_graph
 from sar.adapters.dgl.reader.partition_json import IdRanges
 from sar.adapters.dgl.reader.shards import EdgeFields
 from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.group import Group
-from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
 from sar.core.partition_data import own_part
 from sar.errors import GraphError, PartitionError
@@ -96,15 +96,9 @@ class _ServedPartition(NamedTuple):
                 "No server of this DistGraph shares its partition with this process; expected one on the same machine. "
                 "Start the trainers on the servers' machines, with the machines' own addresses in ip_config."
             )
-        src, dst = local.edges(order="eid")
-        edges = {SRC: src, DST: dst, EID: local.edata[EID]}
-        if ORIG_ID in local.edata:
-            edges[ORIG_ID] = local.edata[ORIG_ID]
-        is_inner = local.ndata["inner_node"].bool()
-        graph = LocalGraph(local.ndata[NID], is_inner, local.ndata.get(ORIG_ID), edges, "part_id" not in local.ndata)
         node_ranges = _ranges(book._typed_nid_range, book.ntypes)
         edge_ranges = _ranges(book._typed_eid_range, book.canonical_etypes)
-        served = cls(book, graph, node_ranges, edge_ranges)
+        served = cls(book, local_graph(local), node_ranges, edge_ranges)
         served._check()
         return served
 

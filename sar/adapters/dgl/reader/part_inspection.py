@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
-from sar.adapters.dgl.reader.feature_files import Owned, as_feature, owned_edges, owned_nodes, stored_features
+from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.graph_file import load_graph, local_graph
 from sar.adapters.dgl.reader.partition_json import IdRanges, PartitionJson
 from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON, graph_path
@@ -100,8 +100,11 @@ def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent
         from_dispatch &= "part_id" not in graph.ndata
         _Structure(spec, part, path, content).check(dict(graph.ndata), dict(graph.edata), graph.edges(order="eid"))
         del graph
-    for owned in (owned_nodes(spec, part), owned_edges(spec, part, content.edge_types)):
-        _look_at_features(spec, part, owned, content, from_dispatch=from_dispatch, values=values)
+    for files in (
+        FeatureFiles.of_nodes(spec, part, from_dispatch=from_dispatch),
+        FeatureFiles.of_edges(spec, part, content.edge_types, from_dispatch=from_dispatch),
+    ):
+        _look_at_features(files, content, values=values)
     return content
 
 
@@ -257,28 +260,26 @@ def _add(between: Between, parts: Tensor, hashes: NDArray[np.uint64]) -> None:
     between.counts[:] += counts
 
 
-def _look_at_features(
-    spec: PartitionJson, part: int, owned: Owned, content: PartContent, *, from_dispatch: bool, values: bool
-) -> None:
+def _look_at_features(files: FeatureFiles, content: PartContent, *, values: bool) -> None:
     """Note the features of a part, count what masks choose, and report wrong lengths and, if asked, NaN."""
     say: Callable[[str], None] = content.problems.append
     try:
-        path, tensors = stored_features(spec, part, owned.what, from_dispatch=from_dispatch)
+        path, tensors = files.tensors()
     except PartitionError as error:
         say(str(error))
         return
     for key, stored in tensors.items():
         try:
-            type_id, name, _ = as_feature(path, key, stored, owned)
+            type_id, name, _ = files.feature(path, key, stored)
         except PartitionError as error:
             say(str(error))
             continue
-        if owned.what == "nodes" and name in MASKS:
+        if files.what == "nodes" and name in MASKS:
             chosen = sum(int((rows != 0).sum()) for _, rows in stored.slices())
             content.split[name] = content.split.get(name, 0) + chosen
         nan_rows = _rows_with_nan(path, key, stored, say) if values and stored.dtype.is_floating_point else None
         dtype = str(stored.dtype).removeprefix("torch.")
-        content.features.append(StoredFeature(owned.what, type_id, name, dtype, tuple(stored.shape[1:]), nan_rows))
+        content.features.append(StoredFeature(files.what, type_id, name, dtype, tuple(stored.shape[1:]), nan_rows))
 
 
 def _rows_with_nan(path: Path, key: str, stored: StoredTensor, say: Callable[[str], None]) -> int:

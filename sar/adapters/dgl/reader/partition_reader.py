@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sar import comm
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
-from sar.adapters.dgl.reader.feature_files import open_features, open_orig_ids, owned_nodes
+from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.graph_file import DST, LocalGraph, read_graph_file
 from sar.adapters.dgl.reader.partition_json import REWRITE, PartitionJson, read_partition_json
 from sar.adapters.dgl.reader.shards import build_shards
@@ -57,8 +57,9 @@ def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData
     _check_edge_ids(spec, part, graph)
     edges = order_edges(graph, spec.partition_ranges, part)
     del graph
+    edge_files = FeatureFiles.of_edges(spec, part, edge_types, from_dispatch=from_dispatch)
     return PartitionData(
-        all_shard_edges=build_shards(spec, part, edges, edge_types, from_dispatch=from_dispatch, device=device),
+        all_shard_edges=build_shards(edges, edge_types, edge_files, device),
         node_ranges=spec.partition_ranges,
         node_features=node_features,
         node_type_names=spec.node_types,
@@ -105,13 +106,13 @@ def _node_features(
     node_id, order = graph.node_id[graph.is_inner].sort()
     _check_node_ids(spec, part, graph, node_id)
     features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
-    owned = owned_nodes(spec, part)
-    orig_ids = [load(one.stored, device) for one in open_orig_ids(spec, part, owned)]
+    files = FeatureFiles.of_nodes(spec, part, from_dispatch=from_dispatch)
+    orig_ids = [load(one.stored, device) for one in files.original_ids()]
     if orig_ids:
         features[ORIG_ID] = torch.cat(orig_ids)
     elif graph.orig_node_id is not None:
         features[ORIG_ID] = graph.orig_node_id[graph.is_inner][order].to(device)
-    for one in open_features(spec, part, owned, from_dispatch=from_dispatch):
+    for one in files.features():
         features[f"{spec.node_types[one.type_id]}/{one.name}"] = load(one.stored, device)
     return features
 

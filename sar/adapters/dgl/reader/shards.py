@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sar.adapters.dgl.reader.edge_type_names import types_of
-from sar.adapters.dgl.reader.feature_files import open_features, open_orig_ids, owned_edges
-from sar.adapters.dgl.reader.partition_json import IdRanges, PartitionJson
+from sar.adapters.dgl.reader.feature_files import FeatureFiles
+from sar.adapters.dgl.reader.partition_json import IdRanges
 from sar.adapters.dgl.reader.tensor_file import load_permuted
 from sar.adapters.dgl.reader.visible_edges import VisibleEdges
 from sar.common_tuples import EID, ETYPE, ORIG_ID, CanonicalEtype, ShardEdgesAndFeatures
@@ -71,19 +71,13 @@ class EdgeFields:
 
 
 def build_shards(
-    spec: PartitionJson,
-    part: int,
-    edges: VisibleEdges,
-    edge_types: list[CanonicalEtype],
-    *,
-    from_dispatch: bool,
-    device: torch.device,
+    edges: VisibleEdges, edge_types: list[CanonicalEtype], files: FeatureFiles, device: torch.device
 ) -> list[ShardEdgesAndFeatures]:
     """Read the edge features of a partition and cut edges and features into shards."""
-    owned = owned_edges(spec, part, edge_types)
-    features = open_features(spec, part, owned, from_dispatch=from_dispatch)
-    orig_ids = open_orig_ids(spec, part, owned)
-    fields = EdgeFields(edges, spec.edge_ranges, device)
+    edge_ranges = files.spec.edge_ranges
+    features = files.features()
+    orig_ids = files.original_ids()
+    fields = EdgeFields(edges, edge_ranges, device)
     ids_of_all_types = torch.empty(len(edges.edge_id) if orig_ids else 0, dtype=torch.int64, device=device)
     for type_id, etype in enumerate(edge_types):
         ids_here = [one for one in orig_ids if one.type_id == type_id]
@@ -91,7 +85,7 @@ def build_shards(
         if not ids_here and not features_here:
             continue
         rows, bounds = fields.rows_of(type_id)
-        position = _positions(edges.edge_id[rows], int(spec.edge_ranges[part, type_id, 0]))
+        position = _positions(edges.edge_id[rows], int(edge_ranges[files.part, type_id, 0]))
         for one in ids_here:
             ids_of_all_types[rows] = load_permuted(one.stored, position, device)
         for one in features_here:
