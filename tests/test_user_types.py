@@ -13,6 +13,8 @@ SCRIPT = """
 from typing import cast
 
 from torch import Tensor
+from torch.distributed import ReduceOp
+from torch.nn import Module
 
 import sar
 
@@ -45,8 +47,24 @@ def graphs(data: sar.PartitionData, seeds: Tensor) -> list[sar.GraphShardManager
     g = sar.construct_full_graph(data)
     block: sar.DistributedBlock = g["cites"].to("cpu").local_var().get_full_partition_graph()
     layers = sar.construct_mfgs(data, seeds, n_layers=2)
-    layers[0].srcdata["h"] = block.srcdata["h"][seeds] + block.num_nodes()
+    layers[0].srcdata["h"] = block.srcdata["h"][layers[0].input_nodes] + block.num_nodes()
     return layers
+
+
+def train(path: str, model: Module) -> Tensor:
+    sar.initialize_comms()
+    sar.patch_dgl()
+    data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
+    x = sar.suffix_key_lookup(data.node_features, "feat")
+    g = sar.construct_full_graph(data)
+    sar.sync_params(model)
+    sampler = sar.DistNeighborSampler([10, 10], input_node_features={"feat": x})
+    for blocks in sar.DataLoader(g, x, sampler, batch_size=10, shuffle=True):
+        print(blocks[0])
+    loss: Tensor = model(g, x)
+    sar.gather_grads(model)
+    sar.comm.all_reduce(loss, ReduceOp.SUM)
+    return sar.edge_softmax(g, g.edata["w"]) * loss
 """
 
 

@@ -51,17 +51,17 @@ class GraphFields(GraphQueries):
     @property
     def nodes(self) -> TypeView:
         """`g.nodes[ntype].data` is the frame of a node type; `g.nodes(ntype)` are this worker's local IDs."""
-        return TypeView(self._node_frames, lambda ntype: self._ntypes(ntype, self.ntypes))
+        return TypeView(self._node_frames, lambda ntype: self._ntypes_of(ntype, self.ntypes))
 
     @property
     def srcnodes(self) -> TypeView:
         """As `nodes`, of source types."""
-        return TypeView(self._frames.src, lambda ntype: self._ntypes(ntype, self.srctypes))
+        return TypeView(self._frames.src, lambda ntype: self._ntypes_of(ntype, self.srctypes))
 
     @property
     def dstnodes(self) -> TypeView:
         """As `nodes`, of destination types."""
-        return TypeView(self._frames.dst, lambda ntype: self._ntypes(ntype, self.dsttypes))
+        return TypeView(self._frames.dst, lambda ntype: self._ntypes_of(ntype, self.dsttypes))
 
     @property
     def edges(self) -> TypeView:

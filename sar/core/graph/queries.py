@@ -88,7 +88,7 @@ class GraphQueries:
             raise GraphError(f"The graph has {len(self._relations)} edge types; name one of {self.canonical_etypes}.")
         return next(iter(self._relations.values()))
 
-    def _ntypes(self, ntype: str | None, known: list[str]) -> list[str]:
+    def _ntypes_of(self, ntype: str | None, known: list[str]) -> list[str]:
         """The type that is named, or all that are known."""
         if ntype is None:
             return known
@@ -100,15 +100,15 @@ class GraphQueries:
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Nodes of this worker, of one type or of all; on a message flow graph, sources and destinations together."""
-        return sum(nodes.counts[t] for nodes in self._node_sets for t in self._ntypes(ntype, self.ntypes))
+        return sum(nodes.counts[t] for nodes in self._node_sets for t in self._ntypes_of(ntype, self.ntypes))
 
     def num_src_nodes(self, ntype: str | None = None) -> int:
         """Source nodes of this worker, of one type or of all."""
-        return sum(self._structure.src.counts[t] for t in self._ntypes(ntype, self.srctypes))
+        return sum(self._structure.src.counts[t] for t in self._ntypes_of(ntype, self.srctypes))
 
     def num_dst_nodes(self, ntype: str | None = None) -> int:
         """Destination nodes of this worker, of one type or of all."""
-        return sum(self._structure.dst.counts[t] for t in self._ntypes(ntype, self.dsttypes))
+        return sum(self._structure.dst.counts[t] for t in self._ntypes_of(ntype, self.dsttypes))
 
     def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
         """Edges into this worker, of one type or of all."""
@@ -116,15 +116,15 @@ class GraphQueries:
 
     def num_nodes_global(self, ntype: str | None = None) -> int:
         """As `num_nodes`, of all workers together."""
-        return sum(nodes.counts_global[t] for nodes in self._node_sets for t in self._ntypes(ntype, self.ntypes))
+        return sum(nodes.counts_global[t] for nodes in self._node_sets for t in self._ntypes_of(ntype, self.ntypes))
 
     def num_src_nodes_global(self, ntype: str | None = None) -> int:
         """Source nodes of the whole graph, of one type or of all."""
-        return sum(self._structure.src.counts_global[t] for t in self._ntypes(ntype, self.srctypes))
+        return sum(self._structure.src.counts_global[t] for t in self._ntypes_of(ntype, self.srctypes))
 
     def num_dst_nodes_global(self, ntype: str | None = None) -> int:
         """Destination nodes of the whole graph, of one type or of all."""
-        return sum(self._structure.dst.counts_global[t] for t in self._ntypes(ntype, self.dsttypes))
+        return sum(self._structure.dst.counts_global[t] for t in self._ntypes_of(ntype, self.dsttypes))
 
     def num_edges_global(self, etype: str | CanonicalEtype | None = None) -> int:
         """Edges of the whole graph, of one type or of all."""
@@ -174,23 +174,23 @@ class GraphQueries:
         return torch.int64
 
     @property
-    def seeds(self) -> Tensor | dict[str, Tensor]:
+    def seeds(self) -> Any:
         """The destinations, in the order of their rows.
 
         Returns:
-            Global IDs, (N_dst,) int64; with several node types, as `input_nodes`, rows of the partition's nodes of each
-            destination type, so that `data.node_features["paper/label"][g.seeds["paper"]]` are their labels.
+            Global IDs, (N_dst,) int64. With several node types a dictionary as of `input_nodes`, from each destination
+            type to rows of the partition's nodes: `data.node_features["paper/label"][g.seeds["paper"]]` are labels.
         """
         dst = self._structure.dst
         return {t: dst.rows[t] for t in self.dsttypes} if len(dst.ids) > 1 else next(iter(dst.ids.values()))
 
     @property
-    def input_nodes(self) -> Tensor | dict[str, Tensor]:
+    def input_nodes(self) -> Any:
         """The sources, in the order of their rows, by which their features are found.
 
         Returns:
-            Rows of this partition's nodes, (N_src,) int64; with several node types those of each source type, counted
-            within the type, so that `data.node_features["paper/feat"][g.input_nodes["paper"]]` are their features.
+            Rows of this partition's nodes, (N_src,) int64. With several node types a dictionary from each source type
+            to rows of that type's nodes: `data.node_features["paper/feat"][g.input_nodes["paper"]]` are features.
         """
         src = self._structure.src
         return {t: src.rows[t] for t in self.srctypes} if len(src.ids) > 1 else next(iter(src.rows.values()))
@@ -203,7 +203,7 @@ class GraphQueries:
         """
         if ntype is None and len(self.ntypes) > 1:
             raise GraphError(f"The graph has several node types; name one of {self.ntypes}.")
-        return self._structure.dst.ids[self._ntypes(ntype, self.ntypes)[0]]
+        return self._structure.dst.ids[self._ntypes_of(ntype, self.ntypes)[0]]
 
     @property
     def node_ranges(self) -> list[tuple[int, int]]:

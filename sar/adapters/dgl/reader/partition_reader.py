@@ -33,7 +33,7 @@ def load_dgl_partition_data(
 
     Args:
         partition_json_file: the directory's JSON file; it names the other files relative to itself.
-        own_partition_idx: the partition to load, this worker's rank.
+        own_partition_idx: the partition to load; worker r owns partition r, so pass `sar.rank()`.
         device: where edges and features go.
 
     Returns:
@@ -49,7 +49,7 @@ def load_dgl_partition_data(
 
 
 def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData:
-    _check_run(spec, part)
+    _check_part(spec, part)
     graph = read_graph_file(graph_path(spec, part))
     from_dispatch = graph.lacks_part_id and spec.path.name == DISPATCH_JSON
     edge_types = canonical_edge_types(spec, graph, part)
@@ -68,7 +68,7 @@ def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData
     )
 
 
-def _check_run(spec: PartitionJson, part: int) -> None:
+def _check_part(spec: PartitionJson, part: int) -> None:
     if isinstance(part, bool) or not isinstance(part, int) or not 0 <= part < spec.num_parts:
         raise PartitionError(
             f"own_partition_idx is {part!r}; expected a number from 0 to {spec.num_parts - 1}, as {spec.path} has "

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import sar
-from tests.adapters.dgl import dist_graph_trainer as trainer
 from tests.adapters.dgl.directories import dgl, write_directory
+from tests.adapters.dgl.reader import dist_graph_trainer as trainer
 from tests.workers import REPOSITORY, Err, WorkerPool
 
 GRAPHS = {"homogeneous": trainer.homogeneous_graph, "heterogeneous": trainer.heterogeneous_graph}
