@@ -50,7 +50,7 @@ def in_one_pass(one_pass: Forward) -> Forward:
 
 
 def _is_served(layer: Any, feat: Features) -> bool:
-    """Whether features are (N, D), and scores rise with what the layer's leaky_relu gets."""
+    """Whether features are (N, D) and leaky_relu increases, as the one pass assumes."""
     ends = feat if isinstance(feat, tuple) else (feat,)
     has_slope = hasattr(layer, "leaky_relu")
     return all(x.dim() == 2 for x in ends) and not (has_slope and layer.leaky_relu.negative_slope < 0)
@@ -58,9 +58,10 @@ def _is_served(layer: Any, feat: Features) -> bool:
 
 @cache
 def _say_once(layer: str) -> None:
+    """Log that a class of layers cannot use one pass, the first time."""
     logger.warning(
-        "%s with features of more than two dimensions, or with a falling leaky_relu, runs as DGL wrote it, which holds "
-        "the scores of all edges in memory",
+        "%s runs DGL's own forward, which holds the scores of all edges in memory; the one pass needs features (N, D) "
+        "and a leaky_relu with a slope of at least 0",
         layer,
     )
 

@@ -28,7 +28,7 @@ _FORWARD = "forward"
 
 
 def edge_weight_norm(original: Forward, layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
-    """`EdgeWeightNorm`: the original sums the weights at each source on the reversed graph, of which there is none."""
+    """`EdgeWeightNorm`: the original sums weights at sources on the reversed graph; this graph cannot be reversed."""
     fn = require_dgl().function
     passing = graph.passing()
     with graph.local_scope():
