@@ -79,6 +79,12 @@ def build_shards(
     orig_ids = files.original_ids()
     fields = EdgeFields(edges, edge_ranges, device)
     ids_of_all_types = torch.empty(len(edges.edge_id) if orig_ids else 0, dtype=torch.int64, device=device)
+    # Original IDs come first, so that a feature of that name takes their place; those from files are filled in below.
+    if orig_ids:
+        fields.add(ORIG_ID, ids_of_all_types)
+    elif edges.orig_edge_id is not None:
+        fields.add(ORIG_ID, edges.orig_edge_id)
+
     for type_id, etype in enumerate(edge_types):
         ids_here = [one for one in orig_ids if one.type_id == type_id]
         features_here = [one for one in features if one.type_id == type_id]
@@ -90,10 +96,6 @@ def build_shards(
             ids_of_all_types[rows] = load_permuted(one.stored, position, device)
         for one in features_here:
             fields.add_feature(etype, one.name, load_permuted(one.stored, position, device), bounds)
-    if orig_ids:
-        fields.add(ORIG_ID, ids_of_all_types)
-    elif edges.orig_edge_id is not None:
-        fields.add(ORIG_ID, edges.orig_edge_id)
     return fields.cut()
 
 
