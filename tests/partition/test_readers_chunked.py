@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from sar.errors import ConfigError, PartitionError
@@ -84,12 +86,10 @@ def test_written_by_hand(tmp_path):
 
 
 def test_parquet_chunks(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     content = written(tmp_path)
     src, dst = random_edges(1, 20, 41)
-    parquet.write_table(pyarrow.table({"0": src[:30], "1": dst[:30]}), tmp_path / "a.parquet")
-    parquet.write_table(pyarrow.table({"0": src[30:], "1": dst[30:]}), tmp_path / "b.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"0": src[:30], "1": dst[:30]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"0": src[30:], "1": dst[30:]}), tmp_path / "b.parquet")
     content["edges"]["user:follows:user"] = {"format": {"name": "parquet"}, "data": ["a.parquet", "b.parquet"]}
     del content["num_edges_per_chunk"]
     assert_same(rewritten(tmp_path, content), hetero())

@@ -2,10 +2,11 @@
 
 import gzip
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +42,7 @@ def test_text_in_small_buffers(tmp_path_factory, edges, buffer_bytes):
     path = write_csv(folder / "edges.txt", *zip(*edges, strict=True)) if edges else folder / "edges.txt"
     path.touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_BUFFER_BYTES", buffer_bytes)
+        patch.setattr(text, "_BLOCK_BYTES", buffer_bytes)
         graph = open_graph(path, folder / "scratch")
     assert list(zip(*only_ends(graph), strict=True)) == edges
     assert graph.num_nodes == {"_N": max((max(edge) for edge in edges), default=-1) + 1}
@@ -60,6 +61,24 @@ def test_columns_by_name_and_number(tmp_path):
         open_graph(path, tmp_path, columns=("to", 1))
     with pytest.raises(PartitionError, match=r"line 1: .* that is no integer"):
         open_graph(path, tmp_path, columns=(1, 2), header=False)
+
+
+def test_all_bits_of_an_id_and_lines_of_blanks(tmp_path):
+    path = tmp_path / "edges.csv"
+    path.write_text(f"0,{2**63 - 2}\n  \n \t\n{2**53 + 1} , 007\n \n")
+    assert only_ends(open_graph(path, tmp_path)) == ([0, 2**53 + 1], [2**63 - 2, 7])
+
+
+def test_text_with_quotes_beside_the_ids(tmp_path):
+    path = tmp_path / "edges.csv"
+    path.write_text('name,src,dst\n"a, b",0,1\n"say ""no""",2,"3"\n\n')
+    assert only_ends(open_graph(path, tmp_path)) == ([0, 2], [1, 3])
+    path.write_text('name,src,dst\n"a,0,1\nb,2,3\nc",4,5\n')  # one row, if lines were not counted
+    with pytest.raises(PartitionError, match=r"edges.csv, line 2: '\"a,0,1' has another number of fields than 3"):
+        open_graph(path, tmp_path)
+    path.write_text('name,src,dst\n"a,0,1\nb",2,3\n')
+    with pytest.raises(PartitionError, match=r"edges.csv, line 2: '\"a,0,1' has another number of fields than 3"):
+        open_graph(path, tmp_path)
 
 
 def test_gzip(tmp_path):
@@ -88,18 +107,19 @@ def test_gzip(tmp_path):
         ("40,4", "an ID out of range"),
         ("3,40", "an ID out of range"),
         ("3,18446744073709551617", "an ID out of range"),  # 1 in 64 bits
+        ("3,1" + 70 * "0", "an ID out of range"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, monkeypatch, line, problem):
     path = tmp_path / "edges.csv"
     path.write_text("src,dst\n1,2\n# comment\n\n" + "1,2\n" * 50 + f"{line}\n3,4\n")
-    monkeypatch.setattr(text, "_BUFFER_BYTES", 100)
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 100)
     with pytest.raises(PartitionError, match=re.escape(f"{path}, line 55: {line!r} has {problem}")):
         open_graph(path, tmp_path / "scratch", num_nodes=40)
 
 
 def test_text_that_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "_BUFFER_BYTES", 100)
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 100)
     path = tmp_path / "edges.csv"
     path.write_text("1,2\n" + "1" * 300)
     with pytest.raises(PartitionError, match=r"line 2, is longer than \d+ bytes"):
@@ -153,34 +173,30 @@ def test_many_files_in_the_order_of_their_numbers(tmp_path, how):
 @pytest.mark.parametrize("names", [("src", "dst"), ("a", "b"), ("from", "to")])
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
 def test_parquet(tmp_path, names, dtype):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     fields = dict(zip(names, (SRC.astype(dtype), DST.astype(dtype)), strict=True))
     columns = None
     if names[0] != "a":
         fields = {"weight": np.ones(100), **fields}
     if names[0] == "from":
         columns = names
-        with pytest.raises(ConfigError, match=r"columns weight, from, to; expected two"):
-            open_graph(self_written(parquet, pyarrow, tmp_path, fields), tmp_path / "scratch")
-    path = self_written(parquet, pyarrow, tmp_path, fields)
+        with pytest.raises(ConfigError, match=r"3 columns, weight, from, to; expected two"):
+            open_graph(self_written(tmp_path, fields), tmp_path / "scratch")
+    path = self_written(tmp_path, fields)
     graph = open_graph(path, tmp_path / "scratch", columns=columns)
     assert only_ends(graph, 7) == EXPECTED
     assert graph.num_nodes == {"_N": max(SRC.max(), DST.max()) + 1}
 
 
-def self_written(parquet, pyarrow, folder: Path, fields) -> Path:
-    parquet.write_table(pyarrow.table(fields), folder / "edges.parquet", row_group_size=13)
+def self_written(folder: Path, fields) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(fields), folder / "edges.parquet", row_group_size=13)
     return folder / "edges.parquet"
 
 
 def test_bad_parquet(tmp_path, monkeypatch):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr("sar.partition.ingest.parquet._BATCH_ROWS", 2)
 
     def opened(src, dst, **options):
-        path = self_written(parquet, pyarrow, tmp_path, {"src": pyarrow.array(src), "dst": pyarrow.array(dst)})
+        path = self_written(tmp_path, {"src": pyarrow.array(src), "dst": pyarrow.array(dst)})
         return open_graph(path, tmp_path / "scratch", **options)
 
     with pytest.raises(PartitionError, match=r"edges.parquet, row 3 \(from 0\): column 'dst' has no value"):
@@ -195,13 +211,6 @@ def test_bad_parquet(tmp_path, monkeypatch):
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(PartitionError, match=r"edges.parquet cannot be read as a Parquet file"):
         open_graph(path, tmp_path / "scratch")
-
-
-def test_parquet_without_pyarrow(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    (tmp_path / "edges.parquet").touch()
-    with pytest.raises(ConfigError, match=r"pyarrow, which is not installed. Install it: pip install 'sar\[parquet\]'"):
-        open_graph(tmp_path / "edges.parquet", tmp_path / "scratch")
 
 
 def test_bad_ids_in_binary_files(tmp_path):

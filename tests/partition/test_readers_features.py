@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from sar.errors import ConfigError, PartitionError
 from sar.partition import stored
 from sar.partition.ingest import open_graph
-from sar.partition.ingest.tables import table_rows
+from sar.partition.ingest.text import text_rows
 from sar.partition.stored import ArrayFile, JoinedColumn, StoredArray
 from tests.adapters.dgl.directories import save_tensors
 
@@ -88,12 +90,10 @@ def test_npy_in_many_files_gives_the_number_of_nodes(edges, tmp_path):
 
 
 def test_parquet(edges, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     fixed = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(FEAT.reshape(-1)), 3)
     table = {"a": FEAT[:, 0], "b": FEAT[:, 1], "rows": FEAT.tolist(), "fixed": fixed, "label": LABEL, "mask": LABEL > 3}
     path = tmp_path / "nodes.parquet"
-    parquet.write_table(pyarrow.table(table), path, row_group_size=4)
+    pyarrow.parquet.write_table(pyarrow.table(table), path, row_group_size=4)
     columns = {"ab": "a,b", "rows": "rows", "fixed": "fixed", "label": "label", "train_mask": "mask"}
     graph = opened(edges, node_features={name: f"{path}#{inside}" for name, inside in columns.items()})
     fields = {name: column[0:ROWS] for name, column in graph.node_data["_N"].items()}
@@ -103,7 +103,7 @@ def test_parquet(edges, tmp_path):
     assert np.array_equal(fields["label"], LABEL)
     assert np.array_equal(fields["train_mask"], LABEL > 3)
     assert fields["train_mask"].dtype == bool
-    with pytest.raises(ConfigError, match="has no column 'c'; expected one of a, b, rows"):
+    with pytest.raises(ConfigError, match="has no column 'c'; expected one of the columns a, b, rows"):
         opened(edges, node_features={"x": f"{path}#c"})
     with pytest.raises(PartitionError, match="has lists in one of a, rows"):
         opened(edges, node_features={"x": f"{path}#a,rows"})
@@ -119,9 +119,7 @@ def test_parquet(edges, tmp_path):
     ],
 )
 def test_bad_parquet(edges, tmp_path, values, message):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"x": values}), tmp_path / "x.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"x": values}), tmp_path / "x.parquet")
     with pytest.raises(PartitionError, match=message):
         opened(edges, node_features={"x": tmp_path / "x.parquet"})
 
@@ -146,7 +144,7 @@ def test_dgl_tensors(edges, tmp_path):
 
 @pytest.mark.parametrize("first", ["", "a,b,c\n", "# notes\n\n"])
 def test_text(edges, tmp_path, first, monkeypatch):
-    monkeypatch.setattr("sar.partition.ingest.tables._BLOCK_BYTES", 40)
+    monkeypatch.setattr("sar.partition.ingest.text._BLOCK_BYTES", 40)
     (tmp_path / "feat.csv").write_text(first + "\n".join(",".join(str(x) for x in row) for row in FEAT.tolist()))
     (tmp_path / "label.txt").write_text("\n".join(str(x) for x in LABEL.tolist()))
     graph = opened(edges, node_features={"feat": tmp_path / "feat.csv", "label": tmp_path / "label.txt"})
@@ -156,13 +154,39 @@ def test_text(edges, tmp_path, first, monkeypatch):
     assert fields["label"].dtype == np.int64
 
 
+def test_columns_of_text_by_name_and_number(edges, tmp_path):
+    path = tmp_path / "nodes.csv"
+    rows = [f'"node {i}, x",{LABEL[i]},{a},{b},{i * 2**52 + 1}' for i, (a, b, _) in enumerate(FEAT.tolist())]
+    path.write_text("\n".join(["name,label,a,b,number", *rows]))
+    columns = {"label": "label", "ab": "a,b", "ba": "b,2", "number": "4"}
+    graph = opened(edges, node_features={name: f"{path}#{inside}" for name, inside in columns.items()})
+    fields = {name: column[0:ROWS] for name, column in graph.node_data["_N"].items()}
+    assert fields["label"].dtype == fields["number"].dtype == np.int64
+    assert np.array_equal(fields["label"], LABEL)
+    assert np.array_equal(fields["number"], np.arange(ROWS) * 2**52 + 1)
+    assert fields["ab"].dtype == np.float32
+    assert np.array_equal(fields["ab"], FEAT[:, :2])
+    assert np.array_equal(fields["ba"], FEAT[:, 1::-1])
+    with pytest.raises(ConfigError, match="has no column 'c'; expected one of the columns name, label, a, b, number"):
+        opened(edges, node_features={"x": f"{path}#c"})
+    with pytest.raises(PartitionError, match=r"line 2: .* does not have numbers in \['name'\]"):
+        opened(edges, node_features={"x": f"{path}#name"})
+
+
+def test_integers_as_text_that_do_not_fit(edges, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("x\n" + "1\n" * (ROWS - 1) + f"{2**63}\n")
+    with pytest.raises(PartitionError, match=rf"x.csv, lines 2 to 12: .*int64: invalid value '{2**63}'"):
+        opened(edges, node_features={"x": path})
+
+
 @pytest.mark.parametrize("bad", ["1,2", "1,2,3,4", "1,,3", "1,x,3"])
 def test_a_bad_line_of_text_is_named(tmp_path, monkeypatch, bad):
-    monkeypatch.setattr("sar.partition.ingest.tables._BLOCK_BYTES", 10)
+    monkeypatch.setattr("sar.partition.ingest.text._BLOCK_BYTES", 10)
     path = tmp_path / "feat.csv"
     path.write_text("a,b,c\n" + "1,2,3\n" * 7 + f"# comment\n{bad}\n1,2,3\n")
     with pytest.raises(PartitionError, match=f"feat.csv, line 10: '{bad}' does not have 3 numbers"):
-        list(table_rows(path, None))
+        list(text_rows(path, None))
 
 
 def test_nan_is_named_when_it_is_read(edges, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 from sar.errors import PartitionError
 from sar.partition.graph_data import SPLIT, Array
 from sar.partition.graph_source import CHUNK_ROWS, Column, EdgeSource
+from sar.partition.ingest.tables import check_ids
 
 NEVER_NAN = ("label", *SPLIT)
 
@@ -44,28 +45,6 @@ class CheckedEdges:
             check_ids(dst, self.num_destinations, self.where, row, "destination")
             yield src, dst
             row += len(src)
-
-
-def check_ids(ids: Array, limit: int, where: str, first_row: int, end: str) -> None:
-    """Refuse IDs outside 0 to limit - 1.
-
-    Args:
-        ids: int64, (n,).
-        limit: number of nodes.
-        where: the file.
-        first_row: row in the file of `ids[0]`.
-        end: source or destination.
-
-    Raises:
-        PartitionError: there is one.
-    """
-    if ids.size and int(ids.view(np.uint64).max()) >= limit:  # a negative number is a large one without its sign
-        row = int(np.argmax(ids.view(np.uint64) >= limit))
-        expected = f"0 to {limit - 1}" if limit < np.iinfo(np.int64).max else "0 or more"
-        raise PartitionError(
-            f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Mend the "
-            "file, or the number of nodes."
-        )
 
 
 @dataclass(frozen=True)

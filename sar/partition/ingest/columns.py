@@ -15,7 +15,7 @@ from sar.partition.graph_source import Column
 from sar.partition.ingest.checks import without_nan
 from sar.partition.ingest.files import Files, detect_format, find_files
 from sar.partition.ingest.parquet import parquet_rows
-from sar.partition.ingest.tables import table_rows
+from sar.partition.ingest.text import text_rows
 from sar.partition.stored import ArrayFile, JoinedColumn, StoredArray, open_npy
 
 
@@ -24,7 +24,8 @@ class ColumnFiles:
 
     files: in order.
     format: `npy`, `parquet`, `dgl` or `text`.
-    inside: what to take of a file: names of Parquet columns, or the name of a tensor; None: all, or the only one.
+    inside: what to take of a file: columns of a table (by name or number), or a tensor by name; None: all, or the only
+        one.
     delimiter: of text files; None: found out.
     """
 
@@ -101,7 +102,7 @@ def _open_part(source: ColumnFiles, number: int, key: str, scratch: Path) -> Col
     if source.format == "parquet":
         rows = parquet_rows(file, source.inside)
     elif source.format == "text":
-        rows = table_rows(file, source.delimiter)
+        rows = text_rows(file, source.delimiter, source.inside)
     else:
         raise ConfigError(f"'{key}' in the format {source.format!r} was asked for; expected npy, parquet, dgl or text.")
     return _copied(rows, file, scratch / f"{quote(key, safe='')}.{number}")

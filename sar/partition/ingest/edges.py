@@ -10,9 +10,10 @@ from sar.errors import ConfigError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, EdgeSource
 from sar.partition.ingest.arrays import JoinedEdges, open_npy_edges, open_raw_edges
-from sar.partition.ingest.checks import CheckedEdges, check_ids
+from sar.partition.ingest.checks import CheckedEdges
 from sar.partition.ingest.parquet import parquet_edges
-from sar.partition.ingest.text import TextFormat, parse_edges
+from sar.partition.ingest.tables import check_ids
+from sar.partition.ingest.text import TextFormat, text_edges
 from sar.partition.stored import ArrayFile
 
 _ANY = int(np.iinfo(np.int64).max)
@@ -23,13 +24,15 @@ class EdgeFormat:
     """What edge files look like.
 
     name: `text`, `parquet`, `npy` or `raw`.
-    text: of text files; its `columns` also of Parquet files.
+    text: of text files.
+    columns: of sources and destinations in text and Parquet files, by name or number from 0; None: found out.
     dtype: of raw files, `int32` or `int64`.
     ambiguous_are_pairs: whether `.npy` arrays of (2, 2) are two edges, a row each, where nothing shows it.
     """
 
     name: str
     text: TextFormat = field(default_factory=TextFormat)
+    columns: tuple[str | int, str | int] | None = None
     dtype: str | None = None
     ambiguous_are_pairs: bool = False
 
@@ -111,5 +114,5 @@ def _copied(files: Sequence[Path], how: EdgeFormat, limits: tuple[int, int], scr
 
 def _parsed(file: Path, how: EdgeFormat, limits: tuple[int, int]) -> Iterator[tuple[Array, Array]]:
     if how.name == "text":
-        return parse_edges(file, how.text, *limits)
-    return parquet_edges(file, how.text.columns, *limits)
+        return text_edges(file, how.text, how.columns, *limits)
+    return parquet_edges(file, how.columns, *limits)

@@ -56,11 +56,13 @@ def open_graph(
         num_nodes: of edge lists: number of nodes, by type where there are several. None: as many as node features have
             rows, and without these one more than the greatest ID, which takes a pass over binary edges.
         node_features: more features: files (as above) by `name` or `ntype/name`: `.npy`, Parquet, DGL's tensor files,
-            or text; `file.parquet#a,b` takes columns a and b together as (N, 2), `file.dgl#x` the tensor x.
+            or text; `file.csv#a,b` takes columns a and b (of Parquet or text, by name or number) together as (N, 2),
+            `file.dgl#x` the tensor x.
         edge_features: likewise, by `name` or `NTYPE:RELATION:NTYPE/name`, in the order of the edges.
         delimiter: of edges as text: one character; None: found out.
         header: whether text files begin with names of columns; None: found out.
-        columns: of sources and destinations in text and Parquet files, by name or number; None: there are only two.
+        columns: of sources and destinations in text and Parquet files, by name or number from 0; None: `src`
+            and `dst` or the like, else the only two.
         dtype: of raw edges: `int32` or `int64`.
         allow_nan: take NaN in features; never in labels and masks. Features are checked while they are read.
 
@@ -74,7 +76,7 @@ def open_graph(
     Path(scratch).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="input-", dir=scratch))
     node_features, edge_features = node_features or {}, edge_features or {}
-    how = EdgeFormat("" if format is None else format, TextFormat(delimiter, header, columns), dtype)
+    how = EdgeFormat("" if format is None else format, TextFormat(delimiter, header), columns, dtype)
 
     found: GraphSource | None = None
     edges: Mapping[CanonicalEtype, Files]

@@ -1,80 +1,72 @@
-"""Features as text: a line for each node or edge, with as many numbers in each."""
+"""Columns of a table, as text or Parquet, by name or number; and IDs in range, wherever they come from."""
 
-import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
 
 import numpy as np
 
-from sar.errors import PartitionError
+from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.ingest.text import guess_delimiter, is_number, split_line
-from sar.partition.stored import unreadable
 
-_BLOCK_BYTES = 4 << 20
+_END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
 
 
-def table_rows(path: Path, delimiter: str | None) -> Iterator[Array]:
-    """The numbers of a file in chunks of rows, (n,) where a line has one, else (n, F).
-
-    A first line without any number names the columns; lines that begin with `#` are comments. Without decimal points
-    or exponents numbers are int64, else float32.
+def find_column(path: Path, names: Sequence[str], wanted: str | int) -> int:
+    """The number of a column, from its name, or from its number as an integer or in digits.
 
     Raises:
-        PartitionError: the file is missing, or a line has another number of fields or something that is no number.
+        ConfigError: there is no such column, or several have the name.
     """
-    try:
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
-            dtype = np.dtype(
-                np.float32 if any(_has_reals(lines) for _, lines in _blocks(file, delimiter)) else np.int64
+    if isinstance(wanted, str) and names.count(wanted) == 1:
+        return names.index(wanted)
+    number = int(wanted) if isinstance(wanted, int) or wanted.isdecimal() else -1
+    if 0 <= number < len(names) and wanted not in names:
+        return number
+    raise ConfigError(f"{path} has no column {wanted!r}; expected one of the columns {', '.join(names)}.")
+
+
+def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] | None, shown: str) -> tuple[int, int]:
+    """The columns of sources and destinations.
+
+    Args:
+        path: the file, for errors.
+        names: of its columns.
+        wanted: by name or number from 0; None: `src` and `dst` or the like, else the only two.
+        shown: the columns, for errors.
+
+    Raises:
+        ConfigError: there are no such columns, or none were named where there are more than two.
+    """
+    if wanted is None:
+        wanted = next((ends for ends in _END_NAMES if {*ends} <= {*names}), (0, 1))
+        if isinstance(wanted[0], int) and len(names) != 2:
+            raise ConfigError(
+                f"{path} has {len(names)} columns, {shown}; expected two, source and destination. Name these two "
+                "(columns), or the delimiter between them."
             )
-            file.seek(0)
-            width = None
-            for numbers, lines in _blocks(file, delimiter):
-                delimiter = delimiter or guess_delimiter(lines[0])
-                width = width or len(split_line(lines[0], delimiter))
-                rows = _parse(path, numbers, lines, delimiter, dtype, width)
-                yield rows[:, 0] if width == 1 else rows
-    except OSError as error:
-        raise unreadable(path, error) from error
+    source, destination = (find_column(path, names, column) for column in wanted)
+    if source == destination:
+        raise ConfigError(f"sources and destinations are both to come from column {names[source]!r} of {path}.")
+    return source, destination
 
 
-def _blocks(file: TextIO, delimiter: str | None) -> Iterator[tuple[list[int], list[str]]]:
-    """The lines that have rows in them, with their numbers from 1."""
-    number, seen = 0, False
-    while block := file.readlines(_BLOCK_BYTES):
-        numbered = [(number + i, line) for i, line in enumerate(block, 1) if line.strip() and line.lstrip()[0] != "#"]
-        number += len(block)
-        if numbered and not seen:
-            seen = True
-            first = numbered[0][1]
-            if not any(is_number(name) for name in split_line(first, delimiter or guess_delimiter(first))):
-                del numbered[0]
-        if numbered:
-            numbers, lines = zip(*numbered, strict=True)
-            yield list(numbers), list(lines)
+def check_ids(ids: Array, limit: int, where: str, first_row: int, end: str) -> None:
+    """Refuse IDs outside 0 to limit - 1.
 
+    Args:
+        ids: int64, (n,).
+        limit: number of nodes.
+        where: the file.
+        first_row: row in the file of `ids[0]`.
+        end: source or destination.
 
-def _has_reals(lines: list[str]) -> bool:
-    return any(not line.isascii() or any(c in line for c in ".eEnN") for line in lines)
-
-
-def _parse(path: Path, numbers: list[int], lines: list[str], delimiter: str, dtype: np.dtype[Any], width: int) -> Array:
-    """Rows, (n, F)."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            rows: Array = np.loadtxt(lines, dtype, delimiter=delimiter.strip() or None, ndmin=2)
-        if rows.shape == (len(lines), width):
-            return rows
-    except (ValueError, Warning):
-        pass  # what is wrong with which line is found below
-    for number, line in zip(numbers, lines, strict=True):
-        fields = split_line(line, delimiter)
-        if len(fields) != width or not all(is_number(field) for field in fields):
-            raise PartitionError(
-                f"{path}, line {number}: {line.strip()[:80]!r} does not have {width} numbers, as the first line has. "
-                "Mend the line, or name the delimiter."
-            )
-    raise PartitionError(f"{path}, lines {numbers[0]} to {numbers[-1]}, have numbers that do not fit into {dtype}.")
+    Raises:
+        PartitionError: there is one.
+    """
+    if ids.size and int(ids.view(np.uint64).max()) >= limit:  # a negative number is a large one without its sign
+        row = int(np.argmax(ids.view(np.uint64) >= limit))
+        expected = f"0 to {limit - 1}" if limit < np.iinfo(np.int64).max else "0 or more"
+        raise PartitionError(
+            f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Mend the "
+            "file, or the number of nodes."
+        )
