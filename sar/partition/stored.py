@@ -1,4 +1,4 @@
-"""Arrays in files, of which slices are read: `.npy` and raw binary files, files one after the other, and scratch files.
+"""Arrays in files, of which slices are read: `.npy`, raw and DGL tensor files, and scratch files.
 
 Rows are read, not memory-mapped: pages of a mapping would count as memory of the process until the system takes them
 back, so that a stream through a large file would look like the whole file.
@@ -13,7 +13,9 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 
+from sar.adapters.dgl.reader.tensor_file import StoredTensor
 from sar.errors import PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
@@ -148,6 +150,23 @@ def open_npy(path: Path) -> tuple[StoredArray, bool]:
             "Copy or write it again."
         )
     return array, transposed
+
+
+def tensor_column(tensor: StoredTensor) -> Column:
+    """A tensor of one of DGL's files as a column: read where it lies, or in memory where DGL alone can read it.
+
+    Raises:
+        PartitionError: it is bfloat16.
+    """
+    if tensor.dtype == torch.bfloat16:
+        raise PartitionError(
+            f"{tensor.path} holds bfloat16, which numpy lacks; expected float16, float32 or another type."
+        )
+    if tensor.values is None:
+        dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+        return StoredArray(tensor.path, tensor.offset, tensor.shape, dtype)
+    values: Array = tensor.values.numpy()
+    return values
 
 
 def open_raw(path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> StoredArray:

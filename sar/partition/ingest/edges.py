@@ -1,4 +1,4 @@
-"""The edges of one type from files of any format: binary files are streamed as they are, others copied once."""
+"""The edges of one type, from files of any format: binary files are read where they lie, others copied once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,9 +8,8 @@ import numpy as np
 
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import ArrayEdges, EdgeSource
-from sar.partition.ingest.arrays import JoinedEdges, open_npy_edges, open_raw_edges
-from sar.partition.ingest.checks import CheckedEdges
+from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, EdgeSource
+from sar.partition.ingest.binary_edges import open_npy_edges, open_raw_edges
 from sar.partition.ingest.parquet import parquet_edges
 from sar.partition.ingest.tables import check_ids
 from sar.partition.ingest.text import TextFormat, text_edges
@@ -51,6 +50,38 @@ class OpenedEdges:
     least_nodes: tuple[int, int] | None
 
 
+@dataclass(frozen=True)
+class CheckedEdges:
+    """Edges of binary files, one after the other; IDs are checked in every pass, in the chunk just read.
+
+    parts: the edges of each file, with its name for errors.
+    num_sources, num_destinations: IDs are below these.
+    """
+
+    parts: Sequence[tuple[str, EdgeSource]]
+    num_sources: int
+    num_destinations: int
+
+    @property
+    def num_edges(self) -> int:
+        """E_r."""
+        return sum(edges.num_edges for _, edges in self.parts)
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+        """As in `EdgeSource`.
+
+        Raises:
+            PartitionError: an ID is negative or too large.
+        """
+        for where, edges in self.parts:
+            row = 0
+            for src, dst in edges.chunks(rows):
+                check_ids(src, self.num_sources, where, row, "source")
+                check_ids(dst, self.num_destinations, where, row, "destination")
+                yield src, dst
+                row += len(src)
+
+
 def open_edges(
     files: Sequence[Path], how: EdgeFormat, num_nodes: tuple[int | None, int | None], scratch: Path, name: str
 ) -> OpenedEdges:
@@ -78,23 +109,14 @@ def open_edges(
         parts = open_raw_edges(files, how.dtype)
     else:
         raise ConfigError(f"edges in the format {how.name!r} were asked for; expected text, parquet, npy or raw.")
-    least = _least_nodes(parts, limits) if None in num_nodes else None
-    checked = [CheckedEdges(part, where, *limits) for where, part in parts]
-    counts = [part.num_edges for part in checked]
-    return OpenedEdges(checked[0] if len(checked) == 1 else JoinedEdges(checked), counts, least)
-
-
-def _least_nodes(parts: Sequence[tuple[str, EdgeSource]], limits: tuple[int, int]) -> tuple[int, int]:
-    """Numbers of nodes that the ends of the edges need; a pass over all of them."""
-    least = [0, 0]
-    for where, part in parts:
-        row = 0
-        for ends in part.chunks():
-            for i, end in enumerate(("source", "destination")):
-                check_ids(ends[i], limits[i], where, row, end)
-                least[i] = max(least[i], int(ends[i].max(initial=-1)) + 1)
-            row += len(ends[0])
-    return least[0], least[1]
+    edges = CheckedEdges(parts, *limits)
+    least_nodes = None
+    if None in num_nodes:
+        least = np.zeros(2, np.int64)
+        for ends in edges.chunks():
+            least = np.maximum(least, [ids.max(initial=-1) + 1 for ids in ends])
+        least_nodes = int(least[0]), int(least[1])
+    return OpenedEdges(edges, [part.num_edges for _, part in parts], least_nodes)
 
 
 def _copied(files: Sequence[Path], how: EdgeFormat, limits: tuple[int, int], scratch: Path, name: str) -> OpenedEdges:

@@ -1,12 +1,115 @@
-"""Features by name and file, for nodes and edges of any types."""
+"""Features of nodes and edges, from files of any format: `.npy` and DGL's tensor files are read where they lie, others
+are copied once.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-from sar.errors import ConfigError
+import numpy as np
+
+from sar.adapters.dgl.reader.tensor_file import open_tensors
+from sar.errors import ConfigError, PartitionError
+from sar.partition.graph_data import SPLIT, Array
 from sar.partition.graph_source import Column
-from sar.partition.ingest.columns import ColumnFiles, open_column
-from sar.partition.ingest.files import Files
+from sar.partition.ingest.files import Files, detect_format, find_files
+from sar.partition.ingest.parquet import parquet_rows
+from sar.partition.ingest.text import text_rows
+from sar.partition.stored import ArrayFile, JoinedColumn, StoredArray, open_npy, tensor_column
+
+_NEVER_NAN = ("label", *SPLIT)
+
+
+@dataclass(frozen=True)
+class FeatureFiles:
+    """The files of a feature, one after the other.
+
+    files: in order.
+    format: `npy`, `parquet`, `dgl` or `text`.
+    inside: what to take of a file: columns of a table (by name or number), or a tensor by name; None: all, or the only
+        one.
+    delimiter: of text files; None: found out.
+    """
+
+    files: Sequence[Path]
+    format: str
+    inside: Sequence[str] | None = None
+    delimiter: str | None = None
+
+    @classmethod
+    def named(cls, files: Files) -> "FeatureFiles":
+        """From a file, directory, pattern or list; after `#` may stand what to take of it, separated by commas.
+
+        Raises:
+            PartitionError: there is no such file.
+            ConfigError: the format is unknown.
+        """
+        inside = None
+        if isinstance(files, str | PathLike) and not Path(files).exists() and "#" in fspath(files):
+            files, _, columns = fspath(files).rpartition("#")
+            inside = columns.split(",")
+        found = find_files(files)
+        return cls(found, detect_format(found), inside)
+
+    def __str__(self) -> str:
+        return f"{self.files[0]}" + (f" to {self.files[-1]}" if len(self.files) > 1 else "")
+
+
+@dataclass(frozen=True)
+class CheckedColumn:
+    """A column of floating-point numbers from a file, without NaN; checked in every slice that is read.
+
+    column: that of the file.
+    where: the file, for errors.
+    """
+
+    column: Column
+    where: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, ...)."""
+        return self.column.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the file."""
+        return self.column.dtype
+
+    def __getitem__(self, rows: Any, /) -> Array:
+        """The rows of a slice without a step, or of an ascending array of row numbers.
+
+        Raises:
+            PartitionError: a number among them is NaN.
+        """
+        values = self.column[rows]
+        with np.errstate(over="ignore", invalid="ignore"):
+            suspicious = values.size and np.isnan(values.sum())  # also where inf - inf is; the sum costs least
+        if suspicious and (found := np.isnan(values).reshape(len(values), -1).any(1)).any():
+            at = int(np.argmax(found))
+            row = rows.indices(self.shape[0])[0] + at if isinstance(rows, slice) else int(rows[at])
+            raise PartitionError(
+                f"{self.where}, row {row} (from 0), has NaN; expected numbers. Fill the missing values in, or allow "
+                "NaN (allow_nan), which labels and masks may never have."
+            )
+        return values
+
+
+def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Column:
+    """The column, checked for NaN where it could have some and may not.
+
+    Args:
+        column: of a file.
+        name: of the field.
+        where: the file, for errors.
+        allow_nan: whether fields other than labels and masks may have NaN.
+    """
+    if column.dtype.kind != "f" or (allow_nan and name not in _NEVER_NAN):
+        return column
+    return CheckedColumn(column, where)
 
 
 def open_features(
@@ -38,7 +141,86 @@ def open_features(
                 f"there is no type for the feature '{key}'; expected TYPE/NAME with a type among {', '.join(rows)}"
                 f"{' (or NAME alone)' if len(rows) == 1 else ''}."
             )
-        column = open_column(ColumnFiles.named(files), f"{kind}/{name}", known[kind], scratch, allow_nan=allow_nan)
+        column = open_column(FeatureFiles.named(files), f"{kind}/{name}", known[kind], scratch, allow_nan=allow_nan)
         known[kind] = column.shape[0]
         found[kind][name] = column
     return found
+
+
+def open_column(source: FeatureFiles, key: str, rows: int | None, scratch: Path, *, allow_nan: bool) -> Column:
+    """Find a feature.
+
+    Text and Parquet are parsed now, into raw files.
+
+    Args:
+        source: where it is.
+        key: of the feature, `type/name`.
+        rows: expected; None: any number.
+        scratch: directory for copies in binary.
+        allow_nan: whether there may be NaN; never in labels and masks.
+
+    Raises:
+        PartitionError: a file is missing or damaged, the files do not fit together or have another number of rows.
+        ConfigError: a file has nothing of the name asked for.
+    """
+    parts = [
+        _open_file(source, file, key, scratch / f"{quote(key, safe='')}.{number}")
+        for number, file in enumerate(source.files)
+    ]
+    for file, part in zip(source.files, parts, strict=True):
+        if (part.shape[1:], part.dtype) != (parts[0].shape[1:], parts[0].dtype):
+            raise PartitionError(
+                f"{file} has rows of shape {part.shape[1:]} and {part.dtype}; expected {parts[0].shape[1:]} and "
+                f"{parts[0].dtype} as in {source.files[0]}, as both belong to '{key}'. Write them alike."
+            )
+    found = sum(part.shape[0] for part in parts)
+    if rows is not None and found != rows:
+        raise PartitionError(
+            f"{source} has {found} rows; expected {rows}, as many as there are nodes or edges of the type that '{key}' "
+            "belongs to. Mend the file, or the number of nodes."
+        )
+    name = key.rpartition("/")[2]
+    checked = [
+        without_nan(part, name, str(file), allow_nan=allow_nan) for file, part in zip(source.files, parts, strict=True)
+    ]
+    return checked[0] if len(checked) == 1 else JoinedColumn(checked)
+
+
+def _open_file(source: FeatureFiles, file: Path, key: str, copy: Path) -> Column:
+    if source.format == "npy":
+        array, transposed = open_npy(file)
+        return np.load(file, mmap_mode="r", allow_pickle=False) if transposed else array
+    if source.format == "dgl":
+        return _open_tensor(file, source.inside, key)
+    if source.format == "parquet":
+        return _copied(parquet_rows(file, source.inside), file, copy)
+    if source.format == "text":
+        return _copied(text_rows(file, source.delimiter, source.inside), file, copy)
+    raise ConfigError(f"'{key}' in the format {source.format!r} was asked for; expected npy, parquet, dgl or text.")
+
+
+def _copied(rows: Iterator[Array], file: Path, copy: Path) -> StoredArray:
+    """The rows of a file that is no array, in one that is."""
+    first = next(rows, np.empty(0, np.float32))
+    with ArrayFile(copy, first.dtype, first.shape[1:]) as kept:
+        kept.append(first)
+        for chunk in rows:
+            if chunk.shape[1:] != first.shape[1:]:
+                raise PartitionError(
+                    f"{file} has rows of shape {chunk.shape[1:]} from row {kept.rows} (from 0) on; expected "
+                    f"{first.shape[1:]}, as before. Write rows of one length."
+                )
+            kept.append(chunk)
+        return kept.array()
+
+
+def _open_tensor(file: Path, inside: Sequence[str] | None, key: str) -> Column:
+    """A tensor of one of DGL's files: the one asked for, else that with the feature's name, else the only one."""
+    tensors = open_tensors(file)
+    wanted = [*inside] if inside is not None else [key, key.rpartition("/")[2]]
+    found = next((tensors[name] for name in wanted if name in tensors), None)
+    if found is None and inside is None and len(tensors) == 1:
+        (found,) = tensors.values()
+    if found is None:
+        raise ConfigError(f"{file} has no tensor {wanted[-1]!r}; expected one of {', '.join(sorted(tensors))}.")
+    return tensor_column(found)

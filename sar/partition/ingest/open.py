@@ -1,4 +1,6 @@
-"""Open a graph of any format as a `GraphSource`."""
+"""Open a graph of any format as a `GraphSource`: files are found, each edge type and each feature is opened, and the
+numbers of nodes are put together.
+"""
 
 import tempfile
 from collections.abc import Mapping
@@ -11,15 +13,14 @@ from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData, HeteroGraphData, read_any_npz
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
-from sar.partition.ingest.checks import without_nan
 from sar.partition.ingest.chunked import open_chunked
-from sar.partition.ingest.edge_lists import ONLY_TYPE, open_edge_lists
-from sar.partition.ingest.edges import EdgeFormat
-from sar.partition.ingest.features import open_features
+from sar.partition.ingest.edges import EdgeFormat, open_edges
+from sar.partition.ingest.features import open_features, without_nan
 from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
 from sar.partition.ingest.text import TextFormat
 
 METADATA = "metadata.json"
+ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
 
 
 def open_graph(
@@ -86,7 +87,7 @@ def open_graph(
         edges = {ONLY_TYPE: path}
         found = _with_types(path, format, folder, allow_nan=allow_nan)
     if found is None:
-        graph = open_edge_lists(edges, how, num_nodes, node_features, folder, allow_nan=allow_nan)
+        graph = _open_edge_lists(edges, how, num_nodes, node_features, folder, allow_nan=allow_nan)
     else:
         if num_nodes is not None or how != EdgeFormat(how.name):
             raise ConfigError(
@@ -142,6 +143,48 @@ def _with_types(path: Files, format: str | None, scratch: Path, *, allow_nan: bo
         node_data={ntype: checked(ntype, fields) for ntype, fields in graph.node_data.items()},
         edge_data={etype: checked(":".join(etype), fields) for etype, fields in graph.edge_data.items()},
     )
+
+
+def _open_edge_lists(
+    edges: Mapping[CanonicalEtype, Files],
+    how: EdgeFormat,
+    num_nodes: int | Mapping[str, int] | None,
+    node_features: Mapping[str, Files],
+    scratch: Path,
+    *,
+    allow_nan: bool,
+) -> GraphSource:
+    """A graph of edge lists and node features; with an empty name of their format it is found out from the files.
+
+    Where a number of nodes is not given, a type has as many as its features have rows, and without features one more
+    than the greatest ID, which is found in a first pass over the edges.
+    """
+    given = num_nodes if isinstance(num_nodes, Mapping) else {}
+    types = list(dict.fromkeys([*given, *(end for source, _, destination in edges for end in (source, destination))]))
+    counts: dict[str, int | None] = {ntype: given.get(ntype) for ntype in types}
+    if isinstance(num_nodes, int):
+        if len(types) != 1:
+            raise ConfigError(f"{num_nodes} nodes were named for the types {', '.join(types)}; name a number for each.")
+        counts[types[0]] = num_nodes
+    if any(count is not None and count < 0 for count in counts.values()):
+        raise ConfigError(f"numbers of nodes are {counts}; expected none below 0.")
+
+    columns = open_features(node_features, counts, scratch, allow_nan=allow_nan)
+    for ntype, fields in columns.items():
+        for column in fields.values():
+            counts[ntype] = column.shape[0]
+    is_known = {ntype: count is not None for ntype, count in counts.items()}
+    opened = {}
+    for number, (etype, files) in enumerate(edges.items()):
+        found = find_files(files)
+        one = how if how.name else replace(how, name=detect_format(found))
+        opened[etype] = open_edges(found, one, (counts[etype[0]], counts[etype[2]]), scratch, f"edges-{number}")
+    for etype, one_type in opened.items():
+        for ntype, needed in zip(etype[::2], one_type.least_nodes or (), strict=False):
+            if not is_known[ntype]:
+                counts[ntype] = max(counts[ntype] or 0, needed)
+    known = {ntype: count or 0 for ntype, count in counts.items()}
+    return GraphSource(known, {etype: one_type.edges for etype, one_type in opened.items()}, columns, {})
 
 
 def _edge_type(name: str) -> CanonicalEtype:

@@ -31,23 +31,6 @@ class PairEdges:
             yield np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
 
 
-@dataclass(frozen=True)
-class JoinedEdges:
-    """Edges of several sources, one after the other."""
-
-    parts: Sequence[EdgeSource]
-
-    @property
-    def num_edges(self) -> int:
-        """E_r."""
-        return sum(part.num_edges for part in self.parts)
-
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """As in `EdgeSource`."""
-        for part in self.parts:
-            yield from part.chunks(rows)
-
-
 def open_npy_edges(files: Sequence[Path], *, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:
     """Edges of `.npy` files, with their names: (E, 2) or (2, E) each, or two files of (E,), sources and destinations.
 
