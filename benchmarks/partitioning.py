@@ -142,7 +142,7 @@ def measure(_: Callable[[Any], None], job: Job) -> Row:
     """Run one method in this process."""
     graph, weights = graph_of(job.edges, job.num_nodes), {}
     if job.balance == "edges":
-        weights["in_edges"] = _in_degrees(graph)
+        weights["in_edges"] = graph.in_degrees()
     run = _runner(job)
     _load_code(run)
     with tempfile.TemporaryDirectory(dir=job.edges.parent) as scratch:
@@ -185,14 +185,7 @@ def _load_code(run: Method) -> None:
     graph = GraphSource({"_N": 2000}, {("_N", "_E", "_N"): ArrayEdges(data.src, data.dst)}, {}, {})
     for memory in (None, 2**18):
         with tempfile.TemporaryDirectory() as scratch:
-            run(AssignmentTask(graph, 2, Path(scratch), weights={"in_edges": _in_degrees(graph)}, memory=memory))
-
-
-def _in_degrees(graph: GraphSource) -> Array:
-    degrees = np.zeros(graph.total_nodes, np.int64)
-    for _, dst in graph.chunks():
-        degrees += np.bincount(dst, minlength=graph.total_nodes)
-    return degrees
+            run(AssignmentTask(graph, 2, Path(scratch), weights={"in_edges": graph.in_degrees()}, memory=memory))
 
 
 def _measure_all(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> tuple[dict[str, str], list[Row]]:

@@ -4,8 +4,6 @@ import tempfile
 from os import PathLike
 from pathlib import Path
 
-import numpy as np
-
 from sar.errors import ConfigError
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.metis import metis
@@ -32,9 +30,6 @@ def partition_graph(
     if not 1 <= num_parts <= graph.total_nodes:
         expected = f"expected 1 to {graph.total_nodes}"
         raise ConfigError(f"cannot divide {graph.total_nodes} nodes into {num_parts} parts; {expected}.")
-    in_edges = np.zeros(graph.total_nodes, np.int64)
-    for _, dst in graph.chunks():
-        in_edges += np.bincount(dst, minlength=graph.total_nodes)
     with tempfile.TemporaryDirectory() as scratch:
-        part_of = metis(AssignmentTask(graph, num_parts, Path(scratch), weights={"in_edges": in_edges}))
+        part_of = metis(AssignmentTask(graph, num_parts, Path(scratch), weights={"in_edges": graph.in_degrees()}))
     return write_partitions(graph, part_of, num_parts, out_dir, name, method="metis")

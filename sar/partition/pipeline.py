@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import Assigned, AssigningOptions, assign, write_once
+from sar.partition.assign.assigning import AssigningOptions, assign, write_once
+from sar.partition.assign.auto import Choice
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest import open_graph
@@ -74,7 +75,7 @@ class Outcome:
     """
 
     json_file: Path
-    assigned: Assigned
+    assigned: Choice
     report: DirectoryReport
 
 
@@ -139,7 +140,7 @@ def _open(source: InputOptions, scratch: Path, memory: int | None) -> GraphSourc
 
 def _assignment(
     options: AssigningOptions, staging: Staging, graph: GraphSource, memory: int | None, progress: Progress
-) -> tuple[Array, Assigned]:
+) -> tuple[Array, Choice]:
     """The part of every node, (N,), made by the first process, and kept for a run that resumes this one."""
     file, team = staging.scratch / "assignment", staging.team
     dtype = np.min_scalar_type(options.parts - 1)
@@ -157,7 +158,7 @@ def _assignment(
     if options.write_assignment is not None and team.rank == 0:
         write_once(options.write_assignment, graph, part_of, options.parts, said[0])
     method, why = team.broadcast_strings(said)
-    return team.broadcast(part_of), Assigned(method, why)
+    return team.broadcast(part_of), Choice(method, why)
 
 
 def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOptions, team: Team) -> str:

@@ -56,8 +56,8 @@ def greedy(num_nodes: int, edges: Edges, num_parts: int, seed: int) -> Iterator[
     for u, v in edges:
         more, less = (u, v) if to_come[u] >= to_come[v] else (v, u)
         of_more, of_less = placed.parts_of[more], placed.parts_of[less]
-        room = {part for part in range(num_parts) if placed.count[part] < capacity(edges, num_parts)}
-        choices = of_more & of_less & room or of_more & room or of_less & room or set(range(num_parts))
+        below = {part for part in range(num_parts) if placed.count[part] < capacity(edges, num_parts)}
+        choices = of_more & of_less & below or of_more & below or of_less & below or set(range(num_parts))
         yield placed.put((u, v), placed.lightest(choices))
         to_come.subtract((u, v))
 

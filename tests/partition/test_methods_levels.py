@@ -225,14 +225,14 @@ def test_multilevel_contracts_as_often_as_memory_asks_for(tmp_path, planted):
 def test_auto_takes_the_best_method_that_fits_and_says_so(tmp_path, planted, caplog):
     task = task_of(planted[0], 4, tmp_path, planted[1])
     needs = {name: of_method.memory(task) for name, of_method in NEEDS.items()}
-    assert choose(task).name == "multilevel"
+    assert choose(task).method == "multilevel"
     for memory in (10**9, needs["ldg"] + 1, needs["random"] + 1):
         limited = task_of(planted[0], 4, tmp_path, planted[1], memory=memory)
         name, why = choose(limited)
         assert NEEDS[name].memory(limited) <= memory
         before = list(NEEDS)[: list(NEEDS).index(name)]
         assert all(NEEDS[one].memory(limited) > memory and one in why for one in before)
-    assert choose(task_of(planted[0], 4, tmp_path, planted[1], memory=needs["ldg"] + 1)).name == "ldg"
+    assert choose(task_of(planted[0], 4, tmp_path, planted[1], memory=needs["ldg"] + 1)).method == "ldg"
     with caplog.at_level(logging.INFO, logger="sar"):
         auto(task_of(planted[0], 4, tmp_path, memory=needs["ldg"]))
     assert "method auto takes 'ldg': the smallest cut to expect; it needs about" in caplog.text
@@ -242,7 +242,7 @@ def test_auto_takes_the_best_method_that_fits_and_says_so(tmp_path, planted, cap
 def test_auto_looks_at_the_disk_too(tmp_path, planted, monkeypatch):
     monkeypatch.setattr(auto_module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     choice = choose(task_of(planted[0], 4, tmp_path))
-    assert choice.name == "spring"
+    assert choice.method == "spring"
     assert "of disk" in choice.why
 
 

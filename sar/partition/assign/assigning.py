@@ -3,14 +3,13 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from sar.errors import ConfigError
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.assignment_files import read_assignment, write_assignment
-from sar.partition.assign.auto import choose
+from sar.partition.assign.auto import Choice, choose
 from sar.partition.assign.methods import method_named
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress
@@ -42,17 +41,10 @@ class AssigningOptions:
     write_assignment: Path | None = None
 
 
-class Assigned(NamedTuple):
-    """The method that assigned nodes to parts, empty if files do not say, and why it was that one."""
-
-    method: str
-    why: str
-
-
 def assign(
     options: AssigningOptions, graph: GraphSource, scratch: Path, memory: int | None, progress: Progress
-) -> tuple[Array, Assigned]:
-    """Find the part of every node, (N,), and what found it.
+) -> tuple[Array, Choice]:
+    """Find the part of every node, (N,), and the method that found it, whose name is empty if files do not say.
 
     Args:
         options: what is asked for.
@@ -68,16 +60,15 @@ def assign(
         raise ConfigError(f"'{options.write_assignment}' holds something already; name another directory for it.")
     if options.assignment is not None:
         found = read_assignment(options.assignment, graph.num_nodes, options.parts)
-        part_of, assigned = found.parts, Assigned(found.algo_name, f"read from {options.assignment}")
-    else:
-        weights = {name: _weight(graph, name) for name in options.balance}
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
-        task = AssignmentTask(graph, options.parts, scratch, options.seed, weights, options.imbalance, memory, progress)
-        assigned = Assigned(*choose(task)) if options.method == AUTO else Assigned(options.method, "asked for")
-        part_of = _checked(method_named(assigned.method)(task), assigned.method, task)
-        shutil.rmtree(scratch)
-    return part_of, assigned
+        return found.parts, Choice(found.algo_name, f"read from {options.assignment}")
+    weights = {name: _weight(graph, name) for name in options.balance}
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    task = AssignmentTask(graph, options.parts, scratch, options.seed, weights, options.imbalance, memory, progress)
+    choice = choose(task) if options.method == AUTO else Choice(options.method, "asked for")
+    part_of = _checked(method_named(choice.method)(task), choice.method, task)
+    shutil.rmtree(scratch)
+    return part_of, choice
 
 
 def write_once(folder: Path, graph: GraphSource, part_of: Array, num_parts: int, method: str) -> None:
@@ -123,11 +114,8 @@ def _weight(graph: GraphSource, name: str) -> Array:
     Raises:
         ConfigError: no type has the field, or it is not one number for each node, at least 0.
     """
-    weight = np.zeros(graph.total_nodes)
     if name == IN_EDGES:
-        for _, dst in graph.chunks():
-            np.add.at(weight, dst, 1)
-        return weight
+        return graph.in_degrees()
     columns = {ntype: columns[name] for ntype, columns in graph.node_data.items() if name in columns}
     if not columns:
         there = sorted({key for columns in graph.node_data.values() for key in columns})
@@ -136,6 +124,9 @@ def _weight(graph: GraphSource, name: str) -> Array:
         if len(column.shape) != 1 or column.dtype.kind not in "biuf":
             form = f"shape {tuple(column.shape)} and type {column.dtype}"
             raise ConfigError(f"balance of '{name}': '{ntype}/{name}' has {form}; expected a number for each node.")
+    # Whole numbers stay whole, as their limits are rounded up.
+    weight = np.zeros(graph.total_nodes, np.result_type(*(column.dtype for column in columns.values())))
+    for ntype, column in columns.items():
         first = graph.first_node[ntype]
         for start in range(0, column.shape[0], CHUNK_ROWS):
             rows = column[start : start + CHUNK_ROWS]

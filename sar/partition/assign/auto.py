@@ -52,7 +52,7 @@ NEEDS = {
 class Choice(NamedTuple):
     """A method's name, and a sentence on why it was chosen."""
 
-    name: str
+    method: str
     why: str
 
 
@@ -89,7 +89,7 @@ def auto(task: AssignmentTask) -> Array:
     """
     choice = choose(task)
     logger.info("method auto takes '%s': %s", *choice)
-    return method_named(choice.name)(task)
+    return method_named(choice.method)(task)
 
 
 def _mib(count: int) -> str:
