@@ -1,27 +1,28 @@
-"""Everything that travels between workers during one distributed call: tiles out, tiles in, gradients home.
+"""What travels between workers during one distributed call: tiles of rows to their readers, and gradients back.
 
 [Note: one sweep]
 A sweep walks the plan's steps once. In each, this worker receives one tile of rows and sends one; in a backward it may
-also send the gradients of the tile it received and take in those of the tile it sent. `pipeline_depth` tiles are in
+also return the gradients of the tile it received and take in those of the tile it sent. `pipeline_depth` tiles are in
 flight while one is computed: step i + depth is posted before step i is waited for. Buffers come from a pool and are
 handed back as soon as both the reader and the wire are done with them, so at most 2 * (depth + 1) exist at a time, or
-twice as many where one sweep both fetches and sends home. The tile size makes their sum fit `Config.comm_buffer_bytes`,
-whatever the number of workers, the halo and the width. When the sweep ends, their memory goes back to the system: the
-layers' own tensors are at their largest between sweeps. At the start, while the own shard is computed, the buffers that
-later hold the tile computed and gradients hold rows on their way: the own shard takes longer than a tile, and the wire
-should not lie idle. So gradients are waited for as late as the buffers allow, after more rows are posted.
+twice as many where one sweep both fetches rows and returns gradients. The tile size makes their sum fit
+`Config.comm_buffer_bytes`, whatever the number of workers, the halo and the width. When the sweep ends, their memory
+goes back to the system: the layers' own tensors are at their largest between sweeps. At the start, while the own shard
+is computed, the buffers that later hold the tile computed and gradients hold rows on their way: the own shard takes
+longer than a tile, and the wire should not lie idle. So gradients are waited for as late as the buffers allow, after
+more rows are posted.
 
 [Note: wire precision]
 Features and gradients may travel in a half precision; they are widened on arrival, so that all sums are as they were.
 
 [Note: address]
 gloo matches a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out or
-gradients home) and the tile's index in its round; the pair of workers determines the round. So a message can only meet
+gradients back) and the tile's index in its round; the pair of workers determines the round. So a message can only meet
 the receive it was meant for, in whatever order the two ends post.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -48,7 +49,7 @@ class Direction(IntEnum):
     """Where a message goes: rows to a reader, or gradients to the owner of the rows."""
 
     OUT = 0
-    HOME = 1
+    BACK = 1
 
 
 class Settings(NamedTuple):
@@ -84,7 +85,7 @@ class Settings(NamedTuple):
             row: what travels of each row.
             mean_rows: rows of a worker, averaged over workers. Tiles are a fraction of that where they are not small
                 anyway, so that buffers are a fraction of the memory that features take.
-            both_ways: whether one sweep fetches rows and sends gradients home; else buffers for one of them do.
+            both_ways: whether one sweep fetches rows and returns gradients; else buffers for one of them do.
         """
         limits = [UNLIMITED_ROWS]
         if not self.one_shot and row.row_bytes:
@@ -96,8 +97,8 @@ class Settings(NamedTuple):
         return 1 << max(min(limits), 1).bit_length() - 1
 
 
-class Portion(NamedTuple):
-    """One tile as the engine's computation sees it.
+class ReceivedTile(NamedTuple):
+    """A tile that has come, for its edges to be computed.
 
     tile: its place in the sender's halo list.
     rows: the fetched fields, (tile rows, ...) each; None in a sweep that fetches nothing.
@@ -109,16 +110,27 @@ class Portion(NamedTuple):
     grads: list[Tensor] | None
 
 
+class GradientReturn(NamedTuple):
+    """Where the gradients of this worker's rows that other workers make come together.
+
+    totals: (N_src, ...) each; what travels has their formats.
+    add: called with rows of this worker, (n,), what one reader sends for them, (n, ...), and the total to change.
+    """
+
+    totals: Sequence[Tensor]
+    add: Callable[[Tensor, Tensor, Tensor], None]
+
+
 @dataclass
 class _Transfer:
-    """One message each way, posted together."""
+    """One message each way, posted together; what is sent is kept alive until the send is waited for."""
 
     receive: Tile | None
     received: Tensor | None
-    receive_work: Any
     send: Tile | None
-    sent: Tensor | None  # kept alive until the send is waited for
-    send_work: Any
+    sent: Tensor | None
+    receive_work: Any = None
+    send_work: Any = None
 
 
 class Exchange:
@@ -130,8 +142,8 @@ class Exchange:
         settings: as agreed.
         widest: the widest row that will travel, in either direction; from it, tiles are alike in all sweeps.
         pool: buffers to use.
-        call: the call in words, for errors.
-        both_ways: whether one sweep may fetch rows and send gradients home.
+        signature: the call in words, for errors.
+        both_ways: whether one sweep may fetch rows and return gradients.
     """
 
     def __init__(
@@ -141,7 +153,7 @@ class Exchange:
         settings: Settings,
         widest: RowFormat,
         pool: BufferPool,
-        call: str,
+        signature: str,
         *,
         both_ways: bool = True,
     ) -> None:
@@ -152,7 +164,7 @@ class Exchange:
         self.depth = len(self.steps) if settings.one_shot else settings.depth
         self.first = (2 if both_ways else 1) * self.depth + 1  # transfers of rows posted at once
         self.pool = pool
-        self.call = call
+        self.signature = signature
         self._number = 0  # of the agreed call that the current sweep belongs to
 
     def sweep(
@@ -161,11 +173,9 @@ class Exchange:
         fields: list[Tensor] | None = None,
         *,
         keep: bool = False,
-        grads: RowFormat | None = None,
-        deliver: Callable[[Tensor, list[Tensor]], None] | None = None,
-        reverse: bool = False,
-    ) -> Iterator[Portion]:
-        """Fetch tiles and send gradients home, step by step: see [Note: one sweep].
+        returns: GradientReturn | None = None,
+    ) -> Iterator[ReceivedTile]:
+        """Fetch tiles and return gradients, step by step: see [Note: one sweep].
 
         The first transfers are posted at once, the rest as the iterator is consumed.
 
@@ -173,167 +183,182 @@ class Exchange:
             device: where rows and gradients are computed on.
             fields: this worker's rows that others read, (N_src, ...) each; None to fetch nothing.
             keep: leave the fetched rows to the caller, instead of reusing their buffers after each step.
-            grads: format of the gradients to send home; None to send none.
-            deliver: called with rows of this worker, (n,), and their gradients from one reader, (n, ...) each.
-            reverse: walk the steps from the last to the first.
+            returns: where gradients go; None to return none.
 
         Returns:
             An iterator over the tiles that this worker receives.
         """
         self._number = self.group.calls
-        rows = RowFormat.of(fields).narrowed(self.settings.wire_features) if fields is not None else None
-        steps = self.steps[::-1] if reverse else self.steps
-        outward: deque[_Transfer] = deque()
-        if fields is not None and rows is not None:
-            for step in steps[: self.first]:
-                outward.append(self._post_rows(step, fields, rows, keep))
-        return self._walk(steps, device, fields, rows, outward, keep, grads, deliver)
+        outward = None if fields is None else _Outward(self, device, fields, keep)
+        backward = None if returns is None else _Backward(self, device, returns)
+        if outward is not None:
+            outward.post(self.first)
+        return self._walk(outward, backward)
 
-    def _walk(
-        self,
-        steps: list[Step],
-        device: torch.device,
-        fields: list[Tensor] | None,
-        rows: RowFormat | None,
-        outward: deque[_Transfer],
-        keep: bool,
-        grads: RowFormat | None,
-        deliver: Callable[[Tensor, list[Tensor]], None] | None,
-    ) -> Iterator[Portion]:
-        homeward: deque[_Transfer] = deque()
-        home = grads.narrowed(self.settings.wire_gradients) if grads is not None else None
-        posted = len(outward)
-        for i, step in enumerate(steps):
-            fetched, transfer = None, None
-            if fields is not None and rows is not None:
-                while posted < min(i + self.depth + 1, len(steps)):
-                    outward.append(self._post_rows(steps[posted], fields, rows, keep))
-                    posted += 1
-                transfer = outward.popleft()
-                self._wait_receive(transfer)
-                if step.receive is not None:
-                    assert transfer.received is not None
-                    views = rows.views(transfer.received, _rows(step.receive))
-                    fetched = [v.to(device, field.dtype) for v, field in zip(views, fields, strict=True)]
-            if grads is not None and home is not None and len(homeward) > self.depth:
-                self._take_home(homeward.popleft(), device, grads, home, deliver)
-            returned, message = None, None
-            if grads is not None and home is not None and step.receive is not None:
-                message = self.pool.take(home.message_bytes(_rows(step.receive)))
-                views = home.views(message, _rows(step.receive))
-                returned = [v.to(device, field.dtype).zero_() for v, field in zip(views, grads.fields, strict=True)]
+    def _walk(self, outward: "_Outward | None", backward: "_Backward | None") -> Iterator[ReceivedTile]:
+        for i, step in enumerate(self.steps):
+            rows = grads = None
+            if outward is not None:
+                outward.post(i + self.depth + 1)
+                rows = outward.receive()
+            if backward is not None:
+                backward.take_in(self.depth)
+                grads = backward.start(step)
             if step.receive is not None:
-                yield Portion(step.receive, fetched, returned)
-            if grads is not None and home is not None:
-                homeward.append(self._post_grads(step, home, message, returned))
-            if transfer is not None:
-                self._wait_send(transfer)
-                if not keep:
-                    self.pool.give(transfer.received)
-        while homeward:
-            assert grads is not None
-            assert home is not None
-            self._take_home(homeward.popleft(), device, grads, home, deliver)
+                yield ReceivedTile(step.receive, rows, grads)
+            if backward is not None:
+                backward.post(step)
+            if outward is not None:
+                outward.finish()
+        if backward is not None:
+            backward.take_in(0)
         self.pool.clear()
 
-    # -- posting
-
-    def _post_rows(self, step: Step, fields: list[Tensor], rows: RowFormat, keep: bool) -> _Transfer:
-        received = sent = None
-        if step.receive is not None:
-            size = rows.message_bytes(_rows(step.receive))
-            received = torch.empty(size, dtype=torch.uint8, device=self.group.device) if keep else self.pool.take(size)
-        if step.send is not None:
-            sent = self.pool.take(rows.message_bytes(_rows(step.send)))
-            index = self._own_rows(step.send)
-            for field, view in zip(fields, rows.views(sent, _rows(step.send)), strict=True):
-                if (field.device, field.dtype) == (view.device, view.dtype):
-                    torch.index_select(field, 0, index, out=view)
-                else:
-                    view.copy_(field.index_select(0, index))
-        return self._post(step.place, Direction.OUT, rows, step.receive, received, step.send, sent)
-
-    def _post_grads(
-        self, step: Step, grads: RowFormat, message: Tensor | None, values: list[Tensor] | None
-    ) -> _Transfer:
-        received = None
-        if message is not None and step.receive is not None and values is not None:
-            for value, view in zip(values, grads.views(message, _rows(step.receive)), strict=True):
-                if (value.device, value.dtype) != (view.device, view.dtype):
-                    view.copy_(value)
-        if step.send is not None:
-            received = self.pool.take(grads.message_bytes(_rows(step.send)))
-        return self._post(step.place, Direction.HOME, grads, step.send, received, step.receive, message)
-
-    def _post(
-        self,
-        index: int,
-        direction: Direction,
-        row: RowFormat,
-        receive: Tile | None,
-        received: Tensor | None,
-        send: Tile | None,
-        sent: Tensor | None,
-    ) -> _Transfer:
-        """Post one message each way: see [Note: address]."""
-        tag = (self._number % 2**12) << 19 | direction << 18 | index % 2**18
-        inbound = received[: row.message_bytes(_rows(receive))] if received is not None and receive else None
-        outbound = sent[: row.message_bytes(_rows(send))] if sent is not None and send else None
-        transfer = _Transfer(receive, received, None, send, sent, None)
-        if self.group.nccl is not None:
-            _post_nccl(self.group.nccl, transfer, inbound, outbound)
-        else:
-            if inbound is not None and receive is not None and inbound.nbytes:
-                transfer.receive_work = self._gloo("recv", inbound, receive.peer, tag)
-            if outbound is not None and send is not None and outbound.nbytes:
-                transfer.send_work = self._gloo("send", outbound, send.peer, tag)
-        if inbound is not None:
-            counters.bytes_received += inbound.nbytes
-        if outbound is not None:
-            counters.bytes_sent += outbound.nbytes
-            counters.messages_sent += 1
-        return transfer
-
-    def _gloo(self, verb: str, message: Tensor, peer: int, tag: int) -> Any:
-        return self.group.wait_for(lambda: getattr(self.group.gloo, verb)([message], peer, tag), self.call, peer)
-
-    def _own_rows(self, tile: Tile) -> Tensor:
+    def own_rows(self, tile: Tile) -> Tensor:
+        """Which of this worker's rows a tile that it sends is made of."""
         return self.plan.send_rows[tile.peer][tile.begin : tile.end]
 
-    # -- waiting
+    def post(self, place: int, direction: Direction, row: RowFormat, transfer: _Transfer) -> None:
+        """Post one message each way: see [Note: address]."""
+        tag = (self._number % 2**12) << 19 | direction << 18 | place % 2**18
+        inbound = outbound = None
+        if transfer.receive is not None and transfer.received is not None:
+            inbound = transfer.received[: row.message_bytes(transfer.receive.rows)]
+            counters.bytes_received += inbound.nbytes
+        if transfer.send is not None and transfer.sent is not None:
+            outbound = transfer.sent[: row.message_bytes(transfer.send.rows)]
+            counters.bytes_sent += outbound.nbytes
+            counters.messages_sent += 1
+        if self.group.nccl is not None:
+            _post_nccl(self.group.nccl, transfer, inbound, outbound)
+            return
+        if transfer.receive is not None and inbound is not None and inbound.nbytes:
+            transfer.receive_work = self._gloo("recv", inbound, transfer.receive.peer, tag)
+        if transfer.send is not None and outbound is not None and outbound.nbytes:
+            transfer.send_work = self._gloo("send", outbound, transfer.send.peer, tag)
 
-    def _wait_receive(self, transfer: _Transfer) -> None:
+    def _gloo(self, verb: str, message: Tensor, peer: int, tag: int) -> Any:
+        return self.group.wait_for(lambda: getattr(self.group.gloo, verb)([message], peer, tag), self.signature, peer)
+
+    def wait_receive(self, transfer: _Transfer) -> None:
+        """Wait until the message to this worker is there."""
         if transfer.receive_work is not None and transfer.receive is not None:
             self._wait(transfer.receive_work, transfer.receive.peer)
 
-    def _wait_send(self, transfer: _Transfer) -> None:
+    def wait_send(self, transfer: _Transfer) -> None:
+        """Wait until the message of this worker has gone, and hand its buffer back."""
         if transfer.send_work is not None and transfer.send is not None:
             self._wait(transfer.send_work, transfer.send.peer)
         self.pool.give(transfer.sent)
 
     def _wait(self, work: Any, peer: int) -> None:
         limit = timedelta(seconds=Config.timeout)
-        self.group.wait_for(lambda: work.wait(limit), self.call, peer)
-
-    def _take_home(
-        self,
-        transfer: _Transfer,
-        device: torch.device,
-        grads: RowFormat,
-        home: RowFormat,
-        deliver: Callable[[Tensor, list[Tensor]], None] | None,
-    ) -> None:
-        self._wait_receive(transfer)
-        if transfer.receive is not None and transfer.received is not None and deliver is not None:
-            views = home.views(transfer.received, _rows(transfer.receive))
-            values = [v.to(device, field.dtype) for v, field in zip(views, grads.fields, strict=True)]
-            deliver(self._own_rows(transfer.receive), values)
-        self._wait_send(transfer)
-        self.pool.give(transfer.received)
+        self.group.wait_for(lambda: work.wait(limit), self.signature, peer)
 
 
-def _rows(tile: Tile) -> int:
-    return tile.end - tile.begin
+class _Outward:
+    """The rows of one sweep, on their way to those who read them."""
+
+    def __init__(self, exchange: Exchange, device: torch.device, fields: list[Tensor], keep: bool) -> None:
+        self.exchange = exchange
+        self.device = device
+        self.fields = fields
+        self.keep = keep
+        self.row = RowFormat.of(fields).narrowed(exchange.settings.wire_features)
+        self.unposted = iter(exchange.steps)
+        self.posted = 0
+        self.transfers: deque[_Transfer] = deque()
+
+    def post(self, steps: int) -> None:
+        """Post transfers until `steps` of them have been."""
+        while self.posted < min(steps, len(self.exchange.steps)):
+            self._post(next(self.unposted))
+            self.posted += 1
+
+    def _post(self, step: Step) -> None:
+        pool, received, sent = self.exchange.pool, None, None
+        if step.receive is not None:
+            size = self.row.message_bytes(step.receive.rows)
+            device = self.exchange.group.device
+            received = torch.empty(size, dtype=torch.uint8, device=device) if self.keep else pool.take(size)
+        if step.send is not None:
+            sent = pool.take(self.row.message_bytes(step.send.rows))
+            index = self.exchange.own_rows(step.send)
+            for column, view in zip(self.fields, self.row.views(sent, step.send.rows), strict=True):
+                if (column.device, column.dtype) == (view.device, view.dtype):
+                    torch.index_select(column, 0, index, out=view)
+                else:
+                    view.copy_(column.index_select(0, index))
+        transfer = _Transfer(step.receive, received, step.send, sent)
+        self.exchange.post(step.place, Direction.OUT, self.row, transfer)
+        self.transfers.append(transfer)
+
+    def receive(self) -> list[Tensor] | None:
+        """The rows of the oldest transfer, once they are there."""
+        transfer = self.transfers[0]
+        self.exchange.wait_receive(transfer)
+        if transfer.receive is None or transfer.received is None:
+            return None
+        views = self.row.views(transfer.received, transfer.receive.rows)
+        return [view.to(self.device, column.dtype) for view, column in zip(views, self.fields, strict=True)]
+
+    def finish(self) -> None:
+        """Let go of the oldest transfer, whose rows have been used."""
+        transfer = self.transfers.popleft()
+        self.exchange.wait_send(transfer)
+        if not self.keep:
+            self.exchange.pool.give(transfer.received)
+
+
+class _Backward:
+    """The gradients of one sweep, on their way to the owners of the rows."""
+
+    def __init__(self, exchange: Exchange, device: torch.device, returns: GradientReturn) -> None:
+        self.exchange = exchange
+        self.device = device
+        self.returns = returns
+        self.row = RowFormat.of(returns.totals).narrowed(exchange.settings.wire_gradients)
+        self.transfers: deque[_Transfer] = deque()
+        self.message: Tensor | None = None
+        self.grads: list[Tensor] | None = None
+
+    def _widened(self, message: Tensor, rows: int) -> list[Tensor]:
+        views = self.row.views(message, rows)
+        return [view.to(self.device, total.dtype) for view, total in zip(views, self.returns.totals, strict=True)]
+
+    def start(self, step: Step) -> list[Tensor] | None:
+        """Zeros for the gradients of the step's received tile: in the message itself, where it needs no conversion."""
+        self.message = self.grads = None
+        if step.receive is not None:
+            self.message = self.exchange.pool.take(self.row.message_bytes(step.receive.rows))
+            self.grads = [grad.zero_() for grad in self._widened(self.message, step.receive.rows)]
+        return self.grads
+
+    def post(self, step: Step) -> None:
+        """Send the gradients of the step's received tile, and expect those of the tile that it sent."""
+        received = None
+        if step.receive is not None and self.message is not None and self.grads is not None:
+            for grad, view in zip(self.grads, self.row.views(self.message, step.receive.rows), strict=True):
+                if (grad.device, grad.dtype) != (view.device, view.dtype):
+                    view.copy_(grad)
+        if step.send is not None:
+            received = self.exchange.pool.take(self.row.message_bytes(step.send.rows))
+        transfer = _Transfer(step.send, received, step.receive, self.message)
+        self.exchange.post(step.place, Direction.BACK, self.row, transfer)
+        self.transfers.append(transfer)
+
+    def take_in(self, in_flight: int) -> None:
+        """Add up what has come, until no more than `in_flight` transfers are left."""
+        while len(self.transfers) > in_flight:
+            transfer = self.transfers.popleft()
+            self.exchange.wait_receive(transfer)
+            if transfer.receive is not None and transfer.received is not None:
+                rows = self.exchange.own_rows(transfer.receive)
+                values = self._widened(transfer.received, transfer.receive.rows)
+                for total, value in zip(self.returns.totals, values, strict=True):
+                    self.returns.add(rows, value, total)
+            self.exchange.wait_send(transfer)
+            self.exchange.pool.give(transfer.received)
 
 
 def _post_nccl(nccl: dist.ProcessGroup, transfer: _Transfer, inbound: Tensor | None, outbound: Tensor | None) -> None:

@@ -16,6 +16,11 @@ class Tile(NamedTuple):
     begin: int
     end: int
 
+    @property
+    def rows(self) -> int:
+        """How many these are."""
+        return self.end - self.begin
+
 
 class Step(NamedTuple):
     """One beat of the exchange: the tile this worker receives and the tile it sends, if any."""

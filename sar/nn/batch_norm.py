@@ -1,13 +1,11 @@
 """Batch normalisation with the statistics of the whole graph."""
 
-from typing import Any, cast
-
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from sar.comm import session
 from sar.comm.group import Group
+from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
@@ -103,12 +101,11 @@ def normalise(module: "DistributedBN1D | nn.BatchNorm1d", x: Tensor, group: Grou
     Returns:
         (N_i, F).
     """
-    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and group is not None)
-    result = _Normalise.apply(anchor, x, module.weight, module.bias, module.eps, group, module.training)
-    y, mean, var, count = cast("tuple[Tensor, Tensor, Tensor, Tensor]", result)
+    y, mean, var, count = _Normalise(x, module.eps, group, module.training).apply(x, module.weight, module.bias)
     if module.training:
         _track(module, mean, var, count)
-    return y
+    normalised: Tensor = y
+    return normalised
 
 
 @torch.no_grad()
@@ -121,73 +118,50 @@ def _track(module: "DistributedBN1D | nn.BatchNorm1d", mean: Tensor, var: Tensor
     module.running_var.lerp_((var * count / (count - 1)).to(module.running_var.dtype), share)
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalise(Collective):
     """Normalises by the statistics of all workers; returns them too, as constants."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: Tensor,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        group: Group | None,
-        training: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def __init__(self, x: Tensor, eps: float, group: Group | None, training: bool) -> None:
+        super().__init__(
+            group,
+            f"DistributedBN1D of {x.dtype}, width {x.shape[1]}, {'training' if training else 'evaluation'}, "
+            f"gradients {'on' if torch.is_grad_enabled() else 'off'}",
+        )
+        self.eps = eps
+
+    def forward(self, *inputs: Tensor | None) -> Made:
+        x, weight, bias = inputs
+        assert x is not None
         wide = x.to(accumulation_dtype(x.dtype))
         own_mean = wide.mean(0) if len(x) else wide.new_zeros(x.shape[1])
         own = torch.cat([wide.new_full((1,), len(x)), own_mean, (wide - own_mean).square().sum(0)])
-        flags = int(any(ctx.needs_input_grad[1:4]))
-        ctx.words = (
-            f"DistributedBN1D of {x.dtype}, width {x.shape[1]}, {'training' if training else 'evaluation'}, "
-            f"gradients {'on' if ctx.needs_input_grad[0] else 'off'}"
-        )
-        statistics = [own]
-        if group is not None and group.world_size > 1:
-            with group.guard():
-                flags = max(group.agree(ctx.words, flags))
-                statistics = [theirs.to(x.device) for theirs in group.all_gather(own.cpu(), ctx.words)]
-        count, mean, var = _combined(statistics)
+        count, mean, var = _combined(self._from_all(own))
         if count <= 1:
             raise GraphError(
                 "DistributedBN1D needs more than one row on all workers together to take their statistics."
             )
-        scale = (var + eps).rsqrt()
+        scale = (var + self.eps).rsqrt()
         normal = (wide - mean) * scale
         y = normal if weight is None or bias is None else normal * weight + bias
-        y = y.to(x.dtype)
-        ctx.group, ctx.count, ctx.dtype = group, count, x.dtype
-        ctx.save_for_backward(normal, scale, weight)
-        ctx.mark_non_differentiable(mean, var, count, *([] if flags else [y]))
-        return y, mean, var, count
+        return Made((y.to(x.dtype), mean, var, count), [normal, scale, weight, count], constants=(mean, var, count))
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        normal, scale, weight = ctx.saved_tensors
-        grad = grad.to(normal.dtype)
+    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+        normal, scale, weight, count = saved
+        assert normal is not None
+        assert scale is not None
+        assert count is not None
+        grad = grads[0].to(normal.dtype)
         own = torch.stack([grad.sum(0), (grad * normal).sum(0)])  # (2, F)
-        total, group = own, ctx.group
-        if group is not None and group.world_size > 1:
-            with group.guard():
-                group.agree(f"backward of {ctx.words}")
-                total = torch.stack(group.all_gather(own.cpu(), ctx.words)).sum(0).to(own.device)
-        own_bias_grad, own_weight_grad = own
-        mean_grad, mean_product = total / ctx.count
+        mean_grad, mean_product = torch.stack(self._from_all(own)).sum(0) / count
         x_grad = (grad - mean_grad - normal * mean_product) * scale
-        if weight is not None:
-            x_grad = x_grad * weight
-        affine = weight is not None
-        return (
-            None,
-            x_grad.to(ctx.dtype),
-            own_weight_grad.to(weight.dtype) if affine else None,
-            own_bias_grad.to(weight.dtype) if affine else None,
-            None,
-            None,
-            None,
-        )
+        own_bias_grad, own_weight_grad = own
+        return [x_grad if weight is None else x_grad * weight, own_weight_grad, own_bias_grad]
+
+    def _from_all(self, own: Tensor) -> list[Tensor]:
+        """What every worker has in the place of `own`."""
+        if self.group is None or not self.distributed:
+            return [own]
+        return [theirs.to(own.device) for theirs in self.group.all_gather(own.cpu(), self.signature)]
 
 
 def _combined(statistics: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

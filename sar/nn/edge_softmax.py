@@ -51,7 +51,7 @@ def edge_softmax(graph: GraphShardManager, logits: Tensor, eids: Any = ALL, norm
 
 
 def _by_destination(graph: GraphShardManager, logits: Tensor) -> Tensor:
-    result: Tensor = _EdgeSoftmax.apply(logits, graph.passing().relation.blocks)
+    result: Tensor = _EdgeSoftmax.apply(logits, graph.passing().context.relation.blocks)
     return result
 
 

@@ -8,7 +8,7 @@ from torch.nn.functional import leaky_relu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sar
-from sar.core.passing.attention import SEED_STEP, Remake, attention
+from sar.core.passing.attention import SEED_STEP, Recompute, attention
 from sar.kernels.attention_operands import Attention, Score
 from sar.kernels.torch.attention import dropout_factors
 from tests.core.attempts import catch
@@ -167,7 +167,7 @@ def result_during_backward(mine, retain_graph):
     x = leaf * 2
     out = attention(
         build(partition, 1).passing(), Score.ADDITIVE, x, x,
-        attn=attn, attn_dst=attn_dst, factor=SLOPE, remake=Remake(project, (leaf,)),
+        attn=attn, attn_dst=attn_dst, factor=SLOPE, recompute=Recompute(project, (leaf,)),
     )  # fmt: skip
     memory["result"] = StorageWeakRef(out.untyped_storage())
     total = (out * cotangent).sum()

@@ -135,7 +135,7 @@ def epochs_of_layers(mine, mode, cache):
             sent.append((comm.statistics() - start).bytes_sent)
             made.append((out.detach().clone(), last.weight.grad.clone()))
         found[name] = made, sent
-    return found, sum(graph.passing().relation.plan.halo_counts[sar.rank()]) * WIDTH * 8
+    return found, sum(graph.passing().context.relation.plan.halo_counts[sar.rank()]) * WIDTH * 8
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

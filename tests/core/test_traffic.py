@@ -7,7 +7,7 @@ import torch
 import sar
 from sar import comm
 from sar.comm import session
-from sar.comm.exchange import BufferPool, Exchange, Settings
+from sar.comm.exchange import BufferPool, Exchange, GradientReturn, Settings
 from sar.comm.rows import RowFormat
 from tests.graphs import PartitionedGraph
 from tests.parity.harness import build, deal, random_data
@@ -52,16 +52,16 @@ def measure(mine, message, mode, settings):
 @pytest.mark.parametrize("message, reads_sources", [("copy_u", False), ("u_mul_e", False), ("u_mul_v", True)])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_each_row_travels_once_and_again_only_where_needed(pool, world_size, message, reads_sources, mode):
-    """The backward sends gradients home, and rows again if a derivative has their values and mode 1 dropped them."""
+    """The backward returns gradients, and sends rows again if a derivative has their values and mode 1 dropped them."""
     parts = SCENARIOS["random"](world_size)
     rows = halo_rows(parts)
     results = pool.run(measure, message, mode, {}, per_rank=deal(parts, random_data(parts, torch.float64)))
     for rank, (there, back) in enumerate(results):
         out = sum(rows[rank]) * WIDTH * ITEM
-        home = sum(sender[rank] for sender in rows) * WIDTH * ITEM
+        returned = sum(sender[rank] for sender in rows) * WIDTH * ITEM
         again = out if reads_sources and mode == 1 else 0
         assert out <= there[0] <= out + SLACK
-        assert home + again <= back[0] <= home + again + SLACK
+        assert returned + again <= back[0] <= returned + again + SLACK
         assert there[1] == world_size - 1
 
 
@@ -112,15 +112,15 @@ def sweep(mine, depth, both_ways, grads):
     sar.Config.comm_buffer_bytes = budget = (4 if both_ways else 2) * (depth + 1) * row
     group, pool = session.current_group(), CountingPool(torch.device("cpu"))
     fields = [data.nodes["x"]]
-    plan, width = graph.passing().relation.plan, RowFormat.of(fields)
+    plan, width = graph.passing().context.relation.plan, RowFormat.of(fields)
     exchange = Exchange(group, plan, Settings.current(), width, pool, "a sweep", both_ways=both_ways)
     group.agree("a sweep")
-    home = {"grads": width, "deliver": lambda rows, incoming: None} if grads else {}
+    returns = GradientReturn(fields, lambda rows, values, total: None) if grads else None
     start = comm.statistics()
-    portions = exchange.sweep(torch.device("cpu"), fields, **home)
+    received = exchange.sweep(torch.device("cpu"), fields, returns=returns)
     at_once = (comm.statistics() - start).messages_sent
-    for portion in portions:
-        assert (portion.grads is not None) == grads
+    for tile in received:
+        assert (tile.grads is not None) == grads
     assert pool.used == 0
     return at_once, pool.most, budget
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from sar.comm.ddp import refuse_averaging
 from sar.comm.exchange import Settings
 from sar.common_tuples import CanonicalEtype
+from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame, Frames
 from sar.core.graph.graph_fields import GraphFields
@@ -142,12 +143,10 @@ class GraphShardManager(GraphFields):
         relation = self._relation(etype)
         source, _, destination = relation.etype
         return Passing(
-            self._structure,
-            relation,
+            CallContext(self._structure, relation, Settings.current(one_shot=self.one_shot)),
             self._frames.src[source],
             self._frames.dst[destination],
             self._frames.edge[relation.etype],
-            Settings.current(one_shot=self.one_shot),
         )
 
     def _set_results(

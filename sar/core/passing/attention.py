@@ -4,39 +4,50 @@
 A destination's in-edges are in all shards, so their softmax is made as the shards come by: relative to the greatest
 score so far, as in `sar.kernels.attention`. What travels is the sources' features; a reader makes their scores itself.
 The backward fetches the features again (or has kept them), makes each weight anew from the logarithm of its
-destination's sum, and sends one gradient home. The rules about agreement are those of `core/sequential.py`.
+destination's sum, and returns one gradient.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from sar.comm import session
-from sar.comm.exchange import Exchange, Portion
+from sar.comm.exchange import Exchange
 from sar.comm.plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
+from sar.core.collective import CallContext, Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.passing.message_passing import Passing
 from sar.errors import GraphError
-from sar.kernels import EdgeBlock, accumulation_dtype, add_rows
+from sar.kernels import accumulation_dtype
 from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores, project, project_grad
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 
 SEED_STEP = 0xD1342543DE82EF95
 """Between the dropout seeds of workers, whose edge IDs are the same numbers. Not the generator's own step from one
-number to the next: that would make the fates of a worker's edges those of its neighbour's, shifted by one."""
+number to the next: that would drop the same edges on two workers, shifted by one."""
 
 
-class Remake(NamedTuple):
+class Recompute(NamedTuple):
     """x = function(*tensors) once more, from tensors that autograd keeps anyway, such as the input of a projection."""
 
     function: Callable[..., Tensor]
     tensors: tuple[Tensor, ...]
+
+
+class Inputs(NamedTuple):
+    """What a result depends on; see `attention`. y is None where it is x.
+
+    The gradients of the inputs are `Inputs` too.
+    """
+
+    x: Tensor | None
+    y: Tensor | None
+    attn: Tensor | None
+    attn_dst: Tensor | None
+    edge_weight: Tensor | None
 
 
 @uncompiled
@@ -51,7 +62,7 @@ def attention(
     factor: float,
     dropout: float = 0.0,
     edge_weight: Tensor | None = None,
-    remake: Remake | None = None,
+    recompute: Recompute | None = None,
 ) -> Tensor:
     """Sum the features of each node's sources, weighted by softmax(score) over its in-edges; a collective call.
 
@@ -65,7 +76,7 @@ def attention(
         factor: slope of the leaky ReLU below 0, at least 0; for DOT, what products are multiplied with.
         dropout: probability with which a weight is dropped; the seed comes from torch's default generator.
         edge_weight: (E,) what each softmax is multiplied with, after dropout. Default 1.
-        remake: how to make x again in the backward, so that it is not kept until then. Default None.
+        recompute: how to make x again in the backward, so that it is not kept until then. Default None.
 
     Returns:
         (N_dst, H, D), 0 for nodes without in-edges; in the widest dtype of the operands.
@@ -74,15 +85,14 @@ def attention(
         GraphError: for operands that do not fit the graph or each other.
         CommunicationError: where another worker failed or makes another call.
     """
-    relation, group = passing.relation, passing.structure.group
+    context, relation = passing.context, passing.context.relation
     _check(x, y, edge_weight, relation.num_src, relation.num_dst, relation.num_edges)
-    seed = int(torch.randint(2**62, ())) + group.rank * SEED_STEP if dropout else 0
+    seed = int(torch.randint(2**62, ())) + context.structure.part * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
-    words = passing.describe(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
-    call = _Call(passing, how, remake.function if remake is not None else None, words)
-    made_of = remake.tensors if remake is not None else ()
-    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and group.world_size > 1)
-    result: Tensor = _Attention.apply(anchor, x, None if y is x else y, attn, attn_dst, edge_weight, call, *made_of)
+    signature = context.signature(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
+    call = _AttentionCall(context, how, None if recompute is None else recompute.function, signature)
+    inputs = Inputs(x, None if y is x else y, attn, attn_dst, edge_weight)
+    result: Tensor = call.apply(*inputs, *(() if recompute is None else recompute.tensors))
     return result
 
 
@@ -96,167 +106,115 @@ def _check(x: Tensor, y: Tensor, edge_weight: Tensor | None, num_src: int, num_d
         raise GraphError(f"Edge weights have shape {tuple(edge_weight.shape)}; expected ({num_edges},).")
 
 
-@dataclass(frozen=True)
-class _Call:
-    passing: Passing
-    how: Attention
-    remake: Callable[..., Tensor] | None
-    words: str
+class _AttentionCall(Collective):
+    """See [Note: one pass over shards]. After the inputs come the tensors that x is recomputed from."""
 
-    @property
-    def distributed(self) -> bool:
-        return self.passing.structure.group.world_size > 1
+    def __init__(
+        self, context: CallContext, how: Attention, recompute: Callable[..., Tensor] | None, signature: str
+    ) -> None:
+        super().__init__(context.group, signature)
+        self.context = context
+        self.relation = context.relation
+        self.how = how
+        self.recompute = recompute
+        self.kept: list[Tile] = []
 
-    @property
-    def own_block(self) -> EdgeBlock:
-        return self.passing.relation.blocks[self.passing.structure.group.rank]
+    def forward(self, *inputs: Tensor | None) -> Made:
+        given, made_of = Inputs(*inputs[:5]), inputs[5:]
+        keep = bool(self.needed) and self.context.settings.keep
+        out, log_total, kept = self._attend(given, keep)
+        self.kept = list(kept)
+        saved = given if self.recompute is None else given._replace(x=None)
+        dtypes = [tensor.dtype for tensor in given if tensor is not None]
+        result = out.to(reduce(torch.promote_types, dtypes))
+        return Made((result,), [out, log_total, *saved, *made_of, *kept.values()])
 
-    def exchange(self, x: Tensor) -> Exchange:
+    def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[Tile, Tensor]]:
+        """The result, (N_dst, H, D), the logarithms of sums of exponentials, (N_dst, H), and fetched rows to keep."""
+        x = inputs.x
+        assert x is not None
+        # The first tiles travel while all of the own nodes' part is computed.
+        received = self._exchange(x).sweep(x.device, [x], keep=keep) if self.distributed else None
+        ends, kept = _ends(inputs), {}
+        running = Running.start(self.relation.num_dst, ends.x)
+        for block, tile, rows, _ in self.context.pieces(received):
+            here = ends if rows is None else ends._replace(x=rows[0].to(ends.x.dtype))
+            attend(block, self.how, here, running)
+            if keep and tile is not None and rows is not None:
+                kept[tile] = rows[0]
+        return *running.finish(self.relation.in_degrees), kept
+
+    def _exchange(self, x: Tensor) -> Exchange:
         """The exchange of rows of x, or their gradients in float32 at least."""
-        passing = self.passing
         widest = RowFormat((FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])),))
-        pool = session.buffer_pool()
-        return Exchange(passing.structure.group, passing.relation.plan, passing.settings, widest, pool, self.words)
+        return self.context.exchange(widest, self.signature)
+
+    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+        out, log_total = saved[:2]
+        assert out is not None
+        assert log_total is not None
+        grad = grads[0].to(out.dtype).contiguous()
+        stats = destination_statistics(self.how, log_total, grad, out)
+        # The result has served: its memory is free for what comes, unless the graph is retained.
+        del saved[:2], out, log_total
+        inputs, made_of = Inputs(*saved[:5]), saved[5 : len(saved) - len(self.kept)]
+        kept = dict(zip(self.kept, saved[len(saved) - len(self.kept) :], strict=True))
+        if self.recompute is not None:
+            inputs = inputs._replace(x=self.recompute(*made_of))
+        return [*self._attend_back(inputs, stats, kept, grad), *[None] * len(made_of)]
+
+    def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[Tile, Tensor | None], grad: Tensor) -> Inputs:
+        """Gradients of the inputs; for `stats` see `destination_statistics`."""
+        x = inputs.x
+        assert x is not None
+        x_grad = torch.zeros(x.shape, dtype=accumulation_dtype(x.dtype), device=x.device)
+        received = None
+        if self.distributed:
+            fields = None if self.context.settings.keep else [x]
+            received = self._exchange(x).sweep(x.device, fields, returns=self.context.return_to([x_grad]))
+        ends = _ends(inputs)
+        note_scores(self.how, stats, ends.y)
+        grads = _zero_gradients(inputs, ends, x_grad)
+        for block, tile, fetched, tile_grads in self.context.pieces(received):
+            here, here_grads = ends, grads
+            if tile is not None and tile_grads is not None:
+                rows = kept[tile] if fetched is None else fetched[0]
+                assert rows is not None
+                here, here_grads = ends._replace(x=rows.to(ends.x.dtype)), grads._replace(x=tile_grads[0])
+            attend_grad(block, self.how, here, grad, stats, here_grads)
+        return _input_gradients(inputs, ends, grads)
 
 
-class _Attention(torch.autograd.Function):
-    """See [Note: one pass over shards]. y is None where it is x."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: Tensor,
-        x: Tensor,
-        y: Tensor | None,
-        attn: Tensor | None,
-        attn_dst: Tensor | None,
-        edge_weight: Tensor | None,
-        call: _Call,
-        *made_of: Tensor,
-    ) -> Tensor:
-        group = call.passing.structure.group
-        needed = any(ctx.needs_input_grad[1:6])
-        with group.guard():
-            if call.distributed:
-                needed = any([needed, *group.agree(call.words, int(needed))])
-            keep = needed and call.passing.settings.keep
-            out, log_total, kept = _forward(call, x, x if y is None else y, attn, attn_dst, edge_weight, keep)
-        ctx.call, ctx.tiles = call, list(kept)
-        if needed:
-            kept_x = x if call.remake is None else None
-            ctx.save_for_backward(kept_x, y, attn, attn_dst, edge_weight, out, log_total, *kept.values(), *made_of)
-        operands = [tensor for tensor in (x, y, attn, attn_dst, edge_weight) if tensor is not None]
-        result = out.to(reduce(torch.promote_types, (tensor.dtype for tensor in operands)))
-        if not needed:
-            ctx.mark_non_differentiable(result)
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, out, log_total = (saved := ctx.saved_tensors)[:7]  # unpacked once, as checkpoints require
-        rows, made_of = saved[7 : 7 + len(ctx.tiles)], saved[7 + len(ctx.tiles) :]
-        kept = dict(zip(ctx.tiles, rows, strict=True))
-        with ctx.call.passing.structure.group.guard():
-            grad = grad.to(out.dtype).contiguous()
-            stats = destination_statistics(ctx.call.how, log_total, grad, out)
-            # The result has served: its memory is free for what comes, unless the graph is retained.
-            del saved, out, log_total
-            ctx.maybe_clear_saved_tensors()
-            if ctx.call.remake is not None:
-                with torch.no_grad():
-                    inputs[0] = ctx.call.remake(*made_of)
-            grads = _backward(ctx.call, inputs, stats, kept, grad)
-        needed = ctx.needs_input_grad[1:6]
-        return (
-            None,
-            *(g.to(i.dtype) if n and g is not None else None for g, i, n in zip(grads, inputs, needed, strict=True)),
-            *[None] * (1 + len(made_of)),
-        )
-
-
-def _forward(
-    call: _Call,
-    x: Tensor,
-    y: Tensor,
-    attn: Tensor | None,
-    attn_dst: Tensor | None,
-    edge_weight: Tensor | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor, dict[Tile, Tensor]]:
-    """The result, (N_dst, H, D), the logarithms of the sums of exponentials, (N_dst, H), and fetched rows to keep."""
-    relation, dtype = call.passing.relation, accumulation_dtype(x.dtype)
-    # The first tiles travel while all of the own nodes' part is computed.
-    portions = call.exchange(x).sweep(x.device, [x], keep=keep) if call.distributed else ()
-    ends = _ends(dtype, x, y, attn, attn_dst, edge_weight)
-    running, kept = Running.start(relation.num_dst, ends.x), {}
-    attend(call.own_block, call.how, ends, running)
-    for portion in portions:
-        assert portion.rows is not None
-        [rows] = portion.rows
-        attend(relation.tile(portion.tile), call.how, ends._replace(x=rows.to(dtype)), running)
-        if keep:
-            kept[portion.tile] = rows
-    return *running.finish(relation.in_degrees), kept
-
-
-def _ends(
-    dtype: torch.dtype,
-    x: Tensor,
-    y: Tensor,
-    attn: Tensor | None,
-    attn_dst: Tensor | None,
-    edge_weight: Tensor | None,
-) -> Ends:
+def _ends(inputs: Inputs) -> Ends:
     """The operands of the kernels on this worker's own nodes."""
+    x, y = inputs.x, inputs.x if inputs.y is None else inputs.y
+    assert x is not None
+    assert y is not None
+    dtype = accumulation_dtype(x.dtype)
     x, y = x.detach().to(dtype).contiguous(), y.detach().to(dtype)
-    if attn_dst is not None:
-        y = project(y, attn_dst.detach().to(dtype))
-    return Ends(
-        x,
-        y,
-        None if attn is None else attn.detach().to(dtype),
-        None if edge_weight is None else edge_weight.detach().to(dtype),
-    )
+    if inputs.attn_dst is not None:
+        y = project(y, inputs.attn_dst.detach().to(dtype))
+    attn = None if inputs.attn is None else inputs.attn.detach().to(dtype)
+    return Ends(x, y, attn, None if inputs.edge_weight is None else inputs.edge_weight.detach().to(dtype))
 
 
-def _backward(
-    call: _Call, inputs: list[Any], stats: Tensor, kept: dict[Tile, Tensor], grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Gradients of the inputs: x, y, attn, attn_dst and edge_weight; for `stats` see `destination_statistics`."""
-    x, y, attn, attn_dst, edge_weight = inputs
-    relation, dtype = call.passing.relation, accumulation_dtype(x.dtype)
-    x_grad = torch.zeros(x.shape, dtype=dtype, device=x.device)
-    portions = _post_backward(call, x, x_grad) if call.distributed else ()
-    features = x if y is None else y
-    ends = _ends(dtype, x, features, attn, attn_dst, edge_weight)
-    note_scores(call.how, stats, ends.y)
-    # Where sources are destinations, both gradients go to one tensor.
-    features_grad = x_grad if y is None else x.new_zeros(y.shape, dtype=dtype)
-    grads = Gradients(
-        x_grad,
-        features_grad if attn_dst is None else torch.zeros_like(ends.y),
-        *(None if t is None else torch.zeros_like(t) for t in (ends.attn, ends.weight)),
-    )
-    attend_grad(call.own_block, call.how, ends, grad, stats, grads)
-    for portion in portions:
-        assert portion.grads is not None
-        [rows] = portion.rows if portion.rows is not None else [kept[portion.tile]]
-        here, here_grads = ends._replace(x=rows.to(dtype)), grads._replace(x=portion.grads[0])
-        attend_grad(relation.tile(portion.tile), call.how, here, grad, stats, here_grads)
-    attn_dst_grad = None
-    if attn_dst is not None:
-        attn_dst_grad = torch.zeros_like(attn_dst, dtype=dtype)
-        project_grad(features.detach().to(dtype), attn_dst.to(dtype), grads.y, features_grad, attn_dst_grad)
-    return x_grad, None if y is None else features_grad, grads.attn, attn_dst_grad, grads.weight
+def _zero_gradients(inputs: Inputs, ends: Ends, x_grad: Tensor) -> Gradients:
+    """Where the gradients of the kernels' operands go; where sources are destinations, both to one tensor."""
+    shared = inputs.attn_dst is None and inputs.y is None
+    y_grad = x_grad if shared else torch.zeros_like(ends.y)
+    attn = None if ends.attn is None else torch.zeros_like(ends.attn)
+    return Gradients(x_grad, y_grad, attn, None if ends.weight is None else torch.zeros_like(ends.weight))
 
 
-def _post_backward(call: _Call, x: Tensor, x_grad: Tensor) -> Iterator[Portion]:
-    """Agree on the backward, and start to fetch x; gradients that come home are added to x_grad."""
-    call.passing.structure.group.agree(f"backward of {call.words}")
-    return call.exchange(x).sweep(
-        x.device,
-        None if call.passing.settings.keep else [x],
-        grads=RowFormat.of([x_grad]),
-        deliver=lambda rows, incoming: add_rows(rows, incoming[0], x_grad),
-    )
+def _input_gradients(inputs: Inputs, ends: Ends, grads: Gradients) -> Inputs:
+    """The gradients of the inputs, from those of the kernels' operands."""
+    if inputs.attn_dst is None:
+        return Inputs(grads.x, None if inputs.y is None else grads.y, grads.attn, None, grads.weight)
+    features, features_grad = ends.x, grads.x
+    if inputs.y is not None:
+        features = inputs.y.detach().to(ends.x.dtype)
+        features_grad = torch.zeros_like(features)
+    attn_dst = inputs.attn_dst.to(ends.x.dtype)
+    attn_dst_grad = torch.zeros_like(attn_dst)
+    project_grad(features, attn_dst, grads.y, features_grad, attn_dst_grad)
+    return Inputs(grads.x, None if inputs.y is None else features_grad, grads.attn, attn_dst_grad, grads.weight)

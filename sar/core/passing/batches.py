@@ -1,10 +1,13 @@
-"""What Python message, reduce and apply functions get to see: batches of edges and of nodes, as in DGL."""
+"""What Python message, reduce and apply functions are given, batches of edges and nodes as in DGL, and give back."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
+from sar.errors import GraphError
+from sar.logging_setup import logger
 
 Fields = Mapping[str, Tensor]
 
@@ -96,3 +99,51 @@ class NodeBatch:
     def nodes(self) -> Tensor:
         """Local IDs, (N_batch,) int64."""
         return self._nodes
+
+
+def function_name(function: object) -> str:
+    """What errors call a Python function."""
+    return getattr(function, "__qualname__", repr(function))
+
+
+def checked_results(function: Callable[..., object], results: object, rows: int) -> Mapping[str, Tensor]:
+    """The results of a Python function, if they are a dictionary of tensors with `rows` rows.
+
+    Raises:
+        GraphError: otherwise.
+    """
+    name = function_name(function)
+    if not isinstance(results, Mapping):
+        raise GraphError(
+            f"{name} returned a {type(results).__name__}; expected a dictionary from field name to tensor."
+        )
+    for field, value in results.items():
+        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != rows:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise GraphError(f"{name} returned {field!r} with {shape}; expected a tensor of {rows} rows.")
+    return results
+
+
+def results_on_nothing(
+    function: Callable[..., object], call: Callable[[int], Mapping[str, Tensor]]
+) -> Mapping[str, Tensor]:
+    """What a Python function makes of no rows, (0, ...) each; one that cannot take them is shown a row.
+
+    Args:
+        function: for the log.
+        call: calls it with so many rows.
+    """
+    try:
+        return call(0)
+    except Exception as error:
+        _log_once(f"{function_name(function)} fails on an empty batch, so it is shown one row: {error!r}")
+        try:
+            made = call(1)
+        except Exception as again:
+            raise again from error
+        return {name: rows[:0] for name, rows in made.items()}
+
+
+@lru_cache(maxsize=256)
+def _log_once(text: str) -> None:
+    logger.info(text)

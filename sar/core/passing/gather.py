@@ -1,5 +1,6 @@
-"""Rows of nodes to edges, and messages of edges to nodes, as autograd functions that save nothing of edge size."""
+"""Rows of nodes to edges, and messages of edges to nodes, without saving anything of edge size."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,13 @@ def gather_rows(column: Tensor, block: EdgeBlock, target: Target) -> Tensor:
     return gathered
 
 
+def edge_rows(column: Tensor, block: EdgeBlock) -> Tensor:
+    """The rows of a block's edges, (E_block, ...), of an (E, ...) column; a view where they lie together."""
+    if block.edge_ids is None:
+        return column[block.edge_offset : block.edge_offset + block.num_edges]
+    return column.index_select(0, block.edge_ids)
+
+
 def _node_rows(block: EdgeBlock, target: Target) -> Tensor:
     return block.cols if target is Target.U else block.destinations(0, block.num_edges)
 
@@ -45,13 +53,21 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         dtype = accumulation_dtype(grad.dtype)
         out = torch.zeros(ctx.shape, dtype=dtype, device=grad.device)
-        copy = EdgeMessage(Op.COPY, EdgeOperand(None, ctx.target, tuple(ctx.shape[1:])))
-        aggregate_grad(ctx.block.renumbered, copy, "lhs", EdgeOperand.of(grad.to(dtype), Target.E), out)
+        copies = EdgeMessage(Op.COPY, EdgeOperand(None, ctx.target, tuple(ctx.shape[1:])))
+        aggregate_grad(ctx.block.renumbered, copies, "lhs", EdgeOperand.of(grad.to(dtype), Target.E), out)
         return out.to(grad.dtype), None, None
 
 
-class Combine:
-    """Takes the messages of one block after the other into one result.
+@dataclass
+class Combined:
+    """The messages so far: their reduction, and of maxima and minima the edges that they come from, -1 for none."""
+
+    total: Tensor
+    argmax: Tensor | None
+
+
+class Reduction:
+    """Takes the messages of one block after the other into one result, and gives each its gradient back.
 
     Args:
         relation: whose edges send.
@@ -64,86 +80,91 @@ class Combine:
         self.reducer = reducer
         self.dtype = sample.dtype
         self.shape = tuple(sample.shape[1:])
-        self.winners: Tensor | None = None  # edge IDs of maxima or minima so far
 
-    def start(self, device: torch.device) -> Tensor:
+    def start(self, device: torch.device) -> Combined:
         """The result without any message."""
+        relation = self.relation
         if self.reducer is None:
-            return torch.empty(self.relation.num_edges, *self.shape, dtype=self.dtype, device=device)
+            return Combined(torch.empty(relation.num_edges, *self.shape, dtype=self.dtype, device=device), None)
         fill = {"max": -torch.inf, "min": torch.inf}.get(self.reducer, 0.0)
-        shape = (self.relation.num_dst, *self.shape)
+        shape, argmax = (relation.num_dst, *self.shape), None
         total = torch.full(shape, fill, dtype=accumulation_dtype(self.dtype), device=device)
         if self.reducer in ("max", "min"):
-            self.winners = torch.full(total.shape, -1, dtype=index_dtype(self.relation.num_edges), device=device)
-        return total
+            argmax = torch.full(shape, -1, dtype=index_dtype(relation.num_edges), device=device)
+        return Combined(total, argmax)
 
-    def add(self, total: Tensor, message: Tensor, block: EdgeBlock) -> Tensor:
-        """The result with the messages of a block, (E_block, ...), in place."""
-        combined: Tensor = _Combine.apply(total, message, block, self)
-        return combined
+    def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
+        """Take in the messages of a block, (E_block, ...)."""
+        if self.reducer is None:
+            combined.total.index_copy_(0, block.ids(0, block.num_edges), message)
+        elif combined.argmax is None:
+            aggregate_sum(block.renumbered, _copies(message, Target.E), combined.total)
+        else:
+            best = self._best(message.to(combined.total.dtype), combined, block)
+            _keep_better(combined, best, largest=self.reducer == "max")
 
-    def finish(self, total: Tensor) -> Tensor:
+    def _best(self, message: Tensor, combined: Combined, block: EdgeBlock) -> Combined:
+        """The extremes of a block's messages, and their edge IDs."""
+        assert combined.argmax is not None
+        largest = self.reducer == "max"
+        best = torch.full_like(combined.total, -torch.inf if largest else torch.inf)
+        position = torch.full_like(combined.argmax, -1)
+        aggregate_cmp(block.renumbered, _copies(message, Target.E), best, position, largest)
+        ids = torch.cat([block.ids(0, block.num_edges), block.cols.new_full((1,), -1)])  # position -1: no message
+        return Combined(best, ids[position.long()].to(position.dtype))
+
+    def finish(self, combined: Combined) -> Tensor:
         """The result once all messages are in."""
+        total = combined.total
         if self.reducer == "mean":
             total = total / self.relation.degrees_like(total)
-        elif self.winners is not None:
-            total = total.masked_fill(total.isinf(), 0)
+        elif combined.argmax is not None:
+            infinite = total.isinf()
+            total.masked_fill_(infinite, 0)
+            combined.argmax.masked_fill_(infinite, -1)
         return total.to(self.dtype)
 
+    def total_grad(self, grad: Tensor) -> Tensor:
+        """The gradient of `Combined.total`, from that of the result."""
+        if self.reducer is None:
+            return grad
+        grad = grad.to(accumulation_dtype(self.dtype))
+        return grad / self.relation.degrees_like(grad) if self.reducer == "mean" else grad
 
-class _Combine(torch.autograd.Function):
-    """Saves nothing but, once for all blocks, the winners."""
-
-    @staticmethod
-    def forward(ctx: Any, total: Tensor, message: Tensor, block: EdgeBlock, combine: Combine) -> Tensor:
-        ctx.block, ctx.combine, ctx.dtype = block, combine, message.dtype
-        ctx.mark_dirty(total)
-        here = block.renumbered
-        if combine.reducer is None:
-            total.index_copy_(0, block.ids(0, block.num_edges), message)
-        elif combine.winners is None:
-            aggregate_sum(here, EdgeMessage(Op.COPY, EdgeOperand.of(message, Target.E)), total)
+    def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock) -> Tensor:
+        """The gradient of a block's messages, (E_block, ...), from that of the total."""
+        if self.reducer is None:
+            return grad.index_select(0, block.ids(0, block.num_edges))
+        made = torch.zeros(block.num_edges, *self.shape, dtype=grad.dtype, device=grad.device)
+        if argmax is None:
+            edge_apply(block.renumbered, _copies(grad, Target.V), made)
         else:
-            _keep_best(total, message.to(total.dtype), block, combine)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        block, combine = ctx.block, ctx.combine
-        if combine.reducer is None:
-            return grad, grad.index_select(0, block.ids(0, block.num_edges)), None, None
-        message_grad = torch.zeros(block.num_edges, *combine.shape, dtype=grad.dtype, device=grad.device)
-        if combine.winners is None:
-            edge_apply(block.renumbered, EdgeMessage(Op.COPY, EdgeOperand.of(grad, Target.V)), message_grad)
-        else:
-            winners = _positions(combine.winners, block)
-            copy = EdgeMessage(Op.COPY, EdgeOperand(None, Target.E, combine.shape))
-            total_grad = EdgeOperand.of(grad, Target.V)
-            aggregate_grad(block.renumbered, copy, "lhs", total_grad, message_grad, arg=winners)
-        return grad, message_grad.to(ctx.dtype), None, None
+            positions = _positions(argmax, block)
+            copies = EdgeMessage(Op.COPY, EdgeOperand(None, Target.E, self.shape))
+            aggregate_grad(block.renumbered, copies, "lhs", EdgeOperand.of(grad, Target.V), made, arg=positions)
+        return made.to(self.dtype)
 
 
-def _keep_best(total: Tensor, message: Tensor, block: EdgeBlock, combine: Combine) -> None:
-    """Update the extremes and their winners; of equal messages the greatest edge ID wins."""
-    assert combine.winners is not None
-    largest = combine.reducer == "max"
-    best = torch.full_like(total, -torch.inf if largest else torch.inf)
-    position = torch.full_like(combine.winners, -1)
-    copy = EdgeMessage(Op.COPY, EdgeOperand.of(message, Target.E))
-    aggregate_cmp(block.renumbered, copy, best, position, largest)
-    ids = torch.cat([block.ids(0, block.num_edges), block.cols.new_full((1,), -1)])  # position -1: no message
-    winner = ids[position.long()].to(position.dtype)
-    better = ((best > total) if largest else (best < total)) | ((best == total) & (winner > combine.winners))
-    torch.where(better, best, total, out=total)
-    torch.where(better, winner, combine.winners, out=combine.winners)
+def _copies(values: Tensor, target: Target) -> EdgeMessage:
+    return EdgeMessage(Op.COPY, EdgeOperand.of(values, target))
 
 
-def _positions(winners: Tensor, block: EdgeBlock) -> Tensor:
+def _keep_better(combined: Combined, best: Combined, *, largest: bool) -> None:
+    """Update the extremes and their edges; of equal messages the greatest edge ID wins."""
+    total, argmax = combined.total, combined.argmax
+    assert argmax is not None
+    assert best.argmax is not None
+    better = (best.total > total) if largest else (best.total < total)
+    better |= (best.total == total) & (best.argmax > argmax)
+    torch.where(better, best.total, total, out=total)
+    torch.where(better, best.argmax, argmax, out=argmax)
+
+
+def _positions(argmax: Tensor, block: EdgeBlock) -> Tensor:
     """Edge IDs as positions in the block, -1 for edges of other blocks."""
     ids = block.ids(0, block.num_edges)
     if not len(ids):
-        return torch.full_like(winners, -1)
+        return torch.full_like(argmax, -1)
     ids, order = ids.sort()
-    place = torch.searchsorted(ids, winners.long()).clamp(max=len(ids) - 1)
-    return torch.where(ids[place] == winners, order[place], -1).to(winners.dtype)
+    place = torch.searchsorted(ids, argmax.long()).clamp(max=len(ids) - 1)
+    return torch.where(ids[place] == argmax, order[place], -1).to(argmax.dtype)

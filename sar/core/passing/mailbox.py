@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sar.core.passing.batches import Fields, NodeBatch, RowView
+from sar.core.passing.batches import Fields, NodeBatch, RowView, checked_results, results_on_nothing
 from sar.core.relation import Relation
-from sar.errors import GraphError
 
 ReduceFunction = Callable[[NodeBatch], Mapping[str, Tensor]]
 
@@ -84,25 +83,4 @@ def _reduce_nothing(
         members = relation.in_degrees.new_zeros(rows)
         return checked_results(function, function(NodeBatch(members, data, mailbox, relation.etype[2])), rows)
 
-    try:
-        return call(0)
-    except Exception:  # not every function takes an empty batch: show it a node of zeros
-        return {name: made[:0] for name, made in call(1).items()}
-
-
-def checked_results(function: Callable[..., object], results: object, rows: int) -> Mapping[str, Tensor]:
-    """The results of a Python function, if they are a dictionary of tensors with `rows` rows.
-
-    Raises:
-        GraphError: otherwise.
-    """
-    name = getattr(function, "__qualname__", repr(function))
-    if not isinstance(results, Mapping):
-        raise GraphError(
-            f"{name} returned a {type(results).__name__}; expected a dictionary from field name to tensor."
-        )
-    for field, value in results.items():
-        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != rows:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise GraphError(f"{name} returned {field!r} with {shape}; expected a tensor of {rows} rows.")
-    return results
+    return results_on_nothing(function, call)

@@ -7,39 +7,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm import session
-from sar.comm.exchange import Settings
 from sar.comm.plan import Tile
 from sar.common_tuples import EID
+from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
-from sar.core.passing.batches import NodeBatch
-from sar.core.passing.builtin import Call, check_operands, promoted, run
-from sar.core.passing.mailbox import checked_results, reduce_mailboxes
-from sar.core.passing.messages import Message, Operand, is_builtin, parse_message, parse_reduction
-from sar.core.passing.python_messages import PythonCall
-from sar.core.relation import Relation, Structure
+from sar.core.passing.batches import NodeBatch, checked_results
+from sar.core.passing.builtin import BuiltinMessages, promoted, run
+from sar.core.passing.mailbox import reduce_mailboxes
+from sar.core.passing.messages import COPY_SOURCE, Message, Operand, is_builtin, parse_message, parse_reduction
+from sar.core.passing.python_messages import EdgeFields, PythonMessages, run_python
 from sar.errors import GraphError
-from sar.kernels import EdgeBlock, Op, Target
-
-COPY_SOURCE = Message(Op.COPY, Operand(Target.U, "values"), None, "values")
+from sar.kernels import EdgeBlock, Target
 
 
 @dataclass(frozen=True)
 class Passing:
     """A relation with its frames, as they are when a call is made."""
 
-    structure: Structure
-    relation: Relation
+    context: CallContext
     src: Frame
     dst: Frame
     edge: Frame
-    settings: Settings
 
     def update_all(self, message_func: Any, reduce_func: Any) -> dict[str, Tensor]:
         """New fields of the destinations, (N_dst, ...) each."""
         if not is_builtin(reduce_func):
-            return reduce_mailboxes(self.relation, reduce_func, self.apply_edges(message_func), self.dst)
+            return reduce_mailboxes(self.context.relation, reduce_func, self.apply_edges(message_func), self.dst)
         if is_builtin(message_func):
             message = parse_message(message_func)
             reducer, out_field = parse_reduction(reduce_func, message.out_field)
@@ -60,47 +54,31 @@ class Passing:
         rhs = self._operand(message.rhs) if message.rhs is not None else None
         if rhs is not None:
             lhs, rhs = promoted(lhs, rhs)
-        return run(self.builtin_call(message, reducer, lhs, rhs), lhs, rhs)
+        return run(BuiltinMessages(self.context, message, reducer, lhs, rhs), lhs, rhs)
 
     @uncompiled
     def copy_to_edges(self, values: Tensor) -> Tensor:
         """The row of each edge's source, (E, ...), of (N_src, ...) values."""
-        return run(self.builtin_call(COPY_SOURCE, None, values), values, None)
-
-    def builtin_call(self, message: Message, reducer: str | None, lhs: Tensor, rhs: Tensor | None = None) -> Call:
-        """The call that computes `message` of such operands, and reduces it unless `reducer` is None."""
-        check_operands(message, reducer, lhs, rhs)
-        lhs_shape, rhs_shape = tuple(lhs.shape[1:]), tuple(rhs.shape[1:]) if rhs is not None else None
-        what = f"update_all, {reducer}" if reducer else "apply_edges"
-        words = self.describe(f"{what} of {message}: {lhs.dtype}, widths {lhs_shape} and {rhs_shape}")
-        group, pool = self.structure.group, session.buffer_pool()
-        return Call(group, pool, self.relation, message, reducer, self.settings, lhs_shape, rhs_shape, lhs.dtype, words)
+        return run(BuiltinMessages(self.context, COPY_SOURCE, None, values), values)
 
     def _run_python(self, func: Any, reducer: str | None, reduced: str | None) -> dict[str, Tensor]:
-        group, pool = self.structure.group, session.buffer_pool()
-        call = PythonCall(group, pool, self.relation, self.settings, func, reducer, reduced, self._find_edges)
-        return call.run(self.src, self.dst, self.edge, self.describe)
+        fields = EdgeFields(self.src, self.dst, self.edge)
+        return run_python(self.context, PythonMessages(func, self._find_edges), fields, reducer, reduced)
 
     def _operand(self, operand: Operand) -> Tensor:
         return {Target.U: self.src, Target.V: self.dst, Target.E: self.edge}[operand.target][operand.field]
 
-    def describe(self, call: str) -> str:
-        """A call in words that differ where workers do: along what, in which graph, with which settings."""
-        return (
-            f"{call}; along {self.relation.etype}, gradients {'on' if torch.is_grad_enabled() else 'off'}, "
-            f"graph {self.structure.signature}, {self.settings}"
-        )
-
     def _find_edges(self, block: EdgeBlock, tile: Tile | None) -> tuple[Tensor, Tensor, Tensor]:
         """Global IDs of the sources and destinations of a block's edges, and edge IDs."""
-        source, _, destination = self.relation.etype
+        structure, relation = self.context.structure, self.context.relation
+        source, _, destination = relation.etype
         cols = block.cols.long()
         if tile is None:
-            src = self.structure.src.ids[source][cols]
+            src = structure.src.ids[source][cols]
         else:
-            src = self.relation.halos[tile.peer][cols + tile.begin].long() + self.structure.node_ranges[tile.peer][0]
+            src = relation.halos[tile.peer][cols + tile.begin].long() + structure.node_ranges[tile.peer][0]
         ids = block.ids(0, block.num_edges)
-        dst = self.structure.dst.ids[destination][block.destinations(0, block.num_edges)]
+        dst = structure.dst.ids[destination][block.destinations(0, block.num_edges)]
         return src, dst, self.edge[EID][ids]
 
 

@@ -36,6 +36,10 @@ class Message:
         return f"{self.op.name.lower()}({self.lhs}{f', {self.rhs}' if self.rhs else ''})"
 
 
+COPY_SOURCE = Message(Op.COPY, Operand(Target.U, "values"), None, "values")
+"""The row of each edge's source."""
+
+
 def is_builtin(function: Any) -> bool:
     """Whether a message or reduce function is one of `dgl.function`, rather than a Python function."""
     return hasattr(function, "out_field") and hasattr(function, "name")

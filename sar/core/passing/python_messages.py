@@ -1,55 +1,115 @@
 """Python message functions: run tile by tile, and again in the backward.
 
 [Note: replay]
-Each tile's call of the message function runs under `torch.utils.checkpoint` (non-reentrant), so that nothing that it
-computes outlives the tile, and autograd finds every parameter and every captured tensor by itself. What surrounds the
-tiles is a frame of autograd functions. In the order of the backward:
-
-- `_End`, on the results: agrees with the other workers on the backward and posts the first tile. It has saved the
-  fields, after all communication of the forward. So where the user checkpoints a layer, torch runs the forward again
-  before this backward posts anything, and does not leave it early in the middle of the exchange.
-- `_Combine`, one for each tile: hands its messages their gradient. Tiles are combined in place, and nothing is saved.
-- The tile's replay, set off by the first saved tensor that autograd asks for. Its first operation is `_Fetch`, which
-  takes the tile's rows from the sweep again; when gradients have come back to `_Fetch`, they go home.
-- `_Begin`, on the source fields: takes in what is still on its way home.
-
-Autograd runs what was made last first, so all workers go through the tiles in the reverse order of the forward, which
-is the order of the backward's sweep. All tensors that a tile reads are handed in when the call is made: a frame that
-changes later does not change the replay.
+Nothing that a message function computes outlives its tile. So the call is one node of autograd, whose backward goes
+through the tiles in the order of the forward: it fetches a tile's rows again (or has kept them), runs the function on
+leaves with these rows, asks autograd for the gradients of the leaves, and returns those of the sources. The exchange
+goes on to its end whichever gradients the user asks for. A second run finds what the first did: the tensors as they
+were at the call, because a frame may change; random numbers and autocast; parameters and captured tensors, which are
+inputs of the node ([Note: captured tensors]).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import update_wrapper
 from types import CellType, FunctionType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from sar.comm.buffers import BufferPool
-from sar.comm.exchange import Exchange, Portion, Settings
-from sar.comm.group import Group
+from sar.comm.exchange import Exchange, GradientReturn
 from sar.comm.plan import Tile
 from sar.comm.rows import RowFormat
+from sar.core.collective import CallContext, Collective, Made, Piece
 from sar.core.empty import views_of_nothing
-from sar.core.passing.batches import EdgeBatch, Fields, RowView
-from sar.core.passing.gather import Combine, gather_rows
-from sar.core.passing.mailbox import checked_results
-from sar.core.relation import Relation
+from sar.core.passing.batches import EdgeBatch, Fields, RowView, checked_results, function_name, results_on_nothing
+from sar.core.passing.gather import Combined, Reduction, edge_rows, gather_rows
+from sar.core.passing.replay import FindCaptured, StandIns, Surroundings
 from sar.errors import FieldError, GraphError
-from sar.kernels import EdgeBlock, Target, add_rows
+from sar.kernels import EdgeBlock, Target
 
 MessageFunction = Callable[[EdgeBatch], Mapping[str, Tensor]]
 
+ANY, SOURCES = 1, 2  # flags in the agreement: some input, some field of the sources needs a gradient here
 
-class _Recording(NamedTuple):
-    """The fields that a message function reads, and what it made when it was called on no edges, (0, ...) each."""
+
+class EdgeFields(NamedTuple):
+    """Fields of the sources, of the destinations and of the edges."""
+
+    src: Fields
+    dst: Fields
+    edge: Fields
+
+
+@dataclass(frozen=True)
+class PythonMessages:
+    """A message function in Python.
+
+    function: takes an `EdgeBatch`, returns messages, (E_batch, ...) each.
+    find_edges: global IDs of sources and destinations, and edge IDs, of the edges of a block.
+    """
+
+    function: MessageFunction
+    find_edges: Callable[[EdgeBlock, Tile | None], tuple[Tensor, Tensor, Tensor]]
+
+    @property
+    def name(self) -> str:
+        """What errors call the function."""
+        return function_name(self.function)
+
+
+def run_python(
+    context: CallContext, messages: PythonMessages, fields: EdgeFields, reducer: str | None, reduced: str | None
+) -> dict[str, Tensor]:
+    """Call a Python message function on all edges and combine what it makes; a collective call.
+
+    Args:
+        context: where the call takes place.
+        messages: the function.
+        fields: frames of sources, destinations and edges.
+        reducer: sum, mean, max or min of the message `reduced`; None to return the messages of all edges.
+        reduced: name of the message to reduce.
+
+    Returns:
+        (N_dst, ...) for the reduced field, or (E, ...) for each field that the function makes.
+
+    Raises:
+        GraphError, FieldError: where the function makes or reads different things on different edges.
+        CommunicationError: where another worker failed or makes another call.
+    """
+    messages = PythonMessages(with_fixed_closure(messages.function), messages.find_edges)
+    recording = _record(context, messages, fields)
+    made = recording.made
+    if reduced is not None:
+        if reduced not in made:
+            raise GraphError(f"{messages.name} makes {list(made)}, but the reducer reads {reduced!r}.")
+        made = {reduced: made[reduced]}
+    if not made:
+        return {}
+    call = PythonCall(
+        context, messages, recording, {k: Reduction(context.relation, reducer, m) for k, m in made.items()}
+    )
+    results = call.apply(*recording.read(), *recording.captured)
+    return dict(zip(made, [results] if len(made) == 1 else results, strict=True))
+
+
+# -- recording
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """What a message function does, as it showed when it was called on no edges.
+
+    src, dst, edge: the fields that it reads.
+    captured: tensors that need a gradient and that it was not given.
+    made: (0, ...) each.
+    """
 
     src: dict[str, Tensor]
     dst: dict[str, Tensor]
     edge: dict[str, Tensor]
+    captured: list[Tensor]
     made: dict[str, Tensor]
 
     def read(self) -> list[Tensor]:
@@ -57,8 +117,47 @@ class _Recording(NamedTuple):
         return [*self.src.values(), *self.dst.values(), *self.edge.values()]
 
 
+class _Sample(dict[str, Tensor]):
+    """A few rows of each of a frame's fields, cut off from autograd's graph."""
+
+    def __init__(self, fields: Fields, rows: int) -> None:
+        super().__init__()
+        self.fields = fields
+        for name, column in fields.items():
+            first = column.detach()[:rows]
+            if len(first) < rows:
+                first = first.new_zeros(rows, *column.shape[1:])
+            self[name] = first.requires_grad_(column.requires_grad)
+
+    def __missing__(self, key: str) -> Tensor:
+        return self.fields[key]  # raises the frame's own error
+
+
+def _record(context: CallContext, messages: PythonMessages, fields: EdgeFields) -> _Recording:
+    """Find out what the function reads, captures and makes, on no edges where it can do without."""
+    etype, reads = context.relation.etype, (set[str](), set[str](), set[str]())
+    captured: dict[int, Tensor] = {}
+
+    def call(rows: int) -> Mapping[str, Tensor]:
+        ids = torch.zeros(rows, dtype=torch.int64, device=context.structure.device)
+        samples = [_Sample(frame, rows) for frame in fields]
+        src, dst, edge = (
+            RowView(sample, lambda column: column, read) for sample, read in zip(samples, reads, strict=True)
+        )
+        batch = EdgeBatch(src, dst, edge, etype, rows, lambda: (ids, ids, ids))
+        with FindCaptured(column for sample in samples for column in sample.values()) as finder:
+            made = checked_results(messages.function, messages.function(batch), rows)
+        captured.update((id(tensor), tensor) for tensor in finder.found)
+        return made
+
+    with torch.random.fork_rng():
+        made = results_on_nothing(messages.function, call)
+    src, dst, edge = ({name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True))
+    return _Recording(src, dst, edge, list(captured.values()) if torch.is_grad_enabled() else [], dict(made))
+
+
 class _Recorded(dict[str, Tensor]):
-    """Fields that the recording found; another one is an error, because no worker has made room for it."""
+    """Fields that the recording found; another one is an error, because nobody sends it."""
 
     def __missing__(self, key: str) -> Tensor:
         raise FieldError(
@@ -66,290 +165,214 @@ class _Recorded(dict[str, Tensor]):
         )
 
 
-class PythonCall:
-    """One `update_all` or `apply_edges` with a Python message function.
+# -- the call
 
-    Args:
-        engine, pool, relation, settings: as in a built-in call.
-        function: takes an `EdgeBatch`, returns messages, (E_batch, ...) each.
-        reducer: sum, mean, max or min of the message `reduced`; None to return the messages of all edges.
-        find_edges: global IDs of sources and destinations, and edge IDs, of the edges of a block.
-    """
+
+@dataclass(frozen=True)
+class _BlockRows:
+    """What the function is called with on one block: rows of its sources, of all destinations, and of its edges."""
+
+    src: list[Tensor]
+    dst: list[Tensor]
+    edge: list[Tensor]
+
+    def leaves(self) -> "_BlockRows":
+        """The same rows as leaves of autograd."""
+        return _BlockRows(*([_leaf(rows) for rows in each] for each in (self.src, self.dst, self.edge)))
+
+    def all(self) -> list[Tensor]:
+        """All of them, in order."""
+        return [*self.src, *self.dst, *self.edge]
+
+
+class PythonCall(Collective):
+    """See [Note: replay]. Its inputs are the fields of sources, destinations and edges, then the captured tensors."""
 
     def __init__(
         self,
-        group: Group,
-        pool: BufferPool,
-        relation: Relation,
-        settings: Settings,
-        function: MessageFunction,
-        reducer: str | None,
-        reduced: str | None,
-        find_edges: Callable[[EdgeBlock, Tile | None], tuple[Tensor, Tensor, Tensor]],
+        context: CallContext,
+        messages: PythonMessages,
+        recording: _Recording,
+        reductions: dict[str, Reduction],
     ) -> None:
-        self.group = group
-        self.pool = pool
-        self.relation = relation
-        self.settings = settings
-        self.function = with_fixed_closure(function)
-        self.reducer = reducer
-        self.reduced = reduced
-        self.find_edges = find_edges
-        self.words = ""
-        self._src: list[Tensor] = []  # source fields, as they were at the call, while an exchange is under way
-        self._sweep: Iterator[Portion] | None = None  # of the backward under way
-        self._portion: Portion | None = None  # the tile at hand
-        self._home: list[Tensor] = []  # gradients of the source fields
-
-    def run(self, src: Fields, dst: Fields, edge: Fields, describe: Callable[[str], str]) -> dict[str, Tensor]:
-        """Call the function on all edges and combine what it makes.
-
-        Args:
-            src, dst, edge: frames of sources, destinations and edges.
-            describe: adds graph and settings to the words of the agreement.
-
-        Returns:
-            (N_dst, ...) for the reduced field, or (E, ...) for each field that the function makes.
-        """
-        recording = self._record(src, dst, edge)
-        made = recording.made
-        if self.reduced is not None:
-            if self.reduced not in made:
-                raise GraphError(f"{self._name} makes {list(made)}, but the reducer reads {self.reduced!r}.")
-            made = {self.reduced: made[self.reduced]}
-        distributed = bool(recording.src) and self.group.world_size > 1
-        flags = int(any(m.requires_grad for m in made.values()))
-        self.words = describe(
-            f"{self.reducer or 'apply_edges'} of {self._name}, which reads {_described(recording.src)} of the sources "
-            f"and makes {_described(made)}"
+        reducer = next(iter(reductions.values())).reducer
+        described = _described({name: recording.made[name] for name in reductions})
+        signature = context.signature(
+            f"{reducer or 'apply_edges'} of {messages.name}, which reads {_described(recording.src)} of the sources "
+            f"and makes {described}"
         )
-        if distributed:
-            for theirs in self.group.agree(self.words, flags):
-                flags |= theirs
-        with torch.set_grad_enabled(bool(flags)):
-            return self._combine(recording, made, distributed)
+        super().__init__(context.group, signature, distributed=bool(recording.src))
+        self.context = context
+        self.messages = messages
+        self.names = [list(recording.src), list(recording.dst), list(recording.edge)]
+        self.reductions = reductions
+        self.differentiable = any(recording.made[name].requires_grad for name in reductions)
+        self.stand_ins = StandIns(recording.captured)
+        self.surroundings = Surroundings(context.structure.device)
+        self.kept: list[Tile] = []
 
-    @property
-    def _name(self) -> str:
-        return getattr(self.function, "__qualname__", repr(self.function))
+    def flags(self) -> int:
+        if not self.differentiable:
+            return 0
+        return ANY | SOURCES * any(self.needs[: len(self.names[0])])
 
-    def _record(self, src: Fields, dst: Fields, edge: Fields) -> _Recording:
-        """Find out what the function reads and makes, on no edges where it can do without."""
-        reads: tuple[set[str], set[str], set[str]] = (set(), set(), set())
+    def _split(self, tensors: Sequence[Tensor | None]) -> tuple[_BlockRows, list[Tensor | None]]:
+        """Tensors in the order of the inputs: fields, and what comes after them."""
+        given, fields = iter(tensors), []
+        for names in self.names:
+            columns = [next(given) for _ in names]
+            fields.append([column.detach() for column in columns if column is not None])
+        return _BlockRows(*fields), list(given)
 
-        def call(rows: int) -> Mapping[str, Tensor]:
-            def take(column: Tensor) -> Tensor:
-                return column[:rows] if len(column) >= rows else column.new_zeros(rows, *column.shape[1:])
-
-            ids = torch.zeros(rows, dtype=torch.int64, device=self.relation.in_degrees.device)
-            u, v, e = RowView(src, take, reads[0]), RowView(dst, take, reads[1]), RowView(edge, take, reads[2])
-            batch = EdgeBatch(u, v, e, self.relation.etype, rows, lambda: (ids, ids, ids))
-            return checked_results(self.function, self.function(batch), rows)
-
-        with torch.random.fork_rng():
-            try:
-                made = call(0)
-            except Exception:  # not every function takes an empty batch: show it an edge
-                made = {name: m[:0] for name, m in call(1).items()}
-        src, dst, edge = (
-            {k: fields[k] for k in sorted(read)} for fields, read in zip((src, dst, edge), reads, strict=True)
-        )
-        return _Recording(src, dst, edge, dict(made))
+    def _exchange(self, src: list[Tensor]) -> Exchange:
+        return self.context.exchange(RowFormat.of(src), self.signature)
 
     # -- forward
 
-    def _combine(self, recording: _Recording, made: dict[str, Tensor], distributed: bool) -> dict[str, Tensor]:
-        relation, rank = self.relation, self.group.rank
-        gradients = torch.is_grad_enabled()
-        names, src = list(made), list(recording.src.values())
-        device = relation.in_degrees.device
-        token = torch.empty(0)
-        self._src = [t.detach() for t in src]
-        if distributed:
-            token, *own_src = _Begin.apply(torch.empty(0, requires_grad=gradients), self, *src)
-        else:
-            own_src = src
-        combines = [Combine(relation, self.reducer, m) for m in made.values()]
-        totals = [combine.start(device) for combine in combines]
-        shards = {k: v.split([b.num_edges for b in relation.blocks]) for k, v in recording.edge.items()}
+    def forward(self, *inputs: Tensor | None) -> Made:
+        columns, _ = self._split(inputs)
+        device = self.context.structure.device
+        combined = {name: reduction.start(device) for name, reduction in self.reductions.items()}
+        keep = bool(self.needed) and self.context.settings.keep
+        received = self._exchange(columns.src).sweep(device, columns.src, keep=keep) if self.distributed else None
+        kept: list[Tensor] = []
+        for piece in self.context.pieces(received):
+            if keep and piece.tile is not None and piece.rows is not None:
+                self.kept.append(piece.tile)
+                kept += piece.rows
+            self._add_messages(piece, columns, combined)
+        results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
+        fields = inputs[: len(columns.all())]
+        return Made(results, [*fields, *(each.argmax for each in combined.values()), *kept])
 
-        def add(block: EdgeBlock, shard: int, tile: Tile | None) -> None:
-            tensors = [*(own_src if tile is None else ()), *recording.dst.values()]
-            pieces = [pieces[shard] for pieces in shards.values()]
-            offset = sum(b.num_edges for b in relation.blocks[:shard])
-            arguments = (recording, names, block, offset, tile, token, *tensors, *pieces)
-            if gradients and not (self.settings.keep and distributed):
-                # Early stopping leaves by an exception, which would look like a failure on its way through `guard`.
-                with set_checkpoint_early_stop(False):
-                    messages = checkpoint(self._messages, *arguments, use_reentrant=False)
-            else:
-                messages = self._messages(*arguments)
-            for i, (combine, message) in enumerate(zip(combines, messages, strict=True)):
-                totals[i] = combine.add(totals[i], message, block)
-
-        if distributed:
-            portions = self._exchange().sweep(device, self._src, keep=self.settings.keep and gradients)
-            add(relation.blocks[rank], rank, None)
-            for self._portion in portions:
-                tile = self._portion.tile
-                add(relation.tile(tile), tile.peer, tile)
-            totals = list(_End.apply(self, recording, *totals)) if gradients else totals
-        else:
-            for p, block in enumerate(relation.blocks):
-                add(block, p, None)
-        self._portion, self._src = None, []
-        return {name: combine.finish(total) for name, combine, total in zip(names, combines, totals, strict=True)}
-
-    def _messages(
-        self,
-        recording: _Recording,
-        names: list[str],
-        block: EdgeBlock,
-        offset: int,
-        tile: Tile | None,
-        token: Tensor,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """What the function makes on the edges of a block; the fetch comes first: see [Note: replay]."""
-        given = iter(tensors)
-        if tile is None:
-            src = _Recorded((k, next(given)) for k in recording.src)
-        else:
-            token, *rows = _Fetch.apply(token, self, tile)
-            src = _Recorded(zip(recording.src, rows, strict=True))
-        dst = _Recorded((k, next(given)) for k in recording.dst)
-        edge = _Recorded((k, next(given)) for k in recording.edge)
-        ids = None if block.edge_ids is None else block.edge_ids.long() - offset
-        batch = EdgeBatch(
-            RowView(src, lambda c: gather_rows(c, block, Target.U)),
-            RowView(dst, lambda c: gather_rows(c, block, Target.V)),
-            RowView(edge, lambda c: c if ids is None else c.index_select(0, ids)),
-            self.relation.etype,
-            block.num_edges,
-            lambda: self.find_edges(block, tile),
-        )
-        with self.group.guard(), views_of_nothing(block.num_edges):
-            made = checked_results(self.function, self.function(batch), block.num_edges)
-            for name in names:
-                if name not in made:
-                    raise GraphError(
-                        f"{self._name} makes {name!r} on some edges only; let it always make the same fields."
-                    )
-        return tuple(_Tie.apply(made[name], token) if made[name].is_floating_point() else made[name] for name in names)
-
-    def _exchange(self) -> Exchange:
-        widest = RowFormat.of(self._src)
-        return Exchange(self.group, self.relation.plan, self.settings, widest, self.pool, self.words)
-
-    # -- backward, driven by autograd
-
-    def rows(self, tile: Tile) -> list[Tensor]:
-        """The tile's source rows, from the forward's sweep or the backward's."""
-        portion = self._portion if self._sweep is None else self._advance(tile)
-        assert portion is not None
-        assert portion.rows is not None
-        return portion.rows
-
-    def start_backward(self, end: Any) -> None:
-        """Agree on the backward and post its first tile."""
-        with self.group.guard():
-            self._src = list(end.saved_tensors[: end.num_src])  # raises where a field has been changed in place
-            self.group.agree(f"backward of {self.words}")
-            differentiable = [t for t in self._src if t.is_floating_point()]
-            self._home = [torch.zeros_like(t) for t in differentiable]
-            self._portion = None
-            self._sweep = self._exchange().sweep(
-                self.relation.in_degrees.device,
-                None if self.settings.keep else self._src,
-                grads=RowFormat.of(differentiable) if differentiable else None,
-                deliver=self._deliver,
-                reverse=True,
+    def _add_messages(self, piece: Piece, columns: _BlockRows, combined: dict[str, Combined]) -> None:
+        find = FindCaptured(self.stand_ins.leaves)
+        with find, self.stand_ins, self.surroundings.autocast():
+            made = self._run(piece, self._rows(piece, columns))
+        if find.found and self.needed:
+            raise GraphError(
+                f"{self.messages.name} uses a tensor of shape {tuple(find.found[0].shape)} that needs a gradient on "
+                "some edges only; let it use the same tensors whenever it is called, or set it as a field."
             )
+        for name, reduction in self.reductions.items():
+            reduction.add(combined[name], made[name].detach(), piece.block)
 
-    def return_grads(self, tile: Tile, grads: list[Tensor]) -> None:
-        """Send the gradients of a tile's rows home."""
-        with self.group.guard():
-            portion = self._advance(tile)
-            for buffer, grad in zip(portion.grads or [], grads, strict=True):
-                buffer.copy_(grad)
+    def _rows(self, piece: Piece, columns: _BlockRows) -> _BlockRows:
+        src = columns.src if piece.rows is None else piece.rows
+        return _BlockRows(src, columns.dst, [edge_rows(column, piece.block) for column in columns.edge])
 
-    def finish_backward(self, own: list[Tensor]) -> list[Tensor]:
-        """Take in the last gradients and add them to this worker's own."""
-        with self.group.guard():
-            assert self._sweep is not None
-            for _ in self._sweep:
-                raise AssertionError("a tile was left out of the backward")
-            self._sweep, self._src = None, []
-            return [home.add_(grad) for home, grad in zip(self._home, own, strict=True)]
+    def _run(self, piece: Piece, rows: _BlockRows) -> Mapping[str, Tensor]:
+        """What the function makes on the edges of a block."""
+        block = piece.block
+        src, dst, edge = (
+            _Recorded(zip(names, each, strict=True))
+            for names, each in zip(self.names, (rows.src, rows.dst, rows.edge), strict=True)
+        )
+        batch = EdgeBatch(
+            RowView(src, lambda column: gather_rows(column, block, Target.U)),
+            RowView(dst, lambda column: gather_rows(column, block, Target.V)),
+            RowView(edge, lambda column: column),
+            self.context.relation.etype,
+            block.num_edges,
+            lambda: self.messages.find_edges(block, piece.tile),
+        )
+        function = self.messages.function
+        with views_of_nothing(block.num_edges):
+            made = checked_results(function, function(batch), block.num_edges)
+        for name in self.reductions:
+            if name not in made:
+                raise GraphError(
+                    f"{self.messages.name} makes {name!r} on some edges only; let it always make the same fields."
+                )
+        return made
 
-    def _advance(self, tile: Tile) -> Portion:
-        assert self._sweep is not None
-        if self._portion is None or self._portion.tile != tile:
-            self._portion = next(self._sweep)
-            assert self._portion.tile == tile, "autograd left the order of the tiles"
-        return self._portion
+    # -- backward
 
-    def _deliver(self, rows: Tensor, incoming: list[Tensor]) -> None:
-        for home, grad in zip(self._home, incoming, strict=True):
-            add_rows(rows, grad, home)
-
-
-class _Begin(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: PythonCall, *src: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
-        ctx.differentiable = [t.is_floating_point() for t in src]
-        ctx.mark_non_differentiable(*[t for t in src if not t.is_floating_point()])
-        return (torch.empty(0), *[t.view_as(t) for t in src])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        own = [grad for grad, use in zip(grads, ctx.differentiable, strict=True) if use]
-        total = iter(ctx.call.finish_backward(own))
-        return (None, None, *[next(total) if use else None for use in ctx.differentiable])
-
-
-class _Fetch(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, call: PythonCall, tile: Tile) -> tuple[Tensor, ...]:
-        ctx.call, ctx.tile = call, tile
-        rows = call.rows(tile)
-        ctx.differentiable = [t.is_floating_point() for t in rows]
-        ctx.mark_non_differentiable(*[t for t in rows if not t.is_floating_point()])
-        return (torch.empty(0), *rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Tensor, None, None]:
-        ctx.call.return_grads(ctx.tile, [g for g, use in zip(grads, ctx.differentiable, strict=True) if use])
-        return torch.zeros(0), None, None
+    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+        columns, rest = self._split(saved)
+        argmax, rows = rest[: len(self.reductions)], rest[len(self.reductions) :]
+        sweep = _BackwardSweep(self, columns, argmax, grads)
+        received = None
+        if self.distributed:
+            fields = None if self.context.settings.keep else columns.src
+            received = self._exchange(columns.src).sweep(
+                self.context.structure.device, fields, returns=sweep.gradient_return()
+            )
+        width = len(columns.src)
+        kept = {tile: rows[i * width : (i + 1) * width] for i, tile in enumerate(self.kept)}
+        with self.surroundings.restored():
+            for piece in self.context.pieces(received):
+                if piece.tile is not None and piece.rows is None:
+                    piece = piece._replace(rows=[row for row in kept[piece.tile] if row is not None])
+                sweep.add_gradients(piece)
+        return sweep.gradients()
 
 
-class _Tie(torch.autograd.Function):
-    """Makes the backward of a message reach its fetch, whatever the message was made of."""
+class _BackwardSweep:
+    """Gradients of a call's inputs, tile by tile."""
 
-    @staticmethod
-    def forward(ctx: Any, message: Tensor, token: Tensor) -> Tensor:
-        return message.view_as(message)
+    def __init__(
+        self, call: PythonCall, columns: _BlockRows, argmax: Sequence[Tensor | None], grads: Sequence[Tensor]
+    ) -> None:
+        self.call = call
+        self.columns = columns
+        self.argmax = argmax
+        self.total_grads = [
+            reduction.total_grad(grad) for reduction, grad in zip(call.reductions.values(), grads, strict=True)
+        ]
+        self.totals = [torch.zeros_like(c) if c.is_floating_point() else None for c in columns.all()]
+        self.captured: list[Tensor | None] = [None] * len(call.stand_ins.captured)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return grad, torch.zeros(0)
+    def gradient_return(self) -> GradientReturn | None:
+        """Where the other workers' gradients of source fields go; None where nobody needs one."""
+        totals = [total for total in self.totals[: len(self.columns.src)] if total is not None]
+        return self.call.context.return_to(totals) if totals and self.call.needed & SOURCES else None
+
+    def add_gradients(self, piece: Piece) -> None:
+        """Run the function on a block once more, and add the gradients of what it used."""
+        call, stand_ins = self.call, self.call.stand_ins
+        leaves = call._rows(piece, self.columns).leaves()
+        with torch.enable_grad(), stand_ins:
+            made = call._run(piece, leaves)
+        messages, grads = [], []
+        for i, (name, reduction) in enumerate(call.reductions.items()):
+            if made[name].requires_grad:
+                messages.append(made[name])
+                grads.append(reduction.message_grad(self.total_grads[i], self.argmax[i], piece.block))
+        if not messages:
+            return
+        inputs = [leaf for leaf in leaves.all() if leaf.requires_grad]
+        used = [*inputs, *stand_ins.leaves, *stand_ins.captured]
+        found = torch.autograd.grad(messages, used, grads, allow_unused=True)
+        self._add_to_fields(piece, leaves, iter(found[: len(inputs)]))
+        count = len(stand_ins.captured)
+        for i in range(count):
+            for grad in (found[len(inputs) + i], found[len(inputs) + count + i]):
+                if grad is not None:
+                    before = self.captured[i]
+                    self.captured[i] = grad if before is None else before + grad
+
+    def _add_to_fields(self, piece: Piece, leaves: _BlockRows, found: Iterator[Tensor | None]) -> None:
+        sent = iter(piece.grads or ())
+        ends = (len(leaves.src), len(leaves.src) + len(leaves.dst))
+        for i, (leaf, total) in enumerate(zip(leaves.all(), self.totals, strict=True)):
+            if total is None or not leaf.requires_grad:
+                continue
+            grad = next(found)
+            if i >= ends[1]:
+                total = edge_rows(total, piece.block)
+            elif i < ends[0] and piece.tile is not None:
+                total = next(sent, None)
+            if grad is not None and total is not None:
+                total += grad
+
+    def gradients(self) -> list[Tensor | None]:
+        """Of all inputs."""
+        return [*self.totals, *self.captured]
 
 
-class _End(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: PythonCall, recording: _Recording, *totals: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.num_src = call, len(recording.src)
-        ctx.save_for_backward(*[t.detach() for t in recording.read()])
-        return tuple(t.view_as(t) for t in totals)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.call.start_backward(ctx)
-        return (None, None, *grads)
+def _leaf(rows: Tensor) -> Tensor:
+    return rows.detach().requires_grad_() if rows.is_floating_point() else rows
 
 
 def with_fixed_closure(function: MessageFunction) -> MessageFunction:

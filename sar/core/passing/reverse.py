@@ -1,23 +1,22 @@
 """Against the direction of the edges: sums and maxima of edge values at their sources, on whatever worker these are."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from sar.comm.rows import RowFormat
+from sar.comm.exchange import GradientReturn
+from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
-from sar.core.passing.builtin import LHS, Call, Saved, evaluate, pull_back
-from sar.core.passing.message_passing import COPY_SOURCE
+from sar.core.passing.builtin import Aggregated, BuiltinMessages
+from sar.core.passing.messages import COPY_SOURCE
+
+SOURCES = 1
+"""Bit of the only operand of "copy the source's row to the edge"."""
 
 
 @uncompiled
 def sum_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
     """Sum the values of each node's out-edges into all workers: s_u = sum of x_e over edges e from u.
-
-    It is what the backward of "copy the source's row to the edge" computes, and the other way round.
 
     Args:
         graph: a distributed graph with one edge type.
@@ -29,35 +28,28 @@ def sum_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
     Raises:
         CommunicationError: where another worker failed or makes another call.
     """
-    call = graph.passing().builtin_call(COPY_SOURCE, None, values)
-    anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and call.distributed)
-    result: Tensor = _SumAtSources.apply(anchor, values, call)
+    copies = BuiltinMessages(graph.passing().context, COPY_SOURCE, None, values)
+    result: Tensor = _SumAtSources(copies).apply(values)
     return result
 
 
-class _SumAtSources(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, values: Tensor, call: Call) -> Tensor:
-        ctx.call = call
-        flags = LHS * ctx.needs_input_grad[1]
-        with call.group.guard():
-            if call.distributed:
-                for theirs in call.group.agree(f"sum at sources; {call.words}", flags):
-                    flags |= theirs
-            saved = Saved({"lhs": True, "rhs": False}, {"lhs": None, "rhs": None}, None, {})
-            out = pull_back(call, saved, values)["lhs"].to(call.dtype)
-        if not flags:
-            ctx.mark_non_differentiable(out)
-        return out
+class _SumAtSources(Collective):
+    """The backward of "copy the source's row to the edge", with that as its own backward."""
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
-        call: Call = ctx.call
-        with call.group.guard():
-            if call.distributed:
-                call.group.agree(f"backward of sum at sources; {call.words}")
-            return None, evaluate(call, grad.contiguous(), None, {})[0], None
+    def __init__(self, copies: BuiltinMessages) -> None:
+        signature = f"sum at sources; {copies.signature}"
+        super().__init__(copies.context.group, signature, distributed=copies.distributed)
+        self.copies = copies
+
+    def forward(self, *inputs: Tensor | None) -> Made:
+        (values,) = inputs
+        assert values is not None
+        (out,) = self.copies.pull_back([None], Aggregated(values, None), values, SOURCES)
+        assert out is not None
+        return Made((out.to(values.dtype),))
+
+    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+        return [self.copies.aggregate([grads[0].contiguous()], 0).out]
 
 
 @uncompiled
@@ -72,26 +64,40 @@ def max_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
     Raises:
         CommunicationError: where another worker failed or makes another call.
     """
-    call = graph.passing().builtin_call(COPY_SOURCE, None, values)
-    relation = call.relation
-    greatest = values.new_full((relation.num_src, *values.shape[1:]), -torch.inf)
+    copies = BuiltinMessages(graph.passing().context, COPY_SOURCE, None, values)
+    result: Tensor = _MaxAtSources(copies).apply(values)
+    return result
 
-    def deliver(rows: Tensor, incoming: list[Tensor]) -> None:
-        rows = rows.long()
-        greatest.index_copy_(0, rows, torch.maximum(greatest.index_select(0, rows), incoming[0]))
 
-    with call.group.guard():
-        if not call.distributed:
+class _MaxAtSources(Collective):
+    def __init__(self, copies: BuiltinMessages) -> None:
+        signature = f"maximum at sources; {copies.signature}"
+        super().__init__(copies.context.group, signature, distributed=copies.distributed)
+        self.copies = copies
+
+    def forward(self, *inputs: Tensor | None) -> Made:
+        (values,) = inputs
+        assert values is not None
+        relation = self.copies.relation
+        greatest = values.new_full((relation.num_src, *values.shape[1:]), -torch.inf)
+        if not self.distributed:
             for block in relation.blocks:
                 greatest.index_reduce_(0, block.cols, values[block.ids(0, block.num_edges)], "amax")
-            return greatest
-        call.group.agree(f"maximum at sources; {call.words}")
-        portions = call.exchange({}).sweep(values.device, grads=RowFormat.of([greatest]), deliver=deliver)
-        own = call.own_block
+            return Made((greatest,))
+        received = self.copies.exchange(0).sweep(values.device, returns=GradientReturn([greatest], _keep_greater))
+        own = self.copies.context.own_block
         greatest.index_reduce_(0, own.cols, values[own.ids(0, own.num_edges)], "amax")
-        for portion in portions:
-            assert portion.grads is not None
-            block = relation.tile(portion.tile)
+        for tile, _, grads in received:
+            assert grads is not None
+            block = relation.tile(tile)
             ids = block.ids(0, block.num_edges)
-            portion.grads[0].fill_(-torch.inf).index_reduce_(0, block.cols, values[ids], "amax")
-    return greatest
+            grads[0].fill_(-torch.inf).index_reduce_(0, block.cols, values[ids], "amax")
+        return Made((greatest,))
+
+    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+        raise AssertionError("no gradient flows through a maximum at sources")
+
+
+def _keep_greater(rows: Tensor, values: Tensor, total: Tensor) -> None:
+    rows = rows.long()
+    total.index_copy_(0, rows, torch.maximum(total.index_select(0, rows), values))

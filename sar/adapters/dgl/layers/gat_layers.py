@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sar.core.graph.graph import GraphShardManager
-from sar.core.passing.attention import Remake, attention
+from sar.core.passing.attention import Recompute, attention
 from sar.errors import GraphError
 from sar.kernels.attention_operands import Score
 from sar.logging_setup import logger
@@ -83,7 +83,7 @@ def gat_conv(layer: Any, graph: GraphShardManager, feat: Features, edge_weight: 
         factor=layer.leaky_relu.negative_slope,
         dropout=layer.attn_drop.p if layer.training else 0.0,
         edge_weight=edge_weight,
-        remake=_remake(layer, project_src, source),
+        recompute=_recompute(layer, project_src, source),
     )
     return _finish(layer, result, destination, layer.bias if layer.has_explicit_bias else None)
 
@@ -103,7 +103,7 @@ def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
         attn=layer.attn[0],
         factor=layer.leaky_relu.negative_slope,
         dropout=layer.attn_drop.p if layer.training else 0.0,
-        remake=_remake(layer, layer.fc_src, source),
+        recompute=_recompute(layer, layer.fc_src, source),
     )
     return _finish(layer, result, destination, None)
 
@@ -120,8 +120,8 @@ def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor
         source, project_src = feat[0], layer.fc_src
     x = _heads(layer, project_src(source))
     y = _own(graph, x) if project_src is not getattr(layer, "fc_src", None) else _heads(layer, layer.fc_dst(feat[1]))
-    remake = _remake(layer, project_src, source)
-    return attention(graph.passing(), Score.DOT, x, y, factor=layer._out_feats**-0.5, remake=remake)
+    recompute = _recompute(layer, project_src, source)
+    return attention(graph.passing(), Score.DOT, x, y, factor=layer._out_feats**-0.5, recompute=recompute)
 
 
 def _ends(graph: GraphShardManager, feat: Features, drop: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -141,12 +141,12 @@ def _heads(layer: Any, projected: Tensor) -> Tensor:
     return projected.view(len(projected), layer._num_heads, layer._out_feats)
 
 
-def _remake(layer: Any, project: Any, source: Tensor) -> Remake | None:
+def _recompute(layer: Any, project: Any, source: Tensor) -> Recompute | None:
     """How to project `source` once more, where that is sure to give the same."""
     if type(project) is not nn.Linear or torch.is_autocast_enabled(source.device.type):
         return None
     tensors = (source, project.weight) if project.bias is None else (source, project.weight, project.bias)
-    return Remake(lambda *tensors: _heads(layer, linear(*tensors)), tensors)
+    return Recompute(lambda *tensors: _heads(layer, linear(*tensors)), tensors)
 
 
 def _finish(layer: Any, result: Tensor, destination: Tensor, bias: Tensor | None) -> Tensor:

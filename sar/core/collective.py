@@ -1,0 +1,194 @@
+"""Operations that all workers compute together, as nodes of autograd: the one place that knows how they keep in step.
+
+[Note: one worker's gradient is everybody's]
+A backward that communicates must run on all workers or on none. So what needs a gradient is the OR over workers, agreed
+on in the forward, and the autograd node exists on every worker: it is tied to an empty tensor, the anchor, that
+requires a gradient, and its results are marked non-differentiable where nobody needs one. The backward begins with an
+agreement of its own. Both directions run inside the group's guard, so that an error in either reaches every worker.
+
+[Note: saved tensors]
+What a backward needs is saved through autograd, so that checkpointing and offloading can take it away. The backward
+unpacks it first, before it communicates: there torch notices fields that were changed in place, and runs a
+checkpointed forward again. Unless the graph is retained, the list is then the only owner: what a backward takes out of
+it and lets go of is free.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sar.comm import session
+from sar.comm.exchange import Exchange, GradientReturn, ReceivedTile, Settings
+from sar.comm.group import Group
+from sar.comm.plan import Tile
+from sar.comm.rows import RowFormat
+from sar.core.relation import Relation, Structure
+from sar.kernels import EdgeBlock, add_rows
+
+
+class Piece(NamedTuple):
+    """A block of edges to compute, with what has come for it from another worker.
+
+    tile: the tile that its edges read; None for those that read this worker's rows.
+    rows, grads: as in `ReceivedTile`.
+    """
+
+    block: EdgeBlock
+    tile: Tile | None = None
+    rows: list[Tensor] | None = None
+    grads: list[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """Where a call takes place: along which relation of which graph, and with which settings, in both directions."""
+
+    structure: Structure
+    relation: Relation
+    settings: Settings
+
+    @property
+    def group(self) -> Group:
+        """This worker's end of the group."""
+        return self.structure.group
+
+    @property
+    def own_block(self) -> EdgeBlock:
+        """The edges between nodes of this worker."""
+        return self.relation.blocks[self.structure.part]
+
+    def signature(self, call: str) -> str:
+        """A call in words that differ where workers do: along what, in which graph, with which settings."""
+        return (
+            f"{call}; along {self.relation.etype}, gradients {'on' if torch.is_grad_enabled() else 'off'}, "
+            f"graph {self.structure.signature}, {self.settings}"
+        )
+
+    def exchange(self, widest: RowFormat, signature: str, *, both_ways: bool = True) -> Exchange:
+        """The exchange of a call along the relation; see `Exchange`."""
+        pool = session.buffer_pool()
+        return Exchange(self.group, self.relation.plan, self.settings, widest, pool, signature, both_ways=both_ways)
+
+    def return_to(self, totals: Sequence[Tensor]) -> GradientReturn:
+        """The return of gradients that adds up at `totals`, (N_src, ...) each."""
+        return GradientReturn(totals, add_rows)
+
+    def pieces(self, received: Iterable[ReceivedTile] | None) -> Iterator[Piece]:
+        """All edges of the relation: the own shard's first, while the first tiles travel, then tile by tile.
+
+        Args:
+            received: the sweep, which has begun; None where nothing travels.
+        """
+        if received is None:
+            yield from map(Piece, self.relation.blocks)
+            return
+        yield Piece(self.own_block)
+        for tile, rows, grads in received:
+            yield Piece(self.relation.tile(tile), tile, rows, grads)
+
+
+@dataclass
+class Made:
+    """What a forward made.
+
+    results: what the caller gets.
+    saved: what the backward needs.
+    constants: those of the results that never take a gradient.
+    """
+
+    results: tuple[Tensor, ...]
+    saved: list[Tensor | None] = field(default_factory=list)
+    constants: tuple[Tensor, ...] = ()
+
+
+class Collective(ABC):
+    """One call of an operation: subclasses say what it computes. Made anew for each call, and applied once.
+
+    Args:
+        group: this worker's end of the group; None for an operation of this worker alone.
+        signature: the call in words that differ where workers do; see `CallContext.signature`.
+        distributed: whether the call communicates, if there are several workers. Default True.
+
+    Attributes:
+        needs: whether each input needs a gradient on this worker.
+        needed: what needs a gradient on any worker; bit i stands for input i, unless `flags` says otherwise.
+    """
+
+    def __init__(self, group: Group | None, signature: str, *, distributed: bool = True) -> None:
+        self.group = group
+        self.signature = signature
+        self.distributed = distributed and group is not None and group.world_size > 1
+        self.needs: tuple[bool, ...] = ()
+        self.needed = 0
+
+    @abstractmethod
+    def forward(self, *inputs: Tensor | None) -> Made:
+        """Compute the results; `needs` and `needed` are known."""
+
+    @abstractmethod
+    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> Sequence[Tensor | None]:
+        """The gradient of each input, or None where it needs none here, from those of the results."""
+
+    @property
+    def backward_communicates(self) -> bool:
+        """Whether workers must meet in the backward; equal on all of them."""
+        return self.distributed
+
+    def flags(self) -> int:
+        """What this worker adds to the agreement: up to 63 bits, of which the OR over workers is `needed`."""
+        return sum(need << i for i, need in enumerate(self.needs))
+
+    def agreed(self, flags: list[int]) -> None:
+        """Take in the flags of all workers."""
+        self.needed = reduce(or_, flags)
+
+    def apply(self, *inputs: Tensor | None) -> Any:
+        """Compute the results, as one node of autograd: a tensor, or a tuple where there are several."""
+        anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and self.distributed)
+        return _Node.apply(anchor, self, *inputs)
+
+    def guard(self) -> AbstractContextManager[None]:
+        """The group's guard, where there is a group."""
+        return nullcontext() if self.group is None else self.group.guard()
+
+
+class _Node(torch.autograd.Function):
+    """See [Note: one worker's gradient is everybody's] and [Note: saved tensors]."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> Any:
+        call.needs = ctx.needs_input_grad[2:]
+        with call.guard():
+            own = call.flags()
+            call.agreed(call.group.agree(call.signature, own) if call.group and call.distributed else [own])
+            made = call.forward(*inputs)
+        ctx.call = call
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
+        if call.needed:
+            ctx.save_for_backward(*made.saved)
+            constants = [r for r in made.results if not r.is_floating_point() and not r.is_complex()]
+            ctx.mark_non_differentiable(*made.constants, *constants)
+        else:
+            ctx.mark_non_differentiable(*made.results)
+        return made.results if len(made.results) > 1 else made.results[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        call: Collective = ctx.call
+        with call.guard():
+            saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
+            ctx.maybe_clear_saved_tensors()
+            if call.group is not None and call.backward_communicates:
+                call.group.agree(f"backward of {call.signature}")
+            made = call.backward(saved, *grads)
+        wanted = zip(made, ctx.dtypes, call.needs, strict=True)
+        return None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)

@@ -1,0 +1,129 @@
+"""Running a Python function a second time as the first: same random numbers, same autocast, same captured tensors.
+
+[Note: captured tensors]
+A message function may use tensors that it is not given: parameters of a layer, or what a lambda captures. Autograd has
+to see them as inputs of the call, so they are looked for when the function is recorded: a tensor that enters a torch
+operation, needs a gradient and was not made in the run is one of them. In the runs that count, a stand-in takes each
+one's place in every torch operation: a leaf with the same memory. So a tile's gradients end there, and the tensors' own
+hooks run once for the call and not once for each tile. Where a `torch.autograd.Function` of the user's is given a
+captured tensor, no stand-in can take its place: so gradients are asked for of both.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class _SeeTensors(TorchFunctionMode):
+    """Shows every tensor that enters a torch operation to `see`, and passes on what that returns."""
+
+    def see(self, tensor: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _see_all(self, argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            return self.see(argument)
+        if type(argument) in (list, tuple):
+            return type(argument)(map(self._see_all, argument))
+        if type(argument) is dict:
+            return {key: self._see_all(value) for key, value in argument.items()}
+        return argument
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*self._see_all(args), **self._see_all(kwargs or {}))
+
+
+class FindCaptured(_SeeTensors):
+    """Collects in `found` the tensors from outside that need a gradient.
+
+    Args:
+        given: leaves that are no captured tensors.
+    """
+
+    def __init__(self, given: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+        self._known = {id(tensor) for tensor in given}
+        self._inside: list[Tensor] = []  # alive, so that no other tensor gets their IDs
+        with torch.enable_grad():
+            # Autograd numbers its nodes: those of tensors that are there already have lower numbers than this one.
+            self._start = torch.zeros(0, requires_grad=True).view(-1).grad_fn._sequence_nr()  # type: ignore[union-attr]
+
+    def see(self, tensor: Tensor) -> Tensor:
+        if tensor.requires_grad and id(tensor) not in self._known and self._is_old(tensor):
+            self._known.add(id(tensor))
+            self.found.append(tensor)
+        return tensor
+
+    def _is_old(self, tensor: Tensor) -> bool:
+        return tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < self._start
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, Tensor) and result.requires_grad and result.is_leaf and id(result) not in self._known:
+            self._known.add(id(result))  # a leaf that the function makes for itself
+            self._inside.append(result)
+        return result
+
+
+class StandIns(_SeeTensors):
+    """Puts a leaf with the same memory in the place of each captured tensor."""
+
+    def __init__(self, captured: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.captured = list(captured)
+        self.leaves = [tensor.detach().requires_grad_() for tensor in captured]
+        self._leaf_of = {id(tensor): leaf for tensor, leaf in zip(self.captured, self.leaves, strict=True)}
+
+    def see(self, tensor: Tensor) -> Tensor:
+        return self._leaf_of.get(id(tensor), tensor)
+
+
+@dataclass(frozen=True)
+class _Autocast:
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype
+
+
+class Surroundings:
+    """The state of random generators and autocast, as it is when this is made.
+
+    Args:
+        device: whose generator and autocast matter, next to the CPU's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = [device] if device.type == "cuda" else []
+        self._cpu_state = torch.get_rng_state()
+        self._cuda_states = [torch.cuda.get_rng_state(each) for each in self._cuda]
+        self._autocast = [
+            _Autocast(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in sorted({"cpu", device.type})
+        ]
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Autocast as it was, without its cache: that would keep what was cast without gradients."""
+        with ExitStack() as stack:
+            for was in self._autocast:
+                stack.enter_context(torch.autocast(was.device_type, was.dtype, was.enabled, cache_enabled=False))
+            yield
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Random numbers and autocast as they were; random numbers go on as before afterwards."""
+        with torch.random.fork_rng(self._cuda), self.autocast():
+            torch.set_rng_state(self._cpu_state)
+            for each, state in zip(self._cuda, self._cuda_states, strict=True):
+                torch.cuda.set_rng_state(state, each)
+            yield
