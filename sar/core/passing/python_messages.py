@@ -127,7 +127,7 @@ class _Sample(dict[str, Tensor]):
             first = column.detach()[:rows]
             if len(first) < rows:
                 first = first.new_zeros(rows, *column.shape[1:])
-            self[name] = first.requires_grad_(column.requires_grad)
+            self[name] = first.requires_grad_(column.requires_grad and torch.is_grad_enabled())
 
     def __missing__(self, key: str) -> Tensor:
         return self.fields[key]  # raises the frame's own error

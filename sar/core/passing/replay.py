@@ -52,7 +52,7 @@ class FindCaptured(_SeeTensors):
         self.found: list[Tensor] = []
         self._known = {id(tensor) for tensor in given}
         self._inside: list[Tensor] = []  # alive, so that no other tensor gets their IDs
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             # Autograd numbers its nodes: those of tensors that are there already have lower numbers than this one.
             self._start = torch.zeros(0, requires_grad=True).view(-1).grad_fn._sequence_nr()  # type: ignore[union-attr]
 
