@@ -55,17 +55,18 @@ def only_one_input(graph, data, layer):
 
 
 def captured_tensors_of_every_kind(graph, data):
-    """Captured leaves and what is made of them, one of which has a hook, and one goes through a function of its own."""
+    """Captured leaves and what is made of them: one has a hook, and one is given to an autograd function."""
     x, w = data.leaf("x"), data.leaf("w")
     leaf = torch.full((6,), 0.5, dtype=x.dtype, requires_grad=True)
     model = nn.Linear(6, 6, bias=False).to(x.dtype)
     made = leaf.exp() + 1
     made.register_hook(lambda grad: 2 * grad)
     made.retain_grad()
+    given = leaf.sin() + 2
 
     def message(edges):
         return {
-            "m": Doubled.apply(edges.src["h"], made) * model(edges.dst["h"]).cos() + torch.cat([leaf[:3], made[3:]])
+            "m": Doubled.apply(edges.src["h"], given) * model(edges.dst["h"]).cos() + torch.cat([leaf[:3], made[3:]])
         }
 
     weighted_sum(aggregate(graph, message, x, w), data.nodes["cotangent"]).backward()
@@ -145,3 +146,16 @@ def test_a_parameter_that_is_used_on_some_edges_only(pool, world_size):
     """Without an error its gradient would be missing."""
     failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), captured_on_some_edges_only, timeout=SHORT)
     assert any("on some edges only" in failure.message for failure in failures)
+
+
+def captured_with_a_hook_by_a_function(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    scale = nn.Parameter(torch.ones(6, dtype=x.dtype))
+    scale.register_hook(lambda grad: 2 * grad)
+    aggregate(graph, lambda edges: {"m": Doubled.apply(edges.src["h"], scale)}, x, w).sum().backward()
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_hook_that_would_run_for_every_tile(pool, world_size):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), captured_with_a_hook_by_a_function)
+    assert any("view_as" in failure.message for failure in failures)

@@ -38,6 +38,14 @@ def edge_rows(column: Tensor, block: EdgeBlock) -> Tensor:
     return column.index_select(0, block.edge_ids)
 
 
+def add_to_edges(column: Tensor, block: EdgeBlock, values: Tensor) -> None:
+    """Add (E_block, ...) values to the rows of a block's edges, in place."""
+    if block.edge_ids is None:
+        column[block.edge_offset : block.edge_offset + block.num_edges] += values
+    else:
+        column.index_add_(0, block.edge_ids, values)
+
+
 def _node_rows(block: EdgeBlock, target: Target) -> Tensor:
     return block.cols if target is Target.U else block.destinations(0, block.num_edges)
 

@@ -9,7 +9,7 @@ were at the call, because a frame may change; random numbers and autocast; param
 inputs of the node ([Note: captured tensors]).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from types import CellType, FunctionType
@@ -24,7 +24,7 @@ from sar.comm.rows import RowFormat
 from sar.core.collective import CallContext, Collective, Made, Piece
 from sar.core.empty import views_of_nothing
 from sar.core.passing.batches import EdgeBatch, Fields, RowView, checked_results, function_name, results_on_nothing
-from sar.core.passing.gather import Combined, Reduction, edge_rows, gather_rows
+from sar.core.passing.gather import Combined, Reduction, add_to_edges, edge_rows, gather_rows
 from sar.core.passing.replay import FindCaptured, StandIns, Surroundings
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, Target
@@ -176,9 +176,10 @@ class _BlockRows:
     dst: list[Tensor]
     edge: list[Tensor]
 
-    def leaves(self) -> "_BlockRows":
-        """The same rows as leaves of autograd."""
-        return _BlockRows(*([_leaf(rows) for rows in each] for each in (self.src, self.dst, self.edge)))
+    def replaced(self, rows: Sequence[Tensor]) -> "_BlockRows":
+        """Other rows in place of these, in order."""
+        first, second = len(self.src), len(self.src) + len(self.dst)
+        return _BlockRows(list(rows[:first]), list(rows[first:second]), list(rows[second:]))
 
     def all(self) -> list[Tensor]:
         """All of them, in order."""
@@ -248,7 +249,7 @@ class PythonCall(Collective):
     def _add_messages(self, piece: Piece, columns: _BlockRows, combined: dict[str, Combined]) -> None:
         find = FindCaptured(self.stand_ins.leaves)
         with find, self.stand_ins, self.surroundings.autocast():
-            made = self._run(piece, self._rows(piece, columns))
+            made = self.run(piece, self.rows(piece, columns))
         if find.found and self.needed:
             raise GraphError(
                 f"{self.messages.name} uses a tensor of shape {tuple(find.found[0].shape)} that needs a gradient on "
@@ -257,11 +258,12 @@ class PythonCall(Collective):
         for name, reduction in self.reductions.items():
             reduction.add(combined[name], made[name].detach(), piece.block)
 
-    def _rows(self, piece: Piece, columns: _BlockRows) -> _BlockRows:
+    def rows(self, piece: Piece, columns: _BlockRows) -> _BlockRows:
+        """What there is to read on the edges of a block."""
         src = columns.src if piece.rows is None else piece.rows
         return _BlockRows(src, columns.dst, [edge_rows(column, piece.block) for column in columns.edge])
 
-    def _run(self, piece: Piece, rows: _BlockRows) -> Mapping[str, Tensor]:
+    def run(self, piece: Piece, rows: _BlockRows) -> Mapping[str, Tensor]:
         """What the function makes on the edges of a block."""
         block = piece.block
         src, dst, edge = (
@@ -309,7 +311,7 @@ class PythonCall(Collective):
 
 
 class _BackwardSweep:
-    """Gradients of a call's inputs, tile by tile."""
+    """Adds up the gradients of a call's inputs, block by block."""
 
     def __init__(
         self, call: PythonCall, columns: _BlockRows, argmax: Sequence[Tensor | None], grads: Sequence[Tensor]
@@ -317,62 +319,68 @@ class _BackwardSweep:
         self.call = call
         self.columns = columns
         self.argmax = argmax
-        self.total_grads = [
+        self.result_grads = [
             reduction.total_grad(grad) for reduction, grad in zip(call.reductions.values(), grads, strict=True)
         ]
-        self.totals = [torch.zeros_like(c) if c.is_floating_point() else None for c in columns.all()]
+        sources = [bool(call.needed & SOURCES)] * len(columns.src)
+        self.needs = [*sources, *call.needs[len(sources) : len(columns.all())]]
+        self.totals = [
+            torch.zeros_like(column) if need and column.is_floating_point() else None
+            for column, need in zip(columns.all(), self.needs, strict=True)
+        ]
         self.captured: list[Tensor | None] = [None] * len(call.stand_ins.captured)
 
     def gradient_return(self) -> GradientReturn | None:
         """Where the other workers' gradients of source fields go; None where nobody needs one."""
         totals = [total for total in self.totals[: len(self.columns.src)] if total is not None]
-        return self.call.context.return_to(totals) if totals and self.call.needed & SOURCES else None
+        return self.call.context.return_to(totals) if totals else None
 
     def add_gradients(self, piece: Piece) -> None:
         """Run the function on a block once more, and add the gradients of what it used."""
         call, stand_ins = self.call, self.call.stand_ins
-        leaves = call._rows(piece, self.columns).leaves()
+        rows = call.rows(piece, self.columns)
+        leaves = [
+            each.detach() if total is None else each.detach().requires_grad_()
+            for each, total in zip(rows.all(), self.totals, strict=True)
+        ]
         with torch.enable_grad(), stand_ins:
-            made = call._run(piece, leaves)
+            made = call.run(piece, rows.replaced(leaves))
         messages, grads = [], []
         for i, (name, reduction) in enumerate(call.reductions.items()):
             if made[name].requires_grad:
                 messages.append(made[name])
-                grads.append(reduction.message_grad(self.total_grads[i], self.argmax[i], piece.block))
+                grads.append(reduction.message_grad(self.result_grads[i], self.argmax[i], piece.block))
         if not messages:
             return
-        inputs = [leaf for leaf in leaves.all() if leaf.requires_grad]
-        used = [*inputs, *stand_ins.leaves, *stand_ins.captured]
+        inputs = [leaf for leaf in leaves if leaf.requires_grad]
+        reached = stand_ins.reached(messages)
+        used = [*inputs, *stand_ins.leaves, *(stand_ins.captured[number] for number in reached)]
         found = torch.autograd.grad(messages, used, grads, allow_unused=True)
-        self._add_to_fields(piece, leaves, iter(found[: len(inputs)]))
-        count = len(stand_ins.captured)
-        for i in range(count):
-            for grad in (found[len(inputs) + i], found[len(inputs) + count + i]):
-                if grad is not None:
-                    before = self.captured[i]
-                    self.captured[i] = grad if before is None else before + grad
+        self._add_to_fields(piece, found[: len(inputs)])
+        for number, grad in zip([*range(len(self.captured)), *reached], found[len(inputs) :], strict=True):
+            before = self.captured[number]
+            if grad is not None:
+                self.captured[number] = grad if before is None else before + grad
 
-    def _add_to_fields(self, piece: Piece, leaves: _BlockRows, found: Iterator[Tensor | None]) -> None:
-        sent = iter(piece.grads or ())
-        ends = (len(leaves.src), len(leaves.src) + len(leaves.dst))
-        for i, (leaf, total) in enumerate(zip(leaves.all(), self.totals, strict=True)):
-            if total is None or not leaf.requires_grad:
+    def _add_to_fields(self, piece: Piece, found: Sequence[Tensor | None]) -> None:
+        given, returned = iter(found), iter(piece.grads or ())
+        first_edge_field = len(self.columns.src) + len(self.columns.dst)
+        for i, total in enumerate(self.totals):
+            if total is None:
                 continue
-            grad = next(found)
-            if i >= ends[1]:
-                total = edge_rows(total, piece.block)
-            elif i < ends[0] and piece.tile is not None:
-                total = next(sent, None)
-            if grad is not None and total is not None:
+            grad = next(given)
+            if piece.tile is not None and i < len(self.columns.src):
+                total = next(returned)
+            if grad is None:
+                continue
+            if i < first_edge_field:
                 total += grad
+            else:
+                add_to_edges(total, piece.block, grad)
 
     def gradients(self) -> list[Tensor | None]:
         """Of all inputs."""
         return [*self.totals, *self.captured]
-
-
-def _leaf(rows: Tensor) -> Tensor:
-    return rows.detach().requires_grad_() if rows.is_floating_point() else rows
 
 
 def with_fixed_closure(function: MessageFunction) -> MessageFunction:

@@ -5,8 +5,8 @@ A message function may use tensors that it is not given: parameters of a layer, 
 to see them as inputs of the call, so they are looked for when the function is recorded: a tensor that enters a torch
 operation, needs a gradient and was not made in the run is one of them. In the runs that count, a stand-in takes each
 one's place in every torch operation: a leaf with the same memory. So a tile's gradients end there, and the tensors' own
-hooks run once for the call and not once for each tile. Where a `torch.autograd.Function` of the user's is given a
-captured tensor, no stand-in can take its place: so gradients are asked for of both.
+hooks run once for the call and not once for each tile. Only a `torch.autograd.Function` of the user's that is given a
+captured tensor gets the tensor itself; `StandIns.reached` finds those, whose gradients are asked for too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from sar.errors import GraphError
 
 
 class _SeeTensors(TorchFunctionMode):
@@ -86,6 +88,44 @@ class StandIns(_SeeTensors):
 
     def see(self, tensor: Tensor) -> Tensor:
         return self._leaf_of.get(id(tensor), tensor)
+
+    def reached(self, results: Iterable[Tensor]) -> list[int]:
+        """Which of the captured tensors themselves, by number, autograd would come to first from the results.
+
+        Raises:
+            GraphError: where their gradients could not be told apart, or a hook would run more than once.
+        """
+        found = self._first_reached((result.grad_fn, result.output_nr) for result in results)
+        for number in found:
+            tensor = self.captured[number]
+            below = set() if tensor.grad_fn is None else self._first_reached(tensor.grad_fn.next_functions)
+            if below & found or tensor._backward_hooks or tensor.retains_grad:
+                raise GraphError(
+                    "A message function gives an autograd function of yours a tensor that has a hook, or two of which "
+                    "one is made of the other; give it `tensor.view_as(tensor)` in place of each."
+                )
+        return sorted(found)
+
+    def _first_reached(self, ends: Iterable[Any]) -> set[int]:
+        numbers = {self._end(tensor): number for number, tensor in enumerate(self.captured)}
+        found, seen, waiting = set(), set(), list(ends)
+        while waiting:
+            node, output = waiting.pop()
+            if node is None or (node, output) in seen:
+                continue
+            seen.add((node, output))
+            variable = getattr(node, "variable", None)
+            number = numbers.get((node, output) if variable is None else (variable, 0))
+            if number is not None:
+                found.add(number)
+            else:
+                waiting += node.next_functions
+        return found
+
+    @staticmethod
+    def _end(tensor: Tensor) -> tuple[Any, int]:
+        """Where autograd comes to a tensor: an output of a node, or the leaf itself."""
+        return (tensor, 0) if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
 @dataclass(frozen=True)
