@@ -42,7 +42,7 @@ class Config:
     None (the default) is exact."""
 
     wire_dtype_gradients: ClassVar[torch.dtype | None] = None
-    """As `wire_dtype_features`, for gradients on their way home."""
+    """As `wire_dtype_features`, for gradients on their way back."""
 
     timeout: ClassVar[float] = 1800.0
     """Seconds that one wait for other workers may take. A peer's death is noticed at once, whatever this says."""

@@ -68,8 +68,8 @@ def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_c
                     f"all_to_all got {_described(tensor)} among rows like {rows}; give all the same form."
                 )
         arrived = exchange_tensors(send_tensors, [len(tensor) for tensor in recv_tensors])
-        for mine, theirs in zip(recv_tensors, arrived, strict=True):
-            mine.detach().copy_(theirs)
+        for tensor, theirs in zip(recv_tensors, arrived, strict=True):
+            tensor.detach().copy_(theirs)
 
 
 def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None = None) -> list[Tensor]:
@@ -106,7 +106,7 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
 
 
 def exchange_buffers(
-    group: Group, call: str, buffers: Sequence[Tensor], room: Sequence[Tensor] | None = None
+    group: Group, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
     """Send `buffers[q]`, bytes in CPU memory, to every worker q; return what every worker sent to this one.
 
@@ -115,17 +115,17 @@ def exchange_buffers(
     Args:
         group: any group; inside its `guard()`.
         call: what this is for, for errors.
-        buffers: one uint8 tensor per worker. Without `room` it begins with its own length in bytes, int64.
-        room: where what each worker sends is to go, where this worker knows its size.
+        buffers: one uint8 tensor per worker. Without `into` it begins with its own length in bytes, int64.
+        into: where to put what each worker sends, where this worker knows its size.
 
     Returns:
         One uint8 tensor per worker. The own one is returned as it is.
     """
-    received = list(buffers if room is None else room)
+    received = list(buffers if into is None else into)
     received[group.rank] = buffers[group.rank]
     for k in range(1, group.world_size):
         source, reader = (group.rank - k) % group.world_size, (group.rank + k) % group.world_size
-        if room is not None:
+        if into is not None:
             _swap(group, source, received[source], reader, buffers[reader], call)
         else:
             received[source] = _swap_unknown(group, source, reader, buffers[reader], call)
@@ -167,8 +167,8 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
             raise ConfigError(
                 f"There are no workers {recv_idx} or {send_idx}; expected ranks below {group.world_size}."
             )
-        mine = torch.tensor([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes])
-        table = torch.stack(group.all_gather(mine, call)).tolist()
+        own = torch.tensor([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes])
+        table = torch.stack(group.all_gather(own, call)).tolist()
         # Everybody checks everybody, so that all workers come to the same verdict.
         for rank, (source, _, expected, _) in enumerate(table):
             _, reader, _, offered = table[source]

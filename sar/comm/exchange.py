@@ -142,7 +142,7 @@ class Exchange:
         settings: as agreed.
         widest: the widest row that will travel, in either direction; from it, tiles are alike in all sweeps.
         pool: buffers to use.
-        signature: the call in words, for errors.
+        signature: of the call, for errors.
         both_ways: whether one sweep may fetch rows and return gradients.
     """
 

@@ -1,4 +1,4 @@
-"""The engine's own process group: agreement before every call, bounded waits, and errors that reach every worker.
+"""The workers' own process group: agreement before every call, bounded waits, and errors that reach every worker.
 
 [Note: agreement and failure]
 gloo pairs messages by order of arrival, aborts the process when a peer sends more than was posted and returns garbage
@@ -50,7 +50,7 @@ CLOSING_TAG: Final = 2**31 - 1
 
 
 class Group:
-    """One worker's end of the engine: rank, size, a gloo group of its own, and the store for notes.
+    """One worker's end of the group: rank, size, a gloo group of its own, and the store for notes.
 
     Args:
         store: the key-value store of the job.
@@ -169,11 +169,11 @@ class Group:
         """Check that every worker makes the same call; return everybody's flags, by rank.
 
         Args:
-            call: what this worker is about to do, in words that end up in the error message.
+            call: signature of the call: what this worker is about to do, as errors tell it.
             flags: up to 63 bits that may differ between workers.
 
         Raises:
-            DisagreementError: where the workers' words differ.
+            DisagreementError: where the workers' signatures differ.
             PeerError, CommunicationTimeout: where a worker is gone or does not come.
         """
         return [theirs for (theirs,) in self.agree_and_tell(call, [flags])]

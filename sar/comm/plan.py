@@ -23,7 +23,7 @@ class Tile(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One beat of the exchange: the tile this worker receives and the tile it sends, if any."""
+    """One step of the exchange: the tile this worker receives and the tile it sends, if any."""
 
     place: int  # within its round; part of the message's address
     receive: Tile | None
@@ -67,7 +67,7 @@ class HaloPlan:
             send_rows: as above.
             halos: the rows of each worker that this one reads.
             rows: of this worker.
-            what: the relation in words.
+            what: what errors call the relation.
         """
         own = torch.tensor([*map(len, halos), rows])
         counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))

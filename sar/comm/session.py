@@ -52,7 +52,7 @@ def initialize_comms(
         _world_size: number of workers, which is the number of partitions.
         master_ip_address: address or host name of worker 0.
         backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker); `mpi` and `ccl` are
-            passed to `torch.distributed` (untested), and the engine itself then talks over gloo.
+            passed to `torch.distributed` (untested), and sar itself then talks over gloo.
         _comm_device: device on which tensors travel; default the CPU, with nccl this process's CUDA device.
         master_port_number: TCP port of worker 0; a launcher's MASTER_PORT goes before the default.
 

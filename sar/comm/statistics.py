@@ -1,4 +1,4 @@
-"""Counters of what the engine moved and how long it waited, for users to print."""
+"""Counters of what was moved and how long it waited, for users to print."""
 
 from dataclasses import dataclass, replace
 

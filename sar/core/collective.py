@@ -66,7 +66,7 @@ class CallContext:
         return self.relation.blocks[self.structure.part]
 
     def signature(self, call: str) -> str:
-        """A call in words that differ where workers do: along what, in which graph, with which settings."""
+        """The text by which workers compare a call: what it is, along what, in which graph, with which settings."""
         return (
             f"{call}; along {self.relation.etype}, gradients {'on' if torch.is_grad_enabled() else 'off'}, "
             f"graph {self.structure.signature}, {self.settings}"
@@ -114,7 +114,7 @@ class Collective(ABC):
 
     Args:
         group: this worker's end of the group; None for an operation of this worker alone.
-        signature: the call in words that differ where workers do; see `CallContext.signature`.
+        signature: the text by which workers compare the call; see `CallContext.signature`.
         distributed: whether the call communicates, if there are several workers. Default True.
 
     Attributes:

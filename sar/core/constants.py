@@ -27,7 +27,7 @@ class Constant:
     """What is known about one call on certain operands, from its second time on.
 
     result: (N_dst, ...).
-    call_id: `Group.moment` of the call that made the result; 0 where there is none.
+    call_id: `Group.call_id` of the call that made the result; 0 where there is none.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,8 @@ from sar.core.passing.batches import NodeBatch, checked_results
 from sar.core.passing.builtin import BuiltinMessages, promoted, run
 from sar.core.passing.mailbox import reduce_mailboxes
 from sar.core.passing.messages import COPY_SOURCE, Message, Operand, is_builtin, parse_message, parse_reduction
-from sar.core.passing.python_messages import EdgeFields, PythonMessages, run_python
+from sar.core.passing.python_messages import run_python
+from sar.core.passing.recording import EdgeFields, PythonMessages
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, Target
 

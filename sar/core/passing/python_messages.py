@@ -9,11 +9,8 @@ were at the call, because a frame may change; random numbers and autocast; param
 inputs of the node ([Note: captured tensors]).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import update_wrapper
-from types import CellType, FunctionType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,40 +20,14 @@ from sar.comm.plan import Tile
 from sar.comm.rows import RowFormat
 from sar.core.collective import CallContext, Collective, Made, Piece
 from sar.core.empty import views_of_nothing
-from sar.core.passing.batches import EdgeBatch, Fields, RowView, checked_results, function_name, results_on_nothing
+from sar.core.passing.batches import EdgeBatch, RowView, checked_results
 from sar.core.passing.gather import Combined, Reduction, add_to_edges, edge_rows, gather_rows
+from sar.core.passing.recording import EdgeFields, PythonMessages, Recording, record, with_fixed_closure
 from sar.core.passing.replay import FindCaptured, StandIns, Surroundings
 from sar.errors import FieldError, GraphError
-from sar.kernels import EdgeBlock, Target
-
-MessageFunction = Callable[[EdgeBatch], Mapping[str, Tensor]]
+from sar.kernels import Target
 
 ANY, SOURCES = 1, 2  # flags in the agreement: some input, some field of the sources needs a gradient here
-
-
-class EdgeFields(NamedTuple):
-    """Fields of the sources, of the destinations and of the edges."""
-
-    src: Fields
-    dst: Fields
-    edge: Fields
-
-
-@dataclass(frozen=True)
-class PythonMessages:
-    """A message function in Python.
-
-    function: takes an `EdgeBatch`, returns messages, (E_batch, ...) each.
-    find_edges: global IDs of sources and destinations, and edge IDs, of the edges of a block.
-    """
-
-    function: MessageFunction
-    find_edges: Callable[[EdgeBlock, Tile | None], tuple[Tensor, Tensor, Tensor]]
-
-    @property
-    def name(self) -> str:
-        """What errors call the function."""
-        return function_name(self.function)
 
 
 def run_python(
@@ -79,7 +50,7 @@ def run_python(
         CommunicationError: where another worker failed or makes another call.
     """
     messages = PythonMessages(with_fixed_closure(messages.function), messages.find_edges)
-    recording = _record(context, messages, fields)
+    recording = record(context, messages, fields)
     made = recording.made
     if reduced is not None:
         if reduced not in made:
@@ -94,68 +65,6 @@ def run_python(
     return dict(zip(made, [results] if len(made) == 1 else results, strict=True))
 
 
-# -- recording
-
-
-@dataclass(frozen=True)
-class _Recording:
-    """What a message function does, as it showed when it was called on no edges.
-
-    src, dst, edge: the fields that it reads.
-    captured: tensors that need a gradient and that it was not given.
-    made: (0, ...) each.
-    """
-
-    src: dict[str, Tensor]
-    dst: dict[str, Tensor]
-    edge: dict[str, Tensor]
-    captured: list[Tensor]
-    made: dict[str, Tensor]
-
-    def read(self) -> list[Tensor]:
-        """All fields read."""
-        return [*self.src.values(), *self.dst.values(), *self.edge.values()]
-
-
-class _Sample(dict[str, Tensor]):
-    """A few rows of each of a frame's fields, cut off from autograd's graph."""
-
-    def __init__(self, fields: Fields, rows: int) -> None:
-        super().__init__()
-        self.fields = fields
-        for name, column in fields.items():
-            first = column.detach()[:rows]
-            if len(first) < rows:
-                first = first.new_zeros(rows, *column.shape[1:])
-            self[name] = first.requires_grad_(column.requires_grad and torch.is_grad_enabled())
-
-    def __missing__(self, key: str) -> Tensor:
-        return self.fields[key]  # raises the frame's own error
-
-
-def _record(context: CallContext, messages: PythonMessages, fields: EdgeFields) -> _Recording:
-    """Find out what the function reads, captures and makes, on no edges where it can do without."""
-    etype, reads = context.relation.etype, (set[str](), set[str](), set[str]())
-    captured: dict[int, Tensor] = {}
-
-    def call(rows: int) -> Mapping[str, Tensor]:
-        ids = torch.zeros(rows, dtype=torch.int64, device=context.structure.device)
-        samples = [_Sample(frame, rows) for frame in fields]
-        src, dst, edge = (
-            RowView(sample, lambda column: column, read) for sample, read in zip(samples, reads, strict=True)
-        )
-        batch = EdgeBatch(src, dst, edge, etype, rows, lambda: (ids, ids, ids))
-        with FindCaptured(column for sample in samples for column in sample.values()) as finder:
-            made = checked_results(messages.function, messages.function(batch), rows)
-        captured.update((id(tensor), tensor) for tensor in finder.found)
-        return made
-
-    with torch.random.fork_rng():
-        made = results_on_nothing(messages.function, call)
-    src, dst, edge = ({name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True))
-    return _Recording(src, dst, edge, list(captured.values()) if torch.is_grad_enabled() else [], dict(made))
-
-
 class _Recorded(dict[str, Tensor]):
     """Fields that the recording found; another one is an error, because nobody sends it."""
 
@@ -163,9 +72,6 @@ class _Recorded(dict[str, Tensor]):
         raise FieldError(
             f"The message function reads {key!r} on some edges only; let it read the same fields whenever it is called."
         )
-
-
-# -- the call
 
 
 @dataclass(frozen=True)
@@ -193,7 +99,7 @@ class PythonCall(Collective):
         self,
         context: CallContext,
         messages: PythonMessages,
-        recording: _Recording,
+        recording: Recording,
         reductions: dict[str, Reduction],
     ) -> None:
         reducer = next(iter(reductions.values())).reducer
@@ -381,21 +287,6 @@ class _BackwardSweep:
     def gradients(self) -> list[Tensor | None]:
         """Of all inputs."""
         return [*self.totals, *self.captured]
-
-
-def with_fixed_closure(function: MessageFunction) -> MessageFunction:
-    """A copy of the function that keeps the values which the variables around it have now.
-
-    A replay comes later, when the variable of a loop around a lambda has moved on.
-    """
-    if not isinstance(function, FunctionType) or not function.__closure__:
-        return function
-    try:
-        cells = tuple(CellType(cell.cell_contents) for cell in function.__closure__)
-    except ValueError:  # a variable that is not bound yet
-        return function
-    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
-    return update_wrapper(copy, function)
 
 
 def _described(fields: dict[str, Tensor]) -> str:

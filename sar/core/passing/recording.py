@@ -1,0 +1,117 @@
+"""What a Python message function reads, captures and makes: it is called on no edges, before any communication."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import update_wrapper
+from types import CellType, FunctionType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.comm.plan import Tile
+from sar.core.collective import CallContext
+from sar.core.passing.batches import EdgeBatch, Fields, RowView, checked_results, function_name, results_on_nothing
+from sar.core.passing.replay import FindCaptured
+from sar.kernels import EdgeBlock
+
+MessageFunction = Callable[[EdgeBatch], Mapping[str, Tensor]]
+
+
+class EdgeFields(NamedTuple):
+    """Fields of the sources, of the destinations and of the edges."""
+
+    src: Fields
+    dst: Fields
+    edge: Fields
+
+
+@dataclass(frozen=True)
+class PythonMessages:
+    """A message function in Python.
+
+    function: takes an `EdgeBatch`, returns messages, (E_batch, ...) each.
+    find_edges: global IDs of sources and destinations, and edge IDs, of the edges of a block.
+    """
+
+    function: MessageFunction
+    find_edges: Callable[[EdgeBlock, Tile | None], tuple[Tensor, Tensor, Tensor]]
+
+    @property
+    def name(self) -> str:
+        """What errors call the function."""
+        return function_name(self.function)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a message function does, as it showed when it was called on no edges.
+
+    src, dst, edge: the fields that it reads.
+    captured: tensors that need a gradient and that it was not given.
+    made: (0, ...) each.
+    """
+
+    src: dict[str, Tensor]
+    dst: dict[str, Tensor]
+    edge: dict[str, Tensor]
+    captured: list[Tensor]
+    made: dict[str, Tensor]
+
+    def read(self) -> list[Tensor]:
+        """All fields read."""
+        return [*self.src.values(), *self.dst.values(), *self.edge.values()]
+
+
+class _Sample(dict[str, Tensor]):
+    """A few rows of each of a frame's fields, cut off from autograd's graph."""
+
+    def __init__(self, fields: Fields, rows: int) -> None:
+        super().__init__()
+        self.fields = fields
+        for name, column in fields.items():
+            first = column.detach()[:rows]
+            if len(first) < rows:
+                first = first.new_zeros(rows, *column.shape[1:])
+            self[name] = first.requires_grad_(column.requires_grad and torch.is_grad_enabled())
+
+    def __missing__(self, key: str) -> Tensor:
+        return self.fields[key]  # raises the frame's own error
+
+
+def record(context: CallContext, messages: PythonMessages, fields: EdgeFields) -> Recording:
+    """Find out what the function reads, captures and makes, on no edges where it can do without."""
+    etype, reads = context.relation.etype, (set[str](), set[str](), set[str]())
+    captured: dict[int, Tensor] = {}
+
+    def call(rows: int) -> Mapping[str, Tensor]:
+        ids = torch.zeros(rows, dtype=torch.int64, device=context.structure.device)
+        samples = [_Sample(frame, rows) for frame in fields]
+        src, dst, edge = (
+            RowView(sample, lambda column: column, read) for sample, read in zip(samples, reads, strict=True)
+        )
+        batch = EdgeBatch(src, dst, edge, etype, rows, lambda: (ids, ids, ids))
+        with FindCaptured(column for sample in samples for column in sample.values()) as finder:
+            made = checked_results(messages.function, messages.function(batch), rows)
+        captured.update((id(tensor), tensor) for tensor in finder.found)
+        return made
+
+    with torch.random.fork_rng():
+        made = results_on_nothing(messages.function, call)
+    src, dst, edge = ({name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True))
+    return Recording(src, dst, edge, list(captured.values()) if torch.is_grad_enabled() else [], dict(made))
+
+
+def with_fixed_closure(function: MessageFunction) -> MessageFunction:
+    """A copy of the function that keeps the values which the variables around it have now.
+
+    A replay comes later, when the variable of a loop around a lambda has moved on.
+    """
+    if not isinstance(function, FunctionType) or not function.__closure__:
+        return function
+    try:
+        cells = tuple(CellType(cell.cell_contents) for cell in function.__closure__)
+    except ValueError:  # a variable that is not bound yet
+        return function
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    return update_wrapper(copy, function)
