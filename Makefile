@@ -3,8 +3,10 @@
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := sar tests examples benchmarks
+FAST := test_architecture.py test_graphs.py kernels comm/test_collectives.py core/test_agreement.py core/test_attention.py \
+  core/graph core/test_used_graphs.py nn parity/test_conv_layers.py parity/test_values.py
 
-.PHONY: venv demo bench test test-all check clean
+.PHONY: venv demo bench test test-fast test-all check clean
 
 venv: $(VENV)/.made
 
@@ -17,6 +19,10 @@ bench: $(VENV)/.installed-plot
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow"
+
+# Kernels, frames, and the engine against DGL on up to two workers, within three minutes.
+test-fast: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "not slow" --most-workers 2 $(addprefix tests/,$(FAST))
 
 test-all: $(VENV)/.installed-test
 	$(BIN)/python -m pytest

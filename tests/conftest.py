@@ -22,9 +22,22 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("sar")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--most-workers", type=int, metavar="W", help="leave out tests that need more workers")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort by number of workers, so that one pool after the other is needed, each started once."""
-    items.sort(key=lambda item: item.callspec.params.get("world_size", 0) if hasattr(item, "callspec") else 0)
+    most = config.getoption("--most-workers")
+    if most is not None:
+        config.hook.pytest_deselected(items=[item for item in items if _workers(item) > most])
+        items[:] = [item for item in items if _workers(item) <= most]
+    items.sort(key=_workers)
+
+
+def _workers(item: pytest.Item) -> int:
+    workers: int = item.callspec.params.get("world_size", 0) if hasattr(item, "callspec") else 0
+    return workers
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from sar.cli import main
 from sar.cli.demo import _graph, add_arguments
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
@@ -109,15 +110,27 @@ def test_demo_refuses_a_heterogeneous_graph(tmp_path: Path) -> None:
         (["--dataset", "nope"], "unknown data set 'nope'"),
         (["--dataset", "karate"], "'karate' has no node features"),
         (["--epochs", "0"], "expected at least 1"),
-        (["--nodes", "300", "--time-limit", "0.5"], "did not finish within 0.5 s"),
     ],
 )
-def test_demo_ends_with_one_line_where_it_cannot_run(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_demo_ends_with_one_line_where_it_cannot_run(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", *arguments, "--out", str(tmp_path / "out")]) == 1
+    ends_with_one_line(capsys.readouterr().err, message)
+    assert not (tmp_path / "out").exists()
+
+
+def test_demo_ends_its_processes_when_time_is_up(tmp_path: Path) -> None:
     mark = str(tmp_path)
-    done = demo(*arguments, "--out", str(tmp_path / "out"), mark=mark)
+    done = demo("--nodes", "300", "--time-limit", "0.5", "--out", str(tmp_path / "out"), mark=mark)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("sar demo: ")
-    assert message in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    ends_with_one_line(done.stderr, "did not finish within 0.5 s")
     assert not (tmp_path / "out").exists()
     assert processes_left(mark) == []
+
+
+def ends_with_one_line(errors: str, message: str) -> None:
+    last = errors.splitlines()[-1]
+    assert last.startswith("sar demo: ")
+    assert message in last
+    assert "Traceback" not in errors

@@ -9,6 +9,7 @@ from sar import comm
 from sar.comm.collectives import HEAD_BYTES, exchange_buffers
 from sar.comm.session import current_group
 from tests.core.attempts import Failure, catch
+from tests.matrix import corner
 
 
 def reduce_all(mine, op):
@@ -58,7 +59,7 @@ def exchange(with_sizes):
 
 
 @pytest.mark.parametrize("with_sizes", [False, True])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, corner(4)])
 def test_exchange_tensors(pool, world_size, with_sizes):
     for rank, received in enumerate(pool.run(exchange, with_sizes)):
         assert len(received) == world_size
@@ -83,7 +84,7 @@ def exchange_messages():
         return received, (comm.statistics() - before).bytes_received
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 3, corner(5)])
 def test_messages_that_tell_their_length(pool, world_size):
     for rank, (received, count) in enumerate(pool.run(exchange_messages)):
         for sender, content in enumerate(received):

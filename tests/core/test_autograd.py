@@ -7,6 +7,7 @@ from torch import nn
 
 import sar
 from sar.comm import session
+from tests.matrix import corner
 from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
 from tests.parity.programs import LAYERS, largest, pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
@@ -167,7 +168,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("scenario", ["isolated", "first worker without nodes"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, corner(2), 3])
 def test_gradients(pool, world_size, program, scenario):
     parts = SCENARIOS[scenario](world_size)
     check(pool, parts, random_data(parts, torch.float64), [(program, (layer,)) for layer in LAYERS])
@@ -193,7 +194,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [corner(2), 3])
 def test_settings_do_not_change_the_numbers(pool, world_size, settings):
     parts = SCENARIOS["random"](world_size)
     cases = [(residual_connections, (layer,)) for layer in LAYERS]

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sar
 from sar.comm import session
+from tests.matrix import corner
 from tests.parity.harness import build, check, deal, parameter_gradients, random_data, weighted_sum
 from tests.parity.programs import LAYERS, weighted
 from tests.parity.scenarios import SCENARIOS
@@ -48,7 +49,7 @@ def results(data, model, blocks, x, w):
 
 
 @pytest.mark.parametrize("scenario", ["isolated", "first worker without nodes"])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, corner(2), 3])
 def test_gradients(pool, world_size, scenario):
     parts = SCENARIOS[scenario](world_size)
     cases = [(checkpointed_layers, (layer, last)) for layer in LAYERS for last in (False, True)]

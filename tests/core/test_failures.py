@@ -14,6 +14,7 @@ import torch
 import sar
 from tests.core.attempts import Failure, catch, fail_on_all_ranks
 from tests.graphs import EdgeList, partition_in_memory
+from tests.matrix import corner
 from tests.parity.harness import build, deal, random_data
 from tests.parity.programs import pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
@@ -122,7 +123,7 @@ def train_with_a_sleeper(mine, victim, timeout):
     return catch(lambda: weighted(graph, h, w).sum().backward())
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, corner(2)])
 @pytest.mark.parametrize("world_size", [3])
 def test_a_worker_that_does_not_answer_runs_into_the_timeout(pool, world_size, victim):
     parts = SCENARIOS["random"](world_size)
@@ -147,7 +148,7 @@ def freeze_one(mine, victim, timeout):
     return catch(_steps, graph, data, victim, signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, corner(1)])
 @pytest.mark.parametrize("world_size", [3])
 def test_a_frozen_process_runs_into_the_timeout(pool, world_size, victim):
     parts = SCENARIOS["random"](world_size)

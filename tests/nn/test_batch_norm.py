@@ -7,6 +7,7 @@ from torch import nn
 
 import sar
 from tests.core.attempts import catch
+from tests.matrix import corner
 from tests.parity.harness import assert_close, merge, weighted_sum
 
 ROWS = {1: [9], 2: [6, 3], 3: [0, 5, 4], 4: [1, 0, 7, 1]}
@@ -45,7 +46,7 @@ def normalise(batches, options, dtype):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, corner(4)])
 def test_batch_norm(pool, world_size, dtype, options):
     """The rows are far from 0, where E[x^2] - E[x]^2 would lose all digits in float32."""
     generator = torch.Generator().manual_seed(0)

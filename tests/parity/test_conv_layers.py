@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import sar
 from tests.graphs import EdgeList, PartitionedGraph, partition_in_memory, random_graph
+from tests.matrix import corner
 from tests.parity import layer_table
 from tests.parity.blocks import some_seeds
 from tests.parity.conv_layers import (
@@ -42,7 +43,7 @@ def with_in_edges(workers: int, *, of_three: bool = False) -> PartitionedGraph:
 
 
 @pytest.mark.parametrize("name", CONVS)
-@pytest.mark.parametrize("world_size", layer_table.WORKERS)
+@pytest.mark.parametrize("world_size", [2, corner(3)])
 def test_convolution(pool, world_size, name, record_property):
     parts = with_in_edges(world_size, of_three=name in NEEDS_THREE_SOURCES)
     data = random_data(parts, precision_of(name))

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import sar
 from tests.hetero_graphs import partition_hetero
+from tests.matrix import corner
 from tests.parity.harness import assert_close, weighted_sum
 
 COUNTS = {"paper": 40, "author": 25, "topic": 20}
@@ -144,7 +145,7 @@ def directory(request, tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [corner(2), 3])
 def test_relations_together(pool, world_size, directory):
     path, node_map = directory(world_size)
     names = list(PROGRAMS)
@@ -160,7 +161,7 @@ def some_on_the_last_worker(workers, ntypes):
 
 
 # Not without "cites": where there is no edge at all, the gradient of DGL's maximum goes to node 0.
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [corner(2), 3])
 @pytest.mark.parametrize(
     "away, without",
     [

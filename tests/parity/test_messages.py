@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import mutually_broadcastable_shapes
 from torch import Tensor
 
 from tests.graphs import partition_in_memory, random_graph
+from tests.matrix import corner
 from tests.parity.harness import Data, assert_close, check, run_program, weighted_sum
 
 REDUCERS = ("sum", "mean", "max", "min")
@@ -134,7 +135,7 @@ def inputs(draw, workers: int, operator: str):
 
 
 @pytest.mark.parametrize("operator", ["copy", *OPERATORS])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, corner(2), 3, corner(4)])
 def test_messages(pool, world_size, operator):
     messages = ["copy_u", "copy_e"] if operator == "copy" else [pair.format(f"_{operator}_") for pair in PAIRS]
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import sar
+from tests.matrix import corner
 from tests.parity.blocks import reference_blocks, some_seeds
 from tests.parity.harness import assert_close, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS
@@ -93,7 +94,7 @@ def _first(block):
 
 @pytest.mark.parametrize("scenario", ["random", "isolated", "first worker without nodes", "star"])
 @pytest.mark.parametrize("how", ["few", "uneven", "last only", "all"])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [corner(2), 3])
 def test_message_flow_graphs(pool, world_size, scenario, how):
     parts = SCENARIOS[scenario](world_size)
     data = random_data(parts, torch.float64)

@@ -6,6 +6,7 @@ import torch
 
 import sar
 from tests.core.attempts import catch
+from tests.matrix import corner
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, check_blocks, describe, features_of, node_features
@@ -24,7 +25,7 @@ def sample(mine, fanouts, options):
 
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, corner(2), 3])
 def test_blocks_of_every_graph(pool, world_size, scenario, replace):
     parts = SCENARIOS[scenario](world_size)
     for how in ("all", "uneven", "last only"):
