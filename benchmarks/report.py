@@ -33,7 +33,7 @@ def main_section(results: Results, picture: str) -> str:
             f"{describe_graph(results)}\n\n{describe_setting(results.setting)}",
             as_markdown(table(results)),
             f"![Epoch time, memory and bytes of each model on {results.graph}]({picture})",
-            "Construction: medians of the slowest worker, and of the one that needs most memory above `PartitionData`; "
+            "Construction, medians: times of the slowest worker, and the highest memory of any above `PartitionData`; "
             "`kernels` is the compiler of the CPU kernels, loaded once a process, before the rest.",
             as_markdown(construction_table(results)),
         ]

@@ -95,7 +95,7 @@ class _Process:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {start}"],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "SAR_ALLOCATOR": Config.allocator},
                 pass_fds=[theirs.fileno()],
             )
         self.channel: Connection[Any, Any] = Connection(ours.detach())

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sar.comm.allocator import set_allocator
 from sar.comm.group import Group
 from sar.config import Config
 from sar.sampling.batch import Batch, Source, sample_batch
@@ -75,6 +76,7 @@ def main(descriptor: int, number: int) -> None:
     """Be process `number` of the trainer at the other end of the channel, until that closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer's to handle
     torch.set_num_threads(1)
+    set_allocator()
     channel = Connection(descriptor)
     shares: queue.Queue[Share] = queue.Queue()
     credit = threading.Semaphore(0)

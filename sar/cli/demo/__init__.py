@@ -131,9 +131,9 @@ def _caption(n_workers: int) -> str:
     return (
         f"Workers: {n_workers} on this host, 1 thread each; the one process has {n_workers} threads. Same graph, "
         "seeds, initial parameters and epochs, no dropout; rounding alone makes the two drift apart while training.\n"
-        "Seconds: median epoch of the slowest worker. MB sent and memory: of the worker that has most.\n"
-        "Peak memory: highest resident memory while training, above the level just before the first epoch, when graph, "
-        "features, model and (by one step on a tiny graph) all code are loaded.\n"
-        "Logit difference: largest over all nodes and classes, workers against the one process, both with the "
-        "parameters that the workers trained."
+        "Seconds are the median epoch of the slowest worker. MB sent and peak memory are the largest of any worker.\n"
+        "Peak memory is the highest resident memory during training, minus that just before the first epoch, when "
+        "graph, features, model and code are loaded.\n"
+        "The logit difference is the largest over all nodes and classes, between the workers and the one process, both "
+        "with the parameters that the workers trained."
     )

@@ -39,7 +39,7 @@ HEADER = (
 
 
 def table(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
-    """The rows of the table, `HEADER` first; per-worker numbers are those of the worker that has most."""
+    """The rows of the table, `HEADER` first; of several workers, the largest number."""
     rows: list[tuple[str, ...]] = [HEADER]
     for comparison in comparisons:
         workers = comparison.distributed
