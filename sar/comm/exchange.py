@@ -36,13 +36,9 @@ from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
 from sar.comm.plan import HaloPlan, Step, Tile
 from sar.comm.rows import RowFormat
+from sar.comm.settings import Settings
 from sar.comm.statistics import counters
 from sar.config import Config
-
-UNLIMITED_ROWS = 2**62
-ROWS_PER_TILE = 8  # a worker's rows in a tile's
-SMALL_TILE = 2**20
-"""Bytes from which on larger messages are hardly faster."""
 
 
 class Direction(IntEnum):
@@ -50,51 +46,6 @@ class Direction(IntEnum):
 
     OUT = 0
     BACK = 1
-
-
-class Settings(NamedTuple):
-    """`Config` as it was when a call started; its backward runs under the same settings."""
-
-    depth: int
-    buffer_bytes: int
-    max_elements: int
-    keep: bool  # keep fetched rows for the backward (modes 2 and 3)
-    one_shot: bool  # post the whole exchange at once (mode 3)
-    wire_features: torch.dtype | None
-    wire_gradients: torch.dtype | None
-    cache: bool  # of results on constant operands
-
-    @classmethod
-    def current(cls, *, one_shot: bool = False) -> "Settings":
-        Config.validate()
-        return cls(
-            Config.pipeline_depth,
-            Config.comm_buffer_bytes,
-            Config.max_collective_size,
-            Config.disable_sr or one_shot,
-            one_shot,
-            Config.wire_dtype_features,
-            Config.wire_dtype_gradients,
-            Config.cache_constant_inputs,
-        )
-
-    def tile_rows(self, row: RowFormat, mean_rows: int, *, both_ways: bool) -> int:
-        """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks.
-
-        Args:
-            row: what travels of each row.
-            mean_rows: rows of a worker, averaged over workers. Tiles are a fraction of that where they are not small
-                anyway, so that buffers are a fraction of the memory that features take.
-            both_ways: whether one sweep fetches rows and returns gradients; else buffers for one of them do.
-        """
-        limits = [UNLIMITED_ROWS]
-        if not self.one_shot and row.row_bytes:
-            buffers = (4 if both_ways else 2) * (self.depth + 1)
-            limits.append(self.buffer_bytes // buffers // row.row_bytes)
-            limits.append(max(mean_rows // ROWS_PER_TILE, SMALL_TILE // row.row_bytes))
-        if self.max_elements and row.row_elements:
-            limits.append(self.max_elements // row.row_elements)
-        return 1 << max(min(limits), 1).bit_length() - 1
 
 
 class ReceivedTile(NamedTuple):

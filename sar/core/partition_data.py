@@ -23,8 +23,13 @@ class Shard(NamedTuple):
 
 
 def own_part(group: Group) -> int:
-    """The partition that this worker owns: worker r owns partition r. Nothing else takes a rank for a partition."""
-    return group.rank
+    """The partition that this worker owns."""
+    return part_of(group.rank)
+
+
+def part_of(rank: int) -> int:
+    """The partition that a worker owns: worker r owns partition r. Nothing else takes a rank for a partition."""
+    return rank
 
 
 def check_partition(data: PartitionData, part: int, world_size: int) -> None:

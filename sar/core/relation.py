@@ -21,6 +21,7 @@ from sar.core.partition_data import (
     check_partition,
     join_features,
     own_part,
+    part_of,
     select_relation,
     with_edge_ids,
 )
@@ -74,7 +75,7 @@ class Relation:
     def tile(self, tile: Tile) -> EdgeBlock:
         """The edges that read a tile, sources renumbered within it; cut out once and kept."""
         if tile not in self._tiles:
-            self._tiles[tile] = self.blocks[tile.peer].select_sources(tile.begin, tile.end)
+            self._tiles[tile] = self.blocks[part_of(tile.peer)].select_sources(tile.begin, tile.end)
         return self._tiles[tile]
 
     @cached_property

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from sar.comm.buffers import BufferPool
-from sar.comm.exchange import Settings
 from sar.comm.plan import HaloPlan
+from sar.comm.settings import Settings
 from sar.train.model_shape import ModelShape
 from sar.train.traffic import message_sizes, tile_rows
 

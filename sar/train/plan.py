@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sar.comm.exchange import Settings
+from sar.comm.settings import Settings
 from sar.errors import ConfigError
 from sar.partition.inspect.report import DirectoryReport
 from sar.partition.inspect.tables import as_text

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from sar.comm.exchange import Settings
 from sar.comm.plan import HaloPlan, Tile
 from sar.comm.rows import FieldFormat, RowFormat
+from sar.comm.settings import Settings
 
 AGREEMENT_BYTES = 16
 """Of the digest and the flags that one worker sends to one other before each distributed call."""

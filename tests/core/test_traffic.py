@@ -7,8 +7,9 @@ import torch
 import sar
 from sar import comm
 from sar.comm import session
-from sar.comm.exchange import BufferPool, Exchange, GradientReturn, Settings
+from sar.comm.exchange import BufferPool, Exchange, GradientReturn
 from sar.comm.rows import RowFormat
+from sar.comm.settings import Settings
 from tests.graphs import PartitionedGraph
 from tests.parity.harness import build, deal, random_data
 from tests.parity.scenarios import SCENARIOS

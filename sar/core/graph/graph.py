@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.ddp import refuse_averaging
-from sar.comm.exchange import Settings
+from sar.comm.settings import Settings
 from sar.common_tuples import CanonicalEtype
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
