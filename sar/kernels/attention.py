@@ -27,8 +27,7 @@ def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_gra
 def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
     """Add the edges of a block to the running sums of their destinations."""
     if block.num_edges:
-        from_score = project(ends.x, ends.attn) if how.score is Score.ADDITIVE and ends.attn is not None else None
-        choose(ends.x).attend(block, how, ends, from_score, running)
+        choose(ends.x).attend(block, how, _with_scores(how, ends), running)
 
 
 def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out: Tensor) -> Tensor:
@@ -63,12 +62,18 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
     """
     if not block.num_edges:
         return
+    ends = _with_scores(how, ends)
+    if ends.x_score is not None:
+        grads = grads._replace(x_score=torch.zeros_like(ends.x_score))
+    choose(ends.x).attend_grad(block, how, ends, grad, stats, grads)
+    if grads.x_score is not None:
+        assert ends.attn is not None
+        assert grads.attn is not None
+        project_grad(ends.x, ends.attn, grads.x_score, grads.x, grads.attn)
+
+
+def _with_scores(how: Attention, ends: Ends) -> Ends:
     if how.score is not Score.ADDITIVE:
-        choose(ends.x).attend_grad(block, how, ends, None, grad, stats, grads, None)
-        return
+        return ends
     assert ends.attn is not None
-    assert grads.attn is not None
-    from_score = project(ends.x, ends.attn)
-    from_score_grad = torch.zeros_like(from_score)
-    choose(ends.x).attend_grad(block, how, ends, from_score, grad, stats, grads, from_score_grad)
-    project_grad(ends.x, ends.attn, from_score_grad, grads.x, grads.attn)
+    return ends._replace(x_score=project(ends.x, ends.attn))

@@ -46,12 +46,14 @@ class Ends(NamedTuple):
     y: of the destinations: (num_dst, H) for ADDITIVE scores, else features (num_dst, H, D).
     attn: (H, D); None for DOT.
     weight: (edges,) what the softmax of each edge is multiplied with; None stands for 1.
+    x_score: (num_src, H) `project(x, attn)` of ADDITIVE scores, which `attend` and `attend_grad` fill in.
     """
 
     x: Tensor
     y: Tensor
     attn: Tensor | None
     weight: Tensor | None
+    x_score: Tensor | None = None
 
 
 class Running(NamedTuple):
@@ -86,3 +88,4 @@ class Gradients(NamedTuple):
     y: Tensor
     attn: Tensor | None
     weight: Tensor | None
+    x_score: Tensor | None = None

@@ -50,24 +50,16 @@ class Backend(Protocol):
     def project_grad(self, x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
         """Add the gradients of `project`."""
 
-    def attend(self, block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:
-        """Add edges to the running sums of attention; from_score: `project` of the sources, for ADDITIVE scores."""
+    def attend(self, block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
+        """Add edges to the running sums of attention; `ends.x_score` is given for ADDITIVE scores."""
 
     def head_sums(self, how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
         """Write the sums of grad * out over each head to stats[:, ALONG]."""
 
     def attend_grad(
-        self,
-        block: EdgeBlock,
-        how: Attention,
-        ends: Ends,
-        from_score: Tensor | None,
-        grad: Tensor,
-        stats: Tensor,
-        grads: Gradients,
-        from_score_grad: Tensor | None,
+        self, block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients
     ) -> None:
-        """Add the gradients of attention; of ADDITIVE scores those of `from_score` instead of what it is made of."""
+        """Add the gradients of attention; of ADDITIVE scores that of `x_score` instead of those it is made of."""
 
 
 def choose(*tensors: Tensor | None) -> Backend:

@@ -51,20 +51,11 @@ def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     """As that of the compiled kernels."""
 
 
-def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:
+def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
     """As `sar.kernels.attention.attend`."""
 
 
-def attend_grad(
-    block: EdgeBlock,
-    how: Attention,
-    ends: Ends,
-    from_score: Tensor | None,
-    grad: Tensor,
-    stats: Tensor,
-    grads: Gradients,
-    from_score_grad: Tensor | None,
-) -> None:
+def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:
     """As `sar.kernels.attention.attend_grad`: gradients of sources need the edges grouped by source."""
     block.transposed(_transpose, with_positions=how.dropout > 0 or ends.weight is not None)
 

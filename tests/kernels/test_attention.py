@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def expected(how: Attention, src: Tensor, dst: Tensor, ends: Ends) -> Tensor:
     """Attention with tensors of the size of the edges."""
-    x, y, attn, weight = ends
+    x, y, attn, weight, _ = ends
     if how.score is Score.ADDITIVE:
         score = leaky_relu((x * attn).sum(-1)[src] + y[dst], how.factor)
     elif how.score is Score.DYNAMIC:

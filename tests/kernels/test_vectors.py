@@ -1,12 +1,12 @@
-"""Vector code of compiled loops: the exponential, and sums over runs of any length."""
+"""Vector code of compiled loops against plain NumPy: each intrinsic, the exponential, and sums over runs."""
 
 import math
 
 import numpy as np
 import pytest
 
-from sar.kernels.cpu.intrinsics import kernel
-from sar.kernels.cpu.vectors import (
+from sar.kernels.cpu.compile import kernel
+from sar.kernels.cpu.vector import (
     add_dot,
     add_leaky,
     add_leaky_dot,
@@ -14,9 +14,87 @@ from sar.kernels.cpu.vectors import (
     add_scaled,
     add_slopes,
     exp,
+    larger,
+    line_length,
     over_columns,
     over_heads,
+    prefetch,
+    sum_of,
+    where_positive,
 )
+
+LENGTH = 43
+RESULTS = 8
+
+
+def _writing_all(of):
+    """A function that writes what every intrinsic makes of elements i on of x and y; x and y start at 1."""
+    load, store, everywhere, ask = of.load, of.store, of.everywhere, of.prefetch
+    length, one, far = np.uint64(LENGTH), np.uint64(1), np.uint64(2**40)
+
+    def run(i, out, x, y, scalar):
+        a, b = load(x, one + i), load(y, one + i)
+        store(out, i, a)
+        store(out, length + i, a + b)
+        store(out, np.uint64(2) * length + i, a - b)
+        store(out, np.uint64(3) * length + i, a * b)
+        store(out, np.uint64(4) * length + i, larger(a, b))
+        store(out, np.uint64(5) * length + i, where_positive(a, b, everywhere(scalar)))
+        store(out, np.uint64(6) * length + i, everywhere(sum_of(b)))
+        c = load(out, np.uint64(7) * length + i)
+        c += b
+        store(out, np.uint64(7) * length + i, c)
+        ask(x, far)
+        prefetch(x, far)
+
+    return run
+
+
+_all_columns, _all_heads = over_columns(_writing_all), over_heads(_writing_all)
+
+
+@kernel
+def all_intrinsics(out, x, y, scalar, heads):
+    if heads:
+        _all_heads(np.uint64(LENGTH), out, x, y, scalar)
+    else:
+        _all_columns(np.uint64(LENGTH), out, x, y, scalar)
+    return line_length(x)
+
+
+def plain_intrinsics(x, y, scalar, vector_lengths):
+    """The same, one element and one vector after the other."""
+    expected = np.zeros((RESULTS, LENGTH), x.dtype)
+    for i, (a, b) in enumerate(zip(x, y, strict=True)):
+        positive = b if a > 0 else scalar
+        number = b if math.isnan(a) else a
+        expected[:6, i] = a, a + b, a - b, a * b, max(number, b), positive
+        expected[7, i] = b
+    start = 0
+    for length in vector_lengths:
+        while start + length <= LENGTH:
+            total = x.dtype.type(0)
+            for value in y[start : start + length]:
+                total += value
+            expected[6, start : start + length] = total
+            start += length
+    return expected
+
+
+@pytest.mark.parametrize(("heads", "vector_lengths"), [(True, (4, 1)), (False, (32, 8, 1))])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_intrinsic_is_its_plain_loop(dtype, heads, vector_lengths):
+    """On vectors of every length, at odd addresses, NaN and infinities of the left operand included."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(LENGTH + 1).astype(dtype) for _ in range(2))
+    x[[2, 9, 35, 43]], x[[5, 11, 36, 42]], x[[7, 30]] = math.nan, math.inf, 0.0
+    out = np.zeros((RESULTS, LENGTH), dtype)
+    line = all_intrinsics(out.reshape(-1), x, y, dtype(2.5), heads)
+    assert line == 64 // dtype().itemsize
+    expected = plain_intrinsics(x[1:], y[1:], dtype(2.5), vector_lengths)
+    rounding = 100 * np.finfo(dtype).eps  # sums are taken in any order
+    np.testing.assert_allclose(out[6], expected[6], rtol=rounding, atol=rounding)
+    np.testing.assert_array_equal(np.delete(out, 6, axis=0), np.delete(expected, 6, axis=0))
 
 
 def _writing_exponentials(of):

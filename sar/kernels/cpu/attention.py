@@ -1,4 +1,4 @@
-"""One-pass attention compiled with Numba, for float32 and float64 tensors in CPU memory."""
+"""Compiled attention: which loop of `sar.kernels.cpu.attention_loops` runs on which arrays."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 from sar.kernels.cpu import attention_loops as loops
-from sar.kernels.cpu.attention_steps import PIECE, Heads, Scratch
+from sar.kernels.cpu.attention_loops import Incoming, SourceGradients, Sums
+from sar.kernels.cpu.attention_steps import CHUNK, Heads, Scored, Scratch
 from sar.kernels.cpu.walks import by_destination, by_source, flat
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.threads import run_balanced, run_rows
 
 
-def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:
-    """Numba kernel of `sar.kernels.attention.attend`."""
-    heads, walk = _heads(how, ends.x), by_destination(block, with_edges=_reads_edges(how, ends))
-    theirs = ends.x if from_score is None else from_score
-    operands = [_flat(tensor, ends.x) for tensor in (ends.x, ends.y, theirs, ends.attn, ends.weight, *running)]
-    run_balanced(
-        loops.attend, walk.indptr, ends.x[0].numel(), walk, heads, *operands, private=lambda: [_scratch(ends.x)]
-    )
+def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
+    """Compiled kernel of `sar.kernels.attention.attend`."""
+    x, walk = ends.x, by_destination(block, with_edges=_reads_edges(how, ends))
+    scored = _scored(ends.y, x if ends.x_score is None else ends.x_score, ends)
+    sums = Sums(*(flat(tensor) for tensor in running))
+    operands = _heads(how, x), flat(x), scored, _flat(ends.weight, x), sums
+    run_balanced(loops.attend, walk.indptr, x[0].numel(), walk, *operands, private=lambda: [_scratch(x)])
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
@@ -34,7 +34,7 @@ def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
-    """Numba kernel of `sar.kernels.attention.project`."""
+    """Compiled kernel of `sar.kernels.attention.project`."""
     _, heads, dim = x.shape
     out = x.new_empty(len(x), heads)
     shape = np.uint64(heads), np.uint64(dim)
@@ -43,7 +43,7 @@ def project(x: Tensor, attn: Tensor) -> Tensor:
 
 
 def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
-    """Numba kernel of `sar.kernels.attention.project_grad`."""
+    """Compiled kernel of `sar.kernels.attention.project_grad`."""
     _, heads, dim = x.shape
     parts = _Parts(attn_grad)
     operands = np.uint64(heads), np.uint64(dim), flat(x), flat(attn), flat(grad), flat(x_grad)
@@ -51,39 +51,37 @@ def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_gra
     parts.add_up()
 
 
-def attend_grad(
-    block: EdgeBlock,
-    how: Attention,
-    ends: Ends,
-    from_score: Tensor | None,
-    grad: Tensor,
-    stats: Tensor,
-    grads: Gradients,
-    from_score_grad: Tensor | None,
-) -> None:
-    """Numba kernel of `sar.kernels.attention.attend_grad`, with the gradient of sources' scores left to the caller."""
-    heads, width, additive = _heads(how, ends.x), ends.x[0].numel(), how.score is Score.ADDITIVE
-    mine = ends.x if from_score is None else from_score
-    tensors: tuple[Tensor | None, ...]
-    tensors = ends.x, mine, ends.y, ends.attn, ends.weight, grad, stats, grads.x, from_score_grad, grads.weight
-    walk, parts = by_source(block, with_edges=_reads_edges(how, ends)), _Parts(grads.y if additive else grads.x[:0])
-    operands, private = [_flat(tensor, ends.x) for tensor in tensors], partial(_private, parts, ends.x)
-    run_balanced(loops.source_gradients, walk.indptr, width, walk, heads, *operands, private=private)
+def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:
+    """Compiled kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
+    x, additive = ends.x, how.score is Score.ADDITIVE
+    heads, width, reads_edges = _heads(how, x), x[0].numel(), _reads_edges(how, ends)
+    weight, incoming = _flat(ends.weight, x), Incoming(flat(grad), flat(stats))
+
+    walk = by_source(block, with_edges=reads_edges)
+    scored = _scored(x if ends.x_score is None else ends.x_score, ends.y, ends)
+    results = SourceGradients(*(_flat(tensor, x) for tensor in (grads.x, grads.x_score, grads.weight)))
+    parts = _Parts(grads.y if additive else grads.x[:0])
+    operands = walk, heads, flat(x), scored, weight, incoming, results
+    run_balanced(loops.source_gradients, walk.indptr, width, *operands, private=partial(_private, parts, x))
     parts.add_up()
-    if not additive:
-        tensors = ends.x, ends.y, ends.attn, ends.weight, grad, stats, grads.y
-        walk = by_destination(block, with_edges=_reads_edges(how, ends))
-        parts = _Parts(grads.attn if grads.attn is not None else grads.x[:0])
-        operands = [_flat(tensor, ends.x) for tensor in tensors]
-        private = partial(_private, parts, ends.x)
-        run_balanced(loops.destination_gradients, walk.indptr, width, walk, heads, *operands, private=private)
-        parts.add_up()
+    if additive:
+        return
+
+    walk = by_destination(block, with_edges=reads_edges)
+    parts = _Parts(grads.attn if grads.attn is not None else grads.x[:0])
+    to_destinations = walk, heads, flat(x), _scored(ends.y, x, ends), weight, incoming, flat(grads.y)
+    run_balanced(loops.destination_gradients, walk.indptr, width, *to_destinations, private=partial(_private, parts, x))
+    parts.add_up()
+
+
+def _scored(mine: Tensor, theirs: Tensor, ends: Ends) -> Scored:
+    return Scored(flat(mine), flat(theirs), _flat(ends.attn, ends.x))
 
 
 def _scratch(x: Tensor) -> Scratch:
-    """Room for one thread."""
-    numbers = x.new_empty(5, PIECE * x.shape[1]).numpy()
-    return Scratch(*numbers, *np.empty((4, PIECE + 1), np.uint64))
+    """Working memory of one thread."""
+    numbers = x.new_empty(5, CHUNK * x.shape[1]).numpy()
+    return Scratch(*numbers, *np.empty((4, CHUNK + 1), np.uint64))
 
 
 def _private(parts: _Parts, x: Tensor) -> list[object]:
@@ -91,6 +89,7 @@ def _private(parts: _Parts, x: Tensor) -> list[object]:
 
 
 def _flat(tensor: Tensor | None, like: Tensor) -> NDArray[Any]:
+    """As `flat`; of None an empty array of the same dtype, because kernels are compiled by dtype."""
     return flat(like[:0] if tensor is None else tensor)
 
 

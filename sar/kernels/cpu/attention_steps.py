@@ -1,11 +1,11 @@
-"""Steps of one-pass attention on a piece of edges, of which `sar.kernels.cpu.attention_loops` makes kernels.
+"""Steps of one-pass attention on a chunk of edges, of which `sar.kernels.cpu.attention_loops` makes kernels.
 
-[Note: pieces of edges]
-The kernels take PIECE edges at a time, of as many rows as these have, through one short loop after another. Most rows
+[Note: chunks of edges]
+The kernels take CHUNK edges at a time, of as many rows as these have, through one short loop after another. Most rows
 have few edges: a loop over each row's would end, and be mispredicted, more often than anything else.
 
-A loop may not load what the one before has just stored in other portions: the processor then waits until that is in
-its cache. Hence all that is kept of an edge is stored, and loaded, four heads at a time.
+A loop may not load what the one before has just stored in vectors of another length: the processor then waits until
+that is in its cache. Hence all that is kept of an edge is stored, and loaded, four heads at a time.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sar.kernels import attention_operands as operands
-from sar.kernels.cpu.intrinsics import inline
-from sar.kernels.cpu.vector_type import Lanes, lanes, larger, where_positive
-from sar.kernels.cpu.vectors import (
+from sar.kernels.cpu.compile import inline
+from sar.kernels.cpu.vector import (
     FOUR,
     WIDE,
+    Lanes,
     Run,
     add_dot,
     add_leaky_dot,
     add_scaled,
     exp,
+    lanes,
+    larger,
     over_columns,
     over_heads,
+    where_positive,
 )
 from sar.kernels.cpu.walks import ONE, OTHER, OWN, ZERO, Array, Index, Walk, edge_row, look_ahead, own_row
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
-PIECE = 64  # edges that are worked on at a time
+CHUNK = 64  # edges that are worked on at a time
 AHEAD = np.uint64(32)  # edges between asking for a row and using it; most loops here take few nanoseconds an edge
 LOWEST_32, LOWEST_64 = (float(np.finfo(dtype).min) for dtype in (np.float32, np.float64))
 LOG_TOTAL, ALONG, SCORE = (np.uint64(row) for row in (operands.LOG_TOTAL, operands.ALONG, operands.SCORE))
@@ -54,7 +57,7 @@ class Heads(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for what is known about a piece: (PIECE * heads,) numbers each, and (PIECE + 1,) indices."""
+    """What is known about a chunk: (CHUNK * heads,) numbers each, and (CHUNK + 1,) indices."""
 
     scores: Array  # of each edge and head: logits, then exponentials, then what rows are multiplied with
     slopes: Array  # derivative of the leaky ReLU
@@ -62,9 +65,27 @@ class Scratch(NamedTuple):
     shares: Array  # what dropout and edge weight multiply a weight with
     tops: Array  # of each row and head: the greatest score so far
     owns: Array  # of each row: its number
-    bounds: Array  # of each row: its first edge; of one more, the end of the piece
+    bounds: Array  # of each row: its first edge; of one more, the end of the chunk
     own_of: Array  # of each edge: own row
-    place_of: Array  # of each edge: which row of the piece
+    place_of: Array  # of each edge: which row of the chunk
+
+
+class Chunk(NamedTuple):
+    """The edges first to first + size of a walk, of `count` rows."""
+
+    walk: Walk
+    first: Index
+    size: Index
+    count: Index
+    scratch: Scratch
+
+
+class Scored(NamedTuple):
+    """What scores are made of, of own and other rows: a number a head for ADDITIVE scores, features for the others."""
+
+    mine: Array
+    theirs: Array
+    attn: Array
 
 
 @inline
@@ -213,30 +234,28 @@ def scale(of: Lanes) -> Run:
 
 
 @inline
-def score_pair(
-    to: Heads, mine: Array, own: Index, theirs: Array, other: Index, attn: Array, scores: Array, i: Index
-) -> None:
+def score_pair(to: Heads, scored: Scored, own: Index, other: Index, scores: Array, i: Index) -> None:
     """Write the DYNAMIC or DOT scores of an edge."""
-    factor = mine.dtype.type(to.factor)
+    mine, theirs, factor = scored.mine, scored.theirs, scored.mine.dtype.type(to.factor)
     for h in range(to.heads):
         column = h * to.dim
         x, y = own * to.heads * to.dim + column, other * to.heads * to.dim + column
         scores[i + h] = 0
         if to.kind == DYNAMIC:
-            add_leaky_dot(to.dim, scores, i + h, attn, column, mine, x, theirs, y, factor)
+            add_leaky_dot(to.dim, scores, i + h, scored.attn, column, mine, x, theirs, y, factor)
         else:
             add_dot(to.dim, scores, i + h, mine, x, theirs, y)
             scores[i + h] *= factor
 
 
 @inline
-def write_shares(to: Heads, walk: Walk, first: Index, size: Index, weight: Array, scratch: Scratch) -> None:
-    """Write what dropout and edge weights multiply the weights of a piece's edges with."""
-    for q in range(size):
-        edge = edge_row(walk, first + q)
+def write_shares(chunk: Chunk, to: Heads, weight: Array) -> None:
+    """Write what dropout and edge weights multiply the weights of a chunk's edges with."""
+    for q in range(chunk.size):
+        edge = edge_row(chunk.walk, chunk.first + q)
         for h in range(to.heads):
             share = _kept(to, edge, h, weight)
-            scratch.shares[q * to.heads + h] = share * weight[edge] if weight.size else share
+            chunk.scratch.shares[q * to.heads + h] = share * weight[edge] if weight.size else share
 
 
 @inline
@@ -246,19 +265,16 @@ def has_shares(to: Heads, weight: Array) -> Any:
 
 
 @inline
-def add_rows(
-    to: Heads, walk: Walk, first: Index, count: Index, rows: Array, factors: Array, out: Array, scratch: Scratch
-) -> None:
+def add_rows(chunk: Chunk, to: Heads, rows: Array, factors: Array, out: Array) -> None:
     """Add other rows, each head multiplied with its factor, to own rows of out."""
+    walk, scratch, first = chunk.walk, chunk.scratch, chunk.first
     if to.dim == WIDE and to.heads % FOUR == ZERO:
-        for k in range(count):
+        for k in range(chunk.count):
             for h in range(ZERO, to.heads, FOUR):
-                _add_four_heads(
-                    to, walk, h, scratch.bounds[k], scratch.bounds[k + ONE], first, rows, factors, out, scratch.owns[k]
-                )
+                _add_four_heads(chunk, to, h, k, rows, factors, out)
         return
     width = to.heads * to.dim
-    for q in range(scratch.bounds[count] - first):
+    for q in range(scratch.bounds[chunk.count] - first):
         look_ahead(OTHER, walk, first + q, rows, width, AHEAD)
         i, o = u64(walk.other[first + q]) * width, scratch.own_of[q] * width
         for h in range(to.heads):
@@ -270,28 +286,18 @@ _, _load, _store, _everywhere, _prefetch = lanes(int(WIDE))
 
 
 @inline
-def _add_four_heads(
-    to: Heads,
-    walk: Walk,
-    h: Index,
-    begin: Index,
-    end: Index,
-    first: Index,
-    rows: Array,
-    factors: Array,
-    out: Array,
-    own: Index,
-) -> None:
-    """`add_rows` for four heads of WIDE elements and one own row, which stay in registers."""
+def _add_four_heads(chunk: Chunk, to: Heads, h: Index, k: Index, rows: Array, factors: Array, out: Array) -> None:
+    """`add_rows` for four heads of WIDE elements and the chunk's row k, which stay in registers."""
+    walk, scratch = chunk.walk, chunk.scratch
     width, column = to.heads * WIDE, h * WIDE
-    o, last = own * width + column, u64(walk.other.size) - ONE
+    o, last = scratch.owns[k] * width + column, u64(walk.other.size) - ONE
     a, b = _load(out, o), _load(out, o + WIDE)
     c, d = _load(out, o + u64(2) * WIDE), _load(out, o + u64(3) * WIDE)
-    for p in range(begin, end):
+    for p in range(scratch.bounds[k], scratch.bounds[k + ONE]):
         coming = u64(walk.other[min(p + AHEAD, last)]) * width + column
-        for k in range(4):
-            _prefetch(rows, coming + u64(k) * WIDE)
-        i, f = u64(walk.other[p]) * width + column, (p - first) * to.heads + h
+        for block in range(4):
+            _prefetch(rows, coming + u64(block) * WIDE)
+        i, f = u64(walk.other[p]) * width + column, (p - chunk.first) * to.heads + h
         a += _load(rows, i) * _everywhere(factors[f])
         b += _load(rows, i + WIDE) * _everywhere(factors[f + ONE])
         c += _load(rows, i + u64(2) * WIDE) * _everywhere(factors[f + u64(2)])
@@ -322,62 +328,47 @@ def rise(of: Lanes) -> Run:
 
 
 @inline
-def write_weights(
-    to: Heads,
-    walk: Walk,
-    first: Index,
-    size: Index,
-    whose: int,
-    mine: Array,
-    theirs: Array,
-    attn: Array,
-    stats: Array,
-    scratch: Scratch,
-) -> None:
+def write_weights(chunk: Chunk, to: Heads, whose: int, scored: Scored, stats: Array) -> None:
     """Write softmax to `scores`. whose: the destination is OWN or OTHER. Theirs of ADDITIVE ones are in stats."""
+    walk, scratch = chunk.walk, chunk.scratch
     heads, step = to.heads, STATISTICS * to.heads
-    factor, one = mine.dtype.type(to.factor), mine.dtype.type(1)
-    for q in range(size):
-        own, other, i = scratch.own_of[q], u64(walk.other[first + q]), q * heads
+    factor, one = scored.mine.dtype.type(to.factor), scored.mine.dtype.type(1)
+    for q in range(chunk.size):
+        own, other, i = scratch.own_of[q], u64(walk.other[chunk.first + q]), q * heads
         if to.kind == ADDITIVE:
-            look_ahead(OTHER, walk, first + q, stats, step, AHEAD)
+            look_ahead(OTHER, walk, chunk.first + q, stats, step, AHEAD)
             at, log = other * step + SCORE * heads, other * step + LOG_TOTAL * heads
-            weigh_additive(heads, scratch.scores, scratch.slopes, i, mine, own * heads, stats, at, log, factor, one)
+            weigh_additive(
+                heads, scratch.scores, scratch.slopes, i, scored.mine, own * heads, stats, at, log, factor, one
+            )
         else:
-            look_ahead(OTHER, walk, first + q, theirs, heads * to.dim, AHEAD)
-            score_pair(to, mine, own, theirs, other, attn, scratch.scores, i)
+            look_ahead(OTHER, walk, chunk.first + q, scored.theirs, heads * to.dim, AHEAD)
+            score_pair(to, scored, own, other, scratch.scores, i)
             d = own if whose == OWN else other
             weigh(heads, scratch.scores, i, stats, d * step + LOG_TOTAL * heads)
 
 
 @inline
 def write_alongs(
-    to: Heads,
-    walk: Walk,
-    first: Index,
-    size: Index,
-    own_rows: Array,
-    other_rows: Array,
-    weight: Array,
-    weight_grad: Array,
-    scratch: Scratch,
+    chunk: Chunk, to: Heads, own_rows: Array, other_rows: Array, weight: Array, weight_grad: Array
 ) -> None:
     """Write the gradient of each softmax: own row times other row, and its share. Also those of edge weights."""
+    walk, scratch = chunk.walk, chunk.scratch
     heads, width = to.heads, to.heads * to.dim
-    for q in range(size):
-        look_ahead(OTHER, walk, first + q, other_rows, width, AHEAD)
-        i, j = scratch.own_of[q] * width, u64(walk.other[first + q]) * width
+    for q in range(chunk.size):
+        look_ahead(OTHER, walk, chunk.first + q, other_rows, width, AHEAD)
+        i, j = scratch.own_of[q] * width, u64(walk.other[chunk.first + q]) * width
         for h in range(heads):
             column = h * to.dim
             scratch.alongs[q * heads + h] = 0
             add_dot(to.dim, scratch.alongs, q * heads + h, own_rows, i + column, other_rows, j + column)
     if has_shares(to, weight):
-        write_shares(to, walk, first, size, weight, scratch)
+        write_shares(chunk, to, weight)
         if weight_grad.size:
-            for q in range(size):
-                edge, total = edge_row(walk, first + q), weight.dtype.type(0)
+            for q in range(chunk.size):
+                edge, total = edge_row(walk, chunk.first + q), weight.dtype.type(0)
                 for h in range(heads):
                     i = q * heads + h
                     total += scratch.scores[i] * _kept(to, edge, h, weight) * scratch.alongs[i]
                 weight_grad[edge] = total
-        multiply(size * heads, scratch.alongs, scratch.shares)
+        multiply(chunk.size * heads, scratch.alongs, scratch.shares)

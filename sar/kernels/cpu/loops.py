@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sar.kernels.cpu.intrinsics import inline, kernel
-from sar.kernels.cpu.vectors import add_dot, add_product, add_scaled
+from sar.kernels.cpu.compile import inline, kernel
+from sar.kernels.cpu.vector import add_dot, add_product, add_scaled
 from sar.kernels.cpu.walks import ONE, ZERO, Array, Index, Walk, edge_row, look_ahead, own_row, row_of
 
 # Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
@@ -175,35 +175,25 @@ def _run_where(operator: Any) -> Function:
     return run
 
 
-def _choose(runs: dict[int, Function]) -> Function:
-    """A function choose(op, *operands) that calls the run of an operation; the last one's where it has none."""
-    (op, run), *others = runs.items()
-    if not others:
-        return inline(lambda _, *operands: run(*operands))
-    otherwise = _choose(dict(others))
-
-    @inline
-    def choose(wanted: int, *operands: Any) -> None:
-        if wanted == op:
-            run(*operands)
-        else:
-            otherwise(wanted, *operands)
-
-    return choose
-
-
 def _combine(runs: dict[int, Function]) -> Function:
-    """A function that does all runs of an edge, from its rows of a, b and out."""
-    choose = _choose(runs)
+    """A function that does all runs of an edge, from its rows of a, b and out; `runs` are those of four operations."""
+    (first, run_first), (second, run_second), (third, run_third), (_, run_last) = runs.items()
 
     @inline
     def combine(formula: Formula, a: Row, b: Row, out: Row, *rest: Any) -> None:
-        layout, sign = formula.layout, a.values.dtype.type(formula.sign)
+        op, layout, sign = formula.op, formula.layout, a.values.dtype.type(formula.sign)
         for h in range(u64(layout.a_offsets.size)):
             at_a = Row(a.values, a.at + layout.a_offsets[h])
             at_b = Row(b.values, b.at + layout.b_offsets[h])
             at_out = Row(out.values, out.at + layout.out_offsets[h])
-            choose(formula.op, layout, sign, at_a, at_b, at_out, *rest)
+            if op == first:
+                run_first(layout, sign, at_a, at_b, at_out, *rest)
+            elif op == second:
+                run_second(layout, sign, at_a, at_b, at_out, *rest)
+            elif op == third:
+                run_third(layout, sign, at_a, at_b, at_out, *rest)
+            else:
+                run_last(layout, sign, at_a, at_b, at_out, *rest)
 
     return combine
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from sar.kernels.cpu.intrinsics import inline, kernel, prefetch
+from sar.kernels.cpu.compile import inline, kernel
+from sar.kernels.cpu.vector import prefetch
 
 Array = Any  # flat
 Index = Any  # uint64

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.kernels.cpu.intrinsics import inline, kernel, line_length, prefetch
+from sar.kernels.cpu.compile import inline, kernel
+from sar.kernels.cpu.vector import line_length, prefetch
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 
 OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has

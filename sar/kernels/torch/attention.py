@@ -18,14 +18,14 @@ from sar.kernels.torch.edge_chunks import EdgeChunk, edge_chunks
 HASH_STEP, HASH_1, HASH_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def attend(block: EdgeBlock, how: Attention, ends: Ends, from_score: Tensor | None, running: Running) -> None:
+def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
     """Reference of `sar.kernels.attention.attend`."""
     out, peak, total = running
     features = tuple(ends.x.shape[1:])
     score = ends.x.new_empty(block.num_edges, ends.x.shape[1])
     greatest = peak.clone()
     for edges in edge_chunks(block, features):
-        here = _scores(how, ends, from_score, edges)
+        here = _scores(how, ends, edges)
         score[edges.begin : edges.end] = here
         dst = edges.dst.unsqueeze(1).expand_as(here)
         greatest.scatter_reduce_(0, dst, here.nan_to_num(-torch.inf, torch.inf), "amax")
@@ -58,19 +58,10 @@ def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     stats[:, ALONG] = (grad * out).sum(-1)
 
 
-def attend_grad(
-    block: EdgeBlock,
-    how: Attention,
-    ends: Ends,
-    from_score: Tensor | None,
-    grad: Tensor,
-    stats: Tensor,
-    grads: Gradients,
-    from_score_grad: Tensor | None,
-) -> None:
-    """Reference of `sar.kernels.attention.attend_grad`, with the gradient of sources' scores left to the caller."""
+def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:
+    """Reference of `sar.kernels.attention.attend_grad`; see `Backend`."""
     for edges in edge_chunks(block, tuple(ends.x.shape[1:])):
-        score = _scores(how, ends, from_score, edges)
+        score = _scores(how, ends, edges)
         softmax = (score - stats[edges.dst, LOG_TOTAL]).exp()
         kept, share = _shares(how, ends, edges)
         out_grad = grad[edges.dst]
@@ -79,11 +70,11 @@ def attend_grad(
             grads.weight[edges.ids] = (softmax * kept * along).sum(1)
         score_grad = softmax * (share * along - stats[edges.dst, ALONG])
         grads.x.index_add_(0, edges.src, out_grad.mul_((softmax * share).unsqueeze(2)))
-        if from_score_grad is None:
+        if grads.x_score is None:
             _add_pair_grads(how, ends, edges, score_grad.unsqueeze(2), grads)
             continue
         raw_grad = torch.where(score > 0, score_grad, score_grad * how.factor)
-        from_score_grad.index_add_(0, edges.src, raw_grad)
+        grads.x_score.index_add_(0, edges.src, raw_grad)
         grads.y.index_add_(0, edges.dst, raw_grad)
 
 
@@ -103,10 +94,10 @@ def _add_pair_grads(how: Attention, ends: Ends, edges: EdgeChunk, score_grad: Te
     grads.y.index_add_(0, edges.dst, raw_grad)
 
 
-def _scores(how: Attention, ends: Ends, from_score: Tensor | None, edges: EdgeChunk) -> Tensor:
+def _scores(how: Attention, ends: Ends, edges: EdgeChunk) -> Tensor:
     """(chunk, H)"""
-    if from_score is not None:
-        return leaky_relu(from_score[edges.src] + ends.y[edges.dst], how.factor)
+    if ends.x_score is not None:
+        return leaky_relu(ends.x_score[edges.src] + ends.y[edges.dst], how.factor)
     x, y = ends.x[edges.src], ends.y[edges.dst]
     if ends.attn is None:
         return how.factor * x.mul_(y).sum(-1)

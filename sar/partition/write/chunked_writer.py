@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 
 from sar.errors import ConfigError, PartitionError
-from sar.kernels.cpu.intrinsics import inline, kernel
+from sar.kernels.cpu.compile import inline, kernel
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column, EdgeSource, GraphSource
 

@@ -14,7 +14,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import models, overload, register_model
 
-from sar.kernels.cpu.intrinsics import CACHE_LINE, FAST_MATH, declare, prefetch_line, typed_intrinsic
+from sar.kernels.cpu.compile import FAST_MATH
+from sar.kernels.cpu.vector.intrinsics import CACHE_LINE, declare, prefetch_line, typed_intrinsic
 
 _registered: Any = register_model
 _overloaded: Any = overload

@@ -1,0 +1,32 @@
+"""Where Numba and LLVM may be touched: `docs/kernels.md` tells a maintainer to look there and nowhere else."""
+
+import ast
+from pathlib import Path
+
+import sar
+
+ROOT = Path(sar.__file__).parent
+INSIDES = ("llvmlite", "numba.core", "numba.extending")
+
+
+def importers(*modules: str) -> set[str]:
+    """Files of sar that import one of these modules or a part of it."""
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(f"{name}.".startswith(f"{module}.") for name in names for module in modules):
+                found.add(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def test_only_the_vector_folder_touches_the_insides_of_numba() -> None:
+    found = importers(*INSIDES)
+    assert found
+    assert {Path(path).parent.as_posix() for path in found} == {"kernels/cpu/vector"}
+
+
+def test_only_one_file_compiles_kernels() -> None:
+    kernels = {path for path in importers("numba") - importers(*INSIDES) if path.startswith("kernels/")}
+    assert kernels == {"kernels/cpu/compile.py"}
