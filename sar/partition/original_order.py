@@ -1,11 +1,12 @@
 """Puts what was computed part by part back into the order of the input graph, out of core."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +19,16 @@ from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.graph_file import read_graph_file
 from sar.adapters.dgl.reader.partition_json import PartitionJson, find_partition_json, read_partition_json
 from sar.adapters.dgl.reader.partition_reader import graph_path
-from sar.adapters.dgl.reader.tensor_file import StoredTensor, load, open_tensors
+from sar.adapters.dgl.reader.tensor_file import load, open_tensors
+from sar.comm.group import Group
 from sar.comm.session import current_group
+from sar.core.partition_data import own_part
 from sar.errors import ConfigError, PartitionError
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import Column
 from sar.partition.once import Once
+from sar.partition.stored import tensor_column
 
-Array = NDArray[Any]
 Values = Tensor | Array | str | PathLike[str]
 
 _SLICE_BYTES = 4 * 2**20
@@ -82,53 +87,23 @@ def to_original_order(
     return _finish(out, result)
 
 
-class _Rows(Protocol):
-    """Rows on disk or in memory, to be read in slices."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def slices(self) -> Iterator[tuple[int, Array]]: ...
-
-
-class _ArrayRows:
-    def __init__(self, array: Array) -> None:
-        self._array, self.shape, self.dtype = array, array.shape, array.dtype
-
-    def slices(self) -> Iterator[tuple[int, Array]]:
-        row_bytes = self._array[:1].nbytes
-        step = max(1, _SLICE_BYTES // max(1, row_bytes))
-        for start in range(0, len(self._array), step):
-            yield start, self._array[start : start + step]
-
-
-class _StoredRows:
-    def __init__(self, stored: StoredTensor) -> None:
-        self._stored, self.shape = stored, stored.shape
-        self.dtype = _as_numpy(torch.empty(0, dtype=stored.dtype), "of a file").dtype
-
-    def slices(self) -> Iterator[tuple[int, Array]]:
-        return ((start, rows.numpy()) for start, rows in self._stored.slices())
-
-
-def _opened(values: Values, whose: str) -> _Rows:
+def _opened(values: Values, whose: str) -> Column:
+    """Rows on disk or in memory, of which slices are read."""
     if isinstance(values, Tensor):
-        return _ArrayRows(_as_numpy(values.detach().cpu(), whose))
+        return _as_numpy(values.detach().cpu(), whose)
     if isinstance(values, np.ndarray):
-        return _ArrayRows(values)
+        return values
     path = Path(values)
     if path.suffix == ".npy":
         try:
-            return _ArrayRows(np.load(path, mmap_mode="r"))
+            array: Array = np.load(path, mmap_mode="r")
+            return array
         except (OSError, ValueError) as error:
             raise ConfigError(f"the values {whose}: '{path}' cannot be read as an .npy file: {error}") from error
     tensors = open_tensors(path)
     if len(tensors) != 1:
         raise ConfigError(f"the values {whose}: '{path}' holds the tensors {sorted(tensors)}; expected one.")
-    return _StoredRows(next(iter(tensors.values())))
+    return tensor_column(next(iter(tensors.values())))
 
 
 def _as_numpy(values: Tensor, whose: str) -> Array:
@@ -150,7 +125,7 @@ def _num_nodes(spec: PartitionJson, type_id: int) -> int:
     return int((spec.node_ranges[:, type_id, 1] - spec.node_ranges[:, type_id, 0]).sum())
 
 
-def _check_form(spec: PartitionJson, type_id: int, part: int, rows: _Rows, like: _Rows) -> None:
+def _check_form(spec: PartitionJson, type_id: int, part: int, rows: Column, like: Column) -> None:
     start, end = spec.node_ranges[part, type_id].tolist()
     if len(rows.shape) == 0 or rows.shape[0] != end - start:
         raise ConfigError(
@@ -179,22 +154,24 @@ def _original_ids(spec: PartitionJson, part: int, type_id: int) -> NDArray[np.in
             "Partition again with `sar partition`, or save what partition_graph(..., return_mapping=True) returns as "
             "orig_nids.dgl."
         )
-    mine = graph.is_inner & (types_of(graph.node_id, spec.node_ranges) == type_id)
-    ids, order = graph.node_id[mine].sort()
+    owned = graph.is_inner & (types_of(graph.node_id, spec.node_ranges) == type_id)
+    ids, order = graph.node_id[owned].sort()
     if not torch.equal(ids, torch.arange(start, end)):
         raise PartitionError(f"{graph_path(spec, part)} has not each of the nodes [{start}, {end}) once.")
-    return graph.orig_node_id[mine][order].long().numpy()
+    return graph.orig_node_id[owned][order].long().numpy()
 
 
-def _scatter(rows: _Rows, ids: NDArray[np.int64], result: Array, seen: Once) -> None:
+def _scatter(rows: Column, ids: NDArray[np.int64], result: Array, seen: Once) -> None:
     """Write the rows of a part to their places."""
     seen.add(ids)
     if seen.outside:
         return
-    for start, piece in rows.slices():
-        places = ids[start : start + len(piece)]
+    row_bytes = prod(rows.shape[1:]) * rows.dtype.itemsize
+    step = max(1, _SLICE_BYTES // max(1, row_bytes))
+    for start in range(0, len(ids), step):
+        places = ids[start : start + step]
         order = np.argsort(places)  # ascending, which disks like
-        result[places[order]] = piece[order]
+        result[places[order]] = rows[start : start + step][order]
 
 
 def _no_permutation(spec: PartitionJson, seen: Once) -> PartitionError:
@@ -231,14 +208,20 @@ def _discard(out: str | PathLike[str] | None) -> None:
             _unfinished(out).unlink()
 
 
-def _together(rows: _Rows, spec: PartitionJson, type_id: int, out: str | PathLike[str] | None) -> Array:
+def _part_of_worker(group: Group, spec: PartitionJson) -> int:
+    """The part whose nodes this worker has; refused where there is not one for each worker."""
+    if group.world_size != spec.num_parts:
+        raise ConfigError(f"{group.world_size} workers are running; expected {spec.num_parts}, one for each part.")
+    return own_part(group)
+
+
+def _together(rows: Column, spec: PartitionJson, type_id: int, out: str | PathLike[str] | None) -> Array:
     """Every worker writes its rows into one file; inside `group.guard()`."""
     group = current_group()
     if out is None:
         raise ConfigError("the rows of one worker alone need `out`, a file in which the workers' rows meet.")
-    if group.world_size != spec.num_parts:
-        raise ConfigError(f"{group.world_size} workers are running; expected {spec.num_parts}, one for each part.")
-    _check_form(spec, type_id, group.rank, rows, rows)
+    part = _part_of_worker(group, spec)
+    _check_form(spec, type_id, part, rows, rows)
     total = _num_nodes(spec, type_id)
     shape, what = (total, *rows.shape[1:]), f"to_original_order, {spec.node_types[type_id]}"
     group.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
@@ -248,7 +231,7 @@ def _together(rows: _Rows, spec: PartitionJson, type_id: int, out: str | PathLik
     try:
         seen = Once(total)
         result: Array = np.load(_unfinished(out), mmap_mode="r+")
-        _scatter(rows, _original_ids(spec, group.rank, type_id), result, seen)
+        _scatter(rows, _original_ids(spec, part, type_id), result, seen)
         if seen.outside or seen.repeated:
             raise _no_permutation(spec, seen)
         assert isinstance(result, np.memmap)

@@ -9,16 +9,15 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import pyarrow
+import pyarrow.csv
 
 from sar.errors import ConfigError, PartitionError
-from sar.kernels.cpu.compile import inline, kernel
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column, EdgeSource, GraphSource
 
 _SLICE_BYTES = 8 << 20
 _PAIRS = 1 << 17  # formatted at a time
-_MOST_DIGITS = 19
-_SPACE, _NEWLINE, _ZERO = (ord(character) for character in " \n0")
+_CSV = pyarrow.csv.WriteOptions(include_header=False, delimiter=" ")
 
 
 def write_chunked(graph: GraphSource, folder: str | PathLike[str], *, name: str = "graph", num_chunks: int = 1) -> Path:
@@ -86,15 +85,14 @@ def _write_edges(source: EdgeSource, folder: Path, stem: str, counts: list[int])
     files = [f"{stem}-{number}.csv" for number in range(len(counts))]
     chunks = source.chunks(_PAIRS)
     src = dst = np.empty(0, np.int64)
-    text = np.empty(_PAIRS * 2 * (_MOST_DIGITS + 1), np.uint8)
     for name, count in zip(files, counts, strict=True):
         with (folder / name).open("wb") as file:
             while count:
                 if not len(src):
                     src, dst = next(chunks)
-                size = _format(src[:count], dst[:count], text)
-                file.write(text[:size].data)
                 written = min(count, len(src))
+                table = pyarrow.table({"src": src[:written], "dst": dst[:written]})
+                pyarrow.csv.write_csv(table, file, _CSV)
                 count -= written
                 src, dst = src[written:], dst[written:]
     return {"format": {"name": "csv", "delimiter": " "}, "data": files}
@@ -127,28 +125,3 @@ def _write_npy(path: Path, column: Column, first: int, count: int) -> None:
         for start in range(first, first + count, step):
             rows = column[start : min(start + step, first + count)]
             file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
-
-
-@kernel
-def _format(src: Array, dst: Array, text: Array) -> int:
-    """Write a line for each edge and return the size of all."""
-    at = 0
-    for i in range(len(src)):
-        at = _digits(src[i], text, at)
-        text[at] = _SPACE
-        at = _digits(dst[i], text, at + 1)
-        text[at] = _NEWLINE
-        at += 1
-    return at
-
-
-@inline
-def _digits(value: int, text: Array, at: int) -> int:
-    end, rest = at + 1, value // 10
-    while rest > 0:
-        end += 1
-        rest //= 10
-    for place in range(end - 1, at - 1, -1):
-        text[place] = _ZERO + value % 10
-        value //= 10
-    return end
