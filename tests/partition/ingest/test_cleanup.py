@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sar.errors import ConfigError
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.ingest.cleanup import clean_up
-from tests.partition.sources import ends, random_edges
+from tests.partition.ingest.sources import ends, random_edges
 
 ONE = ("_N", "_E", "_N")
 BUDGETS = (1, 500, 5_000, 1 << 20)  # bytes; an edge has 16

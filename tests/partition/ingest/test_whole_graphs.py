@@ -10,7 +10,7 @@ from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import write_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.ingest import from_memory, open_graph
-from tests.partition.sources import assert_same
+from tests.partition.ingest.sources import assert_same
 
 
 def save_graphs(path, *graphs) -> None:

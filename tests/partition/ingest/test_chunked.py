@@ -12,7 +12,7 @@ from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.ingest import open_graph
 from sar.partition.write.chunked_writer import write_chunked
-from tests.partition.sources import assert_same, random_edges
+from tests.partition.ingest.sources import assert_same, random_edges
 
 LIKES, FOLLOWS, MADE_BY = ("user", "likes", "item"), ("user", "follows", "user"), ("item", "made by", "user")
 
