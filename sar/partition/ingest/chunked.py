@@ -71,7 +71,7 @@ class _Metadata:
 
     def error(self, what: str) -> PartitionError:
         """An error in this file."""
-        return PartitionError(f"{self.path}: {what}. Mend this file, or the files that it names.")
+        return PartitionError(f"{self.path}: {what}. Correct this file, or the files that it names.")
 
     def types(self, key: str) -> list[str]:
         """Names of the node or edge types."""

@@ -177,7 +177,7 @@ def open_column(source: FeatureFiles, key: str, rows: int | None, scratch: Path,
     if rows is not None and found != rows:
         raise PartitionError(
             f"{source} has {found} rows; expected {rows}, as many as there are nodes or edges of the type that '{key}' "
-            "belongs to. Mend the file, or the number of nodes."
+            "belongs to. Correct the file, or the number of nodes."
         )
     name = key.rpartition("/")[2]
     checked = [

@@ -67,6 +67,6 @@ def check_ids(ids: Array, limit: int, where: str, first_row: int, end: str) -> N
         row = int(np.argmax(ids.view(np.uint64) >= limit))
         expected = f"0 to {limit - 1}" if limit < np.iinfo(np.int64).max else "0 or more"
         raise PartitionError(
-            f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Mend the "
+            f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Correct the "
             "file, or the number of nodes."
         )

@@ -200,13 +200,13 @@ class _TextTable:
         """The error for a line."""
         shown = row.text if len(row.text) < 80 else f"{row.text[:77]}..."
         return PartitionError(
-            f"{self.path}, line {row.line}: {shown!r} {problem}. Mend the line, or name the right layout."
+            f"{self.path}, line {row.line}: {shown!r} {problem}. Correct the line, or name the right layout."
         )
 
     def bad_block(self, block: _Block, error: Exception) -> PartitionError:
         """The error where no single line is at fault."""
         last = block.line + _count_lines(block.text)
-        return PartitionError(f"{self.path}, lines {block.line} to {last}: {error}. Mend the file.")
+        return PartitionError(f"{self.path}, lines {block.line} to {last}: {error}. Correct the file.")
 
     def _rows_only(self, text: bytes) -> bytes:
         """The lines as pyarrow takes them; see [Note: text in blocks]."""
