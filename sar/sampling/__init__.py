@@ -4,6 +4,6 @@ from sar.sampling.loader import DataLoader
 from sar.sampling.optimized_batches import OptimizedBatches
 from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seed_batches import SeedBatches
-from sar.sampling.split import split_seeds
+from sar.sampling.seeds import split_seeds
 
 __all__ = ["DataLoader", "DistNeighborSampler", "OptimizedBatches", "SeedBatches", "split_seeds"]

@@ -17,9 +17,9 @@ from torch import Tensor
 from sar.comm import session
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
-from sar.sampling.batch import Batch, Source
+from sar.sampling.batch import Batch, SamplingSource
 from sar.sampling.channel import receive, send
-from sar.sampling.process import Failed, Job, Share, Taken
+from sar.sampling.process import TAKEN, Failure, Job
 
 CLOSE_SECONDS = 5.0
 """How long a process may take to end before it is killed."""
@@ -41,7 +41,7 @@ class Processes:
         ConfigError: where the processes could not find those of other workers.
     """
 
-    def __init__(self, source: Source, count: int, ahead: int) -> None:
+    def __init__(self, source: SamplingSource, count: int, ahead: int) -> None:
         group, number = session.current_group(), next(_groups)
         group.agree(f"starting {count} sampling processes for loader {number}, {ahead} batches ahead each")
         self.source = source
@@ -67,17 +67,15 @@ class Processes:
         """
         count = len(self._processes)
         for number, process in enumerate(self._processes):
-            send(Share(list(batches[number::count])), process.channel)
+            send(batches[number::count], process.channel)
         for number in range(len(batches)):
             process = self._processes[number % count]
-            message = process.hear(f"sampling process {number % count} of worker {self._rank}")
-            if isinstance(message, Failed):
-                raise SamplingError(
-                    f"The sampling process {number % count} of worker {self._rank} failed with {message.error}: "
-                    f"{message.message}"
-                )
-            send(Taken(), process.channel)
-            yield message.batch
+            who = f"sampling process {number % count} of worker {self._rank}"
+            message = process.receive(who)
+            if isinstance(message, Failure):
+                raise SamplingError(f"The {who} failed with {message.error}: {message.message}")
+            send(TAKEN, process.channel)
+            yield message
 
     def close(self) -> None:
         """End all processes."""
@@ -100,7 +98,7 @@ class _Process:
             )
         self.channel: Connection[Any, Any] = Connection(ours.detach())
 
-    def hear(self, who: str) -> Any:
+    def receive(self, who: str) -> Any:
         """Its next message; an error where it is gone, or makes none."""
         if not self.channel.poll(Config.timeout + CLOSE_SECONDS):  # its own error comes first
             raise CommunicationTimeout(
@@ -111,11 +109,14 @@ class _Process:
         except (EOFError, OSError):
             pass
         status = self.wait(CLOSE_SECONDS)
-        how = (
-            "closed its channel" if status is None else f"got signal {-status}" if status < 0 else f"exited ({status})"
-        )
+        if status is None:
+            end = "closed its channel"
+        elif status < 0:
+            end = f"got signal {-status}"
+        else:
+            end = f"exited ({status})"
         raise SamplingError(
-            f"The {who} {how} before it had made its batch. See its own output; signal 9 often comes from the system, "
+            f"The {who} {end} before it had made its batch. See its own output; signal 9 often comes from the system, "
             "for want of memory."
         )
 

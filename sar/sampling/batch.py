@@ -1,5 +1,6 @@
 """A mini-batch in plain tensors: what all workers sample together, before it becomes blocks of a library."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -7,13 +8,13 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.kernels.neighbor_sampling import derive_key
-from sar.sampling.feature_cache import FeatureCache
-from sar.sampling.features import Fetched, fetch_features
-from sar.sampling.hops import Hop, sample_hop
-from sar.sampling.local_graph import LocalGraph
+from sar.sampling.features import BatchFeatures, FeatureCache, fetch_features
+from sar.sampling.neighbors import Draws, SampledLayer, sample_layer
+from sar.sampling.worker_graph import WorkerGraph
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True)
+class SamplingSource:
     """What to sample, and from what.
 
     graph: this worker's part of the graph.
@@ -22,7 +23,7 @@ class Source(NamedTuple):
     cache: of input features; None for none.
     """
 
-    graph: LocalGraph
+    graph: WorkerGraph
     fanouts: list[list[int]]
     replace: bool
     cache: FeatureCache | None
@@ -31,8 +32,8 @@ class Source(NamedTuple):
 class Batch(NamedTuple):
     """A sampled mini-batch; input layer first."""
 
-    hops: list[Hop]
-    features: Fetched
+    layers: list[SampledLayer]
+    features: BatchFeatures
 
 
 def random_key() -> int:
@@ -40,11 +41,11 @@ def random_key() -> int:
     return int(torch.randint(2**63 - 1, ()))
 
 
-def sample_batch(group: Group, source: Source, seeds: Tensor, key: int) -> Batch:
+def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Batch:
     """Sample a batch, by all workers together.
 
     Args:
-        group: to talk to the other workers.
+        group: the workers.
         source: with equal settings on all workers.
         seeds: distinct global IDs, (S,) int64; may be empty.
         key: 63 bits that belong to this worker and batch.
@@ -52,12 +53,12 @@ def sample_batch(group: Group, source: Source, seeds: Tensor, key: int) -> Batch
     graph = source.graph
     with group.guard():
         group.agree(f"{graph.signature}: a batch")
-        destinations = graph.by_type(seeds)
-        outputs = destinations
-        hops: list[Hop] = []
-        for layer, fanouts in reversed(list(enumerate(source.fanouts))):
-            words = f"{graph.signature}, layer {layer}"
-            hop = sample_hop(group, graph, destinations, fanouts, source.replace, derive_key(key, layer), words)
-            destinations = hop.nodes
-            hops.insert(0, hop)
-        return Batch(hops, fetch_features(group, graph, destinations, outputs, source.cache, graph.signature))
+        outputs = graph.by_type(seeds)
+        destinations = outputs
+        layers: list[SampledLayer] = []
+        for number in reversed(range(len(source.fanouts))):
+            draws = Draws(source.fanouts[number], source.replace, derive_key(key, number))
+            layer = sample_layer(group, graph, destinations, draws, f"{graph.signature}, layer {number}")
+            destinations = layer.nodes
+            layers.insert(0, layer)
+        return Batch(layers, fetch_features(group, graph, destinations, outputs, source.cache))

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from sar.sampling import buffers
+from sar.sampling import reused_memory
 
 ALIGNMENT = 64
 """Tensors begin at multiples of so many bytes."""
@@ -49,7 +49,7 @@ class _CopyingReader(pickle.Unpickler):
 
     def persistent_load(self, place: Any) -> Tensor:
         begin, dtype, shape = place
-        tensor = buffers.empty(shape, dtype)
+        tensor = reused_memory.empty(shape, dtype)
         self._file.seek(begin)
         self._file.readinto(_bytes_of(tensor))  # type: ignore[attr-defined]
         return tensor

@@ -1,25 +1,47 @@
-"""Node features of a batch: own rows copied, remote ones fetched from all owners in one packed message each."""
+"""Node features of a batch: own rows are copied, remote ones come from the cache or from their owners."""
 
-from collections.abc import Mapping
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sar.comm.collectives import exchange_buffers
 from sar.comm.group import Group
-from sar.kernels.neighbor_sampling import copy_rows
-from sar.sampling import buffers
-from sar.sampling.feature_cache import FeatureCache, choose_hot_nodes
-from sar.sampling.hops import sort_by_owner
-from sar.sampling.local_graph import Features, LocalGraph
-from sar.sampling.packing import Form, pack, unpack
-
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+from sar.comm.rows import FieldFormat, RowFormat
+from sar.kernels.neighbor_sampling import Numbering, copy_rows
+from sar.sampling import reused_memory
+from sar.sampling.owners import ask_owners, columns_of, message_bytes
+from sar.sampling.worker_graph import Features, WorkerGraph
 
 
-class Fetched(NamedTuple):
+@dataclass
+class FeatureCache:
+    """Input features of remote nodes that this worker's edges read often.
+
+    nodes: global IDs of every type, (n,) int64 each.
+    features: their input features, rows in this order.
+    """
+
+    nodes: dict[str, Tensor]
+    features: Features
+    _index: dict[str, Numbering] = field(default_factory=dict, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FeatureCache, (self.nodes, self.features)  # another process makes its own index
+
+    def find(self, ntype: str, nodes: Tensor) -> Tensor:
+        """Rows of the nodes in the cache, -1 for those that are not in it."""
+        if ntype not in self.nodes:
+            return torch.full_like(nodes, -1)
+        if ntype not in self._index:
+            known = self.nodes[ntype]
+            self._index[ntype] = Numbering(len(known), 2**63 - 1)
+            self._index[ntype].add(known)
+        return self._index[ntype].find(nodes)
+
+
+class BatchFeatures(NamedTuple):
     """Features of a batch.
 
     inputs, outputs: of the nodes asked for, by type and name.
@@ -33,114 +55,132 @@ class Fetched(NamedTuple):
     misses: int
 
 
-def fill_cache(group: Group, graph: LocalGraph, nbytes: int) -> FeatureCache:
-    """A cache of `nbytes` bytes for this worker's hot nodes; called by all workers together."""
-    nodes = choose_hot_nodes(graph, nbytes)
-    none = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64))
-    words = f"{graph.signature}: filling the cache"
-    group.agree(words)
-    fetched = fetch_features(group, graph, nodes, none, None, words)
-    return FeatureCache(nodes, fetched.inputs)
+@dataclass
+class _Wanted:
+    """Features of one node type that are wanted.
 
-
-class _Section(NamedTuple):
-    """Rows of one node type to fetch: where they come from, where they go."""
+    tables: features of this worker's nodes, by name.
+    out: where the wanted rows go, by name.
+    nodes: by owner, the global IDs of the wanted nodes.
+    positions: by owner, their rows of `out`.
+    """
 
     ntype: str
     tables: dict[str, Tensor]
     out: dict[str, Tensor]
-    nodes: list[Tensor]  # by owner: global IDs
-    places: list[Tensor]  # by owner: rows of `out`
+    nodes: list[Tensor]
+    positions: list[Tensor]
 
 
 def fetch_features(
     group: Group,
-    graph: LocalGraph,
+    graph: WorkerGraph,
     input_nodes: Mapping[str, Tensor],
     output_nodes: Mapping[str, Tensor],
     cache: FeatureCache | None,
-    words: str,
-) -> Fetched:
+) -> BatchFeatures:
     """The features `graph.inputs` of the input nodes and `graph.outputs` of the output nodes, from their owners.
 
     Args:
-        group: to talk to the other workers, which have agreed on this; inside its `guard()`.
+        group: the workers, which have agreed on this; inside its `guard()`.
         graph: this worker's part of the graph.
         input_nodes, output_nodes: global IDs of every type, (n,) int64 each.
         cache: of input features.
-        words: what the workers are doing, for errors.
     """
-    sections, hits = [], 0
-    for ntype, tables in graph.inputs.items():
-        section, found = _section(graph, ntype, tables, input_nodes[ntype], cache)
-        sections.append(section)
-        hits += found
-    misses = sum(len(nodes) for s in sections for p, nodes in enumerate(s.nodes) if p != graph.rank)
-    sections += [
-        _section(graph, ntype, tables, output_nodes[ntype], None)[0] for ntype, tables in graph.outputs.items()
-    ]
-    if sections:
-        _exchange(group, graph, sections, words)
-    inputs = {section.ntype: section.out for section in sections[: len(graph.inputs)]}
-    outputs = {section.ntype: section.out for section in sections[len(graph.inputs) :]}
-    return Fetched(inputs, outputs, hits, misses)
-
-
-def _section(
-    graph: LocalGraph, ntype: str, tables: dict[str, Tensor], nodes: Tensor, cache: FeatureCache | None
-) -> tuple[_Section, int]:
-    """A section, with the rows in it that are on this worker, and how many of them are from the cache."""
-    out = {name: buffers.empty((len(nodes), *table.shape[1:]), table.dtype) for name, table in tables.items()}
-    asked = sort_by_owner(graph, nodes)
-    places = torch.arange(len(nodes)) if asked.order is None else asked.order
-    bounds = list(pairwise(asked.begin))
-    section = _Section(ntype, tables, out, *([x[b:e] for b, e in bounds] for x in (asked.nodes, places)))
-    rows = graph.rows(ntype, section.nodes[graph.rank])
-    for name, table in tables.items():
-        copy_rows(table, rows, out[name], section.places[graph.rank])
-    return section, _take_cached(graph, section, cache) if cache is not None else 0
-
-
-def _take_cached(graph: LocalGraph, section: _Section, cache: FeatureCache) -> int:
-    """Copy what the cache has, and leave the rest to be fetched."""
+    inputs = [_take_own(group, graph, ntype, tables, input_nodes[ntype]) for ntype, tables in graph.inputs.items()]
+    outputs = [_take_own(group, graph, ntype, tables, output_nodes[ntype]) for ntype, tables in graph.outputs.items()]
+    others = [worker for worker in range(group.world_size) if worker != group.rank]
     hits = 0
-    for p in range(len(graph.node_ranges)):
-        if p == graph.rank:
-            continue
-        found = cache.find(section.ntype, section.nodes[p])
-        known = found >= 0
-        for name, table in cache.features.get(section.ntype, {}).items():
-            copy_rows(table, found[known], section.out[name], section.places[p][known])
-        section.nodes[p], section.places[p] = section.nodes[p][~known], section.places[p][~known]
-        hits += int(known.sum())
-    return hits
+    if cache is not None:
+        hits = sum(_take_cached(cache, wanted, worker) for wanted in inputs for worker in others)
+    misses = sum(len(wanted.nodes[worker]) for wanted in inputs for worker in others)
+    if inputs or outputs:
+        _take_remote(group, graph, [*inputs, *outputs])
+    return BatchFeatures({w.ntype: w.out for w in inputs}, {w.ntype: w.out for w in outputs}, hits, misses)
 
 
-def _exchange(group: Group, graph: LocalGraph, sections: list[_Section], words: str) -> None:
-    """Fill in the remote rows: one message with all sections' nodes to each owner, and one with all rows back."""
-    everyone, rank = range(group.world_size), group.rank
-    requests = [pack([s.nodes[p] for s in sections]) if p != rank else _NOTHING for p in everyone]
-    arrived = exchange_buffers(group, f"{words}: nodes with features", requests)
-    forms = [(s, name, Form.of(table)) for s in sections for name, table in s.tables.items()]
-    answers = []
-    for p in everyone:
-        if p == rank:
-            answers.append(_NOTHING)
+def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
+    """A cache of `nbytes` bytes for this worker's most read remote nodes; called by all workers together."""
+    nodes = _most_read_nodes(graph, nbytes)
+    no_outputs = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64))
+    group.agree(f"{graph.signature}: filling the cache")
+    return FeatureCache(nodes, fetch_features(group, graph, nodes, no_outputs, None).inputs)
+
+
+def _take_own(group: Group, graph: WorkerGraph, ntype: str, tables: dict[str, Tensor], nodes: Tensor) -> _Wanted:
+    """What is wanted of one type, with the rows in it that are on this worker."""
+    out = {name: reused_memory.empty((len(nodes), *table.shape[1:]), table.dtype) for name, table in tables.items()}
+    asked = graph.sort_by_owner(nodes)
+    workers = range(group.world_size)
+    wanted = _Wanted(ntype, tables, out, [asked.of(p) for p in workers], [asked.positions_of(p) for p in workers])
+    rows = graph.rows(ntype, wanted.nodes[group.rank])
+    for name, table in tables.items():
+        copy_rows(table, rows, out[name], wanted.positions[group.rank])
+    return wanted
+
+
+def _take_cached(cache: FeatureCache, wanted: _Wanted, worker: int) -> int:
+    """Copy what the cache has of one worker's nodes, and leave the rest to be fetched; the number of nodes it had."""
+    nodes, positions = wanted.nodes[worker], wanted.positions[worker]
+    rows = cache.find(wanted.ntype, nodes)
+    known = rows >= 0
+    for name, table in cache.features.get(wanted.ntype, {}).items():
+        copy_rows(table, rows[known], wanted.out[name], positions[known])
+    wanted.nodes[worker] = nodes[~known]
+    wanted.positions[worker] = positions[~known]
+    return int(known.sum())
+
+
+def _take_remote(group: Group, graph: WorkerGraph, wanted: Sequence[_Wanted]) -> None:
+    """Fetch the remote rows: one message with all types' nodes to each owner, and one with all their rows back."""
+    formats = [FieldFormat.of(table) for w in wanted for table in w.tables.values()]
+
+    def lengths(nodes: Sequence[Tensor]) -> list[int]:
+        """Rows of every table for these nodes of every type."""
+        return [len(ids) for w, ids in zip(wanted, nodes, strict=True) for _ in w.tables]
+
+    def answer(question: list[Tensor]) -> Tensor:
+        sizes = lengths(question)
+        message = reused_memory.empty([message_bytes(formats, sizes)], torch.uint8)
+        columns = iter(columns_of(message, formats, sizes))
+        for w, nodes in zip(wanted, question, strict=True):
+            rows = graph.rows(w.ntype, nodes)
+            for table in w.tables.values():
+                copy_rows(table, rows, next(columns), None)
+        return message
+
+    questions = [[w.nodes[worker] for w in wanted] for worker in range(group.world_size)]
+    sizes = [message_bytes(formats, lengths(nodes)) for nodes in questions]
+    sizes[group.rank] = 0
+    replies = [reused_memory.empty([size], torch.uint8) for size in sizes]
+    replies = ask_owners(group, f"{graph.signature}: features", questions, answer, replies)
+    for worker, message in enumerate(replies):
+        if worker == group.rank:
             continue
-        wanted = unpack(arrived[p], [Form(torch.int64)] * len(sections))
-        rows = {id(s): graph.rows(s.ntype, nodes) for s, nodes in zip(sections, wanted, strict=True)}
-        answer, begin = buffers.empty([sum(f.nbytes(len(rows[id(s)])) for s, _, f in forms)], torch.uint8), 0
-        for section, name, form in forms:
-            index = rows[id(section)]
-            copy_rows(section.tables[name], index, form.view(answer, begin, len(index)), None)
-            begin += form.nbytes(len(index))
-        answers.append(answer)
-    sizes = [sum(form.nbytes(len(s.nodes[p])) for s, _, form in forms) if p != rank else 0 for p in everyone]
-    room = [buffers.empty([size], torch.uint8) for size in sizes]
-    returned = exchange_buffers(group, f"{words}: features", answers, room)
-    for p in everyone:
-        begin = 0
-        for section, name, form in forms if p != rank else []:
-            count = len(section.nodes[p])
-            copy_rows(form.view(returned[p], begin, count), None, section.out[name], section.places[p])
-            begin += form.nbytes(count)
+        columns = iter(columns_of(message, formats, lengths(questions[worker])))
+        for w in wanted:
+            for out in w.out.values():
+                copy_rows(next(columns), None, out, w.positions[worker])
+
+
+def _most_read_nodes(graph: WorkerGraph, nbytes: int) -> dict[str, Tensor]:
+    """The remote nodes with input features that have the most edges into this worker, as many as fit; global IDs.
+
+    A node with more out-edges here is drawn more often. Nodes are taken by edges per byte of their features.
+    """
+    if not graph.inputs:
+        return {}
+    edges_per_byte, size, ids, type_numbers = [], [], [], []
+    for number, (ntype, tables) in enumerate(graph.inputs.items()):
+        row_bytes = RowFormat.of(list(tables.values())).row_bytes
+        read = [relation.src.long() for relation in graph.relations if relation.etype[0] == ntype]
+        sources = torch.cat([torch.empty(0, dtype=torch.int64), *read])
+        nodes, degrees = sources[~graph.is_own(sources)].unique(return_counts=True)
+        edges_per_byte.append(degrees / max(row_bytes, 1))
+        size.append(torch.full_like(nodes, row_bytes))
+        ids.append(nodes)
+        type_numbers.append(torch.full_like(nodes, number))
+    order = torch.argsort(torch.cat(edges_per_byte), descending=True, stable=True)
+    order = order[torch.cat(size)[order].cumsum(0) <= nbytes]
+    chosen, numbers = torch.cat(ids)[order], torch.cat(type_numbers)[order]
+    return {ntype: chosen[numbers == number].sort().values for number, ntype in enumerate(graph.inputs)}

@@ -16,7 +16,7 @@ from sar.sampling.batch import Batch, random_key, sample_batch
 from sar.sampling.optimized_batches import OptimizedBatches
 from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seed_batches import SeedBatches
-from sar.sampling.seed_ids import global_ids
+from sar.sampling.seeds import global_ids
 
 
 class DataLoader:

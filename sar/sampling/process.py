@@ -3,7 +3,7 @@
 [Note: background processes]
 Process k of every worker samples batches k, k + K, k + 2K, ... of an epoch. These processes are a group of their own,
 over the job's store, so that they are in step with each other and independent of the trainers' calls. A process samples
-as long as the trainer has not taken `credit` of its batches, and sends each as soon as it is made.
+as long as fewer than `ahead` of its batches wait for the trainer, and sends each as soon as it is made.
 
 It knows of its trainer by the channel: where that closes, because the trainer ended or dropped the iterator, a thread
 ends the process, whatever it is waiting for. The trainer knows of the process by the same channel. A process whose
@@ -14,9 +14,11 @@ import os
 import queue
 import signal
 import threading
+import traceback
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -25,18 +27,22 @@ from torch import Tensor
 from sar.comm.allocator import set_allocator
 from sar.comm.group import Group
 from sar.config import Config
-from sar.sampling.batch import Batch, Source, sample_batch
+from sar.sampling.batch import SamplingSource, sample_batch
 from sar.sampling.channel import receive, send
 
+TAKEN: Final = "taken"
+"""What the trainer says when it has taken a batch. Its other messages are lists of batches to make."""
 
-class Job(NamedTuple):
+
+@dataclass(frozen=True)
+class Job:
     """What a process has to know.
 
     rank, world_size: the worker's.
     store: host and port of the job's store; None for one worker.
     prefix: keys of these processes in the store.
     timeout: `Config.timeout`.
-    credit: batches that may be made before the trainer has taken one.
+    ahead: batches that may be made before the trainer has taken one.
     source: what to sample from.
     """
 
@@ -45,31 +51,16 @@ class Job(NamedTuple):
     store: tuple[str, int] | None
     prefix: str
     timeout: float
-    credit: int
-    source: Source
+    ahead: int
+    source: SamplingSource
 
 
-class Share(NamedTuple):
-    """Batches of an epoch to make, in order: their seeds and keys."""
-
-    batches: list[tuple[Tensor, int]]
-
-
-class Taken(NamedTuple):
-    """The trainer has taken a batch."""
-
-
-class Failed(NamedTuple):
+@dataclass(frozen=True)
+class Failure:
     """Why a process ends: the exception's name and message."""
 
     error: str
     message: str
-
-
-class Made(NamedTuple):
-    """A batch."""
-
-    batch: Batch
 
 
 def main(descriptor: int, number: int) -> None:
@@ -78,39 +69,41 @@ def main(descriptor: int, number: int) -> None:
     torch.set_num_threads(1)
     set_allocator()
     channel = Connection(descriptor)
-    shares: queue.Queue[Share] = queue.Queue()
-    credit = threading.Semaphore(0)
+    orders: queue.Queue[list[tuple[Tensor, int]]] = queue.Queue()
     try:
         job: Job = receive(channel, mapped=True)
-        threading.Thread(target=_listen, args=(channel, shares, credit), daemon=True).start()
-        credit.release(job.credit)
+        allowed = threading.Semaphore(job.ahead)
+        threading.Thread(target=_listen, args=(channel, orders, allowed), daemon=True).start()
         Config.timeout = job.timeout
         group = _connect(job, number)
         while True:
-            for seeds, key in shares.get().batches:
-                credit.acquire()
-                send(Made(sample_batch(group, job.source, seeds, key)), channel)
+            for seeds, key in orders.get():
+                allowed.acquire()
+                send(sample_batch(group, job.source, seeds, key), channel)
     except EOFError:
         os._exit(0)
     except Exception as error:
-        send(Failed(type(error).__name__, str(error)), channel)
+        traceback.print_exc()
+        send(Failure(type(error).__name__, str(error)), channel)
         os._exit(1)
 
 
-def _listen(channel: "Connection[Any, Any]", shares: "queue.Queue[Share]", credit: threading.Semaphore) -> None:
+def _listen(
+    channel: "Connection[Any, Any]", orders: "queue.Queue[list[tuple[Tensor, int]]]", allowed: threading.Semaphore
+) -> None:
     try:
         while True:
             message = receive(channel)
-            if isinstance(message, Share):
-                shares.put(message)
+            if message == TAKEN:
+                allowed.release()
             else:
-                credit.release()
+                orders.put(message)
     except (EOFError, OSError):
         os._exit(0)  # also out of a wait for other workers
 
 
 def _connect(job: Job, number: int) -> Group:
-    """An engine among the processes of this number on all workers."""
+    """A group of the processes of this number on all workers."""
     store: dist.Store = dist.HashStore()
     if job.store is not None:
         limit = timedelta(seconds=job.timeout)

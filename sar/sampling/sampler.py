@@ -14,10 +14,10 @@ from sar.core.graph.in_edges import InEdges, in_edges
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import ALL
-from sar.sampling.batch import Batch, Source, random_key, sample_batch
+from sar.sampling.batch import Batch, SamplingSource, random_key, sample_batch
 from sar.sampling.features import fill_cache
-from sar.sampling.local_graph import make_local_graph
-from sar.sampling.seed_ids import check_seeds, global_ids
+from sar.sampling.seeds import check_seeds, global_ids
+from sar.sampling.worker_graph import BatchFields, make_worker_graph
 
 Fanout = int | Mapping[str | CanonicalEtype, int]
 
@@ -27,7 +27,7 @@ class _Prepared(NamedTuple):
 
     made_of: Any  # identities and versions
     alive: Any  # the objects, so that no others get their identities
-    source: Source
+    source: SamplingSource
 
 
 class DistNeighborSampler:
@@ -125,7 +125,7 @@ class DistNeighborSampler:
             nodes = check_seeds(global_ids(full_graph_manager, seeds), group, source.graph.node_ranges)
         return self.to_blocks(sample_batch(group, source, nodes, random_key()))
 
-    def prepare(self, graph: GraphShardManager) -> Source:
+    def prepare(self, graph: GraphShardManager) -> SamplingSource:
         """What batches are sampled from; made by all workers together, anew where fields of the graph have changed."""
         group = session.current_group()
         with group.guard():
@@ -139,28 +139,36 @@ class DistNeighborSampler:
     def to_blocks(self, batch: Batch) -> list[Any]:
         """A sampled batch as blocks of DGL, on the output device."""
         blocks = []
-        for hop in batch.hops:
-            edges = {etype: (indptr, src, fields) for etype, indptr, src, fields in hop.edges}
-            blocks.append(make_block(hop.nodes, hop.num_dst, edges))
+        for layer in batch.layers:
+            edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
+            blocks.append(make_block(layer.nodes, layer.num_dst, edges))
         attach_features(blocks, batch.features.inputs, batch.features.outputs)
         self._hits += batch.features.hits
         self._misses += batch.features.misses
         return blocks if self.output_device is None else [block.to(self.output_device) for block in blocks]
 
-    def _make_source(self, graph: GraphShardManager) -> Source:
+    def _make_source(self, graph: GraphShardManager) -> SamplingSource:
         fanouts = [self._by_relation(graph, layer) for layer in range(len(self.fanouts))]
-        known = self._edges
-        same = known is not None and known[0]._structure is graph._structure
-        if known is None or not same or known[0].canonical_etypes != graph.canonical_etypes:
-            self._edges = known = (graph, in_edges(graph))
-        settings = f"sampling of {self.fanouts}, prob {self.prob}, replace {self.replace}"
-        settings += f", feature cache {self.feature_cache_bytes > 0}"
-        inputs, outputs = self.input_node_features, self.output_node_features
-        local = make_local_graph(graph, known[1], self.prob, self.copy_edata, inputs, outputs, settings)
-        cache = (
-            fill_cache(session.current_group(), local, self.feature_cache_bytes) if self.feature_cache_bytes else None
+        settings = (
+            f"sampling of {self.fanouts}, prob {self.prob}, replace {self.replace}, "
+            f"feature cache {self.feature_cache_bytes > 0}"
         )
-        return Source(local, fanouts, self.replace, cache)
+        fields = BatchFields(self.prob, self.copy_edata, self.input_node_features, self.output_node_features)
+        local = make_worker_graph(graph, self._in_edges(graph), fields, settings)
+        cache = None
+        if self.feature_cache_bytes:
+            cache = fill_cache(session.current_group(), local, self.feature_cache_bytes)
+        return SamplingSource(local, fanouts, self.replace, cache)
+
+    def _in_edges(self, graph: GraphShardManager) -> list[InEdges]:
+        """The graph's in-edges, which are kept as long as no others are asked for."""
+        if self._edges is not None:
+            known, edges = self._edges
+            if known._structure is graph._structure and known.canonical_etypes == graph.canonical_etypes:
+                return edges
+        edges = in_edges(graph)
+        self._edges = (graph, edges)
+        return edges
 
     def _by_relation(self, graph: GraphShardManager, layer: int) -> list[int]:
         """The fan-out of every edge type, in the graph's order; `ALL` for -1."""

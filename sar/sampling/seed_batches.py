@@ -9,7 +9,7 @@ from torch import Tensor
 from sar.comm import session
 from sar.errors import ConfigError
 from sar.sampling.optimized_batches import OptimizedBatches
-from sar.sampling.seed_ids import check_seeds
+from sar.sampling.seeds import check_seeds
 
 
 class SeedBatches:

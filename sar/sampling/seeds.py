@@ -1,6 +1,7 @@
-"""Seed nodes as users give them, and as global IDs that all workers know to be sound."""
+"""Seed nodes: as users give them, as global IDs that are known to be sound, and in equal shares for all workers."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Final
 
 import torch
@@ -88,6 +89,59 @@ def check_seeds(
             f"{owners[nodes == shared[0]].tolist()}; give each to one."
         )
     return seeds
+
+
+def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
+    """Give every worker the same number of seeds, or one more; called by all workers together.
+
+    The first level of the split in "DistDGL: Distributed Graph Neural Network Training for Billion-Scale Graphs" (Zheng
+    et al., 2020), which cuts the seeds into equal ranges of IDs; the second, among the trainers of one partition, has
+    nothing to do here, where a partition has one worker. A worker keeps as many of its own seeds as its share allows,
+    so that no other split into equal shares has fewer foreign seeds; only the surplus moves, the highest IDs first.
+
+    Args:
+        graph: the whole graph.
+        seeds: this worker's own: global IDs, rows by type, or masks, as `global_ids` takes them.
+
+    Returns:
+        (S,) int64 global IDs, ascending; some may be of other partitions. Equal seeds give equal shares.
+
+    Raises:
+        GraphError: for seeds that are not this worker's own, do not exist, or are given twice.
+    """
+    group = session.current_group()
+    with group.guard():
+        group.agree("split_seeds")
+        own = check_seeds(global_ids(graph, seeds), group, graph.node_ranges).sort().values
+        counts = torch.stack(group.all_gather(torch.tensor([len(own)]), "split_seeds")).squeeze(1).tolist()
+        moves = plan_moves(counts)[group.rank]
+        kept = moves[group.rank]
+        moves[group.rank] = 0
+        sent = list(own[kept:].split(moves))
+        sent[group.rank] = own[:kept]
+        return torch.cat([piece.cpu() for piece in exchange_tensors(sent)]).sort().values
+
+
+def plan_moves(counts: Sequence[int]) -> list[list[int]]:
+    """How many of its `counts[p]` seeds each worker p gives to each worker q, [p][q]; what it keeps is [p][p].
+
+    A worker with c seeds and a share of q takes at least max(0, q - c) foreign ones. The sum of these is least when the
+    shares that are one larger go to the workers with most seeds.
+    """
+    workers = range(len(counts))
+    share, rest = divmod(sum(counts), len(counts))
+    shares = [share] * len(counts)
+    for worker in sorted(workers, key=lambda p: -counts[p])[:rest]:
+        shares[worker] += 1
+    # All surplus in one line, and all that is missing beside it: what lies next to each other moves.
+    surplus = [max(count - wanted, 0) for count, wanted in zip(counts, shares, strict=True)]
+    missing = [max(wanted - count, 0) for count, wanted in zip(counts, shares, strict=True)]
+    given = [0, *accumulate(surplus)]
+    taken = [0, *accumulate(missing)]
+    moves = [[max(0, min(given[p + 1], taken[q + 1]) - max(given[p], taken[q])) for q in workers] for p in workers]
+    for p in workers:
+        moves[p][p] = min(counts[p], shares[p])
+    return moves
 
 
 def _rows_of_mask(what: str, mask: Tensor, count: int) -> Tensor:

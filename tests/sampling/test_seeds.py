@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sar
-from sar.sampling.split import plan_moves
+from sar.sampling.seeds import plan_moves
 from tests.core.attempts import catch, require
 from tests.sampling.scenes import global_ids, parts_of, typed_parts
 

@@ -7,21 +7,22 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
+from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import InEdges
 from sar.errors import FieldError, GraphError
-from sar.sampling.packing import Form
+from sar.sampling.owners import ID_FORMAT, NodesByOwner
 
 Features = dict[str, dict[str, Tensor]]  # by node type and name, (N_type, ...) each
 
 
 @dataclass(frozen=True)
-class LocalRelation:
+class WorkerRelation:
     """The edges of one type into this worker.
 
     indptr: (N_dst + 1,) int64; edges have positions by destination.
-    src: (E,) global IDs of the sources, of `LocalGraph.id_dtype`.
+    src: (E,) global IDs of the sources, int32 or int64.
     ids: (E,) int64, `dgl.EID` of the edges.
     weights: (E,) floating point, by which edges are drawn; None for equal ones.
     rows: (E,) int64, rows of the edges in `features`; empty where there are none.
@@ -37,30 +38,30 @@ class LocalRelation:
     features: dict[str, Tensor]
 
     @property
-    def forms(self) -> list[Form]:
+    def formats(self) -> list[FieldFormat]:
         """What travels of drawn edges: their number at each node, sources, IDs and further fields."""
         columns = (self.src, self.ids, *self.features.values())
-        return [Form(torch.int64), *map(Form.of, columns)]
+        return [ID_FORMAT, *map(FieldFormat.of, columns)]
 
 
 @dataclass(frozen=True)
-class LocalGraph:
+class WorkerGraph:
     """One worker's part of the graph, as samplers read it.
 
-    rank: this worker.
+    part: this worker's partition. The nodes of partition p are on worker p.
     node_ranges: [start, end) of global node IDs of every partition.
-    type_starts: (W, types) int64, the first node of every type on every worker; nodes of a partition are by type.
+    type_starts: (P, types) int64, the first node of every type in every partition, which has its nodes by type.
     node_types: their names.
     relations: one for every edge type.
     inputs, outputs: features of this worker's nodes that go with the first sources and the last destinations.
     signature: what the workers agree on before each exchange.
     """
 
-    rank: int
+    part: int
     node_ranges: list[tuple[int, int]]
     type_starts: Tensor
     node_types: list[str]
-    relations: list[LocalRelation]
+    relations: list[WorkerRelation]
     inputs: Features
     outputs: Features
     signature: str
@@ -72,39 +73,50 @@ class LocalGraph:
 
     def rows(self, ntype: str, nodes: Tensor) -> Tensor:
         """Rows of this worker's nodes among those of their type."""
-        return nodes - self.type_starts[self.rank, self.node_types.index(ntype)]
+        return nodes - self.type_starts[self.part, self.node_types.index(ntype)]
 
-    def owners(self, nodes: Tensor) -> Tensor:
-        """The worker of each node."""
-        ends = torch.tensor([end for _, end in self.node_ranges])
-        return torch.searchsorted(ends, nodes, right=True)
+    def is_own(self, nodes: Tensor) -> Tensor:
+        """Which of the nodes are this worker's, bool."""
+        start, end = self.node_ranges[self.part]
+        return (nodes >= start) & (nodes < end)
+
+    def sort_by_owner(self, nodes: Tensor) -> NodesByOwner:
+        """The nodes sorted by the worker that has them."""
+        return NodesByOwner.sort(nodes, [end for _, end in self.node_ranges])
 
     def by_type(self, nodes: Tensor) -> dict[str, Tensor]:
         """The nodes of every type, in the order given."""
         if len(self.node_types) == 1:
             return {self.node_types[0]: nodes}
         # Of types without nodes the last of equal starts is the one that has some.
-        kinds = (torch.searchsorted(self.type_starts.flatten(), nodes, right=True) - 1) % len(self.node_types)
-        return {ntype: nodes[kinds == kind] for kind, ntype in enumerate(self.node_types)}
+        types = (torch.searchsorted(self.type_starts.flatten(), nodes, right=True) - 1) % len(self.node_types)
+        return {ntype: nodes[types == number] for number, ntype in enumerate(self.node_types)}
 
 
-def make_local_graph(
-    graph: GraphShardManager,
-    edges: Sequence[InEdges],
-    prob: str | None,
-    copy_edata: bool,
-    inputs: Mapping[str, Tensor],
-    outputs: Mapping[str, Tensor],
-    settings: str,
-) -> LocalGraph:
+@dataclass(frozen=True)
+class BatchFields:
+    """Which fields go with sampled edges and nodes.
+
+    prob: edge field with weights to draw by; None for equal ones.
+    copy_edata: all edge fields, not only IDs.
+    inputs, outputs: features of this worker's nodes by `name`, or `type/name`.
+    """
+
+    prob: str | None
+    copy_edata: bool
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+
+
+def make_worker_graph(
+    graph: GraphShardManager, edges: Sequence[InEdges], fields: BatchFields, settings: str
+) -> WorkerGraph:
     """What this worker needs to sample, agreed on with all workers; inside `group.guard()`.
 
     Args:
         graph: the distributed graph.
         edges: its in-edges.
-        prob: edge field with weights; None for equal ones.
-        copy_edata: hand out all edge fields, not only IDs.
-        inputs, outputs: features of this worker's nodes by `name`, or `type/name`.
+        fields: which fields are wanted.
         settings: the sampler in words.
 
     Raises:
@@ -112,40 +124,45 @@ def make_local_graph(
         CommunicationError: where another worker raised, or disagrees.
     """
     group = session.current_group()
-    starts = _type_starts(graph)
-    columns = [dict(graph.edges[relation.etype].data) for relation in edges]
-    if prob is not None and not any(prob in fields for fields in columns):
-        raise FieldError(f"prob={prob!r} is not an edge field of the graph; expected one of {sorted(graph.edata)}.")
-    small = graph.node_ranges[-1][1] < 2**31
-    relations = [
-        LocalRelation(
-            found.etype,
-            found.indptr,
-            found.src.to(torch.int32 if small else torch.int64),
-            fields.pop(EID).cpu()[found.edges],
-            _weights(prob, fields[prob], found) if prob in fields else None,
-            found.edges if copy_edata and fields else found.edges[:0],
-            {name: _plain(value) for name, value in sorted(fields.items())} if copy_edata else {},
+    part = group.rank  # a worker has the partition of its rank
+    starts = _type_starts(graph, part)
+    etypes = [found.etype for found in edges]
+    if fields.prob is not None and not any(fields.prob in graph.edges[etype].data for etype in etypes):
+        raise FieldError(
+            f"prob={fields.prob!r} is not an edge field of the graph; expected one of {sorted(graph.edata)}."
         )
-        for found, fields in zip(edges, columns, strict=True)
-    ]
-    tables = [_by_type(graph, given, what) for given, what in ((inputs, "input"), (outputs, "output"))]
+    relations = [_make_relation(graph, found, fields) for found in edges]
+    inputs = _by_type(graph, fields.inputs, "input")
+    outputs = _by_type(graph, fields.outputs, "output")
     signature = f"{settings} on the graph {graph._structure.signature}"
-    edge_forms = [(relation.etype, list(relation.features), relation.forms) for relation in relations]
-    node_forms = [
-        [(ntype, name, Form.of(table)) for ntype, named in features.items() for name, table in named.items()]
-        for features in tables
+    edge_formats = [(relation.etype, list(relation.features), relation.formats) for relation in relations]
+    node_formats = [
+        [(ntype, name, FieldFormat.of(table)) for ntype, tables in features.items() for name, table in tables.items()]
+        for features in (inputs, outputs)
     ]
-    group.agree(f"{signature}, with edge fields {edge_forms} and node features {node_forms}")
+    group.agree(f"{signature}, with edge fields {edge_formats} and node features {node_formats}")
     everywhere = torch.stack(group.all_gather(starts, "type starts of a sampler"))
-    return LocalGraph(
-        group.rank, graph.node_ranges, everywhere, graph.ntypes, relations, tables[0], tables[1], signature
-    )
+    return WorkerGraph(part, graph.node_ranges, everywhere, graph.ntypes, relations, inputs, outputs, signature)
 
 
-def _type_starts(graph: GraphShardManager) -> Tensor:
-    """The first global ID of this worker's nodes of every type, (types,) int64."""
-    start = graph.node_ranges[session.rank()][0]
+def _make_relation(graph: GraphShardManager, found: InEdges, fields: BatchFields) -> WorkerRelation:
+    columns = dict(graph.edges[found.etype].data)
+    ids = columns.pop(EID).cpu()[found.edges]
+    weights = None
+    if fields.prob in columns:
+        weights = _weights(fields.prob, columns[fields.prob], found)
+    features = {}
+    if fields.copy_edata:
+        features = {name: _plain(column) for name, column in sorted(columns.items())}
+    small = graph.node_ranges[-1][1] < 2**31
+    src = found.src.to(torch.int32 if small else torch.int64)
+    rows = found.edges if features else found.edges[:0]
+    return WorkerRelation(found.etype, found.indptr, src, ids, weights, rows, features)
+
+
+def _type_starts(graph: GraphShardManager, part: int) -> Tensor:
+    """The first global ID of every type in a partition, (types,) int64."""
+    start = graph.node_ranges[part][0]
     starts = []
     for ntype, ids in graph._structure.src.ids.items():
         starts.append(start)

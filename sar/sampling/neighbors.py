@@ -1,0 +1,144 @@
+"""One layer of neighbor sampling, by all workers together.
+
+[Note: in step]
+A node's in-edges are on its owner. So each layer takes two exchanges: the nodes whose neighbors are wanted go to their
+owners, and the drawn edges come back. Workers without seeds take part, because others may ask them. What is drawn for a
+node depends on the asker's key, the layer and the node, not on who draws, or when.
+
+The workers agree once, on the batch: its exchanges follow from that, in number and order, and messages tell their own
+lengths.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.comm.group import Group
+from sar.common_tuples import EID, CanonicalEtype
+from sar.kernels.neighbor_sampling import Numbering, derive_key, draw_in_edges
+from sar.sampling.owners import ask_owners, pack, unpack
+from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What is drawn in one layer.
+
+    fanouts: edges to draw at each node, for every edge type.
+    replace: draw with replacement.
+    key: 63 bits that belong to this worker, batch and layer.
+    """
+
+    fanouts: Sequence[int]
+    replace: bool
+    key: int
+
+
+class SampledEdges(NamedTuple):
+    """The sampled edges of one type, by destination."""
+
+    etype: CanonicalEtype
+    indptr: Tensor  # (N_dst + 1,) int64
+    src: Tensor  # (E,) int64: positions among the sources
+    features: dict[str, Tensor]  # (E, ...) each; `_ID` among them
+
+
+class SampledLayer(NamedTuple):
+    """The sampled edges of one layer, and the nodes that they join."""
+
+    nodes: dict[str, Tensor]  # global IDs of the sources of every type, (N_src,) int64; the destinations come first
+    num_dst: dict[str, int]
+    edges: list[SampledEdges]
+
+
+class _DrawnEdges(NamedTuple):
+    """Drawn edges of one type, by destination, with global IDs of their sources."""
+
+    indptr: Tensor
+    src: Tensor
+    features: list[Tensor]
+
+
+def sample_layer(
+    group: Group, graph: WorkerGraph, destinations: Mapping[str, Tensor], draws: Draws, call: str
+) -> SampledLayer:
+    """Sample in-edges of the destinations: see [Note: in step].
+
+    Args:
+        group: the workers, which have agreed on the batch; inside its `guard()`.
+        graph: this worker's part of the graph.
+        destinations: distinct global IDs of every node type, (n,) int64 each.
+        draws: what to draw.
+        call: what the workers are doing, for errors.
+    """
+    relations = [number for number, fanout in enumerate(draws.fanouts) if fanout]
+    ntypes = sorted({graph.relations[number].etype[2] for number in relations})
+    asked = {ntype: graph.sort_by_owner(destinations[ntype]) for ntype in ntypes}
+    questions = [
+        [torch.tensor([draws.key]), *(asked[ntype].of(worker) for ntype in ntypes)]
+        for worker in range(group.world_size)
+    ]
+
+    def draw(question: Sequence[Tensor]) -> list[Tensor]:
+        key, *nodes = question
+        by_type = dict(zip(ntypes, nodes, strict=True))
+        columns = []
+        for number in relations:
+            relation = graph.relations[number]
+            nodes_of_type, fanout = by_type[relation.etype[2]], draws.fanouts[number]
+            columns += _draw(graph, relation, nodes_of_type, fanout, draws.replace, derive_key(int(key), number))
+        return columns
+
+    replies = ask_owners(group, call, questions, lambda question: pack(draw(question)))
+    formats = [field for number in relations for field in graph.relations[number].formats]
+    own = draw(questions[group.rank])
+    by_owner = [own if worker == group.rank else unpack(reply, formats) for worker, reply in enumerate(replies)]
+    columns = (torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*by_owner, strict=True))
+    drawn = {}
+    for number in relations:
+        relation = graph.relations[number]
+        counts, *values = (next(columns) for _ in relation.formats)
+        indptr, (src, *features) = asked[relation.etype[2]].restore(counts, values)
+        drawn[number] = _DrawnEdges(indptr, src, features)
+    return _number_sources(graph, destinations, drawn)
+
+
+def _draw(
+    graph: WorkerGraph, relation: WorkerRelation, nodes: Tensor, fanout: int, replace: bool, key: int
+) -> list[Tensor]:
+    """Edges drawn at this worker's nodes, as the columns of `relation.formats`."""
+    rows = graph.rows(relation.etype[2], nodes)
+    offsets, picked = draw_in_edges(rows, nodes, relation.indptr, relation.weights, fanout, replace, key)
+    # index_select is several times faster than indexing.
+    columns = [offsets.diff(), relation.src.index_select(0, picked), relation.ids.index_select(0, picked)]
+    if relation.features:
+        rows = relation.rows.index_select(0, picked)
+        columns += [feature.index_select(0, rows) for feature in relation.features.values()]
+    return columns
+
+
+def _number_sources(
+    graph: WorkerGraph, destinations: Mapping[str, Tensor], drawn: Mapping[int, _DrawnEdges]
+) -> SampledLayer:
+    """Number the sources: the destinations first, then the others as they come up."""
+    numbering = {}
+    for ntype, nodes in destinations.items():
+        new = sum(len(edges.src) for number, edges in drawn.items() if graph.relations[number].etype[0] == ntype)
+        numbering[ntype] = Numbering(len(nodes) + new, graph.num_nodes)
+        numbering[ntype].add(nodes)
+    layer = []
+    for number, relation in enumerate(graph.relations):
+        if number in drawn:
+            indptr, src, values = drawn[number]
+            positions = numbering[relation.etype[0]].add(src)
+        else:
+            indptr = torch.zeros(len(destinations[relation.etype[2]]) + 1, dtype=torch.int64)
+            positions = indptr[:0]
+            values = [relation.ids[:0], *(feature[:0] for feature in relation.features.values())]
+        features = dict(zip([EID, *relation.features], values, strict=True))
+        layer.append(SampledEdges(relation.etype, indptr, positions, features))
+    num_dst = {ntype: len(nodes) for ntype, nodes in destinations.items()}
+    return SampledLayer({ntype: numbers.nodes for ntype, numbers in numbering.items()}, num_dst, layer)
