@@ -124,7 +124,7 @@ def make_worker_graph(
         CommunicationError: where another worker raised, or disagrees.
     """
     group = session.current_group()
-    part = group.rank  # a worker has the partition of its rank
+    part = graph._structure.part
     starts = _type_starts(graph, part)
     etypes = [found.etype for found in edges]
     if fields.prob is not None and not any(fields.prob in graph.edges[etype].data for etype in etypes):
