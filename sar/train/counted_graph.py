@@ -69,7 +69,9 @@ def _relation(counts: GraphCounts, relation: RelationCounts, part: int) -> Relat
 class CountedBlock(EdgeBlock):
     """Edges of which only the number is known; their ends are taken to be drawn at random."""
 
-    def __init__(self, num_edges: int, num_src: int, num_dst: int, edge_offset: int = 0, edge_ids: bool = False) -> None:
+    def __init__(
+        self, num_edges: int, num_src: int, num_dst: int, edge_offset: int = 0, edge_ids: bool = False
+    ) -> None:
         rows = _distinct(num_edges, num_dst)
         dtype = index_dtype(edge_offset + num_edges)
         super().__init__(

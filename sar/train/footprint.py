@@ -182,9 +182,9 @@ def _traffic(trial: TrialEpoch) -> EpochTraffic:
         elif traffic.call.startswith(_BACKWARD):
             # Autograd goes back from the last call, so of calls that are alike the last is the one.
             call = _name(traffic.call.removeprefix(_BACKWARD))
-            next(layer for layer in reversed(layers) if layer.call == call and not layer.backward).backward = (
-                traffic.messages
-            )
+            next(
+                layer for layer in reversed(layers) if layer.call == call and not layer.backward
+            ).backward = traffic.messages
         else:
             layers.append(LayerTraffic(_name(traffic.call), traffic.messages))
     return EpochTraffic(layers, parameters, trial.agreements, trial.sent)

@@ -149,9 +149,7 @@ def _in_widths(report: DirectoryReport, in_width: int | None) -> dict[str, int]:
     if in_width is not None:
         return dict.fromkeys(report.num_nodes, in_width)
     found = {
-        one.type: one.shape[0]
-        for one in report.features
-        if (one.of, one.name, len(one.shape)) == ("nodes", FEATURE, 1)
+        one.type: one.shape[0] for one in report.features if (one.of, one.name, len(one.shape)) == ("nodes", FEATURE, 1)
     }
     if not found:
         raise ConfigError("there is no node feature 'feat' of one dimension; say how wide the input is: --features F.")

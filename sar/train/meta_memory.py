@@ -1,7 +1,7 @@
 """Counts the bytes of tensors on torch's device "meta" while they live, and answers what code asks of their values."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 

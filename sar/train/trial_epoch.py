@@ -23,7 +23,6 @@ from sar.comm import session
 from sar.comm.collectives import gather_grads
 from sar.comm.statistics import statistics
 from sar.core.graph.graph import GraphShardManager
-from sar.core.relation import Structure
 from sar.errors import ConfigError, SarError
 from sar.train.counted_graph import META, counted_graph
 from sar.train.counting_group import CallTraffic, CountingGroup
@@ -112,7 +111,7 @@ class _Trainer:
         try:
             loss = self._loss(self._model(self._graph, self._x))
             self._optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             gather_grads(self._model)
             self._optimizer.step()
         except SarError:

@@ -65,7 +65,9 @@ class Mixed(nn.Module):
         x = self.edges(graph, x, x.new_ones(graph.num_edges(), 2))
         with graph.local_scope():
             graph.ndata["h"] = x
-            graph.update_all(lambda edges: {"m": edges.src["h"] * edges.dst["h"]}, require_dgl().function.mean("m", "h"))
+            graph.update_all(
+                lambda edges: {"m": edges.src["h"] * edges.dst["h"]}, require_dgl().function.mean("m", "h")
+            )
             x = graph.ndata["h"]
         return self.last(graph, x)
 
