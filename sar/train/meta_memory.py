@@ -1,5 +1,11 @@
-"""Counts the bytes of tensors on torch's device "meta" while they live, and answers what code asks of their values."""
+"""Counts the bytes of tensors on torch's device "meta" while they live, and answers what code asks of their values.
 
+[Note: sums of gradients]
+Where a tensor is read twice, autograd adds the second gradient to the first in place if nobody else holds that. While a
+dispatch mode is active it does not, which would count one tensor too much at the peak; so `MetaMemory` does it instead.
+"""
+
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +20,8 @@ from sar.comm.buffers import BufferPool
 from sar.errors import ConfigError
 
 _aten = torch.ops.aten
+_TORCH_FRAMES = ("inner", "_fn")
+_OWN_HOLDERS = 2  # the tensor, and the object that asks
 
 
 class MetaMemory(TorchDispatchMode):
@@ -60,6 +68,8 @@ class MetaMemory(TorchDispatchMode):
             return torch.ones((), dtype=torch.bool)
         if of_meta and func is _aten._to_copy.default and torch.device(kwargs.get("device") or "meta").type != "meta":
             return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        if func is _aten.add.Tensor and _accumulates(args[0], args[1]):
+            return args[0]
         made = func(*args, **kwargs)
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor) and tensor.device.type == "meta":
@@ -95,6 +105,17 @@ class CountedPool(BufferPool):
         """A buffer of at least `size` bytes."""
         with self._memory.counted_as_buffers():
             return super().take(size)
+
+
+def _accumulates(total: Any, grad: Any) -> bool:
+    """Whether autograd itself adds a gradient to another that nobody else holds: see [Note: sums of gradients]."""
+    frame = sys._getframe(2)  # who called __torch_dispatch__: what runs the backward, but for frames of torch's own
+    while frame.f_back is not None and frame.f_code.co_name in _TORCH_FRAMES:
+        frame = frame.f_back
+    if frame.f_code.co_name != "_engine_run_backward" or total.shape != grad.shape:
+        return False
+    holders = torch._C._storage_Use_Count(total.untyped_storage()._cdata)
+    return bool(holders <= _OWN_HOLDERS)
 
 
 def _scalar(value: Tensor) -> bool:

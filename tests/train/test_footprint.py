@@ -22,7 +22,7 @@ from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
-from sar.partition.write.write import partition_graph
+from sar.partition.in_memory import partition_graph
 from sar.train.footprint import plan_training
 from sar.train.graph_counts import GraphInfo, count_graph
 from sar.train.trial_epoch import MakeModel
