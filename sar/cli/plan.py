@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             found |= {"memory": arguments.memory, "fewest_workers": plan.fewest_workers(arguments.memory)}
         print(json.dumps(found))
     else:
-        print(f"{title}, mode 1, allocator as under `sar launch`\n\n{plan.as_text()}")
+        print(f"{title}, mode 1, freed memory given back\n\n{plan.as_text()}")
         if arguments.memory is not None:
             print(f"\n{plan.advice(arguments.memory)}")
     return 0

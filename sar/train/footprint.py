@@ -54,7 +54,7 @@ class MemoryPlan:
     structure: the graph, and what it makes for the backward and for tiles.
     activations: what layers keep and compute with, own nodes only.
     parameters: with gradients and the optimiser's state.
-    buffers: of the exchange.
+    buffers: of messages, at that moment.
     before: what of all this is there just before the first epoch.
     """
 

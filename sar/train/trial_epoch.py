@@ -2,8 +2,9 @@
 
 [Note: what is assumed]
 One worker for each part, Adam, cross-entropy on the nodes of `train_mask`, and `PartitionData` let go of after
-`construct_full_graph`. The allocator gives freed memory back, as under `sar launch` (`docs/memory.md`): then resident
-memory is what is live. What code takes before the first epoch differs between installations: `sar plan` measures it.
+`construct_full_graph`. The allocator gives freed memory back, as `initialize_comms` sets it (`docs/memory.md`): then
+resident memory is what is live. What code takes before the first epoch differs between installations: `sar plan`
+measures it.
 
 [Note: which epoch]
 The second one is counted. By then there is all that the first one makes for good: edges grouped by source, tiles, and
