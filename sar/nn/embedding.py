@@ -1,20 +1,20 @@
 """Learnable embeddings of nodes, each row on the worker that owns its node.
 
-[Note: rows on their way]
-The rows are no parameters of the model, because workers have different ones: `sync_params`, `gather_grads` and
+[Note: lookups and gradients]
+The rows are not parameters of the model, because workers have different ones: `sync_params`, `gather_grads` and
 `DistributedDataParallel`, which work on parameters, would mix them up. `SparseAdam` and `SparseAdagrad` update them.
 
-`emb()` are this worker's rows themselves, whose gradient a distributed graph makes whole. `emb(node_ids)` fetches the
-rows of any nodes, each once: one message with IDs to every owner, one with rows back. What comes is a leaf of autograd,
-so the backward communicates nothing, and a worker with an empty batch may leave it out. Leaves that a backward has
-reached are remembered; the optimizer's step sums them over workers at the rows' owners, and so knows which rows were
-used.
+`emb()` returns this worker's rows themselves; a distributed graph makes their gradient whole. `emb(node_ids)` fetches
+the rows of any nodes, each once: one message with IDs to every owner, one with rows back. The fetched rows are a leaf
+of autograd, so the backward communicates nothing, and a worker with an empty batch may leave it out. Leaves that a
+backward has reached are remembered. The optimizer's step sums their gradients at the rows' owners, and so knows which
+rows were used.
 """
 
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
 from sar.errors import GraphError
-from sar.nn.embedding_files import load_rows, save_rows
+from sar.nn.embedding_files import Rows, load_rows, save_rows
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 
@@ -35,6 +35,18 @@ class HasRowState(Protocol):
 
     state: Any
     row_state: ClassVar[tuple[str, ...]]
+
+
+class _Lookup(NamedTuple):
+    """Rows that were fetched: global IDs of their nodes, (K,), and the leaf of autograd, (K, D)."""
+
+    ids: Tensor
+    rows: Tensor
+
+    @property
+    def gradient(self) -> Tensor:
+        assert self.rows.grad is not None  # remembered by the hook that follows its accumulation
+        return self.rows.grad.cpu()
 
 
 class DistEmbedding(nn.Module):
@@ -82,7 +94,7 @@ class DistEmbedding(nn.Module):
             self._call = f"DistEmbedding of {what}, width {embedding_dim}, {rows.dtype}"
             group.agree(f"making a {self._call}")
         self.weight = rows.to(graph.device).requires_grad_()
-        self._looked_up: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the rows: global IDs, and rows with .grad
+        self._lookups: dict[int, _Lookup] = {}  # that a backward has reached, by id of the rows
 
     @uncompiled
     def forward(self, node_ids: Tensor | None = None) -> Tensor:
@@ -123,25 +135,28 @@ class DistEmbedding(nn.Module):
         group = session.current_group()
         with group.guard():
             flags = group.agree(
-                f"gradients of a {self._call}", (self.weight.grad is not None) | bool(self._looked_up) << 1
+                f"gradients of a {self._call}", (self.weight.grad is not None) | bool(self._lookups) << 1
             )
             if not any(flags):
                 return None
-            used, grads = [self.node_ids[:0]], [self.weight.detach()[:0]]
             if self.weight.grad is not None:
-                used, grads = [torch.arange(len(self.weight), device=self.weight.device)], [self.weight.grad]
+                used = [torch.arange(len(self.weight), device=self.weight.device)]
+                grads = [self.weight.grad]
+            else:
+                used = [self.node_ids[:0]]
+                grads = [self.weight.detach()[:0]]
             if any(flag & 2 for flag in flags):
-                ids = [self.node_ids[:0].cpu(), *(ids for ids, _ in self._looked_up.values())]
-                values = [self.weight.detach()[:0].cpu(), *(_gradient(rows) for _, rows in self._looked_up.values())]
-                sought, sums = _summed(torch.cat(ids), torch.cat(values))
-                used += [self._rows(theirs) for theirs in exchange_tensors(self._by_owner(sought, sought))]
-                grads += [theirs.to(self.weight.device) for theirs in exchange_tensors(self._by_owner(sought, sums))]
+                ids = [self.node_ids[:0].cpu(), *(lookup.ids for lookup in self._lookups.values())]
+                values = [self.weight.detach()[:0].cpu(), *(lookup.gradient for lookup in self._lookups.values())]
+                fetched, sums = _summed(torch.cat(ids), torch.cat(values))
+                used += [self._rows(theirs) for theirs in exchange_tensors(self._by_owner(fetched, fetched))]
+                grads += [theirs.to(self.weight.device) for theirs in exchange_tensors(self._by_owner(fetched, sums))]
         return (used[0], grads[0]) if len(used) == 1 else _summed(torch.cat(used), torch.cat(grads))
 
     def forget_gradients(self) -> None:
         """Set gradients to None, as `zero_grad` of the optimizers does."""
         self.weight.grad = None
-        self._looked_up.clear()
+        self._lookups.clear()
 
     def save(
         self,
@@ -163,13 +178,14 @@ class DistEmbedding(nn.Module):
         Raises:
             PartitionError: where the files cannot be written.
         """
-        columns, scalars = {"weight": self.weight.detach()}, {}
-        for name, value in (optimizer.state[self.weight] if optimizer is not None else {}).items():
+        rows = Rows(self.node_ids if node_ids is None else node_ids, {"weight": self.weight.detach()}, {})
+        state = optimizer.state[self.weight] if optimizer is not None else {}
+        for name, value in state.items():
             if isinstance(value, Tensor):
-                columns[name] = value
+                rows.columns[name] = value
             else:
-                scalars[name] = value
-        save_rows(folder, self.node_ids if node_ids is None else node_ids, columns, scalars)
+                rows.scalars[name] = value
+        save_rows(folder, rows)
 
     @torch.no_grad()
     def load(
@@ -193,13 +209,11 @@ class DistEmbedding(nn.Module):
             PartitionError: where files are missing, damaged, of different saves, of another width, or lack rows.
         """
         names = ["weight", *(optimizer.row_state if optimizer is not None else ())]
-        columns, scalars = load_rows(
-            folder, self.node_ids if node_ids is None else node_ids, names, self.embedding_dim, self.weight.device
-        )
-        self.weight.copy_(columns.pop("weight"))
+        rows = load_rows(folder, self.node_ids if node_ids is None else node_ids, names, self.embedding_dim)
+        self.weight.copy_(rows.columns.pop("weight"))
         if optimizer is not None:
-            state = {name: column.to(self.weight.dtype) for name, column in columns.items()}
-            optimizer.state[self.weight] = state | scalars
+            state = {name: column.to(self.weight) for name, column in rows.columns.items()}
+            optimizer.state[self.weight] = state | rows.scalars
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {len(self.weight)} on this worker"
@@ -243,7 +257,7 @@ class DistEmbedding(nn.Module):
         return rows
 
     def _remember(self, ids: Tensor, rows: Tensor) -> None:
-        self._looked_up[id(rows)] = ids, rows
+        self._lookups[id(rows)] = _Lookup(ids, rows)
 
 
 def _initial_rows(init_func: InitFunc | None, shape: tuple[int, int], dtype: torch.dtype | None, rank: int) -> Tensor:
@@ -261,8 +275,3 @@ def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct IDs, ascending, and for each the sum of its values, (K, D)."""
     distinct, place = ids.unique(return_inverse=True)
     return distinct, values.new_zeros(len(distinct), *values.shape[1:]).index_add_(0, place, values)
-
-
-def _gradient(rows: Tensor) -> Tensor:
-    assert rows.grad is not None  # remembered by the hook that follows its accumulation
-    return rows.grad.cpu()

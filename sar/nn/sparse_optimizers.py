@@ -1,7 +1,7 @@
 """Optimizers of distributed embeddings: only the rows that some worker used are updated."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         defaults: settings by name.
     """
 
-    row_state: ClassVar[Sequence[str]]
+    row_state: ClassVar[tuple[str, ...]]
     """What the state has for every row, (N_i, D) each."""
 
     def __init__(self, embeddings: Iterable[DistEmbedding], defaults: dict[str, Any]) -> None:

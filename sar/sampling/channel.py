@@ -73,7 +73,7 @@ class _MappingReader(pickle.Unpickler):
 def send(message: Any, *channels: "Connection[Any, Any]") -> None:
     """Send an object to one or several processes.
 
-    A receiver that is gone is passed over: its end is noticed when it is heard.
+    A receiver that is gone is passed over: its end is noticed when the sender waits for it.
     """
     stream = io.BytesIO()
     with open(os.memfd_create("sar-sampling", os.MFD_CLOEXEC), "wb") as file:

@@ -29,12 +29,12 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """As `torch.empty`, contiguous and on the CPU, in memory that is used again: see [Note: page faults]."""
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes < LEAST_BYTES:
-        return torch.empty(*shape, dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype)
     block = _take(nbytes)
     lease = block[:nbytes]
     # The tensor's storage holds on to the lease, which therefore ends with the last tensor in it.
     weakref.finalize(lease, _give_back, block).atexit = False
-    return torch.from_numpy(lease).view(dtype).view(*shape)
+    return torch.from_numpy(lease).view(dtype).view(tuple(shape))
 
 
 def _take(nbytes: int) -> NDArray[np.uint8]:

@@ -57,7 +57,9 @@ class SeedBatches:
         foreign: bool = False,
     ) -> None:
         group = session.current_group()
-        self._shuffle, self._seed, self._rank = shuffle, seed, group.rank
+        self._shuffle = shuffle
+        self._seed = seed
+        self._rank = group.rank
         with group.guard():
             group.agree(
                 f"SeedBatches of {batch_size}, drop_last {drop_last}, shuffle {shuffle}, "
@@ -65,13 +67,13 @@ class SeedBatches:
             )
             if batch_size < 1:
                 raise ConfigError(f"batch_size is {batch_size}; expected at least 1.")
-            seeds = check_seeds(seeds, group, node_ranges, foreign=foreign)
-            counts = torch.stack(group.all_gather(torch.tensor([len(seeds)]), "SeedBatches")).squeeze(1).tolist()
-            self._seeds, self._count = seeds, _number_of_batches(counts, batch_size, drop_last)
-            self._sizes = _sizes(len(seeds), self._count, batch_size, drop_last)
+            self._seeds = check_seeds(seeds, group, node_ranges, foreign=foreign)
+            counts = [int(count) for count in group.all_gather(torch.tensor(len(self._seeds)), "SeedBatches")]
+            self._count = min(counts) // batch_size if drop_last else -(-max(counts) // batch_size)
+            self._sizes = _sizes(len(self._seeds), self._count, batch_size, drop_last)
             self._fixed: list[Tensor] | None = None
             if optimized is not None:
-                self._fixed = optimized.group(seeds, self._sizes)
+                self._fixed = optimized.group(self._seeds, self._sizes)
                 group.agree("SeedBatches: optimised batches are made")
 
     def __len__(self) -> int:
@@ -92,14 +94,9 @@ class SeedBatches:
     def _order(self, count: int, number: int) -> Tensor:
         if not self._shuffle:
             return torch.arange(count)
-        words = f"{self._seed} {number} {self._rank}"
-        state = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little", signed=True)
+        text = f"{self._seed} {number} {self._rank}"
+        state = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
         return torch.randperm(count, generator=torch.Generator().manual_seed(state))
-
-
-def _number_of_batches(counts: Sequence[int], batch_size: int, drop_last: bool) -> int:
-    """In an epoch, where the workers have `counts` seeds."""
-    return min(counts) // batch_size if drop_last else -(-max(counts) // batch_size)
 
 
 def _sizes(num_seeds: int, count: int, batch_size: int, drop_last: bool) -> list[int]:

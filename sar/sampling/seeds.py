@@ -114,7 +114,7 @@ def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
     with group.guard():
         group.agree("split_seeds")
         own = check_seeds(global_ids(graph, seeds), group, graph.node_ranges).sort().values
-        counts = torch.stack(group.all_gather(torch.tensor([len(own)]), "split_seeds")).squeeze(1).tolist()
+        counts = [int(count) for count in group.all_gather(torch.tensor(len(own)), "split_seeds")]
         moves = plan_moves(counts)[group.rank]
         kept = moves[group.rank]
         moves[group.rank] = 0

@@ -64,7 +64,7 @@ def by_node(pieces):
 
 
 def spread(folder, num_workers):
-    """Deal the saved rows anew, as if so many workers had saved them."""
+    """Divide the saved rows as if so many workers had saved them."""
     files = sorted(folder.glob("part-*.pt"))
     parts = [torch.load(file, weights_only=True) for file in files]
     ids = torch.cat([part["node_ids"] for part in parts])
@@ -72,8 +72,8 @@ def spread(folder, num_workers):
     for file in files:
         file.unlink()
     for rank in range(num_workers):
-        dealt = {name: column[rank::num_workers].clone() for name, column in columns.items()}
-        part = {**parts[0], "node_ids": ids[rank::num_workers].clone(), "columns": dealt}
+        share = {name: column[rank::num_workers].clone() for name, column in columns.items()}
+        part = {**parts[0], "node_ids": ids[rank::num_workers].clone(), "columns": share}
         torch.save(part, folder / f"part-{rank}-of-{num_workers}.pt")
 
 
@@ -102,7 +102,7 @@ def load_case(mine, folder):
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_same_partitioning_needs_no_names(pool, world_size, tmp_path):
-    """And an earlier set of files makes room, also one of another number of workers."""
+    """And an earlier set of files is removed, also one of another number of workers."""
     (tmp_path / "part-0-of-7.pt").write_bytes(b"of an earlier time")
     for _ in range(2):
         pool.run(save, tmp_path, False, False, per_rank=cut(1, world_size))

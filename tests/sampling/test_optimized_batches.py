@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import sar
 from sar.errors import PartitionError
 from sar.sampling import OptimizedBatches, SeedBatches, optimized_batches
-from sar.sampling.optimized_batches import fit
-from sar.sampling.seed_parts import seed_parts
+from sar.sampling.optimized_batches import fit, seed_parts
 from tests.core.attempts import catch, require
 from tests.graphs import EdgeList, partition_in_memory
 from tests.sampling.scenes import global_ids, parts_of, typed_parts
@@ -22,20 +21,20 @@ GROUP = 6
 
 @given(st.data())
 def test_fit_moves_as_few_as_can_be_and_those_with_fewest_neighbours_in_their_batch(data):
-    rooms = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
-    batch = st.integers(0, len(rooms) - 1)
-    before = torch.tensor(data.draw(st.lists(batch, min_size=sum(rooms), max_size=sum(rooms))), dtype=torch.int64)
+    wanted = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
+    batch = st.integers(0, len(wanted) - 1)
+    before = torch.tensor(data.draw(st.lists(batch, min_size=sum(wanted), max_size=sum(wanted))), dtype=torch.int64)
     edges = data.draw(
-        st.lists(st.tuples(st.integers(0, max(sum(rooms) - 1, 0)), batch), max_size=30 if sum(rooms) else 0)
+        st.lists(st.tuples(st.integers(0, max(sum(wanted) - 1, 0)), batch), max_size=30 if sum(wanted) else 0)
     )
     seed, neighbour = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).unbind(1)
-    after = fit(before, seed, neighbour, rooms)
-    sizes = torch.bincount(before, minlength=len(rooms)).tolist()
-    assert torch.bincount(after, minlength=len(rooms)).tolist() == rooms
+    after = fit(before, seed, neighbour, wanted)
+    sizes = torch.bincount(before, minlength=len(wanted)).tolist()
+    assert torch.bincount(after, minlength=len(wanted)).tolist() == wanted
     moved = before != after
-    assert int(moved.sum()) == sum(max(0, size - room) for size, room in zip(sizes, rooms, strict=True))
+    assert int(moved.sum()) == sum(max(0, size - target) for size, target in zip(sizes, wanted, strict=True))
     ties = torch.zeros(len(before), dtype=torch.int64).index_add_(0, seed, (before[seed] == neighbour).long())
-    for number in range(len(rooms)):
+    for number in range(len(wanted)):
         gone, stayed = ties[moved & (before == number)], ties[~moved & (before == number)]
         assert not len(gone) or not len(stayed) or gone.max() <= stayed.min()
 

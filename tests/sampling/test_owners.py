@@ -1,0 +1,41 @@
+"""Messages of several columns, and nodes sorted by their owners."""
+
+import torch
+
+from sar.comm.rows import FieldFormat
+from sar.sampling.owners import NodesByOwner, pack, unpack
+
+
+def test_columns_come_out_of_a_message_as_they_went_in():
+    columns = [
+        torch.arange(5),
+        torch.tensor([True, False, True]),
+        torch.empty(0, 2, dtype=torch.bfloat16),
+        torch.randn(3, 2, 2),
+        torch.arange(7, dtype=torch.uint8),
+        torch.empty(4, 0),
+    ]
+    message = pack(columns)
+    assert int(message[:8].view(torch.int64)) == len(message)
+    found = unpack(message, [FieldFormat.of(column) for column in columns])
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, columns, strict=True))
+    assert unpack(pack([]), []) == []
+
+
+def test_nodes_by_owner():
+    nodes = torch.tensor([9, 0, 4, 8, 1, 5])
+    by_owner = NodesByOwner.sort(nodes, [3, 3, 6, 10])
+    assert [by_owner.of(worker).tolist() for worker in range(4)] == [[0, 1], [], [4, 5], [9, 8]]
+    for worker in range(4):
+        assert torch.equal(nodes[by_owner.positions_of(worker)], by_owner.of(worker))
+
+
+def test_entries_of_nodes_get_back_into_their_order():
+    nodes = torch.tensor([9, 0, 4])
+    for ends in ([10], [3, 6, 10]):
+        by_owner = NodesByOwner.sort(nodes, ends)
+        counts = by_owner.nodes % 3 + 1  # 1, 1 and 2 entries
+        entries = by_owner.nodes.repeat_interleave(counts)
+        indptr, [restored] = by_owner.restore(counts, [entries])
+        assert indptr.tolist() == [0, 1, 2, 4]
+        assert restored.tolist() == [9, 0, 4, 4]
