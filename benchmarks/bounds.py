@@ -1,6 +1,7 @@
 """What measurements are compared with: ideal memory and ideal epochs; and growth exponents."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,3 +33,47 @@ def growth_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """The b of values ~ sizes**b: slope of the least-squares line through the logarithms."""
     slope, _ = np.polyfit(np.log(sizes), np.log(values), 1)
     return float(slope)
+
+
+class Exchanged(NamedTuple):
+    """What one layer exchanges of each halo row.
+
+    columns: width of a row.
+    constant: it needs no gradient, as the input features.
+    values_read: the derivative reads the sources' values, so that dropping them costs another fetch.
+    """
+
+    columns: int
+    constant: bool = False
+    values_read: bool = False
+
+
+def bytes_needed(
+    halo_counts: Sequence[Sequence[int]],
+    rank: int,
+    layers: Sequence[Exchanged],
+    *,
+    kept: bool = False,
+    cached: bool = False,
+    item_bytes: int = 4,
+) -> int:
+    """Bytes that a worker has to send in one epoch.
+
+    Each halo row travels to its readers once, its gradient back once, and the row again where the backward reads it.
+
+    Args:
+        halo_counts: [p][r] is the number of rows of worker p that worker r reads.
+        rank: the worker.
+        layers: of the model.
+        kept: fetched rows are kept for the backward (modes 2 and 3).
+        cached: what was made of constant rows is kept from earlier epochs.
+        item_bytes: of one number on the wire.
+    """
+    read_by_others = sum(halo_counts[rank])
+    read_of_others = sum(row[rank] for row in halo_counts)
+    total = 0
+    for layer in layers:
+        fetches = (not (cached and layer.constant)) + (layer.values_read and not kept)
+        rows = fetches * read_by_others + (not layer.constant) * read_of_others
+        total += rows * layer.columns * item_bytes
+    return total

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.bounds import Exchanged
 from benchmarks.models import HEADS, Model
 from sar.core.relation import Relation
 from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand, Op, Target, aggregate_grad, aggregate_sum
 from sar.kernels.attention import attend, attend_grad, note_scores
 from sar.kernels.attention import destination_statistics as statistics_of
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
-from sar.train.traffic import Exchanged
 
 SLOPE = 0.2  # of GATConv's leaky ReLU
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 import sar
+from benchmarks.bounds import bytes_needed
 from benchmarks.floors import aggregation_seconds, dense_seconds
 from benchmarks.models import Model
 from sar.adapters.dgl.layers.models import dgl_graph
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
 from sar.partition.graph_data import read_npz
-from sar.train.traffic import bytes_needed
 
 FIELDS = ("feat", "label", "train_mask")
 

@@ -1,20 +1,22 @@
 """`sar plan`: what training a model on a partition directory would take."""
 
 import argparse
+import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from sar.adapters.dgl.layers.models import KINDS, LayerStack
 from sar.adapters.dgl.layers.patch import patch_dgl
 from sar.cli.sizes import parse_bytes
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
-from sar.partition.inspect.inspection import inspect_directory, largest_value
-from sar.partition.inspect.report import DirectoryReport
-from sar.train.model_shape import ModelShape
-from sar.train.plan import plan_training
+from sar.train.footprint import plan_training
+from sar.train.graph_counts import GraphInfo, count_graph
+from sar.train.trial_epoch import MakeModel
 
 HELP = "Predict bytes sent and peak memory of every worker for a model on a partition directory."
 
@@ -22,12 +24,19 @@ HELP = "Predict bytes sent and peak memory of every worker for a model on a part
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar plan` takes."""
     parser.add_argument("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
-    parser.add_argument("--model", choices=["sage", "gcn", "gat"], default="sage", help="layers (%(default)s)")
-    parser.add_argument("--layers", type=int, default=3, metavar="L", help="(%(default)s)")
     parser.add_argument(
+        "--model",
+        default="sage",
+        metavar="MODEL",
+        help="sage, gcn or gat, or FILE.py:FUNCTION, which returns a module when called with the graph's types and "
+        "widths (sar.train.graph_counts.GraphInfo) (%(default)s)",
+    )
+    built_in = parser.add_argument_group("of sage, gcn and gat")
+    built_in.add_argument("--layers", type=int, default=3, metavar="L", help="(%(default)s)")
+    built_in.add_argument(
         "--hidden", type=int, default=256, metavar="D", help="hidden width, of gat of all heads together (%(default)s)"
     )
-    parser.add_argument("--heads", type=int, default=4, metavar="H", help="of gat (%(default)s)")
+    built_in.add_argument("--heads", type=int, default=4, metavar="H", help="of gat (%(default)s)")
     parser.add_argument("--features", type=int, metavar="F", help="input width; default: that of the feature 'feat'")
     parser.add_argument("--classes", type=int, metavar="C", help="default: one more than the greatest 'label'")
     parser.add_argument("--memory", type=parse_bytes, metavar="SIZE", help="of one worker, such as 8GiB: how many fit?")
@@ -39,17 +48,24 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: expected at least 1.")
     process = _process_bytes()
-    report = inspect_directory(arguments.directory)
-    if report.problems:
-        raise ConfigError(f"the directory is not sound, see `sar inspect`. {report.problems[0]}")
-    widths = (
-        _width(report) if arguments.features is None else arguments.features,
-        *[arguments.hidden] * (arguments.layers - 1),
-        _classes(arguments.directory, report) if arguments.classes is None else arguments.classes,
-    )
-    model = ModelShape(arguments.model, widths, arguments.heads)
-    plan = plan_training(report, model, memory=arguments.memory, process=process)
-    print(json.dumps(plan.summary()) if arguments.json else plan.as_text())
+    counts = count_graph(arguments.directory, in_width=arguments.features, num_classes=arguments.classes)
+    if arguments.model in KINDS:
+        widths = _widths(counts.info, arguments)
+        described: dict[str, Any] = {"kind": arguments.model, "widths": widths, "heads": arguments.heads}
+        title = f"{arguments.model}, widths {' -> '.join(map(str, widths))}"
+        plan = plan_training(counts, lambda _: LayerStack(arguments.model, widths, arguments.heads), process=process)
+    else:
+        described, title = {"source": arguments.model}, arguments.model
+        plan = plan_training(counts, _load(arguments.model), process=process)
+    if arguments.json:
+        found = {"model": described} | plan.summary()
+        if arguments.memory is not None:
+            found |= {"memory": arguments.memory, "fewest_workers": plan.fewest_workers(arguments.memory)}
+        print(json.dumps(found))
+    else:
+        print(f"{title}, mode 1, freed memory given back\n\n{plan.as_text()}")
+        if arguments.memory is not None:
+            print(f"\n{plan.advice(arguments.memory)}")
     return 0
 
 
@@ -61,16 +77,28 @@ def _process_bytes() -> int:
     return PeakMemory().start
 
 
-def _width(report: DirectoryReport) -> int:
-    """Width of the feature `feat`."""
-    found = [one.shape for one in report.features if (one.of, one.name) == ("nodes", "feat") and len(one.shape) == 1]
-    if not found:
-        raise ConfigError("there is no node feature 'feat' of one dimension; say how wide the input is: --features F.")
-    return int(found[0][0])
+def _widths(info: GraphInfo, arguments: argparse.Namespace) -> list[int]:
+    """Of the layers of one of our own models."""
+    if len(info.ntypes) > 1 or len(info.canonical_etypes) > 1:
+        raise ConfigError(
+            f"the graph has {len(info.ntypes)} node types and {len(info.canonical_etypes)} edge types, but "
+            f"{arguments.model} is for one of each; plan a model of your own: --model FILE.py:FUNCTION."
+        )
+    return [info.in_widths[info.ntypes[0]], *[arguments.hidden] * (arguments.layers - 1), info.num_classes]
 
 
-def _classes(directory: Path, report: DirectoryReport) -> int:
-    """How many labels there are."""
-    if not any((one.of, one.name, one.shape) == ("nodes", "label", ()) for one in report.features):
-        raise ConfigError("there is no node feature 'label'; say how many classes there are: --classes C.")
-    return int(largest_value(directory, "label")) + 1
+def _load(source: str) -> MakeModel:
+    """The function that FILE.py:FUNCTION names."""
+    file, _, name = source.rpartition(":")
+    path = Path(file)
+    if not file.endswith(".py") or not name:
+        raise ConfigError(f"--model {source}: expected one of {', '.join(KINDS)}, or FILE.py:FUNCTION.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"--model {source}: there is no file {path}.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    make_model: MakeModel | None = getattr(module, name, None)
+    if not callable(make_model):
+        raise ConfigError(f"--model {source}: {path} defines no function {name!r}.")
+    return make_model

@@ -12,6 +12,7 @@ from sar.cli import main
 from sar.cli.demo.community_graph import community_graph
 from sar.cli.sizes import parse_bytes
 from sar.partition.in_memory import partition_graph
+from tests.partition.test_write import small_types
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +44,70 @@ def test_one_object_for_machines(folder: str, capsys) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["model"]["widths"] == [10, 5, 5, 3]
     for worker in found["workers"]:
-        sent = sum(sum(layer.values()) for layer in worker["layers"]) + worker["parameters_sent"]
+        sent = sum(layer["forward"] + layer["backward"] for layer in worker["layers"]) + worker["parameters_sent"]
         assert 0 < sent < worker["bytes_sent"] < 1.1 * sent
         memory = worker["memory"]
         assert memory["total"] == memory["before"] + memory["rise"]
         assert memory["total"] == sum(v for k, v in memory.items() if k not in ("total", "before", "rise"))
+
+
+MODEL = """
+from dgl.nn import GINConv
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, info):
+        super().__init__()
+        self.layer = GINConv(nn.Linear(info.in_widths["_N"], info.num_classes), "max")
+
+    def forward(self, graph, x):
+        return self.layer(graph, x)
+
+
+def make_model(info):
+    return Model(info)
+
+
+number = 3
+"""
+
+
+def test_a_model_of_the_users_own(folder: str, tmp_path: Path, capsys) -> None:
+    source = f"{tmp_path / 'mymodel.py'}:make_model"
+    (tmp_path / "mymodel.py").write_text(MODEL)
+    assert main(["plan", folder, "--model", source, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"] == {"source": source}
+    [[layer], [_]] = [worker["layers"] for worker in found["workers"]]
+    assert "max" in layer["call"]
+    assert layer["forward"] > 0
+    assert layer["backward"] == 0  # nothing needs a gradient below the maximum
+    assert main(["plan", folder, "--model", source, "--memory", "8GiB"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{source}, mode 1")
+    assert "call 0: update_all, max" in said
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("mymodel.py:number", "defines no function 'number'"),
+        ("mymodel.py:missing", "defines no function 'missing'"),
+        ("other.py:make_model", "there is no file"),
+        ("mymodel.py", "expected one of sage, gcn, gat, or FILE.py:FUNCTION"),
+    ],
+)
+def test_a_model_that_is_not_there(folder: str, tmp_path: Path, capsys, name: str, message: str) -> None:
+    (tmp_path / "mymodel.py").write_text(MODEL)
+    assert main(["plan", folder, "--model", str(tmp_path / name)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_our_own_models_are_for_one_type(tmp_path: Path, capsys) -> None:
+    json_file = partition_graph(small_types(), tmp_path, "typed", 2).json_file
+    assert main(["plan", str(json_file)]) == 1
+    assert "4 node types and 5 edge types" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,7 @@ class Surroundings:
         self._autocast = [
             _Autocast(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in sorted({"cpu", device.type})
+            if torch.amp.is_autocast_available(kind)  # not for tensors without values
         ]
 
     @contextmanager

@@ -32,6 +32,11 @@ def inspect_directory(path: str | PathLike[str], *, values: bool = False) -> Dir
     Raises:
         PartitionError: the JSON file is missing or damaged, or its ranges of IDs contradict each other.
     """
+    return inspect_parts(path, values=values)[0]
+
+
+def inspect_parts(path: str | PathLike[str], *, values: bool = False) -> tuple[DirectoryReport, list[PartContent]]:
+    """As `inspect_directory`, with what the files of each part hold."""
     spec = read_partition_json(find_partition_json(path))
     originals = _Originals(spec)
     contents = []
@@ -50,7 +55,7 @@ def inspect_directory(path: str | PathLike[str], *, values: bool = False) -> Dir
             ("edges", edge_names, spec.edge_ranges),
         )
     }
-    return DirectoryReport(
+    report = DirectoryReport(
         name=spec.name,
         method=spec.method,
         format=_format(spec, contents),
@@ -65,6 +70,7 @@ def inspect_directory(path: str | PathLike[str], *, values: bool = False) -> Dir
         ],
         problems=problems,
     )
+    return report, contents
 
 
 def largest_value(path: str | PathLike[str], name: str) -> float:

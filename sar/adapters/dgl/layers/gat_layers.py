@@ -143,7 +143,8 @@ def _heads(layer: Any, projected: Tensor) -> Tensor:
 
 def _recompute(layer: Any, project: Any, source: Tensor) -> Recompute | None:
     """How to project `source` once more, where that is sure to give the same."""
-    if type(project) is not nn.Linear or torch.is_autocast_enabled(source.device.type):
+    autocast = source.device.type != "meta" and torch.is_autocast_enabled(source.device.type)
+    if type(project) is not nn.Linear or autocast:
         return None
     tensors = (source, project.weight) if project.bias is None else (source, project.weight, project.bias)
     return Recompute(lambda *tensors: _heads(layer, linear(*tensors)), tensors)

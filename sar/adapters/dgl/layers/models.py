@@ -1,32 +1,60 @@
-"""GraphSAGE and GAT, made of DGL's own layers and nothing else: the same on DGL's graph as on ours."""
+"""GraphSAGE, GCN and GAT, made of DGL's own layers and nothing else: the same on DGL's graph as on ours."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sar.adapters.dgl.shim import require_dgl
+from sar.errors import ConfigError
+
+KINDS = ("sage", "gcn", "gat")
 
 
-class GraphSAGE(nn.Module):
-    """Mean aggregation in each layer (Hamilton et al., 2017), without dropout."""
+class LayerStack(nn.Module):
+    """Layers of one kind, with a ReLU after every one but the last, without dropout.
 
-    def __init__(self, num_features: int, num_classes: int, hidden: int = 64, num_layers: int = 3):
-        require_dgl()
-        from dgl.nn import SAGEConv
+    Args:
+        kind: sage (Hamilton et al., 2017, with mean), gcn (Kipf and Welling, 2017) or gat (Velickovic et al., 2018).
+        widths: of the input, between the layers, and of the output: one more than there are layers.
+        heads: of gat, whose width is that of all heads side by side; the last layer has one head.
 
+    Raises:
+        ConfigError: widths that make no such layers.
+    """
+
+    def __init__(self, kind: str, widths: Sequence[int], heads: int = 1):
         super().__init__()
-        widths = [num_features, *[hidden] * (num_layers - 1), num_classes]
-        self.layers = nn.ModuleList(
-            SAGEConv(width, next_width, "mean") for width, next_width in itertools.pairwise(widths)
-        )
+        if len(widths) < 2 or min(widths) < 1:
+            raise ConfigError(f"the model has the widths {tuple(widths)}; expected at least two of at least 1.")
+        hidden = tuple(widths[1:-1])
+        if kind == "gat" and any(width % heads for width in hidden):
+            raise ConfigError(f"hidden widths {hidden} cannot be divided among {heads} heads.")
+        conv = require_dgl().nn
+        self.layers = nn.ModuleList()
+        for number, (width, next_width) in enumerate(itertools.pairwise(widths), start=1):
+            if kind == "gat":
+                layer_heads = 1 if number == len(widths) - 1 else heads
+                self.layers.append(conv.GATConv(width, next_width // layer_heads, layer_heads))
+            elif kind == "gcn":
+                self.layers.append(conv.GraphConv(width, next_width))
+            else:
+                self.layers.append(conv.SAGEConv(width, next_width, "mean"))
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, F) -> (N, C)
         for layer in self.layers[:-1]:
-            x = functional.relu(layer(graph, x))
+            x = functional.relu(layer(graph, x).flatten(1))
         logits: Tensor = self.layers[-1](graph, x)
-        return logits
+        return logits.flatten(1)
+
+
+class GraphSAGE(LayerStack):
+    """Mean aggregation in each layer (Hamilton et al., 2017), without dropout."""
+
+    def __init__(self, num_features: int, num_classes: int, hidden: int = 64, num_layers: int = 3):
+        super().__init__("sage", [num_features, *[hidden] * (num_layers - 1), num_classes])
 
 
 class GAT(nn.Module):

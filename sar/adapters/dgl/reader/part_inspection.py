@@ -64,6 +64,8 @@ class PartContent:
     came_in: in-edges, by the part of their source.
     going_out: edges to other parts, which DGL's own writer stores with both parts.
     read_from: (P,) distinct nodes of each other part that in-edges come from.
+    edges_from, rows_from: (R, P) in-edges of each type by the part of their source, and distinct nodes of each other
+        part that these come from; (0, P) where the part's graph cannot be read.
     split: nodes by mask.
     edge_types: canonical names, where the part's graph can be read.
     orig_ids: IDs in the input graph that `graph.dgl` holds, as DGL up to 0.9 wrote them, by type.
@@ -73,6 +75,8 @@ class PartContent:
     came_in: Between
     going_out: Between
     read_from: NDArray[np.int64]
+    edges_from: NDArray[np.int64]
+    rows_from: NDArray[np.int64]
     edge_types: list[CanonicalEtype] = field(default_factory=list)
     features: list[StoredFeature] = field(default_factory=list)
     split: dict[str, int] = field(default_factory=dict)
@@ -88,7 +92,8 @@ def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent
         values: also look for NaN in features.
     """
     parts = spec.num_parts
-    content = PartContent([], Between.none(parts), Between.none(parts), np.zeros(parts, np.int64))
+    none = np.zeros((0, parts), np.int64)
+    content = PartContent([], Between.none(parts), Between.none(parts), np.zeros(parts, np.int64), none, none)
     from_dispatch = spec.path.name == DISPATCH_JSON
     try:
         path = graph_path(spec, part)
@@ -151,15 +156,19 @@ class _Structure:
         """Check edges in chunks, and add up what comes from and goes to other parts."""
         spec, content = self._spec, self._content
         num_edges = int(spec.edge_ranges[-1, -1, 1])
-        read = torch.zeros(len(node_id), dtype=torch.bool)
+        num_types, num_nodes, parts = spec.edge_ranges.shape[1], len(node_id), spec.num_parts
+        read = torch.zeros(num_types * num_nodes, dtype=torch.bool)  # by edge type, then node
+        came_in = torch.zeros(num_types * parts, dtype=torch.int64)  # by edge type, then part
         wrong: dict[str, list[Tensor]] = {}
         own_ids = []
         for chunk in pieces(len(ends[0])):
             src, dst, ids = ends[0][chunk].long(), ends[1][chunk].long(), fields[EID][chunk].long()
             comes_in = inner[dst]
             own_ids.append(ids[comes_in])
-            read[src[comes_in]] = True
             known = ids.clamp(0, max(num_edges - 1, 0))
+            kind = types_of(known, spec.edge_ranges).long()
+            read[kind[comes_in] * num_nodes + src[comes_in]] = True
+            came_in += torch.bincount(kind[comes_in] * parts + owner[src[comes_in]], minlength=num_types * parts)
             found = {
                 f"edges end at nodes of other parts than the ranges in {spec.path.name} say": (
                     ~comes_in & (_owner(known, spec.edge_ranges) != owner[dst])
@@ -169,7 +178,6 @@ class _Structure:
                 found["edges are marked as inner and end at halo nodes, or the other way round"] = (
                     fields["inner_edge"][chunk].bool() != comes_in
                 )
-            kind = types_of(known, spec.edge_ranges)
             if ETYPE in fields:
                 found[f"edges have another {ETYPE} than the ranges in {spec.path.name} say"] = (
                     fields[ETYPE][chunk] != kind
@@ -188,7 +196,10 @@ class _Structure:
             if len(bad):
                 self._say(f"{len(bad)} {problem}, edge {int(bad[0])} for one")
         self._owned_once("edges", torch.cat(own_ids) if own_ids else fields[EID].long(), spec.edge_ranges)
-        content.read_from += torch.bincount(owner[read & ~inner], minlength=spec.num_parts).numpy()
+        read = read.view(num_types, num_nodes) & ~inner
+        content.read_from += torch.bincount(owner[read.any(0)], minlength=parts).numpy()
+        content.edges_from = came_in.view(num_types, parts).numpy()
+        content.rows_from = np.stack([torch.bincount(owner[rows], minlength=parts).numpy() for rows in read])
 
     def _misses_type(self, kind: Tensor, src_type: Tensor, dst_type: Tensor) -> Tensor:
         """Whether edges of a type lead from or to nodes of another than its canonical name says, (E,)."""

@@ -1,0 +1,102 @@
+"""A worker's graph that has sizes and no edges: its tensors are on torch's device "meta", which holds no values."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from sar.comm.group import Group
+from sar.comm.plan import HaloPlan
+from sar.core.graph.graph import GraphShardManager, make_graph
+from sar.core.relation import NodeSet, Relation, Structure
+from sar.kernels import EdgeBlock, index_dtype
+from sar.train.graph_counts import GraphCounts, RelationCounts
+
+META = torch.device("meta")
+
+
+def counted_graph(counts: GraphCounts, part: int, group: Group) -> tuple[GraphShardManager, Structure]:
+    """The graph of the worker that has a part, with its edge features and IDs.
+
+    Args:
+        counts: of all parts.
+        part: the part.
+        group: stands for all workers, one for each part.
+    """
+    nodes = NodeSet(
+        {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[part].items()},
+        {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[part].items()},
+        counts.info.num_nodes,
+    )
+    ends = torch.tensor([sum(of_part.values()) for of_part in counts.nodes]).cumsum(0).tolist()
+    node_ranges = list(zip([0, *ends[:-1]], ends, strict=True))
+    relations = [_relation(counts, relation, part) for relation in counts.relations]
+    structure = Structure(group, META, node_ranges, nodes, nodes, relations, "planned")
+    features = [
+        {
+            name: torch.empty(sum(relation.edges[part]), *shape, dtype=dtype, device=META)
+            for name, (shape, dtype) in relation.features.items()
+        }
+        for relation in counts.relations
+    ]
+    return make_graph(structure, features, None), structure
+
+
+def _relation(counts: GraphCounts, relation: RelationCounts, part: int) -> Relation:
+    source, _, destination = relation.etype
+    nodes = counts.nodes[part]
+    blocks: list[EdgeBlock] = []
+    offset = 0
+    for p, edges in enumerate(relation.edges[part]):
+        num_src = nodes[source] if p == part else relation.halo[part][p]
+        blocks.append(CountedBlock(edges, num_src, nodes[destination], offset))
+        offset += edges
+    send_rows = [_ids(reader[part], torch.int32) for reader in relation.halo]
+    mean_rows = sum(of_part[source] for of_part in counts.nodes) // counts.num_parts
+    return Relation(
+        etype=relation.etype,
+        blocks=blocks,
+        halos=[_ids(rows, torch.int32) for rows in relation.halo[part]],
+        plan=HaloPlan(part, send_rows, torch.tensor(relation.halo).T, mean_rows),
+        num_src=nodes[source],
+        num_dst=nodes[destination],
+        num_edges_global=sum(map(sum, relation.edges)),
+        in_degrees=_ids(nodes[destination], torch.int64),
+        out_degrees=_ids(nodes[source], torch.int64),
+    )
+
+
+class CountedBlock(EdgeBlock):
+    """Edges of which only the number is known; their ends are taken to be drawn at random."""
+
+    def __init__(
+        self, num_edges: int, num_src: int, num_dst: int, edge_offset: int = 0, edge_ids: bool = False
+    ) -> None:
+        rows = _distinct(num_edges, num_dst)
+        dtype = index_dtype(edge_offset + num_edges)
+        super().__init__(
+            rows=_ids(rows, torch.int32),
+            indptr=_ids(rows + 1, index_dtype(num_edges)),
+            cols=_ids(num_edges, torch.int32),
+            num_src=num_src,
+            num_dst=num_dst,
+            edge_ids=(lambda: _ids(num_edges, dtype)) if edge_ids else None,
+            edge_offset=0 if edge_ids else edge_offset,
+        )
+        self.edge_bound = edge_offset + num_edges
+
+    def select_sources(self, begin: int, end: int) -> EdgeBlock:
+        """The block of edges whose source is in begin to end: as many as these are of all sources."""
+        if begin == 0 and end == self.num_src:
+            return self
+        edges = self.num_edges * end // self.num_src - self.num_edges * begin // self.num_src
+        return CountedBlock(edges, end - begin, self.num_dst, self.edge_offset, edge_ids=True)
+
+
+def _distinct(edges: int, nodes: int) -> int:
+    """Expected number of different destinations of edges drawn at random."""
+    return round(nodes * -math.expm1(-edges / nodes)) if nodes else 0
+
+
+def _ids(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(count, dtype=dtype, device=META)

@@ -1,0 +1,162 @@
+"""How many nodes, edges and halo rows each worker of a partitioned graph has: all that a plan knows of the graph."""
+
+from dataclasses import dataclass
+from math import prod
+from os import PathLike
+
+import torch
+
+from sar.adapters.dgl.reader.part_inspection import PartContent
+from sar.common_tuples import EID, CanonicalEtype
+from sar.errors import ConfigError
+from sar.partition.inspect.inspection import inspect_parts, largest_value
+from sar.partition.inspect.report import DirectoryReport, FeatureReport
+
+FEATURE, LABEL, TRAIN_MASK = "feat", "label", "train_mask"
+_ID_BYTES = 8
+_TYPE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """What a function that makes a model for `sar plan` is told of the graph.
+
+    ntypes: node types.
+    canonical_etypes: edge types.
+    num_nodes: nodes of each type on all workers.
+    in_widths: width of the input features of each node type that has any.
+    num_classes: width of the output.
+    """
+
+    ntypes: list[str]
+    canonical_etypes: list[CanonicalEtype]
+    num_nodes: dict[str, int]
+    in_widths: dict[str, int]
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class RelationCounts:
+    """The edges of one type, counted.
+
+    edges: [r][p] is the number of edges from part p into part r.
+    halo: [r][p] is the number of distinct nodes of part p that these come from; 0 where p is r.
+    features: trailing shape and dtype of each edge feature.
+    """
+
+    etype: CanonicalEtype
+    edges: list[list[int]]
+    halo: list[list[int]]
+    features: dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+@dataclass(frozen=True)
+class GraphCounts:
+    """A partitioned graph in numbers.
+
+    nodes: of each type, by part.
+    train_nodes: that `train_mask` chooses in each part; all nodes where there is no mask.
+    node_bytes: bytes of a node's features and IDs, by type.
+    edge_bytes: bytes of an edge's features and IDs, by edge type in the order of `relations`.
+    """
+
+    info: GraphInfo
+    nodes: list[dict[str, int]]
+    train_nodes: list[int]
+    relations: list[RelationCounts]
+    node_bytes: dict[str, int]
+    edge_bytes: list[int]
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.nodes)
+
+    def data_bytes(self, part: int) -> int:
+        """Bytes of the features and IDs of a part."""
+        of_nodes = sum(count * self.node_bytes[ntype] for ntype, count in self.nodes[part].items())
+        counted = zip(self.relations, self.edge_bytes, strict=True)
+        return of_nodes + sum(sum(relation.edges[part]) * size for relation, size in counted)
+
+
+def count_graph(
+    path: str | PathLike[str], *, in_width: int | None = None, num_classes: int | None = None
+) -> GraphCounts:
+    """Count the nodes, edges and halo rows of a partition directory.
+
+    Args:
+        path: the directory, or its JSON file.
+        in_width: width of the input features; default that of the node feature `feat`.
+        num_classes: width of the output; default one more than the greatest `label`.
+
+    Raises:
+        ConfigError: the directory is not sound, or lacks a feature that would say what is left out.
+        PartitionError: the JSON file is missing or damaged.
+    """
+    report, contents = inspect_parts(path)
+    if report.problems:
+        raise ConfigError(f"the directory is not sound, see `sar inspect`. {report.problems[0]}")
+    if num_classes is None:
+        num_classes = _classes(path, report)
+    etypes = contents[0].edge_types
+    info = GraphInfo(
+        ntypes=list(report.num_nodes),
+        canonical_etypes=etypes,
+        num_nodes=report.num_nodes,
+        in_widths=_in_widths(report, in_width),
+        num_classes=num_classes,
+    )
+    return GraphCounts(
+        info=info,
+        nodes=[part.nodes for part in report.parts],
+        train_nodes=[part.split.get(TRAIN_MASK, part.num_nodes) for part in report.parts],
+        relations=[_relation(report, contents, number) for number in range(len(etypes))],
+        node_bytes={ntype: _node_bytes(report, ntype) for ntype in report.num_nodes},
+        edge_bytes=[_edge_bytes(report, ":".join(etype)) for etype in etypes],
+    )
+
+
+def _relation(report: DirectoryReport, contents: list[PartContent], number: int) -> RelationCounts:
+    etype = contents[0].edge_types[number]
+    features = {one.name: _form(one) for one in report.features if (one.of, one.type) == ("edges", ":".join(etype))}
+    return RelationCounts(
+        etype,
+        [content.edges_from[number].tolist() for content in contents],
+        [content.rows_from[number].tolist() for content in contents],
+        {**features, EID: ((), torch.int64)},
+    )
+
+
+def _form(feature: FeatureReport) -> tuple[tuple[int, ...], torch.dtype]:
+    return feature.shape, getattr(torch, feature.dtype)
+
+
+def _feature_bytes(report: DirectoryReport, of: str, kind: str) -> int:
+    forms = [_form(one) for one in report.features if (one.of, one.type) == (of, kind)]
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in forms)
+
+
+def _node_bytes(report: DirectoryReport, ntype: str) -> int:
+    ids = _ID_BYTES + (_ID_BYTES if report.orig_node_ids else 0)
+    return _feature_bytes(report, "nodes", ntype) + ids + _TYPE_BYTES
+
+
+def _edge_bytes(report: DirectoryReport, etype: str) -> int:
+    return _feature_bytes(report, "edges", etype) + _ID_BYTES + (_ID_BYTES if report.orig_edge_ids else 0)
+
+
+def _in_widths(report: DirectoryReport, in_width: int | None) -> dict[str, int]:
+    """Width of `feat`, by node type."""
+    if in_width is not None:
+        return dict.fromkeys(report.num_nodes, in_width)
+    found = {
+        one.type: one.shape[0] for one in report.features if (one.of, one.name, len(one.shape)) == ("nodes", FEATURE, 1)
+    }
+    if not found:
+        raise ConfigError("there is no node feature 'feat' of one dimension; say how wide the input is: --features F.")
+    return found
+
+
+def _classes(path: str | PathLike[str], report: DirectoryReport) -> int:
+    if not any((one.of, one.name, one.shape) == ("nodes", LABEL, ()) for one in report.features):
+        raise ConfigError("there is no node feature 'label'; say how many classes there are: --classes C.")
+    return int(largest_value(path, LABEL)) + 1

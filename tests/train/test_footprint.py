@@ -1,0 +1,293 @@
+"""What `sar plan` predicts, against what the engine counts and the kernel measures."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sar
+from sar.adapters.dgl.layers.models import LayerStack
+from sar.adapters.dgl.shim import require_dgl
+from sar.cli.demo.community_graph import community_graph
+from sar.errors import ConfigError
+from sar.host.memory import PeakMemory
+from sar.host.processes import run_workers
+from sar.partition.graph_data import GraphData
+from sar.partition.in_memory import partition_graph
+from sar.train.footprint import plan_training
+from sar.train.graph_counts import GraphInfo, count_graph
+from sar.train.trial_epoch import MakeModel
+from tests.partition.test_write import small_types
+from tests.workers import REPOSITORY
+
+KINDS = ("sage", "gcn", "gat")
+CLASSES = 5
+
+
+class Shape(NamedTuple):
+    """Arguments of a `LayerStack`."""
+
+    kind: str
+    widths: tuple[int, ...]
+    heads: int = 1
+
+    def make(self, info: GraphInfo) -> nn.Module:
+        return LayerStack(*self)
+
+
+class Mixed(nn.Module):
+    """Layers of many kinds: maxima, edge features, Python messages, residuals, dropout, and normalisation."""
+
+    def __init__(self, info: GraphInfo) -> None:
+        super().__init__()
+        conv, width = require_dgl().nn, info.in_widths["_N"]
+        self.pool = conv.SAGEConv(width, 6, "pool")
+        self.norm = sar.DistributedBN1D(6)
+        self.gatv2 = conv.GATv2Conv(6, 4, 2, residual=True, attn_drop=0.5)
+        self.gin = conv.GINConv(nn.Linear(8, 8), "max")
+        self.edges = conv.NNConv(8, 3, nn.Linear(2, 24), "mean")
+        self.unused = nn.Linear(5, 5)
+        self.last = conv.TAGConv(3, info.num_classes, k=2)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        x = self.norm(functional.relu(self.pool(graph, x)))
+        x = functional.elu(self.gatv2(graph, x).flatten(1))
+        x = self.gin(graph, x)
+        x = self.edges(graph, x, x.new_ones(graph.num_edges(), 2))
+        with graph.local_scope():
+            graph.ndata["h"] = x
+            graph.update_all(
+                lambda edges: {"m": edges.src["h"] * edges.dst["h"]}, require_dgl().function.mean("m", "h")
+            )
+            x = graph.ndata["h"]
+        return self.last(graph, x)
+
+
+class Typed(nn.Module):
+    """Two layers of a heterogeneous model, with embeddings for the types that have no features."""
+
+    def __init__(self, info: GraphInfo) -> None:
+        super().__init__()
+        conv = require_dgl().nn
+        self.given = nn.ModuleDict({ntype: nn.Linear(width, 8) for ntype, width in info.in_widths.items()})
+        self.constant = nn.ParameterDict(
+            {ntype: nn.Parameter(torch.ones(8)) for ntype in info.ntypes if ntype not in info.in_widths}
+        )
+        first = {"writes": conv.SAGEConv(8, 6, "mean"), "honours": conv.SAGEConv(8, 6, "mean")}
+        first |= {"cites": conv.GATConv(8, 3, 2), "wins": conv.GraphConv(8, 6), "accepts": conv.GraphConv(8, 6)}
+        for layer in first.values():
+            if hasattr(layer, "set_allow_zero_in_degree"):
+                layer.set_allow_zero_in_degree(True)
+        self.first = conv.HeteroGraphConv(first, aggregate=sum_of_rows)
+        self.last = conv.SAGEConv(6, info.num_classes, "gcn")
+
+    def forward(self, graph: Any, x: dict[str, Tensor]) -> dict[str, Tensor]:
+        h = {ntype: self.given[ntype](rows) for ntype, rows in x.items()}
+        h |= {ntype: row.expand(graph.num_nodes(ntype), -1) for ntype, row in self.constant.items()}
+        return {"paper": self.last(graph["cites"], self.first(graph, h)["paper"])}
+
+
+def sum_of_rows(tensors: list[Tensor], ntype: str) -> Tensor:
+    return torch.stack([rows.flatten(1) for rows in tensors]).sum(0)
+
+
+def train(json_file: str, make_model: MakeModel, epochs: int) -> tuple[list[int], int, int]:
+    """Bytes sent in each epoch, resident bytes before the first one, and the rise of the peak above that."""
+    sar.patch_dgl()
+    data = sar.load_dgl_partition_data(json_file, sar.rank(), "cpu")
+    x, labels, mask = (data.node_features[f"_N/{name}"] for name in ("feat", "label", "train_mask"))
+    mask, graph = mask.bool(), sar.construct_full_graph(data)
+    del data
+    model = make_model(GraphInfo(["_N"], graph.canonical_etypes, {}, {"_N": x.shape[1]}, CLASSES))
+    sar.sync_params(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    memory, sent = PeakMemory(), []
+    for _ in range(epochs):
+        before = sar.comm.statistics()
+        loss = functional.cross_entropy(model(graph, x)[mask], labels[mask], reduction="sum")
+        optimizer.zero_grad()
+        loss.backward()
+        sar.gather_grads(model)
+        optimizer.step()
+        sent.append((sar.comm.statistics() - before).bytes_sent)
+    sar.unpatch_dgl()
+    return sent, memory.start, memory.rise()
+
+
+def bytes_sent(json_file: str, models: list[MakeModel], settings: dict[str, Any]) -> list[int]:
+    """In one epoch of each model."""
+    for name, value in settings.items():
+        setattr(sar.Config, name, value)
+    return [train(json_file, model, 1)[0][0] for model in models]
+
+
+def bytes_sent_by_types(json_file: str) -> int:
+    """In one epoch of the heterogeneous model."""
+    sar.patch_dgl()
+    data = sar.load_dgl_partition_data(json_file, sar.rank(), "cpu")
+    graph = sar.construct_full_graph(data)
+    x = {ntype: data.node_features[f"{ntype}/feat"].float() for ntype in ("author",)}
+    model = Typed(GraphInfo(graph.ntypes, graph.canonical_etypes, {}, {"author": 3}, CLASSES))
+    before = sar.comm.statistics()
+    torch.stack([rows.sum() for rows in model(graph, x).values()]).sum().backward()
+    sar.gather_grads(model)
+    sar.unpatch_dgl()
+    return (sar.comm.statistics() - before).bytes_sent
+
+
+@pytest.fixture(autouse=True)
+def patched_dgl() -> Iterator[None]:
+    """As in a training script, and in the process of `sar plan`."""
+    sar.patch_dgl()
+    yield
+    sar.unpatch_dgl()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Partitions of a small graph by number of parts, made when asked for."""
+    graph = community_graph(500, 4000, num_features=7, num_classes=CLASSES).with_split().with_self_loops()
+    made: dict[int, Path] = {}
+
+    def of(parts: int) -> Path:
+        if parts not in made:
+            made[parts] = partition_graph(graph, tmp_path_factory.mktemp("parts"), "small", parts).json_file
+        return made[parts]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "settings, widths",
+    [
+        ({}, [(7, 12, 12, 5), (7, 4, 5)]),  # the second is multiplied before it travels
+        ({"comm_buffer_bytes": 4000}, [(7, 12, 12, 5)]),
+        ({"disable_sr": True}, [(7, 12, 12, 5)]),
+        ({"wire_dtype_features": torch.bfloat16}, [(7, 12, 12, 5)]),
+    ],
+    ids=["defaults", "small tiles", "mode 2", "bfloat16"],
+)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_bytes_are_predicted_to_the_byte(pool, world_size, directory, settings, widths, monkeypatch) -> None:
+    for name, value in settings.items():
+        monkeypatch.setattr(sar.Config, name, value)
+    counts = count_graph(directory(world_size))
+    models = [Shape(kind, chosen, 2).make for kind in KINDS for chosen in widths]
+    models.append(Mixed)
+    plans = [plan_training(counts, model) for model in models]
+    found = pool.run(bytes_sent, str(directory(world_size)), models, settings)
+    assert found == [[plan.workers[rank].traffic.sent for plan in plans] for rank in range(world_size)]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_bytes_of_a_heterogeneous_model(pool, world_size, tmp_path: Path) -> None:
+    json_file = partition_graph(small_types(), tmp_path, "typed", world_size).json_file
+    plan = plan_training(count_graph(json_file, num_classes=CLASSES), Typed)
+    found = pool.run(bytes_sent_by_types, str(json_file))
+    assert found == [worker.traffic.sent for worker in plan.workers]
+
+
+def test_one_worker_sends_nothing(directory) -> None:
+    [worker] = plan_training(count_graph(directory(1)), Shape("gat", (7, 8, 5), 2).make).workers
+    assert worker.traffic.sent == 0
+    assert worker.memory.buffers == 0
+
+
+def random_graph(num_nodes: int, num_edges: int, num_features: int) -> GraphData:
+    rng = np.random.default_rng(0)
+    fields = {
+        "feat": rng.standard_normal((num_nodes, num_features), dtype=np.float32),
+        "label": rng.integers(16, size=num_nodes),
+    }
+    src, dst = rng.integers(0, num_nodes, (2, num_edges))
+    return GraphData(src, dst, num_nodes, fields).with_self_loops().with_split()
+
+
+def train_in_process(_: Any, json_file: str, shape: Shape) -> tuple[list[int], int, int]:
+    sar.initialize_comms()
+    return train(json_file, shape.make, 3)
+
+
+@pytest.fixture
+def no_resource_tracker() -> Iterator[None]:
+    """End multiprocessing's own helper, which otherwise lives as long as the program that once started a process."""
+    yield
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_resource_tracker")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads peak memory from Linux's /proc")
+@pytest.mark.parametrize("kind, hidden", [("sage", 384), ("gcn", 384), ("gat", 512)])
+def test_peak_memory_is_predicted_to_15_percent(tmp_path: Path, kind: Any, hidden: int) -> None:
+    """Where tensors dominate: the rise above the level before the first epoch, and all that is resident."""
+    graph = random_graph(40_000, 300_000, 128)
+    json_file = partition_graph(graph, tmp_path, "random", 2).json_file
+    shape = Shape(kind, (128, hidden, hidden, 16), heads=4)
+    command = [sys.executable, "-m", "sar.cli", "plan", str(json_file), "--json", "--model", kind, "--hidden"]
+    done = subprocess.run(
+        [*command, str(hidden)], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=True
+    )
+    planned = json.loads(done.stdout)
+    assert planned["model"]["widths"] == list(shape.widths)
+    measured = run_workers(train_in_process, str(json_file), shape, n_workers=2, n_threads=1, time_limit=240)
+    for worker, (sent, start, rise) in zip(planned["workers"], measured, strict=True):
+        memory = worker["memory"]
+        print(f"{kind}: rise {rise / 1e6:.0f} MB, predicted {memory['rise'] / 1e6:.0f}", end="; ")
+        print(f"all {(start + rise) / 1e6:.0f} MB, predicted {memory['total'] / 1e6:.0f}")
+        assert rise > 180e6
+        assert memory["rise"] == pytest.approx(rise, rel=0.15)
+        assert memory["total"] == pytest.approx(start + rise, rel=0.15)
+        assert set(sent) == {worker["bytes_sent"]}
+
+
+def test_the_fewest_workers_that_fit(directory) -> None:
+    plan = plan_training(count_graph(directory(2)), Shape("sage", (7, 4096, 4096, 5)).make)
+    largest = max(worker.memory.total for worker in plan.workers)
+    enough = plan.fewest_workers(largest)
+    assert enough is not None
+    assert 1 <= enough <= 2
+    less = plan.fewest_workers(largest - 8 * 10**6)
+    assert less is None or less >= enough
+    assert plan.fewest_workers(10**8) is None
+    assert "nor would any number" in plan.advice(10**8)
+    assert f"fit {largest / 1e6:,.1f} MB each" in plan.advice(largest)
+
+
+class ReadsValues(Mixed):
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return x * float(x.max())
+
+
+class PicksRows(Mixed):
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return x[x[:, 0] > 0]
+
+
+def test_what_cannot_be_planned(tmp_path: Path, directory) -> None:
+    counts = count_graph(directory(2))
+    with pytest.raises(ConfigError, match="reads the number that is in a tensor"):
+        plan_training(counts, ReadsValues)
+    with pytest.raises(ConfigError, match="size that depends on values"):
+        plan_training(counts, PicksRows)
+    with pytest.raises(ConfigError, match="returned a NoneType"):
+        plan_training(counts, lambda info: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ConfigError, match="cannot be divided among 4 heads"):
+        LayerStack("gat", (8, 30, 4), 4)
+    with pytest.raises(ConfigError, match="at least two of at least 1"):
+        LayerStack("gcn", (8, 0, 4))
+
+
+def test_nothing_is_left_of_the_plan(directory) -> None:
+    """Afterwards this process is no worker of anything, as before."""
+    plan_training(count_graph(directory(2)), Shape("sage", (7, 8, 5)).make)
+    assert not sar.comm.is_initialized()
