@@ -2,13 +2,12 @@
 
 import itertools
 import os
-import socket
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Pipe
 from typing import Any
 
 import torch.distributed as dist
@@ -86,7 +85,7 @@ class _Process:
     """One process and the channel to it."""
 
     def __init__(self, number: int) -> None:
-        ours, theirs = socket.socketpair()
+        self.channel, theirs = Pipe()
         with theirs:
             # Not by `multiprocessing`, whose spawned processes import the user's script again.
             start = f"from sar.sampling.process import main; main({theirs.fileno()}, {number})"
@@ -96,7 +95,6 @@ class _Process:
                 env=os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "SAR_ALLOCATOR": Config.allocator},
                 pass_fds=[theirs.fileno()],
             )
-        self.channel: Connection[Any, Any] = Connection(ours.detach())
 
     def receive(self, who: str) -> Any:
         """Its next message; an error where it is gone, or makes none."""
@@ -106,19 +104,17 @@ class _Process:
             )
         try:
             return receive(self.channel)
-        except (EOFError, OSError):
-            pass
+        except (EOFError, OSError) as error:
+            raise SamplingError(
+                f"The {who} {self._end()} before it had made its batch. See its own output; signal 9 often comes from "
+                "the system, for want of memory."
+            ) from error
+
+    def _end(self) -> str:
         status = self.wait(CLOSE_SECONDS)
         if status is None:
-            end = "closed its channel"
-        elif status < 0:
-            end = f"got signal {-status}"
-        else:
-            end = f"exited ({status})"
-        raise SamplingError(
-            f"The {who} {end} before it had made its batch. See its own output; signal 9 often comes from the system, "
-            "for want of memory."
-        )
+            return "closed its channel"
+        return f"got signal {-status}" if status < 0 else f"exited ({status})"
 
     def wait(self, seconds: float) -> int | None:
         """Its exit status, if it ends in time."""
