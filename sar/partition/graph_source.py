@@ -20,6 +20,11 @@ Progress = Callable[[str, float], None]
 """Called now and then with what is being done and the share of it that is done, 0 to 1."""
 
 
+def index_dtype(largest: int) -> np.dtype[Any]:
+    """The smaller of int32 and int64 that holds numbers up to `largest`."""
+    return np.dtype(np.int32 if largest < 2**31 else np.int64)
+
+
 class EdgeSource(Protocol):
     """The edges of one type in their original order, which can be read again and again.
 

@@ -1,12 +1,12 @@
 """Puts what was computed part by part back into the order of the input graph, out of core."""
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from sar.adapters.dgl.reader.graph_file import read_graph_file
 from sar.adapters.dgl.reader.partition_json import PartitionJson, find_partition_json, read_partition_json
 from sar.adapters.dgl.reader.partition_reader import graph_path
 from sar.adapters.dgl.reader.tensor_file import load, open_tensors
-from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.core.partition_data import own_part
 from sar.errors import ConfigError, PartitionError
@@ -74,43 +73,33 @@ def to_original_order(
     for p, part in enumerate(rows):
         _check_form(spec, type_id, p, part, rows[0])
     total = _num_nodes(spec, type_id)
-    result = _create(out, (total, *rows[0].shape[1:]), rows[0].dtype)
-    try:
+    with _created(out, (total, *rows[0].shape[1:]), rows[0].dtype) as result:
         seen = Once(total)
         for p, part in enumerate(rows):
             _scatter(part, _original_ids(spec, p, type_id), result, seen)
         if not seen.is_permutation:
             raise _no_permutation(spec, seen)
-    except BaseException:
-        _discard(out)
-        raise
-    return _finish(out, result)
+    return result
 
 
 def _opened(values: Values, whose: str) -> Column:
     """Rows on disk or in memory, of which slices are read."""
     if isinstance(values, Tensor):
-        return _as_numpy(values.detach().cpu(), whose)
+        if values.dtype == torch.bfloat16:
+            raise ConfigError(f"the values {whose} are bfloat16, which .npy files do not have; call .float() on them.")
+        return values.detach().cpu().numpy()
     if isinstance(values, np.ndarray):
         return values
     path = Path(values)
     if path.suffix == ".npy":
         try:
-            array: Array = np.load(path, mmap_mode="r")
-            return array
+            return cast(Array, np.load(path, mmap_mode="r"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"the values {whose}: '{path}' cannot be read as an .npy file: {error}") from error
     tensors = open_tensors(path)
     if len(tensors) != 1:
         raise ConfigError(f"the values {whose}: '{path}' holds the tensors {sorted(tensors)}; expected one.")
     return tensor_column(next(iter(tensors.values())))
-
-
-def _as_numpy(values: Tensor, whose: str) -> Array:
-    if values.dtype == torch.bfloat16:
-        raise ConfigError(f"the values {whose} are bfloat16, which .npy files do not have; call .float() on them.")
-    array: Array = values.numpy()
-    return array
 
 
 def _type_id(spec: PartitionJson, ntype: str | None) -> int:
@@ -185,34 +174,23 @@ def _unfinished(out: str | PathLike[str]) -> Path:
     return Path(f"{os.fspath(out)}.unfinished")
 
 
-def _create(out: str | PathLike[str] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+@contextmanager
+def _created(out: str | PathLike[str] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Array]:
+    """An array, or a file that gets its name where the block ends without an error."""
     if out is None:
-        return np.empty(shape, dtype)
+        yield np.empty(shape, dtype)
+        return
     if Path(out).suffix != ".npy":
         raise ConfigError(f"out is '{os.fspath(out)}'; expected the name of an .npy file.")
-    return np.lib.format.open_memmap(_unfinished(out), "w+", dtype, shape)
-
-
-def _finish(out: str | PathLike[str] | None, result: Array) -> Array:
-    if out is None:
-        return result
-    assert isinstance(result, np.memmap)
-    result.flush()
-    os.replace(_unfinished(out), out)
-    return result
-
-
-def _discard(out: str | PathLike[str] | None) -> None:
-    if out is not None:
+    result = np.lib.format.open_memmap(_unfinished(out), "w+", dtype, shape)
+    try:
+        yield result
+        result.flush()
+        os.replace(_unfinished(out), out)
+    except BaseException:
         with suppress(OSError):
             _unfinished(out).unlink()
-
-
-def _part_of_worker(group: Group, spec: PartitionJson) -> int:
-    """The part whose nodes this worker has; refused where there is not one for each worker."""
-    if group.world_size != spec.num_parts:
-        raise ConfigError(f"{group.world_size} workers are running; expected {spec.num_parts}, one for each part.")
-    return own_part(group)
+        raise
 
 
 def _together(rows: Column, spec: PartitionJson, type_id: int, out: str | PathLike[str] | None) -> Array:
@@ -220,28 +198,21 @@ def _together(rows: Column, spec: PartitionJson, type_id: int, out: str | PathLi
     group = current_group()
     if out is None:
         raise ConfigError("the rows of one worker alone need `out`, a file in which the workers' rows meet.")
-    part = _part_of_worker(group, spec)
+    if group.world_size != spec.num_parts:
+        raise ConfigError(f"{group.world_size} workers are running; expected {spec.num_parts}, one for each part.")
+    part = own_part(group)
     _check_form(spec, type_id, part, rows, rows)
     total = _num_nodes(spec, type_id)
     shape, what = (total, *rows.shape[1:]), f"to_original_order, {spec.node_types[type_id]}"
     group.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
-    if group.rank == 0:
-        _create(out, shape, rows.dtype)
-    group.agree(f"{what}: the file is there")
-    try:
+    with _created(out, shape, rows.dtype) if group.rank == 0 else nullcontext():
+        group.agree(f"{what}: the file is there")
         seen = Once(total)
-        result: Array = np.load(_unfinished(out), mmap_mode="r+")
+        result: np.memmap[Any, Any] = np.load(_unfinished(out), mmap_mode="r+")
         _scatter(rows, _original_ids(spec, part, type_id), result, seen)
         if seen.outside or seen.repeated:
             raise _no_permutation(spec, seen)
-        assert isinstance(result, np.memmap)
         result.flush()
         group.agree(f"{what}: all rows are written")
-        if group.rank == 0:
-            os.replace(_unfinished(out), out)
-        group.agree(f"{what}: the file has its name")
-    except BaseException:
-        if group.rank == 0:
-            _discard(out)
-        raise
+    group.agree(f"{what}: the file has its name")
     return result

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from sar.errors import PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
 
-_SPAN_BYTES = 32 << 20  # of a file, read by memory map at a time
+_SPAN_BYTES = 32 << 20  # of a file, read at a time
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ class StoredArray:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Size of a row."""
         return math.prod(self.shape[1:]) * self.stored.itemsize
 
     def __getitem__(self, rows: Any, /) -> Array:
@@ -64,18 +62,15 @@ class StoredArray:
         return values.reshape(count, *self.shape[1:]).astype(self.dtype, copy=False)
 
     def _take(self, rows: Array) -> Array:
-        """Rows picked from one stretch of the file after the other, each mapped only while it is read."""
+        """Rows picked from one stretch of the file after the other."""
         result = np.empty((len(rows), *self.shape[1:]), self.dtype)
         span = max(1, _SPAN_BYTES // max(1, self.row_bytes))
         done = 0
         while done < len(rows) and self.row_bytes:
             first = int(rows[done])
             until = int(np.searchsorted(rows, first + span))
-            count = int(rows[until - 1]) + 1 - first
-            mapped = np.memmap(
-                self.path, self.stored, "r", self.offset + first * self.row_bytes, (count, *self.shape[1:])
-            )
-            result[done:until] = mapped[rows[done:until] - first]
+            stretch = self._read(first, int(rows[until - 1]) + 1 - first)
+            result[done:until] = stretch[rows[done:until] - first]
             done = until
         return result
 
@@ -92,12 +87,10 @@ class JoinedColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(rows, ...)."""
         return int(self._ends[-1]), *self.parts[0].shape[1:]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of the parts."""
         return self.parts[0].dtype
 
     def __getitem__(self, rows: Any, /) -> Array:
@@ -225,7 +218,5 @@ class ArrayFile:
     def __enter__(self) -> "ArrayFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()

@@ -21,7 +21,6 @@ class PairEdges:
 
     @property
     def num_edges(self) -> int:
-        """E_r."""
         return self.pairs.shape[0]
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
@@ -47,13 +46,12 @@ def open_npy_edges(files: Sequence[Path], *, ambiguous_are_pairs: bool = False) 
         if array.dtype.kind not in "iu":
             raise PartitionError(f"{file} holds {array.dtype}; expected integers, IDs of nodes.")
     if all(len(array.shape) == 1 for array, _ in arrays):
-        ends = _two_ends(files, [array for array, _ in arrays])
-        if ends is None:
+        if len(files) != 2:
             raise PartitionError(
                 f"{files[0]} and its like, {len(files)} in all, are lists of numbers; expected two, sources and "
                 "destinations, or arrays of (E, 2)."
             )
-        return [ends]
+        return [_two_ends(files, [array for array, _ in arrays])]
     as_rows = {file: _pair_layout(file, *array) for file, array in zip(files, arrays, strict=True)}
     known = {layout for layout in as_rows.values() if layout is not None} or ({True} if ambiguous_are_pairs else set())
     if len(known) != 1:
@@ -81,9 +79,7 @@ def open_raw_edges(files: Sequence[Path], dtype: str | None) -> list[tuple[str, 
         raise ConfigError(f"raw edges of dtype {dtype} were asked for; expected dtype='int32' or 'int64'.")
     kind = np.dtype(dtype)
     if _named_ends(files) is not None:
-        ends = _two_ends(files, [open_raw(file, kind) for file in files])
-        assert ends is not None
-        return [ends]
+        return [_two_ends(files, [open_raw(file, kind) for file in files])]
     return [(str(file), PairEdges(open_raw(file, kind, (2,)))) for file in files]
 
 
@@ -114,10 +110,8 @@ def _named_ends(files: Sequence[Path]) -> tuple[int, int] | None:
     return (sources[0], destinations[0]) if len(files) == 2 and sources and destinations else None
 
 
-def _two_ends(files: Sequence[Path], arrays: Sequence[StoredArray]) -> tuple[str, EdgeSource] | None:
-    """The edges of two files, with their names; None if there are not two."""
-    if len(files) != 2:
-        return None
+def _two_ends(files: Sequence[Path], arrays: Sequence[StoredArray]) -> tuple[str, EdgeSource]:
+    """The edges of two files, with their names."""
     source, destination = _named_ends(files) or (0, 1)
     if arrays[0].shape != arrays[1].shape:
         raise PartitionError(

@@ -12,7 +12,7 @@ from sar.common_tuples import CanonicalEtype
 from sar.errors import PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource
 from sar.partition.ingest.edges import EdgeFormat, open_edges
-from sar.partition.ingest.features import FeatureFiles, open_column
+from sar.partition.ingest.features import FeatureSource, open_column
 from sar.partition.ingest.files import find_files
 from sar.partition.ingest.text import TextFormat
 from sar.partition.stored import unreadable
@@ -157,7 +157,7 @@ class _Metadata:
                 format_, delimiter, files = self._files(f"{key} of '{name}/{field}'", spec)
                 if not files:
                     raise self.error(f"there are no files for {key} of '{name}/{field}'")
-                source = FeatureFiles(files, format_, delimiter=delimiter)
+                source = FeatureSource(files, format_, delimiter=delimiter)
                 found[name][field] = open_column(source, f"{name}/{field}", rows[name], scratch, allow_nan=allow_nan)
         return found
 

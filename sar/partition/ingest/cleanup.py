@@ -20,7 +20,7 @@ import numpy as np
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, GraphSource
+from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, GraphSource, index_dtype
 from sar.partition.stored import ArrayFile, StoredArray
 
 _MEMORY = 256 << 20
@@ -36,7 +36,7 @@ def clean_up(
     undirected: bool = False,
     remove_duplicates: bool = False,
     self_loops: Literal["keep", "remove", "add"] = "keep",
-    memory: int = _MEMORY,
+    memory: int | None = None,
 ) -> GraphSource:
     """Clean up the edges of a graph out of core.
 
@@ -52,7 +52,7 @@ def clean_up(
         remove_duplicates: of edges with the same ends only the first one stays.
         self_loops: `remove` all, or `add`: exactly one at every node, the edges that are added come last. Only in
             relations between nodes of one type.
-        memory: bytes to use, about.
+        memory: bytes to use, about; None: 256 MiB.
 
     Raises:
         ConfigError: self-loops are to be added to edges with features, which the loops would lack; or a relation has
@@ -80,7 +80,7 @@ def clean_up(
                 f"edges of {etype} have the features {', '.join(relation.columns)}, and added self-loops would have "
                 "none. Leave the features out, or add the self-loops with their features to the input."
             )
-        edges[etype], edge_data[etype] = relation.clean(folder, str(number), memory)
+        edges[etype], edge_data[etype] = relation.clean(folder, str(number), _MEMORY if memory is None else memory)
         if undirected and between:
             reverse = etype[2], f"{etype[1]} reversed", etype[0]
             if reverse in graph.edges:
@@ -97,7 +97,6 @@ class ReversedEdges:
 
     @property
     def num_edges(self) -> int:
-        """E_r."""
         return self.edges.num_edges
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
@@ -109,19 +108,16 @@ class ReversedEdges:
 class _Range(NamedTuple):
     """Edges from the sources to the destinations of two ranges [start, end)."""
 
-    sources: tuple[int, int]
-    destinations: tuple[int, int]
+    src: tuple[int, int]
+    dst: tuple[int, int]
 
     def divided(self, parts: int) -> tuple[str, list["_Range"]]:
         """By which end, and into which ranges, in the order of their edges; at most `parts`."""
-        by = _SRC if self.sources[1] - self.sources[0] > 1 else _DST
-        start, end = self.sources if by == _SRC else self.destinations
+        by = _SRC if self.src[1] - self.src[0] > 1 else _DST
+        start, end = getattr(self, by)
         width = -(-(end - start) // parts)
         starts = range(start, end, width)
-        ranges = [(first, min(first + width, end)) for first in starts]
-        if by == _SRC:
-            return by, [_Range(one, self.destinations) for one in ranges]
-        return by, [_Range(self.sources, one) for one in ranges]
+        return by, [self._replace(**{by: (first, min(first + width, end))}) for first in starts]
 
 
 @dataclass(frozen=True)
@@ -140,30 +136,39 @@ class _Relation:
         if not self.unique and self.self_loops == "keep":
             return self.edges, self.columns
         most = max(1, memory // (_COPIES * self.record.itemsize))
-        with _Result(folder, name, self) as result:
-            if self.unique:
-                count = self.edges.num_edges * (2 if self.both_ways else 1)
-                whole = _Range((0, self.num_nodes[0]), (0, self.num_nodes[1]))
-                for records in _sorted(self._stream(most), count, whole, folder, most):
-                    result.append(records)
-            else:
-                for records in self._stream(most):
-                    result.append(records)
-            if self.self_loops == "add":
-                for start in range(0, self.num_nodes[0], most):
-                    loops = np.empty(min(most, self.num_nodes[0] - start), self.record)
-                    loops[_SRC] = loops[_DST] = np.arange(start, start + len(loops))
-                    result.append(loops)
-            return result.edges_and_columns()
+        kinds: list[tuple[np.dtype[Any], tuple[int, ...]]] = [(index_dtype(n - 1), ()) for n in self.num_nodes]
+        kinds += [(column.dtype, column.shape[1:]) for column in self.columns.values()]
+        with ExitStack() as stack:
+            files = {
+                field: stack.enter_context(ArrayFile(folder / f"{name}.{field}", dtype, row_shape))
+                for field, (dtype, row_shape) in zip(self.record.names or (), kinds, strict=True)
+            }
+            for records in self._cleaned(folder, most):
+                for field, file in files.items():
+                    file.append(records[field])
+            src, dst, *features = (file.array() for file in files.values())
+        return ArrayEdges(src, dst), dict(zip(self.columns, features, strict=True))
 
     @property
     def record(self) -> np.dtype[Any]:
         """An edge with its features."""
         ends = [(_SRC, np.int64), (_DST, np.int64)]
-        features = [
-            (f"{number}", column.dtype, column.shape[1:]) for number, column in enumerate(self.columns.values())
-        ]
-        return np.dtype(ends + features)
+        columns = enumerate(self.columns.values())
+        return np.dtype(ends + [(f"feature{number}", column.dtype, column.shape[1:]) for number, column in columns])
+
+    def _cleaned(self, folder: Path, most: int) -> Iterator[Array]:
+        """Records of the new edges in chunks of at most `most`."""
+        if self.unique:
+            count = self.edges.num_edges * (2 if self.both_ways else 1)
+            whole = _Range((0, self.num_nodes[0]), (0, self.num_nodes[1]))
+            yield from _sorted(self._stream(most), count, whole, folder, most)
+        else:
+            yield from self._stream(most)
+        if self.self_loops == "add":
+            for start in range(0, self.num_nodes[0], most):
+                loops = np.empty(min(most, self.num_nodes[0] - start), self.record)
+                loops[_SRC] = loops[_DST] = np.arange(start, start + len(loops))
+                yield loops
 
     def _stream(self, rows: int) -> Iterator[Array]:
         """Records in chunks: the edges, then their reverses if asked for."""
@@ -173,77 +178,38 @@ class _Relation:
                 records = np.empty(len(ends[0]), self.record)
                 records[_SRC], records[_DST] = ends if forward else ends[::-1]
                 for number, column in enumerate(self.columns.values()):
-                    records[f"{number}"] = column[row : row + len(records)]
+                    records[f"feature{number}"] = column[row : row + len(records)]
                 row += len(records)
                 yield records if self.self_loops == "keep" else records[records[_SRC] != records[_DST]]
-
-
-class _Result:
-    """The files that the new edges and their features are written to; a context manager."""
-
-    def __init__(self, folder: Path, name: str, relation: _Relation) -> None:
-        self._stack = ExitStack()
-
-        def file(suffix: str, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> ArrayFile:
-            return self._stack.enter_context(ArrayFile(folder / f"{name}.{suffix}", dtype, row_shape))
-
-        ids = [np.dtype(np.int32 if count <= 2**31 else np.int64) for count in relation.num_nodes]
-        self._files = {_SRC: file("src", ids[0]), _DST: file("dst", ids[1])}
-        self._columns = list(relation.columns)
-        for number, column in enumerate(relation.columns.values()):
-            self._files[f"{number}"] = file(f"feature{number}", column.dtype, column.shape[1:])
-
-    def append(self, records: Array) -> None:
-        for field, file in self._files.items():
-            file.append(records[field])
-
-    def edges_and_columns(self) -> tuple[EdgeSource, Mapping[str, Column]]:
-        src, dst, *features = (file.array() for file in self._files.values())
-        return ArrayEdges(src, dst), dict(zip(self._columns, features, strict=True))
-
-    def __enter__(self) -> "_Result":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.close()
 
 
 def _sorted(stream: Iterable[Array], count: int, whole: _Range, folder: Path, most: int) -> Iterator[Array]:
     """The first one of equal edges, sorted by source and destination; see [Note: sorting on disk].
 
-    Args:
-        stream: records in chunks of at most `most`.
-        count: of records, at most.
-        whole: where their ends lie.
-        folder: for files, which are removed again.
-        most: records in memory at a time.
+    The stream has at most `count` records in chunks of at most `most`, the number that may be in memory at a time.
     """
-    num_destinations = whole.destinations[1] - whole.destinations[0]
-    width = whole.sources[1] - whole.sources[0]
+    possible = (whole.src[1] - whole.src[0]) * (whole.dst[1] - whole.dst[0])
     if not count:
         return
-    if width * num_destinations == 1:  # all are copies of one edge
+    if possible == 1:  # all are copies of one edge
         yield from (records[:1] for records in itertools.islice(filter(len, stream), 1))
-    elif count <= most and width * num_destinations < 2**63:
+    elif count <= most and possible < 2**63:
         records = np.concatenate(list(stream))
         yield records[_first_of_equal(records, whole)]
     else:
         by, ranges = whole.divided(min(_MOST_FILES, max(2, -(-2 * count // most))))
         with tempfile.TemporaryDirectory(prefix="sort-", dir=folder) as files:
             for part, one in zip(_distributed(stream, by, ranges, Path(files)), ranges, strict=True):
-                yield from _sorted(_slices(part, most), part.shape[0], one, folder, most)
+                count = part.shape[0]
+                slices = (part[start : start + most] for start in range(0, count, most))
+                yield from _sorted(slices, count, one, folder, most)
                 part.path.unlink()
-
-
-def _slices(records: StoredArray, rows: int) -> Iterator[Array]:
-    for start in range(0, records.shape[0], rows):
-        yield records[start : start + rows]
 
 
 def _first_of_equal(records: Array, whole: _Range) -> Array:
     """Where the edges are, sorted, and each only once."""
-    key = (records[_SRC] - whole.sources[0]) * (whole.destinations[1] - whole.destinations[0])
-    key += records[_DST] - whole.destinations[0]
+    key = (records[_SRC] - whole.src[0]) * (whole.dst[1] - whole.dst[0])
+    key += records[_DST] - whole.dst[0]
     has_features = len(records.dtype.names or ()) > 2  # else copies are the same, and whichever sort is fastest will do
     order = np.argsort(key, kind="stable" if has_features else None)
     key = key[order]
@@ -254,7 +220,7 @@ def _first_of_equal(records: Array, whole: _Range) -> Array:
 
 def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder: Path) -> list[StoredArray]:
     """The records of each range, in the order in which they come."""
-    start, end = ranges[0].sources if by == _SRC else ranges[0].destinations
+    start, end = getattr(ranges[0], by)
     with ExitStack() as stack:
         files: list[ArrayFile] = []
         for records in stream:

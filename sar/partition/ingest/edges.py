@@ -8,10 +8,10 @@ import numpy as np
 
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, EdgeSource
+from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, EdgeSource, index_dtype
 from sar.partition.ingest.binary_edges import open_npy_edges, open_raw_edges
 from sar.partition.ingest.parquet import parquet_edges
-from sar.partition.ingest.tables import check_ids
+from sar.partition.ingest.tables import check_edges
 from sar.partition.ingest.text import TextFormat, text_edges
 from sar.partition.stored import ArrayFile
 
@@ -55,16 +55,14 @@ class CheckedEdges:
     """Edges of binary files, one after the other; IDs are checked in every pass, in the chunk just read.
 
     parts: the edges of each file, with its name for errors.
-    num_sources, num_destinations: IDs are below these.
+    limits: sources and destinations are below these.
     """
 
     parts: Sequence[tuple[str, EdgeSource]]
-    num_sources: int
-    num_destinations: int
+    limits: tuple[int, int]
 
     @property
     def num_edges(self) -> int:
-        """E_r."""
         return sum(edges.num_edges for _, edges in self.parts)
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
@@ -76,8 +74,7 @@ class CheckedEdges:
         for where, edges in self.parts:
             row = 0
             for src, dst in edges.chunks(rows):
-                check_ids(src, self.num_sources, where, row, "source")
-                check_ids(dst, self.num_destinations, where, row, "destination")
+                check_edges(src, dst, self.limits, where, row)
                 yield src, dst
                 row += len(src)
 
@@ -109,7 +106,7 @@ def open_edges(
         parts = open_raw_edges(files, how.dtype)
     else:
         raise ConfigError(f"edges in the format {how.name!r} were asked for; expected text, parquet, npy or raw.")
-    edges = CheckedEdges(parts, *limits)
+    edges = CheckedEdges(parts, limits)
     least_nodes = None
     if None in num_nodes:
         least = np.zeros(2, np.int64)
@@ -121,7 +118,7 @@ def open_edges(
 
 def _copied(files: Sequence[Path], how: EdgeFormat, limits: tuple[int, int], scratch: Path, name: str) -> OpenedEdges:
     """Edges that are parsed into raw files, of 32 bits where all IDs are known to fit."""
-    dtype = np.dtype(np.int32 if max(limits) <= 2**31 else np.int64)
+    dtype = index_dtype(max(limits) - 1)
     counts, least = [], [0, 0]
     with ArrayFile(scratch / f"{name}.src", dtype) as src, ArrayFile(scratch / f"{name}.dst", dtype) as dst:
         for file in files:
@@ -136,5 +133,5 @@ def _copied(files: Sequence[Path], how: EdgeFormat, limits: tuple[int, int], scr
 
 def _parsed(file: Path, how: EdgeFormat, limits: tuple[int, int]) -> Iterator[tuple[Array, Array]]:
     if how.name == "text":
-        return text_edges(file, how.text, how.columns, *limits)
-    return parquet_edges(file, how.columns, *limits)
+        return text_edges(file, how.text, how.columns, limits)
+    return parquet_edges(file, how.columns, limits)

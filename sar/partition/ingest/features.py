@@ -24,7 +24,7 @@ _NEVER_NAN = ("label", *SPLIT)
 
 
 @dataclass(frozen=True)
-class FeatureFiles:
+class FeatureSource:
     """The files of a feature, one after the other.
 
     files: in order.
@@ -40,7 +40,7 @@ class FeatureFiles:
     delimiter: str | None = None
 
     @classmethod
-    def named(cls, files: Files) -> "FeatureFiles":
+    def named(cls, files: Files) -> "FeatureSource":
         """From a file, directory, pattern or list; after `#` may stand what to take of it, separated by commas.
 
         Raises:
@@ -71,12 +71,10 @@ class CheckedColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(rows, ...)."""
         return self.column.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the file."""
         return self.column.dtype
 
     def __getitem__(self, rows: Any, /) -> Array:
@@ -141,13 +139,13 @@ def open_features(
                 f"there is no type for the feature '{key}'; expected TYPE/NAME with a type among {', '.join(rows)}"
                 f"{' (or NAME alone)' if len(rows) == 1 else ''}."
             )
-        column = open_column(FeatureFiles.named(files), f"{kind}/{name}", known[kind], scratch, allow_nan=allow_nan)
+        column = open_column(FeatureSource.named(files), f"{kind}/{name}", known[kind], scratch, allow_nan=allow_nan)
         known[kind] = column.shape[0]
         found[kind][name] = column
     return found
 
 
-def open_column(source: FeatureFiles, key: str, rows: int | None, scratch: Path, *, allow_nan: bool) -> Column:
+def open_column(source: FeatureSource, key: str, rows: int | None, scratch: Path, *, allow_nan: bool) -> Column:
     """Find a feature.
 
     Text and Parquet are parsed now, into raw files.
@@ -163,10 +161,11 @@ def open_column(source: FeatureFiles, key: str, rows: int | None, scratch: Path,
         PartitionError: a file is missing or damaged, the files do not fit together or have another number of rows.
         ConfigError: a file has nothing of the name asked for.
     """
-    parts = [
-        _open_file(source, file, key, scratch / f"{quote(key, safe='')}.{number}")
-        for number, file in enumerate(source.files)
-    ]
+    name = key.rpartition("/")[2]
+    parts = []
+    for number, file in enumerate(source.files):
+        part = _open_file(source, file, key, scratch / f"{quote(key, safe='')}.{number}")
+        parts.append(without_nan(part, name, str(file), allow_nan=allow_nan))
     for file, part in zip(source.files, parts, strict=True):
         if (part.shape[1:], part.dtype) != (parts[0].shape[1:], parts[0].dtype):
             raise PartitionError(
@@ -179,14 +178,10 @@ def open_column(source: FeatureFiles, key: str, rows: int | None, scratch: Path,
             f"{source} has {found} rows; expected {rows}, as many as there are nodes or edges of the type that '{key}' "
             "belongs to. Correct the file, or the number of nodes."
         )
-    name = key.rpartition("/")[2]
-    checked = [
-        without_nan(part, name, str(file), allow_nan=allow_nan) for file, part in zip(source.files, parts, strict=True)
-    ]
-    return checked[0] if len(checked) == 1 else JoinedColumn(checked)
+    return parts[0] if len(parts) == 1 else JoinedColumn(parts)
 
 
-def _open_file(source: FeatureFiles, file: Path, key: str, copy: Path) -> Column:
+def _open_file(source: FeatureSource, file: Path, key: str, copy: Path) -> Column:
     if source.format == "npy":
         array, transposed = open_npy(file)
         return np.load(file, mmap_mode="r", allow_pickle=False) if transposed else array

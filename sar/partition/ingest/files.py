@@ -37,7 +37,8 @@ def find_files(files: Files) -> list[Path]:
         if path.is_dir():
             found = sorted((file for file in path.iterdir() if _visible(file)), key=_by_number)
         elif has_magic(str(path)) and not path.exists():
-            found = sorted((file for file in Path(path.anchor).glob(_relative(path)) if _visible(file)), key=_by_number)
+            named = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+            found = sorted((file for file in named if _visible(file)), key=_by_number)
         else:
             found = [path]
     if not found:
@@ -84,10 +85,6 @@ def _format_of(file: Path) -> str:
 def _visible(file: Path) -> bool:
     """Not hidden, and not one of the marks (`_SUCCESS`) that writers of many files leave beside them."""
     return file.is_file() and not file.name.startswith((".", "_"))
-
-
-def _relative(path: Path) -> str:
-    return str(path.relative_to(path.anchor)) if path.anchor else str(path)
 
 
 def _by_number(file: Path) -> list[tuple[int, str]]:

@@ -10,21 +10,20 @@ import pyarrow.types as kinds
 
 from sar.errors import PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.ingest.tables import check_ids, edge_columns, find_column
+from sar.partition.ingest.tables import check_edges, edge_columns, find_column
 
 _BATCH_ROWS = 1 << 17
 
 
 def parquet_edges(
-    path: Path, columns: Sequence[str | int] | None, num_sources: int, num_destinations: int
+    path: Path, columns: Sequence[str | int] | None, limits: tuple[int, int]
 ) -> Iterator[tuple[Array, Array]]:
     """The edges of a file in chunks of int64.
 
     Args:
         path: Parquet file.
         columns: of sources and destinations, as in `edge_columns`.
-        num_sources: sources are 0 to this - 1.
-        num_destinations: destinations likewise.
+        limits: sources and destinations are below these.
 
     Raises:
         PartitionError: the file is missing or damaged, or an ID is missing, no integer, negative or too large.
@@ -40,8 +39,7 @@ def parquet_edges(
     row = 0
     for src, dst in _batches(path, file, [names[end] for end in ends]):
         src, dst = (ids.astype(np.int64, copy=False) for ids in (src, dst))
-        check_ids(src, num_sources, str(path), row, "source")
-        check_ids(dst, num_destinations, str(path), row, "destination")
+        check_edges(src, dst, limits, str(path), row)
         yield src, dst
         row += len(src)
 

@@ -50,23 +50,23 @@ def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] |
     return source, destination
 
 
-def check_ids(ids: Array, limit: int, where: str, first_row: int, end: str) -> None:
-    """Refuse IDs outside 0 to limit - 1.
+def check_edges(src: Array, dst: Array, limits: tuple[int, int], where: str, first_row: int) -> None:
+    """Refuse edges that end at no node.
 
     Args:
-        ids: int64, (n,).
-        limit: number of nodes.
+        src, dst: int64, (n,) each.
+        limits: numbers of nodes of the source and the destination type.
         where: the file.
-        first_row: row in the file of `ids[0]`.
-        end: source or destination.
+        first_row: row in the file of the first edge.
 
     Raises:
         PartitionError: there is one.
     """
-    if ids.size and int(ids.view(np.uint64).max()) >= limit:  # a negative number is a large one without its sign
-        row = int(np.argmax(ids.view(np.uint64) >= limit))
-        expected = f"0 to {limit - 1}" if limit < np.iinfo(np.int64).max else "0 or more"
-        raise PartitionError(
-            f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Correct the "
-            "file, or the number of nodes."
-        )
+    for end, ids, limit in zip(("source", "destination"), (src, dst), limits, strict=True):
+        if ids.size and int(ids.view(np.uint64).max()) >= limit:  # a negative number is a large one without its sign
+            row = int(np.argmax(ids.view(np.uint64) >= limit))
+            expected = f"0 to {limit - 1}" if limit < np.iinfo(np.int64).max else "0 or more"
+            raise PartitionError(
+                f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Correct "
+                "the file, or the number of nodes."
+            )

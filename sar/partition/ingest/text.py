@@ -21,7 +21,7 @@ import pyarrow.csv
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.ingest.tables import check_ids, edge_columns, find_column
+from sar.partition.ingest.tables import check_edges, edge_columns, find_column
 from sar.partition.stored import unreadable
 
 _BLOCK_BYTES = 4 << 20
@@ -65,7 +65,7 @@ class _Row(NamedTuple):
 
 
 def text_edges(
-    path: Path, how: TextFormat, columns: Sequence[str | int] | None, num_sources: int, num_destinations: int
+    path: Path, how: TextFormat, columns: Sequence[str | int] | None, limits: tuple[int, int]
 ) -> Iterator[tuple[Array, Array]]:
     """The edges of a file in chunks of int64.
 
@@ -73,8 +73,7 @@ def text_edges(
         path: text; unpacked on the way where its name ends in `.gz`.
         how: its layout.
         columns: of sources and destinations, as in `edge_columns`.
-        num_sources: sources are 0 to this - 1.
-        num_destinations: destinations likewise.
+        limits: sources and destinations are below these.
 
     Raises:
         PartitionError: the file is missing or damaged, a line has another number of fields than the first one, or an
@@ -88,10 +87,9 @@ def text_edges(
     for block in table.blocks():
         try:
             src, dst = table.parse(block, ends, pyarrow.int64())
-            check_ids(src, num_sources, str(path), 0, "source")
-            check_ids(dst, num_destinations, str(path), 0, "destination")
+            check_edges(src, dst, limits, str(path), 0)
         except (pyarrow.ArrowInvalid, PartitionError) as error:
-            raise _bad_edge(table, block, ends, (num_sources, num_destinations), error) from error
+            raise _bad_edge(table, block, ends, limits, error) from error
         yield src, dst
 
 
@@ -167,11 +165,7 @@ class _TextTable:
                 line += _count_lines(text)
 
     def parse(self, block: _Block, columns: Sequence[int], kind: pyarrow.DataType) -> list[Array]:
-        """The numbers in some columns, (n,) each.
-
-        Raises:
-            pyarrow.ArrowInvalid: something is no such number, or a row has another number of fields.
-        """
+        """The numbers in some columns, (n,) each; `pyarrow.ArrowInvalid` where a row or a number does not fit."""
         text = self._rows_only(block.text)
         names = [str(number) for number in range(len(self.names))]
         chosen = [names[column] for column in columns]

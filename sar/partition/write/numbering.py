@@ -7,13 +7,13 @@ import numpy as np
 
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import GraphSource
+from sar.partition.graph_source import GraphSource, index_dtype
 
 _ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Numbering:
+class NodeNumbering:
     """The part and the new ID of every node, where nodes are numbered type after type, as in the `GraphSource`.
 
     part_of: (N,), of the smallest integer type that holds P - 1.
@@ -26,7 +26,7 @@ class Numbering:
     ranges: Array
 
     @classmethod
-    def of(cls, graph: GraphSource, part_of: Array, num_parts: int) -> "Numbering":
+    def of(cls, graph: GraphSource, part_of: Array, num_parts: int) -> "NodeNumbering":
         """Number the nodes of a graph.
 
         Args:
@@ -46,7 +46,7 @@ class Numbering:
             for chunk in _chunks(span):
                 counts[:, i] += np.bincount(part_of[chunk], minlength=num_parts)
         ends = counts.cumsum().reshape(counts.shape)
-        new_id = np.empty(len(part_of), id_type(len(part_of)))
+        new_id = np.empty(len(part_of), index_dtype(len(part_of)))
         for i, span in enumerate(spans):
             reached = (ends - counts)[:, i]
             for chunk in _chunks(span):
@@ -70,11 +70,6 @@ def _chunks(span: slice) -> Iterator[slice]:
     """Few nodes at a time, as numpy makes several copies of them, in 8 bytes each."""
     for start in range(span.start, span.stop, _ROWS):
         yield slice(start, min(span.stop, start + _ROWS))
-
-
-def id_type(count: int) -> type[np.int32] | type[np.int64]:
-    """The smallest of both that holds IDs below `count`."""
-    return np.int32 if count <= np.iinfo(np.int32).max else np.int64
 
 
 def _check(graph: GraphSource, part_of: Array, num_parts: int) -> None:

@@ -1,7 +1,7 @@
 """The structure of one part, in DGL's numbers: its own nodes first, then the halo, both in the order of new IDs."""
 
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
@@ -15,20 +15,9 @@ from sar.partition.write.write_job import WriteJob
 _NODE_BYTES = 64  # with all fields and copies
 
 
-class Origins(NamedTuple):
-    """Where the edges into a part come from.
-
-    edges: their number by the part of their source, (P,).
-    rows: the number of distinct sources by part, (P,); 0 for the part itself.
-    """
-
-    edges: list[int]
-    rows: list[int]
-
-
 def write_part_graph(
     job: WriteJob, buckets: EdgeBuckets, part: int, local: Array, edge_range: tuple[int, int]
-) -> Origins:
+) -> tuple[list[int], list[int]]:
     """Write a part's nodes, the edges into them, the halo that these come from, and the edges' original IDs.
 
     Args:
@@ -37,20 +26,23 @@ def write_part_graph(
         part: the part.
         local: a table of (N,) integers to work with, overwritten: the number inside the part of every new ID.
         edge_range: the part's new edge IDs [start, end).
+
+    Returns:
+        By the part of their source the number of edges, (P,), and of distinct sources, (P,), 0 for the part itself.
     """
-    origins = _mark_halo(job, buckets, part, local)
+    edges_from, rows_from = _mark_halo(job, buckets, part, local)
     start, end = job.numbering.bounds(part)
-    layout = part_graph_layout(end - start + sum(origins.rows), edge_range[1] - edge_range[0])
+    layout = part_graph_layout(end - start + sum(rows_from), edge_range[1] - edge_range[0])
     path = part_folder(job.staging.path, part) / GRAPH
     layout.create(path)
     with path.open("r+b") as file:
         _fill_nodes(job, file, layout, part, local)
         _fill_edges(buckets, file, layout, part, local, edge_range[0])
     _write_original_edges(job, buckets, part)
-    return origins
+    return edges_from, rows_from
 
 
-def _mark_halo(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> Origins:
+def _mark_halo(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[list[int], list[int]]:
     """Set `local` to 1 at the nodes of other parts that this one reads, else to 0."""
     bounds = [job.numbering.bounds(other) for other in range(job.num_parts)]
     ends = np.array([end for _, end in bounds])
@@ -61,7 +53,7 @@ def _mark_halo(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> 
         edges_from += np.bincount(np.searchsorted(ends, src, side="right"), minlength=job.num_parts)
         local[src] = 1
     local[slice(*bounds[part])] = 0
-    return Origins(edges_from.tolist(), [int(np.count_nonzero(local[slice(*span)])) for span in bounds])
+    return edges_from.tolist(), [int(np.count_nonzero(local[slice(*span)])) for span in bounds]
 
 
 def _fill_nodes(job: WriteJob, file: BinaryIO, layout: FileLayout, part: int, local: Array) -> None:

@@ -9,14 +9,15 @@ of the parts.
 import resource
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from sar.adapters.dgl.writer.binary_layout import ArraySpec, stored_dtype
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress
-from sar.partition.write.numbering import Numbering, id_type
+from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, index_dtype
+from sar.partition.write.numbering import NodeNumbering
 from sar.partition.write.staging import Staging
 
 _SLICE_BYTES = 32 << 20
@@ -35,7 +36,7 @@ class WriteJob:
 
     staging: Staging
     graph: GraphSource
-    numbering: Numbering
+    numbering: NodeNumbering
     slice_bytes: int
     progress: Progress
 
@@ -55,7 +56,7 @@ class WriteJob:
             ConfigError: the assignment does not fit, memory is too little, or there are more parts than open files.
         """
         size = _slice_bytes(graph.total_nodes, num_parts, memory)
-        job = cls(staging, graph, Numbering.of(graph, part_of, num_parts), size, progress)
+        job = cls(staging, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress)
         _allow_open_files(len(job.own_parts))
         return job
 
@@ -80,9 +81,9 @@ class WriteJob:
         return sorted(self.graph.edges)
 
     @cached_property
-    def id_type(self) -> type[np.int32] | type[np.int64]:
+    def id_type(self) -> np.dtype[Any]:
         """What holds every node and edge ID."""
-        return id_type(max(self.graph.total_nodes, *(edges.num_edges for edges in self.graph.edges.values()), 0))
+        return index_dtype(max(self.graph.total_nodes, *(edges.num_edges for edges in self.graph.edges.values()), 0))
 
     def nodes_of(self, ntype: str) -> slice:
         """Where a type is among the nodes of all types."""
@@ -131,11 +132,7 @@ def check_writable(graph: GraphSource, name: str) -> None:
 
 
 def _allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files where it is lower.
-
-    Raises:
-        ConfigError: the system does not allow so many.
-    """
+    """Raise this process's limit of open files where it is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -146,12 +143,8 @@ def _allow_open_files(count: int) -> None:
 
 
 def _slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
-    """What is left for slices of `memory` bytes, see [Note: memory].
-
-    Raises:
-        ConfigError: too little.
-    """
-    per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * np.dtype(id_type(num_nodes)).itemsize
+    """What is left for slices of `memory` bytes, see [Note: memory]."""
+    per_node = np.min_scalar_type(num_parts - 1).itemsize + 2 * index_dtype(num_nodes).itemsize
     if memory is None:
         return _SLICE_BYTES
     left = (memory - per_node * num_nodes) // _KEPT
