@@ -105,16 +105,14 @@ def in_any_order(original: Forward, layer: Any, graph: Any, *args: Any, presorte
     return original(layer, graph, *args, presorted=False, **kwargs)
 
 
-def group_rev_res(original: Forward, layer: Any, graph: Any, x: Tensor, *args: Any) -> Tensor:
+def group_rev_res(original: Forward, layer: Any, graph: Any, x: Tensor, *args: Any) -> Any:
     """`GroupRevRes`: the original frees its input's memory, which torch refuses while a kernel's array shares it."""
-    result: Tensor = original(layer, graph, x if x.untyped_storage().resizable() else x.clone(), *args)
-    return result
+    return original(layer, graph, x if x.untyped_storage().resizable() else x.clone(), *args)
 
 
-def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, *args: Any) -> Tensor:
+def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, *args: Any) -> Any:
     """The inverse of `GroupRevRes`: the original frees `y`, slices of which the kernels share."""
-    result: Tensor = original(layer, graph, y.clone(), *args)
-    return result
+    return original(layer, graph, y.clone(), *args)
 
 
 def normalising_together(original: Forward, layer: Any, *args: Any, **kwargs: Any) -> Any:

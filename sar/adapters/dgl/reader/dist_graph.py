@@ -17,7 +17,7 @@ from sar.adapters.dgl.full_graph import construct_full_graph
 from sar.adapters.dgl.reader.edge_type_names import types_of
 from sar.adapters.dgl.reader.graph_file import DST, LocalGraph, local_graph
 from sar.adapters.dgl.reader.partition_json import IdRanges
-from sar.adapters.dgl.reader.shards import EdgeFields
+from sar.adapters.dgl.reader.shards import ShardFields
 from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
@@ -161,11 +161,10 @@ def _equal_runs(served: _ServedPartition, count: int) -> list[tuple[int, int]]:
 def _shards(
     dist_graph: Any, served: _ServedPartition, node_ranges: list[tuple[int, int]], part: int
 ) -> list[ShardEdgesAndFeatures]:
-    """The edges into the nodes of the worker's part, with their features."""
     begin, end = node_ranges[part]
     is_own = (served.graph.node_id >= begin) & (served.graph.node_id < end)
     edges = order_edges(replace(served.graph, is_inner=is_own), node_ranges, part)
-    fields = EdgeFields(edges, served.edge_ranges, torch.device("cpu"))
+    fields = ShardFields(edges, served.edge_ranges, torch.device("cpu"))
     if edges.orig_edge_id is not None:
         fields.add(ORIG_ID, edges.orig_edge_id)
     for type_id, etype in enumerate(served.book.canonical_etypes):

@@ -80,9 +80,7 @@ class FeatureFiles:
             PartitionError: it has an unknown type or a wrong number of rows.
         """
         type_name, slash, name = key.partition("/")
-        if slash:
-            return self._checked(path, key, type_name, name, stored)
-        return self._checked(path, key, None, key, stored)
+        return self._checked(path, key, type_name if slash else None, name if slash else key, stored)
 
     def original_ids(self) -> list[Feature]:
         """Find the IDs in the input graph, one feature for each type; none where the directory lacks them.

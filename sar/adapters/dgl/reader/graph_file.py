@@ -37,11 +37,7 @@ class LocalGraph:
 
 
 def read_graph_file(path: Path) -> LocalGraph:
-    """Read a `graph.dgl`.
-
-    Raises:
-        PartitionError: the file is missing, truncated, or holds something else.
-    """
+    """Read a `graph.dgl`; errors as of `load_graph`."""
     return local_graph(load_graph(path))
 
 
@@ -62,14 +58,9 @@ def load_graph(path: Path) -> Any:
     """The `dgl.DGLGraph` in a `graph.dgl`, with all of its fields.
 
     Raises:
-        PartitionError: as `read_graph_file`.
+        PartitionError: the file is missing, truncated, or holds something else.
     """
-    check_complete(path)
-    dgl = require_dgl()
-    try:
-        graph = dgl.load_graphs(str(path))[0][0]
-    except dgl.DGLError as error:
-        raise PartitionError(f"DGL cannot read {path}: {error}. Copy it again, or partition again.") from error
+    graph = load_graphs(path, "Copy it again, or partition again.")[0]
     nodes, edges = graph.ndata, graph.edata
     if NID not in nodes or EID not in edges or "inner_node" not in nodes:
         raise PartitionError(
@@ -79,7 +70,18 @@ def load_graph(path: Path) -> Any:
     return graph
 
 
-def check_complete(path: Path) -> None:
+def load_graphs(path: Path, advice: str) -> list[Any]:
+    """All of a file's graphs; `advice` says how to correct a file that DGL cannot read."""
+    _check_complete(path)
+    dgl = require_dgl()
+    try:
+        graphs: list[Any] = dgl.load_graphs(str(path))[0]
+    except dgl.DGLError as error:
+        raise PartitionError(f"DGL cannot read {path}: {error}. {advice}") from error
+    return graphs
+
+
+def _check_complete(path: Path) -> None:
     """Refuse a truncated file, for which DGL's reader may crash or return garbage.
 
     A complete file ends with the table of its graphs: size of the table, count, one offset per graph, size again.

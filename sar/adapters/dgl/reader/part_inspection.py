@@ -143,7 +143,8 @@ class _Structure:
             wrong = nodes[NTYPE] != types_of(ids, spec.node_ranges)
             self._each(f"nodes have another {NTYPE} than the ranges in {spec.path.name} say", wrong, ids)
         self._check_edges(edges, ends, ids, inner, owner)
-        self._keep_original_ids(nodes, edges, inner, inner[ends[1].long()])
+        self._keep_original_ids("nodes", nodes, NID, inner, spec.node_ranges)
+        self._keep_original_ids("edges", edges, EID, inner[ends[1].long()], spec.edge_ranges)
 
     def _check_edges(
         self,
@@ -224,16 +225,11 @@ class _Structure:
             )
 
     def _keep_original_ids(
-        self, nodes: Mapping[str, Tensor], edges: Mapping[str, Tensor], inner: Tensor, comes_in: Tensor
+        self, what: What, fields: Mapping[str, Tensor], key: str, mine: Tensor, ranges: IdRanges
     ) -> None:
-        sides: tuple[tuple[What, Mapping[str, Tensor], str, Tensor, IdRanges], ...] = (
-            ("nodes", nodes, NID, inner, self._spec.node_ranges),
-            ("edges", edges, EID, comes_in, self._spec.edge_ranges),
-        )
-        for what, fields, key, mine, ranges in sides:
-            if ORIG_ID in fields:
-                kind, ids = types_of(fields[key].long()[mine], ranges), fields[ORIG_ID][mine]
-                self._content.orig_ids[what] = [ids[kind == type_id] for type_id in range(ranges.shape[1])]
+        if ORIG_ID in fields:
+            kind, ids = types_of(fields[key].long()[mine], ranges), fields[ORIG_ID][mine]
+            self._content.orig_ids[what] = [ids[kind == type_id] for type_id in range(ranges.shape[1])]
 
     def _each(self, problem: str, bad: Tensor, ids: Tensor) -> None:
         """Report rows that are `bad`, (n,), with the ID of the first."""
@@ -246,7 +242,6 @@ class _Structure:
 
 
 def _owner(ids: Tensor, ranges: IdRanges) -> Tensor:
-    """The part that owns each node or edge."""
     return torch.searchsorted(torch.from_numpy(ranges[:, -1, 1].copy()), ids, right=True)
 
 

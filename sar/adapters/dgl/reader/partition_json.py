@@ -146,7 +146,6 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _type_names(path: Path, key: str, ids: Any) -> list[str]:
-    """Type names by ID, from a mapping of names to IDs."""
     if not isinstance(ids, dict) or not ids or not all(type_id in ids.values() for type_id in range(len(ids))):
         raise PartitionError(f"{path}: {key} is {ids!r}; expected type names with the IDs 0, 1, ... {REWRITE}")
     return sorted(ids, key=lambda name: int(ids[name]))

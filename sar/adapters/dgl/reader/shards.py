@@ -1,7 +1,6 @@
 """Put the edges of one partition and their features together, shard by shard."""
 
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,20 +8,13 @@ from torch import Tensor
 from sar.adapters.dgl.reader.edge_type_names import types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.partition_json import IdRanges
-from sar.adapters.dgl.reader.tensor_file import load_permuted
+from sar.adapters.dgl.reader.tensor_file import load
 from sar.adapters.dgl.reader.visible_edges import VisibleEdges
 from sar.common_tuples import EID, ETYPE, ORIG_ID, CanonicalEtype, ShardEdgesAndFeatures
 from sar.kernels.pieces import pieces
 
 
-class EdgeField(NamedTuple):
-    """One field of the edges of all shards in visible order; shard p has the rows [bounds[p], bounds[p + 1])."""
-
-    values: Tensor
-    bounds: list[int]
-
-
-class EdgeFields:
+class ShardFields:
     """The edges of a partition with their fields, to be cut into shards.
 
     Args:
@@ -35,7 +27,8 @@ class EdgeFields:
         self.edges = edges
         self.device = device
         self._bounds: list[int] = edges.bounds.tolist()
-        self._fields: dict[str, EdgeField] = {}
+        # In visible order, shard after shard; shard p has the rows [bounds[p], bounds[p + 1]).
+        self._fields: dict[str, tuple[Tensor, list[int]]] = {}
         several = edge_ranges.shape[1] > 1
         self._type_of_edge = types_of(edges.edge_id, edge_ranges) if several else None
         self.add(EID, edges.edge_id)
@@ -44,12 +37,12 @@ class EdgeFields:
 
     def add(self, name: str, values: Tensor) -> None:
         """Add a field of the edges of all types, (E, ...)."""
-        self._fields[name] = EdgeField(values.to(self.device), self._bounds)
+        self._fields[name] = values.to(self.device), self._bounds
 
     def add_feature(self, etype: CanonicalEtype, name: str, values: Tensor, bounds: list[int]) -> None:
         """Add a feature of an edge type; `bounds` as `rows_of` gives them."""
         key = name if self._type_of_edge is None else f"{':'.join(etype)}/{name}"
-        self._fields[key] = EdgeField(values.to(self.device), bounds)
+        self._fields[key] = values.to(self.device), bounds
 
     def rows_of(self, type_id: int) -> tuple[slice | Tensor, list[int]]:
         """The rows of an edge type, and where those of each shard begin and end."""
@@ -77,7 +70,7 @@ def build_shards(
     edge_ranges = files.spec.edge_ranges
     features = files.features()
     orig_ids = files.original_ids()
-    fields = EdgeFields(edges, edge_ranges, device)
+    fields = ShardFields(edges, edge_ranges, device)
     ids_of_all_types = torch.empty(len(edges.edge_id) if orig_ids else 0, dtype=torch.int64, device=device)
     # Original IDs come first, so that a feature of that name takes their place; those from files are filled in below.
     if orig_ids:
@@ -93,9 +86,9 @@ def build_shards(
         rows, bounds = fields.rows_of(type_id)
         position = _positions(edges.edge_id[rows], int(edge_ranges[files.part, type_id, 0]))
         for one in ids_here:
-            ids_of_all_types[rows] = load_permuted(one.stored, position, device)
+            ids_of_all_types[rows] = load(one.stored, device, position)
         for one in features_here:
-            fields.add_feature(etype, one.name, load_permuted(one.stored, position, device), bounds)
+            fields.add_feature(etype, one.name, load(one.stored, device, position), bounds)
     return fields.cut()
 
 

@@ -52,7 +52,6 @@ class StoredTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def slices(self) -> Iterator[tuple[int, Tensor]]:
@@ -99,20 +98,15 @@ def open_tensors(path: Path) -> dict[str, StoredTensor]:
     return {name: StoredTensor(path, 0, tuple(t.shape), t.dtype, values=t) for name, t in tensors.items()}
 
 
-def load(stored: StoredTensor, device: torch.device) -> Tensor:
-    """Read a tensor to a device, slice by slice."""
+def load(stored: StoredTensor, device: torch.device, position: Tensor | None = None) -> Tensor:
+    """Read a tensor to a device slice by slice, row i of the file to row `position[i]` of the result, if given."""
     result = torch.empty(stored.shape, dtype=stored.dtype, device=device)
     for start, rows in stored.slices():
-        result[start : start + len(rows)] = rows.to(device)
-    return result
-
-
-def load_permuted(stored: StoredTensor, position: Tensor, device: torch.device) -> Tensor:
-    """Read a tensor to a device, row i of the file to row `position[i]` of the result."""
-    result = torch.empty(stored.shape, dtype=stored.dtype, device=device)
-    for start, rows in stored.slices():
-        to = position[start : start + len(rows)].to(device=device, dtype=torch.int64)
-        result.index_copy_(0, to, rows.to(device))
+        chunk = slice(start, start + len(rows))
+        if position is None:
+            result[chunk] = rows.to(device)
+        else:
+            result.index_copy_(0, position[chunk].to(device=device, dtype=torch.int64), rows.to(device))
     return result
 
 
@@ -135,9 +129,8 @@ def _index(path: Path, file: BinaryIO) -> Iterator[tuple[str, StoredTensor]]:
             raise _truncated(path)
         name = file.read(name_bytes).decode()
         magic, _, device, _, ndim, code, bits, lanes = unpack("QQiiiBBH")
-        if magic != ARRAY_MAGIC or device != CPU or lanes != 1 or (code, bits) not in _DTYPES:
-            raise _UnknownLayout
-        if not 1 <= ndim <= _MAX_DIMENSIONS:
+        known = magic == ARRAY_MAGIC and device == CPU and lanes == 1 and (code, bits) in _DTYPES
+        if not known or not 1 <= ndim <= _MAX_DIMENSIONS:
             raise _UnknownLayout
         shape = unpack(f"{ndim}q")
         (data_bytes,) = unpack("q")

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-from sar.adapters.dgl.reader.graph_file import check_complete
-from sar.adapters.dgl.shim import require_dgl
+from sar.adapters.dgl.reader.graph_file import load_graphs
 from sar.common_tuples import CanonicalEtype
 from sar.errors import PartitionError
 
@@ -36,21 +35,14 @@ def read_whole_graph(path: Path) -> WholeGraph:
         PartitionError: the file is missing or truncated, or holds another number of graphs, or fields of bfloat16.
         DglError: DGL is not there.
     """
-    check_complete(path)
-    dgl = require_dgl()
-    try:
-        graphs, _ = dgl.load_graphs(str(path))
-    except dgl.DGLError as error:
-        raise PartitionError(f"DGL cannot read {path}: {error}. Save the graph again with dgl.save_graphs.") from error
+    graphs = load_graphs(path, "Save the graph again with dgl.save_graphs.")
     if len(graphs) != 1:
         raise PartitionError(f"{path} holds {len(graphs)} graphs; expected one. Save that graph alone.")
     (graph,) = graphs
+    ends = {etype: graph.edges(order="eid", etype=etype) for etype in graph.canonical_etypes}
     return WholeGraph(
         {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes},
-        {
-            etype: tuple(end.numpy() for end in graph.edges(order="eid", etype=etype))
-            for etype in graph.canonical_etypes
-        },
+        {etype: (src.numpy(), dst.numpy()) for etype, (src, dst) in ends.items()},
         {ntype: _arrays(path, graph.nodes[ntype].data) for ntype in graph.ntypes},
         {etype: _arrays(path, graph.edges[etype].data) for etype in graph.canonical_etypes},
     )

@@ -56,7 +56,6 @@ class ArrayWriter:
         self._dtype = dtype
 
     def append(self, rows: Array) -> None:
-        """Fill in the next rows."""
         rows = np.ascontiguousarray(rows, self._dtype)
         if rows.size:
             self._file.seek(self._offset)
@@ -73,7 +72,6 @@ class FileLayout:
         self._size = 0
 
     def add(self, piece: bytes) -> None:
-        """Append bytes."""
         self._pieces[self._size] = piece
         self._size += len(piece)
 

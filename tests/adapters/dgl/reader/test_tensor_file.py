@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sar.adapters.dgl.reader import tensor_file
-from sar.adapters.dgl.reader.tensor_file import load, load_permuted, open_tensors
+from sar.adapters.dgl.reader.tensor_file import load, open_tensors
 from sar.errors import PartitionError
 from tests.adapters.dgl.directories import load_tensors, save_tensors
 
@@ -51,7 +51,7 @@ def test_all_dtypes_and_shapes(tmp_path, dtype, shape):
     assert values.dtype == expected.dtype == stored.dtype
     assert torch.equal(values, expected)
     position = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1)).int()
-    assert torch.equal(load_permuted(stored, position, CPU)[position.long()], expected)
+    assert torch.equal(load(stored, CPU, position)[position.long()], expected)
     assert torch.equal(load(found["after"], CPU), torch.arange(4))
 
 
@@ -91,4 +91,4 @@ def test_unknown_layout_is_left_to_dgl(tmp_path, monkeypatch, caplog):
     assert found["a"].values is not None
     assert torch.equal(load(found["b"], CPU), torch.ones(2, 3))
     position = torch.arange(9, -1, -1).int()
-    assert load_permuted(found["a"], position, CPU).tolist() == list(range(9, -1, -1))
+    assert load(found["a"], CPU, position).tolist() == list(range(9, -1, -1))
