@@ -46,7 +46,6 @@ class BufferPool:
             self._free.pop(0)
 
     def clear(self) -> None:
-        """Let go of the buffers that nobody uses now."""
         self._free.clear()
 
 

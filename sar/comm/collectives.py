@@ -95,31 +95,27 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
         arriving = [int(theirs[group.rank]) for theirs in sizes]
         if recv_sizes is not None and list(recv_sizes) != arriving:
             raise ConfigError(f"exchange_tensors expected lengths {list(recv_sizes)}, but {arriving} arrive.")
-        received = [
-            torch.empty(length, *sample.shape[1:], dtype=sample.dtype, device=group.device) for length in arriving
-        ]
-        received[group.rank] = tensors[group.rank].detach().to(group.device)
-        for k in range(1, group.world_size):
-            source, reader = (group.rank - k) % group.world_size, (group.rank + k) % group.world_size
-            _swap(group, source, received[source], reader, tensors[reader].detach(), call)
-        return received
+        sent = [tensor.detach() for tensor in tensors]
+        sent[group.rank] = sent[group.rank].to(group.device)
+        into = [torch.empty(n, *sample.shape[1:], dtype=sample.dtype, device=group.device) for n in arriving]
+        return exchange_buffers(group, call, sent, into)
 
 
 def exchange_buffers(
     group: Group, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Send `buffers[q]`, bytes in CPU memory, to every worker q; return what every worker sent to this one.
+    """Send `buffers[q]` to every worker q; return what every worker sent to this one.
 
     Several such exchanges make up one call, on which the workers have to agree before the first.
 
     Args:
         group: any group; inside its `guard()`.
         call: what this is for, for errors.
-        buffers: one uint8 tensor per worker. Without `into` it begins with its own length in bytes, int64.
+        buffers: one tensor per worker. Without `into` bytes in CPU memory, which begin with their number, int64.
         into: where to put what each worker sends, where this worker knows its size.
 
     Returns:
-        One uint8 tensor per worker. The own one is returned as it is.
+        One tensor per worker. The own one is returned as it is.
     """
     received = list(buffers if into is None else into)
     received[group.rank] = buffers[group.rank]

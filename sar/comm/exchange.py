@@ -191,20 +191,16 @@ class Exchange:
     def _gloo(self, verb: str, message: Tensor, peer: int, tag: int) -> Any:
         return self.group.wait_for(lambda: getattr(self.group.gloo, verb)([message], peer, tag), self.signature, peer)
 
-    def wait_receive(self, transfer: _Transfer) -> None:
-        """Wait until the message to this worker is there."""
-        if transfer.receive_work is not None and transfer.receive is not None:
-            self._wait(transfer.receive_work, transfer.receive.peer)
+    def wait(self, work: Any, tile: Tile | None) -> None:
+        """Wait until a tile's message is there, or has gone."""
+        if work is not None and tile is not None:
+            limit = timedelta(seconds=Config.timeout)
+            self.group.wait_for(lambda: work.wait(limit), self.signature, tile.peer)
 
-    def wait_send(self, transfer: _Transfer) -> None:
-        """Wait until the message of this worker has gone, and hand its buffer back."""
-        if transfer.send_work is not None and transfer.send is not None:
-            self._wait(transfer.send_work, transfer.send.peer)
+    def finish_send(self, transfer: _Transfer) -> None:
+        """Wait until what this worker sends has gone, and hand its buffer back."""
+        self.wait(transfer.send_work, transfer.send)
         self.pool.give(transfer.sent)
-
-    def _wait(self, work: Any, peer: int) -> None:
-        limit = timedelta(seconds=Config.timeout)
-        self.group.wait_for(lambda: work.wait(limit), self.signature, peer)
 
 
 class _Outward:
@@ -216,14 +212,13 @@ class _Outward:
         self.fields = fields
         self.keep = keep
         self.row = RowFormat.of(fields).narrowed(exchange.settings.wire_features)
-        self.unposted = iter(exchange.steps)
         self.posted = 0
         self.transfers: deque[_Transfer] = deque()
 
     def post(self, steps: int) -> None:
         """Post transfers until `steps` of them have been."""
         while self.posted < min(steps, len(self.exchange.steps)):
-            self._post(next(self.unposted))
+            self._post(self.exchange.steps[self.posted])
             self.posted += 1
 
     def _post(self, step: Step) -> None:
@@ -247,7 +242,7 @@ class _Outward:
     def receive(self) -> list[Tensor] | None:
         """The rows of the oldest transfer, once they are there."""
         transfer = self.transfers[0]
-        self.exchange.wait_receive(transfer)
+        self.exchange.wait(transfer.receive_work, transfer.receive)
         if transfer.receive is None or transfer.received is None:
             return None
         views = self.row.views(transfer.received, transfer.receive.rows)
@@ -256,7 +251,7 @@ class _Outward:
     def finish(self) -> None:
         """Let go of the oldest transfer, whose rows have been used."""
         transfer = self.transfers.popleft()
-        self.exchange.wait_send(transfer)
+        self.exchange.finish_send(transfer)
         if not self.keep:
             self.exchange.pool.give(transfer.received)
 
@@ -302,13 +297,13 @@ class _Backward:
         """Add up what has come, until no more than `in_flight` transfers are left."""
         while len(self.transfers) > in_flight:
             transfer = self.transfers.popleft()
-            self.exchange.wait_receive(transfer)
+            self.exchange.wait(transfer.receive_work, transfer.receive)
             if transfer.receive is not None and transfer.received is not None:
                 rows = self.exchange.own_rows(transfer.receive)
                 values = self._widened(transfer.received, transfer.receive.rows)
                 for total, value in zip(self.returns.totals, values, strict=True):
                     self.returns.add(rows, value, total)
-            self.exchange.wait_send(transfer)
+            self.exchange.finish_send(transfer)
             self.exchange.pool.give(transfer.received)
 
 

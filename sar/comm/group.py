@@ -22,7 +22,7 @@ final.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, NoReturn, TypeVar
@@ -93,8 +93,9 @@ class Group:
             except RuntimeError as error:
                 if isinstance(error, CommunicationError):
                     raise
+                why = str(error).partition("\n")[0]
                 self._fatal = (
-                    f"Worker {self.rank} could not connect to all {self.world_size} workers: {_first_line(error)} "
+                    f"Worker {self.rank} could not connect to all {self.world_size} workers: {why} "
                     "Check that all are running; if they are, check SAR_SOCKET_NAME."
                 )
                 raise CommunicationTimeout(self._fatal) from error
@@ -103,7 +104,6 @@ class Group:
 
     @property
     def _store(self) -> dist.Store:
-        """This generation's part of the store."""
         return dist.PrefixStore(f"sar/{self.generation}", self._root_store)
 
     @property
@@ -176,14 +176,10 @@ class Group:
             DisagreementError: where the workers' signatures differ.
             PeerError, CommunicationTimeout: where a worker is gone or does not come.
         """
-        return [theirs for (theirs,) in self.agree_and_tell(call, [flags])]
-
-    def agree_and_tell(self, call: str, numbers: Sequence[int]) -> list[list[int]]:
-        """As `agree`, with equally many int64 numbers from every worker, which may differ; by rank."""
         if self.world_size == 1:
-            return [list(numbers)]
+            return [flags]
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
-        gathered = self.all_gather(torch.tensor([digest, *numbers]), call)
+        gathered = self.all_gather(torch.tensor([digest, flags]), call)
         self.calls += 1
         if any(int(theirs[0]) != digest for theirs in gathered):
             with self.guard():
@@ -193,7 +189,7 @@ class Group:
                     "Every worker must make the same calls in the same order, with the same widths, dtypes and Config, "
                     "and its loss must reach every one of them (times 0 if need be)."
                 )
-        return [theirs[1:].tolist() for theirs in gathered]
+        return [int(theirs[1]) for theirs in gathered]
 
     def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
         """Gather one small CPU tensor of equal shape from every worker; only inside an agreed call."""
@@ -266,17 +262,21 @@ class Group:
 
     def _read_note(self, patience: float) -> dict[str, Any] | None:
         """The first note of this generation, if one appears within `patience` seconds."""
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                if self._store.check([NOTE_KEY]):
-                    note: dict[str, Any] = json.loads(self._store.get(NOTE_KEY))
-                    return note
-            except RuntimeError:
-                return None  # the store went with the worker that hosted it
+        try:
+            if self._appears(NOTE_KEY, time.monotonic() + patience):
+                note: dict[str, Any] = json.loads(self._store.get(NOTE_KEY))
+                return note
+        except RuntimeError:
+            logger.debug("the store went with the worker that hosted it")
+        return None
+
+    def _appears(self, key: str, deadline: float) -> bool:
+        """Whether a key is in this generation's part of the store, or comes there before the deadline."""
+        while not self._store.check([key]):
             if time.monotonic() >= deadline:
-                return None
+                return False
             time.sleep(POLL_SECONDS)
+        return True
 
     def _report(self, call: str) -> None:
         """Let the others find out, through the store, which call this worker is in."""
@@ -293,13 +293,8 @@ class Group:
         try:
             for rank in range(self.world_size):
                 key = f"at/{self.calls}/{rank}"
-                while not (known := self._store.check([key])) and time.monotonic() < deadline:
-                    time.sleep(POLL_SECONDS)
+                known = self._appears(key, deadline)
                 lines.append(f"  worker {rank}: {self._store.get(key).decode() if known else 'no answer'}")
         except RuntimeError:
             lines.append("  the store cannot be reached: the process that hosts it, usually worker 0, has ended")
         return "\n".join(lines)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]

@@ -18,7 +18,6 @@ class Tile(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many these are."""
         return self.end - self.begin
 
 
@@ -46,15 +45,13 @@ class HaloPlan:
         self.send_rows = send_rows
         self.halo_counts: list[list[int]] = halo_counts.tolist()
         self.mean_rows = mean_rows
-        self._schedule = lru_cache(maxsize=8)(self._make_schedule)
+        self.schedule = lru_cache(maxsize=8)(self._make_schedule)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the row lists."""
         return sum(rows.nbytes for rows in self.send_rows)
 
     def to(self, device: torch.device) -> "HaloPlan":
-        """The same plan with its row lists on another device."""
         send_rows = [rows.to(device) for rows in self.send_rows]
         return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts), self.mean_rows)
 
@@ -73,16 +70,13 @@ class HaloPlan:
         counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))
         return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size)
 
-    def schedule(self, tile_rows: int) -> list[Step]:
+    def _make_schedule(self, tile_rows: int) -> list[Step]:
         """All steps of an exchange with tiles of at most `tile_rows` rows.
 
         In round k every worker reads from (rank - k) mod W and sends to (rank + k) mod W. A round has as many steps as
         its longest halo list needs, *on every worker*: so all go through the same sequence of steps, and the worker
         that is furthest behind never waits for anything that has not been posted.
         """
-        return self._schedule(tile_rows)
-
-    def _make_schedule(self, tile_rows: int) -> list[Step]:
         world, counts = self.world_size, self.halo_counts
         steps = []
         for k in range(1, world):

@@ -20,12 +20,10 @@ class FieldFormat:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "FieldFormat":
-        """The format of a tensor's rows, (N, ...)."""
         return cls(tensor.dtype, tuple(tensor.shape[1:]))
 
     @property
     def elements(self) -> int:
-        """Elements of one row."""
         return prod(self.shape)
 
     def aligned_bytes(self, rows: int) -> int:
@@ -61,7 +59,6 @@ class RowFormat:
 
     @property
     def row_elements(self) -> int:
-        """Elements of one row."""
         return sum(field.elements for field in self.fields)
 
     @property

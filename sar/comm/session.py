@@ -169,10 +169,9 @@ def _start(
     size = given_size if given_size is not None else place.world_size if place else None
     master = given_master or (place.master if place else None)
     port = place.port if place and place.port and given_port == DEFAULT_PORT and given_master is None else given_port
-    missing = [
-        name for name, value in (("_rank", rank), ("_world_size", size), ("master_ip_address", master)) if value is None
-    ]
     if rank is None or size is None or master is None:
+        given = {"_rank": rank, "_world_size": size, "master_ip_address": master}
+        missing = [name for name, value in given.items() if value is None]
         raise ConfigError(
             f"initialize_comms needs {', '.join(missing)}: not given, and not found in the environment of torchrun, "
             "Slurm or MPI. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun."
@@ -180,12 +179,13 @@ def _start(
     if not 0 <= rank < size:
         raise ConfigError(f"Rank {rank} is not below the world size {size}; ranks count from 0.")
     _choose_interface(master)
+    address = f"[{master}]" if ":" in master else master
     # torchrun's agent hosts the store itself, which only env:// knows about.
     by_environment = place is not None and place.launcher == "torchrun" and given_master is None
     try:
         dist.init_process_group(
             backend,
-            init_method="env://" if by_environment else f"tcp://{_bracketed(master)}:{port}",
+            init_method="env://" if by_environment else f"tcp://{address}:{port}",
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=Config.timeout),
@@ -219,7 +219,3 @@ def _default_device(backend: str) -> torch.device:
 def _check_same(what: str, asked: int | str | None, found: int | str) -> None:
     if asked is not None and asked != found:
         raise ConfigError(f"initialize_comms asks for {what} {asked}, but the existing process group has {found}.")
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address

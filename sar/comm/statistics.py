@@ -1,6 +1,7 @@
 """Counters of what was moved and how long it waited, for users to print."""
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from operator import sub
 
 
 @dataclass
@@ -18,12 +19,7 @@ class Statistics:
     seconds_waited: float = 0.0
 
     def __sub__(self, earlier: "Statistics") -> "Statistics":
-        return Statistics(
-            self.bytes_sent - earlier.bytes_sent,
-            self.bytes_received - earlier.bytes_received,
-            self.messages_sent - earlier.messages_sent,
-            self.seconds_waited - earlier.seconds_waited,
-        )
+        return Statistics(*map(sub, astuple(self), astuple(earlier)))
 
 
 counters = Statistics()
