@@ -6,7 +6,7 @@ Under a launcher with several processes, the first one assigns; all of them writ
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -112,30 +112,9 @@ def run_partition(
 def _open(source: InputOptions, scratch: Path, memory: int | None) -> GraphSource:
     """The graph to divide; copies that an earlier run has left are made again."""
     shutil.rmtree(scratch, ignore_errors=True)
-    graph = open_graph(
-        source.path,
-        scratch,
-        format=source.format,
-        num_nodes=source.num_nodes,
-        node_features=source.node_features,
-        edge_features=source.edge_features,
-        delimiter=source.delimiter,
-        header=source.header,
-        columns=source.columns,
-        dtype=source.dtype,
-        allow_nan=source.allow_nan,
-    )
-    if not (source.undirected or source.remove_duplicates or source.self_loops != "keep"):
-        return graph
-    limit = {} if memory is None else {"memory": memory}
-    return clean_up(
-        graph,
-        scratch,
-        undirected=source.undirected,
-        remove_duplicates=source.remove_duplicates,
-        self_loops=source.self_loops,
-        **limit,
-    )
+    reading = {option.name: getattr(source, option.name) for option in fields(source)}
+    cleaning = {name: reading.pop(name) for name in ("undirected", "remove_duplicates", "self_loops")}
+    return clean_up(open_graph(**reading, scratch=scratch), scratch, **cleaning, memory=memory)
 
 
 def _assignment(

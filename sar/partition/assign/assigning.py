@@ -88,11 +88,7 @@ def write_once(folder: Path, graph: GraphSource, part_of: Array, num_parts: int,
 
 
 def _checked(part_of: Array, method: str, task: AssignmentTask) -> Array:
-    """What a method returns, which may be anybody's.
-
-    Raises:
-        ConfigError: it is not a part for every node.
-    """
+    """What a method returns, which may be anybody's."""
     found, num_nodes = np.asarray(part_of), task.graph.total_nodes
     if found.shape != (num_nodes,) or found.dtype.kind not in "iu":
         form = f"shape {found.shape} and type {found.dtype}"
@@ -109,11 +105,7 @@ def _taken(folder: Path) -> bool:
 
 
 def _weight(graph: GraphSource, name: str) -> Array:
-    """What each node adds to the sum to balance, (N,); 0 where nodes of its type do not have the field.
-
-    Raises:
-        ConfigError: no type has the field, or it is not one number for each node, at least 0.
-    """
+    """What each node adds to the sum to balance, (N,); 0 where nodes of its type do not have the field."""
     if name == IN_EDGES:
         return graph.in_degrees()
     columns = {ntype: columns[name] for ntype, columns in graph.node_data.items() if name in columns}

@@ -5,10 +5,10 @@ parts and the name of the method.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -131,7 +131,7 @@ def _read_parts(file: Path, ntype: str, num_parts: int, parts: Array) -> None:
         raise ConfigError(f"there is no file '{file}' with the parts of the {len(parts)} '{ntype}' nodes.") from error
     done = 0
     with stream:
-        for lines in _blocks(stream):
+        while lines := stream.readlines(_BLOCK):
             if done + len(lines) > len(parts):
                 raise ConfigError(f"'{file}' has more than {len(parts)} lines; expected one for each '{ntype}' node.")
             try:
@@ -144,11 +144,6 @@ def _read_parts(file: Path, ntype: str, num_parts: int, parts: Array) -> None:
             done += len(lines)
     if done < len(parts):
         raise ConfigError(f"'{file}' has {done} lines; expected {len(parts)}, one for each '{ntype}' node.")
-
-
-def _blocks(stream: BinaryIO) -> Iterator[list[bytes]]:
-    while lines := stream.readlines(_BLOCK):
-        yield lines
 
 
 def _refuse(file: Path, done: int, lines: list[bytes], num_parts: int) -> NoReturn:
