@@ -10,7 +10,7 @@ from benchmarks.plots import draw_results
 from benchmarks.report import main_section, table, write_section
 from benchmarks.results import Results, load
 from benchmarks.runs import measure_each
-from sar.partition.inspect.tables import as_text
+from sar.partition.inspect.text_tables import as_text
 
 REAL = "soc_epinions", "coauthor_cs"
 """One with a heavy tail of degrees, and one with wide features (6,805)."""

@@ -13,7 +13,7 @@ from benchmarks.results import Results, load
 from benchmarks.runs import measure_each
 from benchmarks.summary import Row, summarise
 from sar.errors import ConfigError
-from sar.partition.inspect.tables import as_markdown, as_text
+from sar.partition.inspect.text_tables import as_markdown, as_text
 
 SIZES = 500_000, 1_000_000, 2_000_000, 4_000_000
 PICTURE = "benchmarks-growth.png"

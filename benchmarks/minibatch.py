@@ -22,7 +22,7 @@ from benchmarks.summary import Spread
 from examples.distdgl_cluster import ClusterError, run_cluster
 from sar.errors import ConfigError, SarError
 from sar.host.processes import run_workers
-from sar.partition.inspect.tables import as_markdown, as_text
+from sar.partition.inspect.text_tables import as_markdown, as_text
 
 SAR, CACHED, DISTDGL, SINGLE, WHOLE = "sar", "sar, feature cache", "DistDGL", "DGL, 1 process", "sar, whole graph"
 LOADERS = SAR, CACHED, DISTDGL, SINGLE

@@ -26,7 +26,7 @@ from benchmarks.results import Results, Run, load
 from benchmarks.runs import measure_each
 from benchmarks.summary import Spread, seconds
 from sar.errors import SarError
-from sar.partition.inspect.tables import as_markdown, as_text
+from sar.partition.inspect.text_tables import as_markdown, as_text
 
 INSIDE = "SAR_BENCHMARK_NAMESPACE"
 """Environment variable that says that this process is in the namespace made for it."""

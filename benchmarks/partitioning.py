@@ -27,7 +27,7 @@ from sar.partition.assign.assignment import AssignmentTask, Method
 from sar.partition.assign.methods import method_named, method_names
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.inspect.tables import as_markdown, as_text
+from sar.partition.inspect.text_tables import as_markdown, as_text
 
 GENERATED = "sbm", "rmat"
 REAL = "soc_epinions", "web_notredame", "mesh_wing"

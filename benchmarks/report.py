@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.results import Results, Run
 from benchmarks.summary import Row, single_rise, single_seconds, summarise
-from sar.partition.inspect.tables import as_markdown
+from sar.partition.inspect.text_tables import as_markdown
 
 MEGA = 1e6
 HEADER = (

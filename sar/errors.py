@@ -1,4 +1,4 @@
-"""Every exception that sar raises on purpose; each says what was found, what was expected and how to mend it."""
+"""Every exception that sar raises on purpose; each says what was found, what was expected and how to correct it."""
 
 
 class SarError(Exception):

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
-from sar.comm.plan import HaloPlan, Step, Tile
+from sar.comm.halo_plan import HaloPlan, Step, Tile
 from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
 from sar.comm.statistics import counters

@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from sar.comm import session
 from sar.comm.exchange import Exchange, GradientReturn, ReceivedTile
 from sar.comm.group import Group
-from sar.comm.plan import Tile
+from sar.comm.halo_plan import Tile
 from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
 from sar.core.relation import Relation, Structure

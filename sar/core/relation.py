@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
-from sar.comm.plan import HaloPlan, Tile
+from sar.comm.halo_plan import HaloPlan, Tile
 from sar.common_tuples import NTYPE, CanonicalEtype, PartitionData
 from sar.core.constants import Constants
 from sar.core.partition_data import (
@@ -27,7 +27,7 @@ from sar.core.partition_data import (
 )
 from sar.kernels import EdgeBlock, load_kernels
 from sar.kernels.edge_block import compress
-from sar.kernels.pieces import count_ids, less_first, number_distinct
+from sar.kernels.id_slices import count_ids, less_first, number_distinct
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.kernels.pieces import count_ids
+from sar.kernels.id_slices import count_ids
 
 
 class Transposed(NamedTuple):

@@ -21,7 +21,7 @@ from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest import open_graph
 from sar.partition.ingest.cleanup import clean_up
 from sar.partition.ingest.files import Files, find_files
-from sar.partition.inspect.report import DirectoryReport
+from sar.partition.inspect.directory_report import DirectoryReport
 from sar.partition.inspect.written_report import written_report
 from sar.partition.write.staging import Staging, staged
 from sar.partition.write.team import Team

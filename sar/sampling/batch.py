@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.kernels.neighbor_sampling import derive_key
-from sar.sampling.features import BatchFeatures, FeatureCache, fetch_features
+from sar.sampling.batch_features import BatchFeatures, FeatureCache, fetch_features
 from sar.sampling.neighbors import Draws, SampledLayer, sample_layer
 from sar.sampling.worker_graph import WorkerGraph
 

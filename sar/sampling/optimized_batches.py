@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.adapters.metis import METIS_INTEGER, AdjacencyLists, metis_parts
+from sar.adapters.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
 from sar.comm import session
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import edges_into

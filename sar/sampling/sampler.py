@@ -15,7 +15,7 @@ from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import ALL
 from sar.sampling.batch import Batch, SamplingSource, random_key, sample_batch
-from sar.sampling.features import fill_cache
+from sar.sampling.batch_features import fill_cache
 from sar.sampling.seeds import check_seeds, global_ids
 from sar.sampling.worker_graph import BatchFields, make_worker_graph
 

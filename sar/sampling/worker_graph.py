@@ -12,7 +12,7 @@ from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import InEdges
 from sar.errors import FieldError, GraphError
-from sar.sampling.owners import ID_FORMAT, NodesByOwner
+from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner
 
 Features = dict[str, dict[str, Tensor]]  # by node type and name, (N_type, ...) each
 

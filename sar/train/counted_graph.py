@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.plan import HaloPlan
+from sar.comm.halo_plan import HaloPlan
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import NodeSet, Relation, Structure
 from sar.kernels import EdgeBlock, index_dtype

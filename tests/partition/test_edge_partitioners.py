@@ -125,7 +125,7 @@ def two_phase(num_nodes: int, edges: Edges, num_parts: int, seed: int) -> Iterat
 
 
 def owners(num_nodes: int, placed: Iterator[PlacedEdge], num_parts: int, seed: int) -> Array:
-    """The owners of nodes, as [Note: owners of nodes] in `owners.py` has it."""
+    """The owners of nodes, as [Note: owners of nodes] in `votes.py` has it."""
     slots: dict[int, Counter[int]] = defaultdict(Counter)
     for node, part in ((node, part) for u, v, part in placed for node in (u, v)):
         mine = slots[node]

@@ -17,7 +17,7 @@ from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData, HeteroGraphData, write_npz
 from sar.partition.in_memory import partition_graph
 from sar.partition.ingest.datasets import load_dataset
-from sar.partition.inspect.tables import as_markdown, as_text
+from sar.partition.inspect.text_tables import as_markdown, as_text
 
 HELP = "Train GraphSAGE and GAT with several workers and with one process, and compare."
 

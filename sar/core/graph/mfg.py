@@ -16,7 +16,7 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
-from sar.comm.plan import HaloPlan
+from sar.comm.halo_plan import HaloPlan
 from sar.common_tuples import CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.graph.in_edges import expand_runs
@@ -24,7 +24,7 @@ from sar.core.partition_data import Shard, check_edge_ids, join_features
 from sar.core.relation import AgreedGraph, NodeSet, Relation, Structure, agree_on_graph, digest
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock
-from sar.kernels.pieces import number_distinct
+from sar.kernels.id_slices import number_distinct
 
 Rows = dict[str, Tensor]  # rows within each node type, int64
 Seeds = Tensor | Mapping[str, Tensor]

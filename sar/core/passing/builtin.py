@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.exchange import Exchange, ReceivedTile
-from sar.comm.plan import Tile
+from sar.comm.halo_plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, Made
 from sar.core.constants import Constant

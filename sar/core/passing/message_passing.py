@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm.plan import Tile
+from sar.comm.halo_plan import Tile
 from sar.common_tuples import EID
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.exchange import Exchange, GradientReturn
-from sar.comm.plan import Tile
+from sar.comm.halo_plan import Tile
 from sar.comm.rows import RowFormat
 from sar.core.collective import CallContext, Collective, Made, Piece
 from sar.core.empty import views_of_nothing

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.plan import Tile
+from sar.comm.halo_plan import Tile
 from sar.core.collective import CallContext
 from sar.core.passing.batches import EdgeBatch, Fields, RowView, checked_results, function_name, results_on_nothing
 from sar.core.passing.replay import FindCaptured

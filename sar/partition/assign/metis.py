@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sar.adapters.metis import METIS_INTEGER, AdjacencyLists, metis_parts
+from sar.adapters.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
 from sar.errors import ConfigError
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.capacity import draw, relative_weights

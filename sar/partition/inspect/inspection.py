@@ -13,7 +13,7 @@ from sar.adapters.dgl.reader.part_inspection import PartContent, What, inspect_p
 from sar.adapters.dgl.reader.partition_json import PartitionJson, find_partition_json, owned_counts, read_partition_json
 from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON
 from sar.errors import PartitionError
-from sar.partition.inspect.report import DirectoryReport, FeatureReport, PartReport
+from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
 from sar.partition.once import Once
 
 

@@ -5,7 +5,7 @@ from os import PathLike
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.inspect.report import DirectoryReport
+from sar.partition.inspect.directory_report import DirectoryReport
 
 MOST_NUMBERS = 24
 """Parts up to which each cell shows its number."""

@@ -7,7 +7,7 @@ import numpy as np
 from sar.adapters.dgl.writer.partition_writer import ORIGINAL_EDGES, ORIGINAL_NODES
 from sar.partition.graph_data import SPLIT, Array
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource
-from sar.partition.inspect.report import DirectoryReport, FeatureReport, PartReport
+from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
 from sar.partition.write.write import Written
 from sar.partition.write.write_job import stored_spec
 

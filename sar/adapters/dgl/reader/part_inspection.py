@@ -24,7 +24,7 @@ from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON, graph_path
 from sar.adapters.dgl.reader.tensor_file import StoredTensor
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype
 from sar.errors import PartitionError
-from sar.kernels.pieces import pieces
+from sar.kernels.id_slices import pieces
 
 What = Literal["nodes", "edges"]
 MASKS = ("train_mask", "val_mask", "test_mask")

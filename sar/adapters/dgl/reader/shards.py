@@ -11,7 +11,7 @@ from sar.adapters.dgl.reader.partition_json import IdRanges
 from sar.adapters.dgl.reader.tensor_file import load
 from sar.adapters.dgl.reader.visible_edges import VisibleEdges
 from sar.common_tuples import EID, ETYPE, ORIG_ID, CanonicalEtype, ShardEdgesAndFeatures
-from sar.kernels.pieces import pieces
+from sar.kernels.id_slices import pieces
 
 
 class ShardFields:

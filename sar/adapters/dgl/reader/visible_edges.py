@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sar.adapters.dgl.reader.graph_file import DST, SRC, LocalGraph
 from sar.common_tuples import EID, ORIG_ID
-from sar.kernels.pieces import pieces
+from sar.kernels.id_slices import pieces
 
 
 class VisibleEdges(NamedTuple):

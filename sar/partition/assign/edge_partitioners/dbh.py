@@ -4,7 +4,7 @@ import numpy as np
 
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.compiled import compiled
-from sar.partition.assign.edge_partitioners.owners import Ballot, choose_owners, new_ballot, vote
+from sar.partition.assign.edge_partitioners.votes import Ballot, choose_owners, new_ballot, vote
 from sar.partition.assign.stream import count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 
@@ -14,7 +14,7 @@ def dbh(task: AssignmentTask) -> Array:
 
     An edge goes to the part that its end of lower degree is hashed to (of equals, its destination), so that hubs are
     copied rather than nodes of few edges. The hash is a table of random parts drawn by `task.seed`. A node's owner is
-    the part that got most of its edges: see [Note: owners of nodes] in `owners.py`. Self-loops are passed over.
+    the part that got most of its edges: see [Note: owners of nodes] in `votes.py`. Self-loops are passed over.
 
     Hashing looks at no more than degrees, so the cut is about that of random parts: it is here to compare with. Two
     passes over the edges, O(N) memory.

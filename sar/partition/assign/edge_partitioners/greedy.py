@@ -4,7 +4,6 @@ import numpy as np
 
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.compiled import compiled
-from sar.partition.assign.edge_partitioners.owners import choose_owners
 from sar.partition.assign.edge_partitioners.placement import (
     Placement,
     lightest_of_all,
@@ -12,6 +11,7 @@ from sar.partition.assign.edge_partitioners.placement import (
     new_placement,
     place,
 )
+from sar.partition.assign.edge_partitioners.votes import choose_owners
 from sar.partition.assign.stream import count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 
@@ -25,7 +25,7 @@ def greedy(task: AssignmentTask) -> Array:
 
     The paper sets no bound on parts, and a stream in order of nodes may then end up in a single one; so a part that
     holds (1 + `task.imbalance`) E / P edges is passed over. A node's owner is the part that got most of its edges: see
-    [Note: owners of nodes] in `owners.py`. Self-loops are passed over.
+    [Note: owners of nodes] in `votes.py`. Self-loops are passed over.
 
     Two passes over the edges, one for the degrees; N P bits of memory beside O(N).
 

@@ -4,7 +4,6 @@ import numpy as np
 
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.compiled import compiled
-from sar.partition.assign.edge_partitioners.owners import choose_owners
 from sar.partition.assign.edge_partitioners.placement import (
     BITS,
     Placement,
@@ -13,6 +12,7 @@ from sar.partition.assign.edge_partitioners.placement import (
     new_placement,
     place,
 )
+from sar.partition.assign.edge_partitioners.votes import choose_owners
 from sar.partition.assign.stream import edge_chunks, index_dtype
 from sar.partition.graph_data import Array
 
@@ -31,7 +31,7 @@ def hdrf(task: AssignmentTask) -> Array:
 
     n_p being the edges in p, M and m the most and fewest in any part. lambda is 1.1: up to 1, balance only decides
     between equals, and a stream in order of nodes ends up in a single part, as the paper shows; far above, it is all
-    that counts. A node's owner is the part that got most of its edges: see [Note: owners of nodes] in `owners.py`.
+    that counts. A node's owner is the part that got most of its edges: see [Note: owners of nodes] in `votes.py`.
     Self-loops are passed over.
 
     One pass over the edges; N P bits of memory beside O(N).

@@ -8,7 +8,6 @@ from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.balance import list_schedule
 from sar.partition.assign.clusters import Clusters, move, no_clusters, open_clusters
 from sar.partition.assign.compiled import compiled
-from sar.partition.assign.edge_partitioners.owners import choose_owners
 from sar.partition.assign.edge_partitioners.placement import (
     Placement,
     has_replica,
@@ -16,6 +15,7 @@ from sar.partition.assign.edge_partitioners.placement import (
     new_placement,
     place,
 )
+from sar.partition.assign.edge_partitioners.votes import choose_owners
 from sar.partition.assign.stream import count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 
@@ -56,7 +56,7 @@ def two_phase(task: AssignmentTask) -> Array:
 
     A part holds at most (1 + `task.imbalance`) E / P edges. An edge that finds its part full goes where its end of
     higher degree is hashed to, and if that is full as well, to the lightest part. A node's owner is the part that got
-    most of its edges: see [Note: owners of nodes] in `owners.py`. Self-loops are passed over.
+    most of its edges: see [Note: owners of nodes] in `votes.py`. Self-loops are passed over.
 
     Four passes over the edges; N P bits of memory beside O(N).
 

@@ -11,7 +11,7 @@ from sar.comm.group import Group
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.kernels.neighbor_sampling import Numbering, copy_rows
 from sar.sampling import reused_memory
-from sar.sampling.owners import ask_owners, columns_of, message_bytes
+from sar.sampling.owner_requests import ask_owners, columns_of, message_bytes
 from sar.sampling.worker_graph import Features, WorkerGraph
 
 

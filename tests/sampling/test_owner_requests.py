@@ -3,7 +3,7 @@
 import torch
 
 from sar.comm.rows import FieldFormat
-from sar.sampling.owners import NodesByOwner, pack, unpack
+from sar.sampling.owner_requests import NodesByOwner, pack, unpack
 
 
 def test_columns_come_out_of_a_message_as_they_went_in():

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sar.partition.inspect.tables import as_text
+from sar.partition.inspect.text_tables import as_text
 
 REPORT_JSON = "report.json"
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from sar.kernels import pieces
-from sar.kernels.pieces import count_ids, is_sorted, less_first, number_distinct
+from sar.kernels import id_slices
+from sar.kernels.id_slices import count_ids, is_sorted, less_first, number_distinct
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(pieces.pieces, "__defaults__", (7,))
+    monkeypatch.setattr(id_slices.pieces, "__defaults__", (7,))
 
 
 def some_ids(count, bound=100):
