@@ -58,13 +58,7 @@ class CallContext:
 
     @property
     def group(self) -> Group:
-        """This worker's end of the group."""
         return self.structure.group
-
-    @property
-    def own_block(self) -> EdgeBlock:
-        """The edges between nodes of this worker."""
-        return self.relation.blocks[self.structure.part]
 
     def signature(self, call: str) -> str:
         """The text by which workers compare a call: what it is, along what, in which graph, with which settings."""
@@ -91,7 +85,7 @@ class CallContext:
         if received is None:
             yield from map(Piece, self.relation.blocks)
             return
-        yield Piece(self.own_block)
+        yield Piece(self.relation.blocks[self.structure.part])
         for tile, rows, grads in received:
             yield Piece(self.relation.tile(tile), tile, rows, grads)
 
@@ -131,11 +125,11 @@ class Collective(ABC):
         self.needed = 0
 
     @abstractmethod
-    def forward(self, *inputs: Tensor | None) -> Made:
-        """Compute the results; `needs` and `needed` are known."""
+    def forward(self, *inputs: Any) -> Made:
+        """Compute the results from inputs that are tensors or None; `needs` and `needed` are known."""
 
     @abstractmethod
-    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> Sequence[Tensor | None]:
+    def backward(self, saved: list[Any], *grads: Tensor) -> Sequence[Tensor | None]:
         """The gradient of each input, or None where it needs none here, from those of the results."""
 
     @property
@@ -151,10 +145,11 @@ class Collective(ABC):
         """Take in the flags of all workers."""
         self.needed = reduce(or_, flags)
 
-    def apply(self, *inputs: Tensor | None) -> Any:
-        """Compute the results, as one node of autograd: a tensor, or a tuple where there are several."""
+    def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """Compute the results, as one node of autograd."""
         anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and self.distributed)
-        return _Node.apply(anchor, self, *inputs)
+        results: tuple[Tensor, ...] = _Node.apply(anchor, self, *inputs)
+        return results
 
     def guard(self) -> AbstractContextManager[None]:
         """The group's guard, where there is a group."""
@@ -165,7 +160,7 @@ class _Node(torch.autograd.Function):
     """See [Note: one worker's gradient is everybody's] and [Note: saved tensors]."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> Any:
+    def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         call.needs = ctx.needs_input_grad[2:]
         with call.guard():
             own = call.flags()
@@ -179,7 +174,7 @@ class _Node(torch.autograd.Function):
             ctx.mark_non_differentiable(*made.constants, *constants)
         else:
             ctx.mark_non_differentiable(*made.results)
-        return made.results if len(made.results) > 1 else made.results[0]
+        return made.results
 
     @staticmethod
     @once_differentiable

@@ -66,11 +66,8 @@ class Relation:
         """Bytes of the structure on this worker, with tiles and what else has been made of it so far."""
         tiles = [block for block in self._tiles.values() if block not in self.blocks]
         tensors = [*self.halos, self.in_degrees, self.out_degrees, *self._inverse_degrees.values()]
-        return (
-            sum(block.nbytes for block in [*self.blocks, *tiles])
-            + self.plan.nbytes
-            + sum(tensor.nbytes for tensor in tensors)
-        )
+        blocks = sum(block.nbytes for block in (*self.blocks, *tiles))
+        return blocks + self.plan.nbytes + sum(tensor.nbytes for tensor in tensors)
 
     def tile(self, tile: Tile) -> EdgeBlock:
         """The edges that read a tile, sources renumbered within it; cut out once and kept."""
@@ -98,7 +95,6 @@ class Relation:
         return self.in_degrees.clamp(min=1).to(values.dtype).view(-1, *[1] * (values.dim() - 1))
 
     def to(self, device: torch.device) -> "Relation":
-        """The relation with its structure on another device."""
         return replace(
             self,
             blocks=[block.to(device) for block in self.blocks],
@@ -124,16 +120,13 @@ class NodeSet:
 
     @property
     def counts(self) -> dict[str, int]:
-        """This worker's nodes of every type."""
         return {ntype: len(ids) for ntype, ids in self.ids.items()}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the numbers of this worker's nodes."""
         return sum(tensor.nbytes for tensor in (*self.ids.values(), *self.rows.values()))
 
     def to(self, device: torch.device) -> "NodeSet":
-        """The node set on another device."""
         ids, rows = ({ntype: column.to(device) for ntype, column in x.items()} for x in (self.ids, self.rows))
         return replace(self, ids=ids, rows=rows)
 
@@ -159,7 +152,6 @@ class Structure:
 
     @property
     def is_block(self) -> bool:
-        """Whether this is a message flow graph."""
         return self.src is not self.dst
 
     @property
@@ -170,7 +162,6 @@ class Structure:
 
     @property
     def part(self) -> int:
-        """The partition that this worker owns."""
         return own_part(self.group)
 
     @cached_property
@@ -185,7 +176,6 @@ class Structure:
         return replace(self, relations=relations, signature=digest(f"{self.signature} {how} {counts}"))
 
     def to(self, device: torch.device) -> "Structure":
-        """The structure on another device."""
         src = self.src.to(device)
         dst = self.dst.to(device) if self.is_block else src
         relations = [relation.to(device) for relation in self.relations]
@@ -197,7 +187,7 @@ class AgreedGraph:
     """A graph whose parts the workers have compared, before any of its edges is indexed.
 
     nodes: as sources and as destinations.
-    index: numbers this worker's nodes within their types.
+    positions: of this worker's nodes within their types, int32; None where there is one type.
     shards: this worker's edges in visible order, by edge type and source partition.
     edges_global: edges of every type on all workers.
     signature: equal on workers that hold parts of the same graph.
@@ -207,15 +197,18 @@ class AgreedGraph:
     device: torch.device
     data: PartitionData
     nodes: NodeSet
-    index: "TypeIndex"
+    positions: Tensor | None
     shards: dict[CanonicalEtype, list[Shard]]
     edges_global: list[int]
     signature: str
 
     @property
     def part(self) -> int:
-        """The partition that this worker owns."""
         return own_part(self.group)
+
+    def index(self, nodes: Tensor) -> Tensor:
+        """Positions within their types, int32, of partition-local node IDs."""
+        return nodes.to(torch.int32) if self.positions is None else torch.index_select(self.positions, 0, nodes)
 
 
 def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
@@ -231,8 +224,9 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     names, etypes = data.node_type_names, data.edge_type_names
     graph = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"
     group.agree(f"constructing the graph with {graph}")
-    index = TypeIndex(data, part)
-    totals = torch.stack(group.all_gather(torch.tensor(index.counts), "node counts")).sum(0).tolist()
+    ids_by_type, positions = _number_within_types(data, part)
+    counts = torch.tensor([len(ids) for ids in ids_by_type.values()])
+    totals = torch.stack(group.all_gather(counts, "node counts")).sum(0).tolist()
     relations = [[select_relation(shard, k, data) for shard in data.all_shard_edges] for k in range(len(etypes))]
     edges = torch.tensor([sum(len(shard.src) for shard in shards) for shards in relations])
     all_edges = torch.stack(group.all_gather(edges, "edge counts"))  # (W, relations)
@@ -241,10 +235,10 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
         first_id = int(all_edges[:part].sum() + all_edges[part, :k].sum())
         shards[etype] = with_edge_ids(relations[k], first_id)
     device = data.all_shard_edges[0].edges[0].device
-    rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in index.node_ids.items()}
-    nodes = NodeSet(index.node_ids, rows, dict(zip(names, totals, strict=True)))
+    rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in ids_by_type.items()}
+    nodes = NodeSet(ids_by_type, rows, dict(zip(names, totals, strict=True)))
     signature = digest(f"{graph} {totals} {all_edges.tolist()}")
-    return AgreedGraph(group, device, data, nodes, index, shards, all_edges.sum(0).tolist(), signature)
+    return AgreedGraph(group, device, data, nodes, positions, shards, all_edges.sum(0).tolist(), signature)
 
 
 def build_structure(
@@ -267,7 +261,7 @@ def build_structure(
         graph = agree_on_graph(data, group)
         relations, features = [], []
         for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
-            relations.append(_build_relation(etype, shards, num_edges_global, data, graph.index, group))
+            relations.append(_build_relation(graph, etype, shards, num_edges_global))
             features.append(join_features(shards))
         check_edge_ids(list(graph.shards.values()), group)
         ranges, nodes = list(data.node_ranges), graph.nodes
@@ -282,52 +276,29 @@ def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-class TypeIndex:
-    """Numbers this worker's nodes within their types."""
-
-    def __init__(self, data: PartitionData, part: int) -> None:
-        (start, end), names = data.node_ranges[part], data.node_type_names
-        device = data.all_shard_edges[0].edges[0].device
-        nodes = torch.arange(start, end, device=device)
-        self._position: Tensor | None = None
-        if len(names) == 1:
-            self.node_ids = {names[0]: nodes}
-        else:
-            kinds = data.node_features[NTYPE].to(device)
-            self.node_ids = {name: nodes[kinds == kind] for kind, name in enumerate(names)}
-            self._position = torch.empty(end - start, dtype=torch.int32, device=device)
-            for ids in self.node_ids.values():
-                self._position[ids - start] = torch.arange(len(ids), dtype=torch.int32, device=device)
-        self.counts = [len(ids) for ids in self.node_ids.values()]
-
-    def count(self, ntype: str) -> int:
-        """This worker's nodes of a type."""
-        return len(self.node_ids[ntype])
-
-    def __call__(self, nodes: Tensor) -> Tensor:
-        """Positions within their types, int32, of partition-local node IDs."""
-        if self._position is None:
-            return nodes.to(torch.int32)
-        return torch.index_select(self._position, 0, nodes)
+def _number_within_types(data: PartitionData, part: int) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Global IDs of this worker's nodes by type, and the positions that `AgreedGraph` has."""
+    (start, end), names = data.node_ranges[part], data.node_type_names
+    device = data.all_shard_edges[0].edges[0].device
+    nodes = torch.arange(start, end, device=device)
+    if len(names) == 1:
+        return {names[0]: nodes}, None
+    kinds = data.node_features[NTYPE].to(device)
+    ids_by_type = {name: nodes[kinds == kind] for kind, name in enumerate(names)}
+    positions = torch.empty(end - start, dtype=torch.int32, device=device)
+    for ids in ids_by_type.values():
+        positions[ids - start] = torch.arange(len(ids), dtype=torch.int32, device=device)
+    return ids_by_type, positions
 
 
-def _build_relation(
-    etype: CanonicalEtype,
-    shards: list[Shard],
-    num_edges_global: int,
-    data: PartitionData,
-    index: TypeIndex,
-    group: Group,
-) -> Relation:
-    num_src, num_dst = index.count(etype[0]), index.count(etype[2])
-    device = shards[0].src.device
-    part = own_part(group)
-    start = data.node_ranges[part][0]
+def _build_relation(graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int) -> Relation:
+    index, part, device, ranges = graph.index, graph.part, graph.device, graph.data.node_ranges
+    num_src, num_dst = graph.nodes.counts[etype[0]], graph.nodes.counts[etype[2]]
     blocks, halos, offset = [], [], 0
     for p, shard in enumerate(shards):
-        first, last = data.node_ranges[p]
+        first, last = ranges[p]
         # Destinations first: they are dropped before there are columns, which the graph keeps.
-        rows, indptr = compress(index(less_first(shard.dst, start)), num_dst)
+        rows, indptr = compress(index(less_first(shard.dst, ranges[part][0])), num_dst)
         if p == part:
             halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
         else:
@@ -346,5 +317,5 @@ def _build_relation(
     in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=device)
     for block in blocks:
         in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
-    plan = HaloPlan.agreed(group, send_rows, halos, num_src, f"{etype}")
+    plan = HaloPlan.agreed(graph.group, send_rows, halos, num_src, f"{etype}")
     return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, own_degrees)

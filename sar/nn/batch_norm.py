@@ -1,5 +1,7 @@
 """Batch normalisation with the statistics of the whole graph."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -104,8 +106,7 @@ def normalise(module: "DistributedBN1D | nn.BatchNorm1d", x: Tensor, group: Grou
     y, mean, var, count = _Normalise(x, module.eps, group, module.training).apply(x, module.weight, module.bias)
     if module.training:
         _track(module, mean, var, count)
-    normalised: Tensor = y
-    return normalised
+    return y
 
 
 @torch.no_grad()
@@ -129,9 +130,8 @@ class _Normalise(Collective):
         )
         self.eps = eps
 
-    def forward(self, *inputs: Tensor | None) -> Made:
+    def forward(self, *inputs: Any) -> Made:
         x, weight, bias = inputs
-        assert x is not None
         wide = x.to(accumulation_dtype(x.dtype))
         own_mean = wide.mean(0) if len(x) else wide.new_zeros(x.shape[1])
         own = torch.cat([wide.new_full((1,), len(x)), own_mean, (wide - own_mean).square().sum(0)])
@@ -145,11 +145,8 @@ class _Normalise(Collective):
         y = normal if weight is None or bias is None else normal * weight + bias
         return Made((y.to(x.dtype), mean, var, count), [normal, scale, weight, count], constants=(mean, var, count))
 
-    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         normal, scale, weight, count = saved
-        assert normal is not None
-        assert scale is not None
-        assert count is not None
         grad = grads[0].to(normal.dtype)
         own = torch.stack([grad.sum(0), (grad * normal).sum(0)])  # (2, F)
         mean_grad, mean_product = torch.stack(self._from_all(own)).sum(0) / count

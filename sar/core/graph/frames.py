@@ -77,7 +77,6 @@ class Frame(Fields):
         return Frame(self.rows, self.device, self.what, self._columns)
 
     def to(self, device: torch.device) -> "Frame":
-        """The frame with its columns on another device."""
         return Frame(self.rows, device, self.what, {k: v.to(device) for k, v in self._columns.items()})
 
 
@@ -125,7 +124,6 @@ class Frames:
         return self._each(Frame.clone)
 
     def to(self, device: torch.device) -> "Frames":
-        """The frames with their columns on another device."""
         return self._each(lambda frame: frame.to(device))
 
     def _each(self, change: Callable[[Frame], Frame]) -> "Frames":

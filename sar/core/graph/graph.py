@@ -14,8 +14,7 @@ from sar.common_tuples import CanonicalEtype
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame, Frames
-from sar.core.graph.graph_fields import GraphFields
-from sar.core.graph.queries import ALL
+from sar.core.graph.queries import ALL, GraphQueries
 from sar.core.graph.self_loops import with_self_loops, without_self_loops
 from sar.core.passing.batches import NodeBatch
 from sar.core.passing.message_passing import Passing, apply_nodes, reduce_across
@@ -25,7 +24,7 @@ from sar.errors import GraphError
 Self = TypeVar("Self", bound="GraphShardManager")
 
 
-class GraphShardManager(GraphFields):
+class GraphShardManager(GraphQueries):
     """This worker's view of a graph that spans all workers; takes the place of a `DGLGraph` in layers.
 
     `update_all` and `apply_edges` fetch the other partitions one tile at a time, and again in the backward (sequential
@@ -37,16 +36,6 @@ class GraphShardManager(GraphFields):
     """
 
     one_shot = False
-
-    def __init__(
-        self,
-        structure: Structure,
-        relations: list[Relation],
-        frames: Frames,
-        partition_book: Any = None,
-    ) -> None:
-        super().__init__(structure, relations, frames)
-        self.partition_book = partition_book
 
     # -- message passing
 
@@ -173,12 +162,8 @@ class GraphShardManager(GraphFields):
         if device == self.device:
             return self
         structure = self._structure.to(device)
-        moved = {relation.etype: relation for relation in structure.relations}
-        return self._with(
-            structure=structure,
-            relations=[moved[etype] for etype in self._relations],
-            frames=self._frames.to(device),
-        )
+        relations = [relation for relation in structure.relations if relation.etype in self._relations]
+        return self._with(structure, relations, self._frames.to(device))
 
     @uncompiled
     def remove_self_loop(self: Self) -> Self:
@@ -233,12 +218,8 @@ class GraphShardManager(GraphFields):
             delete_shard_data: accepted for scripts written for SAR. The structure is shared between both graphs, so
                 there is nothing to delete; drop this one to free its fields.
         """
-        return DistributedBlock(
-            self._structure,
-            list(self._relations.values()),
-            self._frames.clone(),
-            self.partition_book,
-        )
+        relations = list(self._relations.values())
+        return DistributedBlock(self._structure, relations, self._frames.clone(), self.partition_book)
 
     def _with(
         self: Self,

@@ -1,11 +1,15 @@
-"""What a graph says about itself: types, counts, degrees and IDs, under the names that DGL gives them."""
+"""What a graph says about itself: types, counts, degrees, IDs and fields, under the names that DGL gives them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
+from sar.core.empty import views_of_nothing
+from sar.core.graph.frames import Fields, Frame, Frames, TypeView, fields_of
 from sar.core.relation import NodeSet, Relation, Structure
 from sar.errors import FieldError, GraphError
 
@@ -13,16 +17,20 @@ ALL = "__ALL__"
 
 
 class GraphQueries:
-    """Types, counts and degrees of this worker's part of a graph, or of some of its relations.
+    """Types, counts, degrees and fields of this worker's part of a graph, or of some of its relations.
 
     Counts are local: nodes of this worker, edges into it. Those that end in `_global` are of the whole graph.
     """
 
     batch_size = 1
 
-    def __init__(self, structure: Structure, relations: list[Relation]) -> None:
+    def __init__(
+        self, structure: Structure, relations: list[Relation], frames: Frames, partition_book: Any = None
+    ) -> None:
         self._structure = structure
         self._relations = {relation.etype: relation for relation in relations}
+        self._frames = frames
+        self.partition_book = partition_book
 
     @property
     def is_block(self) -> bool:
@@ -209,6 +217,80 @@ class GraphQueries:
     def node_ranges(self) -> list[tuple[int, int]]:
         """The [start, end) range of global node IDs of every partition."""
         return self._structure.node_ranges
+
+    # -- fields
+
+    @property
+    def srcdata(self) -> Fields:
+        """Fields of the source nodes; the same frame as `dstdata` where sources are destinations."""
+        return fields_of(self._frames.src, self.srctypes)
+
+    @property
+    def dstdata(self) -> Fields:
+        """Fields of the destination nodes."""
+        return fields_of(self._frames.dst, self.dsttypes)
+
+    @property
+    def ndata(self) -> Fields:
+        """Fields of the nodes.
+
+        Raises:
+            GraphError: on message flow graphs, as in DGL.
+        """
+        return fields_of(self._node_frames, self.ntypes)
+
+    @property
+    def edata(self) -> Fields:
+        """Fields of the edges in the visible order; at first the partition's edge features and edge IDs.
+
+        `_ID` (`dgl.EID`) are the partitioning's edge IDs, on message flow graphs and sampling graphs too. `orig_id` are
+        those of the input graph, counted within each edge type, where the data has them; otherwise the maps that
+        `dgl.distributed.partition_graph(..., return_mapping=True)` returns give them, at
+        `partition_book.map_to_per_etype(ids)[1]`. The same goes for nodes, with `_ID` and `orig_id` in
+        `PartitionData.node_features` and `map_to_per_ntype`.
+        """
+        return fields_of(self._frames.edge, self.canonical_etypes)
+
+    @property
+    def nodes(self) -> TypeView:
+        """`g.nodes[ntype].data` is the frame of a node type; `g.nodes(ntype)` are this worker's local IDs."""
+        return TypeView(self._node_frames, lambda ntype: self._ntypes_of(ntype, self.ntypes))
+
+    @property
+    def srcnodes(self) -> TypeView:
+        """As `nodes`, of source types."""
+        return TypeView(self._frames.src, lambda ntype: self._ntypes_of(ntype, self.srctypes))
+
+    @property
+    def dstnodes(self) -> TypeView:
+        """As `nodes`, of destination types."""
+        return TypeView(self._frames.dst, lambda ntype: self._ntypes_of(ntype, self.dsttypes))
+
+    @property
+    def edges(self) -> TypeView:
+        """`g.edges[etype].data` is the frame of an edge type."""
+        return TypeView(self._frames.edge, lambda etype: [self._relation(etype).etype])
+
+    @contextmanager
+    def local_scope(self) -> Iterator[None]:
+        """Undo at the end what is set on the graph inside, also when an exception passes.
+
+        An exception raised inside reaches all other workers as a `PeerError`, because they may be waiting for this one.
+        """
+        frames = self._frames
+        fewest = min(self.num_src_nodes(), self.num_dst_nodes(), self.num_edges())
+        self._frames = frames.clone()
+        try:
+            with self._structure.group.guard(), views_of_nothing(fewest):
+                yield
+        finally:
+            self._frames = frames
+
+    @property
+    def _node_frames(self) -> dict[str, Frame]:
+        if self.is_block:
+            raise GraphError("On a message flow graph sources and destinations differ; use srcdata or dstdata.")
+        return self._frames.dst
 
 
 def _rows(degrees: Tensor, which: Any) -> Tensor:

@@ -9,6 +9,7 @@ from sar.comm.group import Group
 from sar.common_tuples import EID
 from sar.core.relation import Relation
 from sar.kernels import EdgeBlock
+from sar.kernels.pieces import count_ids
 
 NEW = -1  # the position of an edge that was not there before
 
@@ -75,8 +76,10 @@ def _with_own_edges(
     ]
     group.agree("counting edges after a change of self-loops")
     total_growth = torch.stack(group.all_gather(torch.tensor([growth]), "edge counts")).sum()
-    in_growth = _count(edges.dst, relation.num_dst) - _count(old.destinations(0, old.num_edges), relation.num_dst)
-    out_growth = _count(edges.cols, relation.num_src) - _count(old.cols, relation.num_src)
+    before = _OwnEdges.of(old)
+    num_src, num_dst = relation.num_src, relation.num_dst
+    in_growth = count_ids(edges.dst, num_dst) - count_ids(before.dst, num_dst)
+    out_growth = count_ids(edges.cols, num_src) - count_ids(before.cols, num_src)
     changed = replace(
         relation,
         blocks=[*relation.blocks[:part], own, *later],
@@ -84,10 +87,9 @@ def _with_own_edges(
         in_degrees=relation.in_degrees + in_growth,
         out_degrees=relation.out_degrees + out_growth,
     )
-    device = edges.dst.device
-    before = torch.arange(old.edge_offset, device=device)
-    after = torch.arange(old.edge_offset + old.num_edges, relation.num_edges, device=device)
-    positions = torch.cat([before, edges.positions, after])
+    everything = torch.arange(relation.num_edges, device=edges.dst.device)
+    end = old.edge_offset + old.num_edges
+    positions = torch.cat([everything[: old.edge_offset], edges.positions, everything[end:]])
     new_ids = edges.dst[edges.positions == NEW] + first_id
     return changed, {name: _moved(column, positions, new_ids if name == EID else 1) for name, column in columns.items()}
 
@@ -98,7 +100,3 @@ def _moved(column: Tensor, positions: Tensor, new: Tensor | int) -> Tensor:
     moved = column[positions.clamp(min=0)] if len(column) else column.new_empty(len(positions), *column.shape[1:])
     moved[positions == NEW] = new
     return moved
-
-
-def _count(rows: Tensor, num_rows: int) -> Tensor:
-    return torch.bincount(rows, minlength=num_rows)

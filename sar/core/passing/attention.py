@@ -9,7 +9,7 @@ destination's sum, and returns one gradient.
 
 from collections.abc import Callable
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
     The gradients of the inputs are `Inputs` too.
     """
 
-    x: Tensor | None
+    x: Tensor
     y: Tensor | None
     attn: Tensor | None
     attn_dst: Tensor | None
@@ -92,8 +92,7 @@ def attention(
     signature = context.signature(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
     call = _AttentionCall(context, how, None if recompute is None else recompute.function, signature)
     inputs = Inputs(x, None if y is x else y, attn, attn_dst, edge_weight)
-    result: Tensor = call.apply(*inputs, *(() if recompute is None else recompute.tensors))
-    return result
+    return call.apply(*inputs, *(() if recompute is None else recompute.tensors))[0]
 
 
 def _check(x: Tensor, y: Tensor, edge_weight: Tensor | None, num_src: int, num_dst: int, num_edges: int) -> None:
@@ -119,20 +118,19 @@ class _AttentionCall(Collective):
         self.recompute = recompute
         self.kept: list[Tile] = []
 
-    def forward(self, *inputs: Tensor | None) -> Made:
+    def forward(self, *inputs: Any) -> Made:
         given, made_of = Inputs(*inputs[:5]), inputs[5:]
         keep = bool(self.needed) and self.context.settings.keep
         out, log_total, kept = self._attend(given, keep)
         self.kept = list(kept)
-        saved = given if self.recompute is None else given._replace(x=None)
+        x = given.x if self.recompute is None else None
         dtypes = [tensor.dtype for tensor in given if tensor is not None]
         result = out.to(reduce(torch.promote_types, dtypes))
-        return Made((result,), [out, log_total, *saved, *made_of, *kept.values()])
+        return Made((result,), [out, log_total, x, *given[1:], *made_of, *kept.values()])
 
     def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[Tile, Tensor]]:
         """The result, (N_dst, H, D), the logarithms of sums of exponentials, (N_dst, H), and fetched rows to keep."""
         x = inputs.x
-        assert x is not None
         # The first tiles travel while all of the own nodes' part is computed.
         received = self._exchange(x).sweep(x.device, [x], keep=keep) if self.distributed else None
         ends, kept = _ends(inputs), {}
@@ -149,10 +147,8 @@ class _AttentionCall(Collective):
         widest = RowFormat((FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])),))
         return self.context.exchange(widest, self.signature)
 
-    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         out, log_total = saved[:2]
-        assert out is not None
-        assert log_total is not None
         grad = grads[0].to(out.dtype).contiguous()
         stats = destination_statistics(self.how, log_total, grad, out)
         # The result has served: its memory is free for what comes, unless the graph is retained.
@@ -163,10 +159,9 @@ class _AttentionCall(Collective):
             inputs = inputs._replace(x=self.recompute(*made_of))
         return [*self._attend_back(inputs, stats, kept, grad), *[None] * len(made_of)]
 
-    def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[Tile, Tensor | None], grad: Tensor) -> Inputs:
+    def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[Tile, Tensor], grad: Tensor) -> Inputs:
         """Gradients of the inputs; for `stats` see `destination_statistics`."""
         x = inputs.x
-        assert x is not None
         x_grad = torch.zeros(x.shape, dtype=accumulation_dtype(x.dtype), device=x.device)
         received = None
         if self.distributed:
@@ -179,7 +174,6 @@ class _AttentionCall(Collective):
             here, here_grads = ends, grads
             if tile is not None and tile_grads is not None:
                 rows = kept[tile] if fetched is None else fetched[0]
-                assert rows is not None
                 here, here_grads = ends._replace(x=rows.to(ends.x.dtype)), grads._replace(x=tile_grads[0])
             attend_grad(block, self.how, here, grad, stats, here_grads)
         return _input_gradients(inputs, ends, grads)
@@ -188,8 +182,6 @@ class _AttentionCall(Collective):
 def _ends(inputs: Inputs) -> Ends:
     """The operands of the kernels on this worker's own nodes."""
     x, y = inputs.x, inputs.x if inputs.y is None else inputs.y
-    assert x is not None
-    assert y is not None
     dtype = accumulation_dtype(x.dtype)
     x, y = x.detach().to(dtype).contiguous(), y.detach().to(dtype)
     if inputs.attn_dst is not None:

@@ -64,12 +64,11 @@ class EdgeBatch:
         self._size = size
         self._find_edges = find_edges
 
-    def batch_size(self) -> int:
+    def __len__(self) -> int:
         """Number of edges."""
         return self._size
 
-    def __len__(self) -> int:
-        return self._size
+    batch_size = __len__
 
     def edges(self) -> tuple[Tensor, Tensor, Tensor]:
         """Global IDs of sources and destinations, and edge IDs (`_ID`), (E_batch,) int64 each."""
@@ -89,12 +88,11 @@ class NodeBatch:
         self.mailbox = mailbox
         self.ntype = ntype
 
-    def batch_size(self) -> int:
+    def __len__(self) -> int:
         """Number of nodes."""
         return len(self._nodes)
 
-    def __len__(self) -> int:
-        return len(self._nodes)
+    batch_size = __len__
 
     def nodes(self) -> Tensor:
         """Local IDs, (N_batch,) int64."""

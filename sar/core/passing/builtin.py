@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from sar.comm.halo_plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, Made
 from sar.core.constants import Constant
+from sar.core.passing.gather import Combined, Reduction
 from sar.core.passing.messages import Message
 from sar.errors import GraphError
 from sar.kernels import (
@@ -34,7 +36,6 @@ from sar.kernels import (
     aggregate_grad,
     aggregate_sum,
     edge_apply,
-    index_dtype,
     operand_values_needed,
 )
 
@@ -82,7 +83,7 @@ class BuiltinMessages:
         self.operands = self.message.operands
         self.dtype = lhs.dtype
         self.sum_dtype = accumulation_dtype(lhs.dtype)
-        self.message_shape = self.message.shape
+        self.reduction = Reduction(self.relation, reducer, self.dtype, self.message.shape)
         what = f"update_all, {reducer}" if reducer else "apply_edges"
         shapes = " and ".join(str(operand.shape) for operand in self.operands)
         self.signature = context.signature(f"{what} of {message}: {lhs.dtype}, widths {shapes}")
@@ -117,9 +118,10 @@ class BuiltinMessages:
 
     def aggregate(self, operands: Values, needed: int) -> Aggregated:
         """The result of an agreed call."""
-        made, received = self._start(operands), None
+        made, received = self.reduction.start(), None
         own = None if self.source is None else operands[self.source]
         keep = self.context.settings.keep and self.rows_needed(needed)
+        kept: dict[Tile, Tensor] = {}
         if self.distributed and own is not None:
             received = self.exchange(needed).sweep(own.device, [own], keep=keep)
         for piece in self.context.pieces(received):
@@ -127,40 +129,18 @@ class BuiltinMessages:
             if piece.tile is not None and piece.rows is not None and self.source is not None:
                 here[self.source] = piece.rows[0]
                 if keep:
-                    made.kept[piece.tile] = piece.rows[0]
+                    kept[piece.tile] = piece.rows[0]
             self._accumulate(piece.block, here, made)
-        if self.reducer == "mean":
-            made.out /= self.relation.degrees_like(made.out)
-        elif made.argmax is not None:
-            # As DGL does, whether infinite for want of messages or by value.
-            infinite = made.out.isinf()
-            made.out.masked_fill_(infinite, 0)
-            made.argmax.masked_fill_(infinite, -1)
-        made.out = made.out.to(self.dtype)
-        return made
+        return Aggregated(self.reduction.finish(made), made.argmax, kept)
 
-    def _start(self, operands: Values) -> Aggregated:
-        """The result without any message."""
-        relation, device = self.relation, operands[0].device if operands[0] is not None else None
-        if self.reducer is None:
-            return Aggregated(
-                torch.empty(relation.num_edges, *self.message_shape, dtype=self.dtype, device=device), None
-            )
-        fill = {"max": -torch.inf, "min": torch.inf}.get(self.reducer, 0.0)
-        out = torch.full((relation.num_dst, *self.message_shape), fill, dtype=self.sum_dtype, device=device)
-        argmax = None
-        if self.reducer in ("max", "min"):
-            argmax = torch.full(out.shape, -1, dtype=index_dtype(relation.num_edges), device=device)
-        return Aggregated(out, argmax)
-
-    def _accumulate(self, block: EdgeBlock, operands: Values, made: Aggregated) -> None:
+    def _accumulate(self, block: EdgeBlock, operands: Values, made: Combined) -> None:
         message = _with_values(self.message, operands)
         if self.reducer is None:
-            edge_apply(block, message, made.out)
+            edge_apply(block, message, made.total)
         elif made.argmax is None:
-            aggregate_sum(block, message, made.out)
+            aggregate_sum(block, message, made.total)
         else:
-            aggregate_cmp(block, message, made.out, made.argmax, self.reducer == "max")
+            aggregate_cmp(block, message, made.total, made.argmax, self.reducer == "max")
 
     # -- backward
 
@@ -252,7 +232,7 @@ class BuiltinCall(Collective):
         self.needed = reduce(or_, flags) & ALL_SIDES
         self.hit = flags[0] >> CALL_ID_BIT > 0 and all(theirs == flags[0] for theirs in flags)
 
-    def forward(self, *operands: Tensor | None) -> Made:
+    def forward(self, *operands: Any) -> Made:
         known = None if self.constant is None else self.constant.result
         if self.hit and known is not None:
             return Made((known.detach(),))
@@ -264,11 +244,10 @@ class BuiltinCall(Collective):
         values = [operand if read else None for operand, read in zip(operands, reads, strict=True)]
         return Made((made.out,), [*values, made.argmax, *made.kept.values()])
 
-    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         count = len(self.messages.operands)
         values, argmax, rows = saved[:count], saved[count], saved[count + 1 :]
-        kept = {tile: row for tile, row in zip(self.kept, rows, strict=True) if row is not None}
-        made = Aggregated(grads[0], argmax, kept)
+        made = Aggregated(grads[0], argmax, dict(zip(self.kept, rows, strict=True)))
         return self.messages.pull_back(values, made, grads[0], self.needed)
 
 
@@ -280,8 +259,7 @@ def run(messages: BuiltinMessages, lhs: Tensor, rhs: Tensor | None = None) -> Te
     if context.settings.cache and messages.reducer is not None and not needs_gradient:
         call = (messages.message, messages.reducer, context.settings)
         constant = context.relation.constants.find(call, operands)
-    result: Tensor = BuiltinCall(messages, constant).apply(*operands)
-    return result
+    return BuiltinCall(messages, constant).apply(*operands)[0]
 
 
 def promoted(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:

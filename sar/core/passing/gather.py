@@ -80,18 +80,19 @@ class Reduction:
     Args:
         relation: whose edges send.
         reducer: sum, mean, max or min at the destinations; None to collect the messages in the visible edge order.
-        sample: a message, for dtype and trailing shape.
+        dtype: of the messages; half precisions accumulate in float32.
+        shape: of a message.
     """
 
-    def __init__(self, relation: Relation, reducer: str | None, sample: Tensor) -> None:
+    def __init__(self, relation: Relation, reducer: str | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.relation = relation
         self.reducer = reducer
-        self.dtype = sample.dtype
-        self.shape = tuple(sample.shape[1:])
+        self.dtype = dtype
+        self.shape = shape
 
-    def start(self, device: torch.device) -> Combined:
+    def start(self) -> Combined:
         """The result without any message."""
-        relation = self.relation
+        relation, device = self.relation, self.relation.in_degrees.device
         if self.reducer is None:
             return Combined(torch.empty(relation.num_edges, *self.shape, dtype=self.dtype, device=device), None)
         fill = {"max": -torch.inf, "min": torch.inf}.get(self.reducer, 0.0)
@@ -108,25 +109,29 @@ class Reduction:
         elif combined.argmax is None:
             aggregate_sum(block.renumbered, _copies(message, Target.E), combined.total)
         else:
-            best = self._best(message.to(combined.total.dtype), combined, block)
-            _keep_better(combined, best, largest=self.reducer == "max")
+            self._take_better(message.to(combined.total.dtype), combined.total, combined.argmax, block)
 
-    def _best(self, message: Tensor, combined: Combined, block: EdgeBlock) -> Combined:
-        """The extremes of a block's messages, and their edge IDs."""
-        assert combined.argmax is not None
+    def _take_better(self, message: Tensor, total: Tensor, argmax: Tensor, block: EdgeBlock) -> None:
+        """Update the extremes and their edges; of equal messages the greatest edge ID wins."""
         largest = self.reducer == "max"
-        best = torch.full_like(combined.total, -torch.inf if largest else torch.inf)
-        position = torch.full_like(combined.argmax, -1)
+        best = torch.full_like(total, -torch.inf if largest else torch.inf)
+        position = torch.full_like(argmax, -1)
         aggregate_cmp(block.renumbered, _copies(message, Target.E), best, position, largest)
         ids = torch.cat([block.ids(0, block.num_edges), block.cols.new_full((1,), -1)])  # position -1: no message
-        return Combined(best, ids[position.long()].to(position.dtype))
+        edges = ids[position.long()].to(position.dtype)
+        better = (best > total) if largest else (best < total)
+        better |= (best == total) & (edges > argmax)
+        torch.where(better, best, total, out=total)
+        torch.where(better, edges, argmax, out=argmax)
 
     def finish(self, combined: Combined) -> Tensor:
         """The result once all messages are in."""
         total = combined.total
         if self.reducer == "mean":
-            total = total / self.relation.degrees_like(total)
+            degrees = self.relation.degrees_like(total)
+            total = total.div_(degrees) if total.is_floating_point() else total / degrees
         elif combined.argmax is not None:
+            # As DGL does, whether infinite for want of messages or by value.
             infinite = total.isinf()
             total.masked_fill_(infinite, 0)
             combined.argmax.masked_fill_(infinite, -1)
@@ -155,17 +160,6 @@ class Reduction:
 
 def _copies(values: Tensor, target: Target) -> EdgeMessage:
     return EdgeMessage(Op.COPY, EdgeOperand.of(values, target))
-
-
-def _keep_better(combined: Combined, best: Combined, *, largest: bool) -> None:
-    """Update the extremes and their edges; of equal messages the greatest edge ID wins."""
-    total, argmax = combined.total, combined.argmax
-    assert argmax is not None
-    assert best.argmax is not None
-    better = (best.total > total) if largest else (best.total < total)
-    better |= (best.total == total) & (best.argmax > argmax)
-    torch.where(better, best.total, total, out=total)
-    torch.where(better, best.argmax, argmax, out=argmax)
 
 
 def _positions(argmax: Tensor, block: EdgeBlock) -> Tensor:

@@ -4,6 +4,7 @@ This is the memory-hungry path: the worker holds the messages of all its edges.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,8 +37,15 @@ def reduce_mailboxes(
     rows: list[Tensor] = []
     for degree in relation.in_degrees[relation.in_degrees > 0].unique().tolist():
         members = (relation.in_degrees == degree).nonzero().squeeze(1)
+        slots = torch.arange(degree, device=members.device)
+        chosen = edge_ids[(indptr[members].unsqueeze(1) + slots).flatten()]
+        mailbox = {
+            name: m.index_select(0, chosen).view(len(members), degree, *m.shape[1:]) for name, m in messages.items()
+        }
+        data = RowView(nodes, partial(torch.index_select, dim=0, index=members))
+        batch = NodeBatch(members, data, mailbox, relation.etype[2])
         rows.append(members)
-        pieces.append(_reduce_bucket(relation, function, messages, nodes, members, degree, indptr, edge_ids))
+        pieces.append(checked_results(function, function(batch), len(members)))
     if not pieces:
         rows.append(relation.in_degrees.new_empty(0))
         pieces.append(_reduce_nothing(relation, function, messages, nodes))
@@ -48,25 +56,6 @@ def reduce_mailboxes(
         zeros = values.new_zeros(relation.num_dst, *values.shape[1:])
         results[name] = zeros.index_copy(0, index, values)
     return results
-
-
-def _reduce_bucket(
-    relation: Relation,
-    function: ReduceFunction,
-    messages: dict[str, Tensor],
-    nodes: Fields,
-    members: Tensor,
-    degree: int,
-    indptr: Tensor,
-    edge_ids: Tensor,
-) -> Mapping[str, Tensor]:
-    slots = torch.arange(degree, device=members.device)
-    chosen = edge_ids[(indptr[members].unsqueeze(1) + slots).flatten()]
-    mailbox = {name: m.index_select(0, chosen).view(len(members), degree, *m.shape[1:]) for name, m in messages.items()}
-    batch = NodeBatch(
-        members, RowView(nodes, lambda column: column.index_select(0, members)), mailbox, relation.etype[2]
-    )
-    return checked_results(function, function(batch), len(members))
 
 
 def _reduce_nothing(

@@ -18,7 +18,7 @@ from sar.core.passing.builtin import BuiltinMessages, promoted, run
 from sar.core.passing.mailbox import reduce_mailboxes
 from sar.core.passing.messages import COPY_SOURCE, Message, Operand, is_builtin, parse_message, parse_reduction
 from sar.core.passing.python_messages import run_python
-from sar.core.passing.recording import EdgeFields, PythonMessages
+from sar.core.passing.recording import EdgeFields, PythonMessages, with_fixed_closure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, Target
 
@@ -65,7 +65,8 @@ class Passing:
 
     def _run_python(self, func: Any, reducer: str | None, reduced: str | None) -> dict[str, Tensor]:
         fields = EdgeFields(self.src, self.dst, self.edge)
-        return run_python(self.context, PythonMessages(func, self._find_edges), fields, reducer, reduced)
+        messages = PythonMessages(with_fixed_closure(func), self._find_edges)
+        return run_python(self.context, messages, fields, reducer, reduced)
 
     def _operand(self, operand: Operand) -> Tensor:
         return {Target.U: self.src, Target.V: self.dst, Target.E: self.edge}[operand.target][operand.field]

@@ -11,6 +11,7 @@ inputs of the node ([Note: captured tensors]).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from sar.core.collective import CallContext, Collective, Made, Piece
 from sar.core.empty import views_of_nothing
 from sar.core.passing.batches import EdgeBatch, RowView, checked_results
 from sar.core.passing.gather import Combined, Reduction, add_to_edges, edge_rows, gather_rows
-from sar.core.passing.recording import EdgeFields, PythonMessages, Recording, record, with_fixed_closure
+from sar.core.passing.recording import EdgeFields, PythonMessages, Recording, record
 from sar.core.passing.replay import FindCaptured, StandIns, Surroundings
 from sar.errors import FieldError, GraphError
 from sar.kernels import Target
@@ -49,7 +50,6 @@ def run_python(
         GraphError, FieldError: where the function makes or reads different things on different edges.
         CommunicationError: where another worker failed or makes another call.
     """
-    messages = PythonMessages(with_fixed_closure(messages.function), messages.find_edges)
     recording = record(context, messages, fields)
     made = recording.made
     if reduced is not None:
@@ -58,11 +58,9 @@ def run_python(
         made = {reduced: made[reduced]}
     if not made:
         return {}
-    call = PythonCall(
-        context, messages, recording, {k: Reduction(context.relation, reducer, m) for k, m in made.items()}
-    )
-    results = call.apply(*recording.read(), *recording.captured)
-    return dict(zip(made, [results] if len(made) == 1 else results, strict=True))
+    reductions = {k: Reduction(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in made.items()}
+    call = PythonCall(context, messages, recording, reductions)
+    return dict(zip(made, call.apply(*recording.columns, *recording.captured), strict=True))
 
 
 class _Recorded(dict[str, Tensor]):
@@ -83,12 +81,10 @@ class _BlockRows:
     edge: list[Tensor]
 
     def replaced(self, rows: Sequence[Tensor]) -> "_BlockRows":
-        """Other rows in place of these, in order."""
         first, second = len(self.src), len(self.src) + len(self.dst)
         return _BlockRows(list(rows[:first]), list(rows[first:second]), list(rows[second:]))
 
     def all(self) -> list[Tensor]:
-        """All of them, in order."""
         return [*self.src, *self.dst, *self.edge]
 
 
@@ -103,15 +99,15 @@ class PythonCall(Collective):
         reductions: dict[str, Reduction],
     ) -> None:
         reducer = next(iter(reductions.values())).reducer
-        described = _described({name: recording.made[name] for name in reductions})
+        reads, makes = recording.read.src, {name: recording.made[name] for name in reductions}
         signature = context.signature(
-            f"{reducer or 'apply_edges'} of {messages.name}, which reads {_described(recording.src)} of the sources "
-            f"and makes {described}"
+            f"{reducer or 'apply_edges'} of {messages.name}, which reads {_described(reads)} of the sources "
+            f"and makes {_described(makes)}"
         )
-        super().__init__(context.group, signature, distributed=bool(recording.src))
+        super().__init__(context.group, signature, distributed=bool(reads))
         self.context = context
         self.messages = messages
-        self.names = [list(recording.src), list(recording.dst), list(recording.edge)]
+        self.names = [list(fields) for fields in recording.read]
         self.reductions = reductions
         self.differentiable = any(recording.made[name].requires_grad for name in reductions)
         self.stand_ins = StandIns(recording.captured)
@@ -123,12 +119,10 @@ class PythonCall(Collective):
             return 0
         return ANY | SOURCES * any(self.needs[: len(self.names[0])])
 
-    def _split(self, tensors: Sequence[Tensor | None]) -> tuple[_BlockRows, list[Tensor | None]]:
+    def _split(self, tensors: Sequence[Any]) -> tuple[_BlockRows, list[Any]]:
         """Tensors in the order of the inputs: fields, and what comes after them."""
-        given, fields = iter(tensors), []
-        for names in self.names:
-            columns = [next(given) for _ in names]
-            fields.append([column.detach() for column in columns if column is not None])
+        given = iter(tensors)
+        fields = [[next(given).detach() for _ in names] for names in self.names]
         return _BlockRows(*fields), list(given)
 
     def _exchange(self, src: list[Tensor]) -> Exchange:
@@ -136,10 +130,10 @@ class PythonCall(Collective):
 
     # -- forward
 
-    def forward(self, *inputs: Tensor | None) -> Made:
+    def forward(self, *inputs: Any) -> Made:
         columns, _ = self._split(inputs)
         device = self.context.structure.device
-        combined = {name: reduction.start(device) for name, reduction in self.reductions.items()}
+        combined = {name: reduction.start() for name, reduction in self.reductions.items()}
         keep = bool(self.needed) and self.context.settings.keep
         received = self._exchange(columns.src).sweep(device, columns.src, keep=keep) if self.distributed else None
         kept: list[Tensor] = []
@@ -170,7 +164,6 @@ class PythonCall(Collective):
         return _BlockRows(src, columns.dst, [edge_rows(column, piece.block) for column in columns.edge])
 
     def run(self, piece: Piece, rows: _BlockRows) -> Mapping[str, Tensor]:
-        """What the function makes on the edges of a block."""
         block = piece.block
         src, dst, edge = (
             _Recorded(zip(names, each, strict=True))
@@ -196,24 +189,22 @@ class PythonCall(Collective):
 
     # -- backward
 
-    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         columns, rest = self._split(saved)
         argmax, rows = rest[: len(self.reductions)], rest[len(self.reductions) :]
         sweep = _BackwardSweep(self, columns, argmax, grads)
-        received = None
+        received, device = None, self.context.structure.device
         if self.distributed:
             fields = None if self.context.settings.keep else columns.src
-            received = self._exchange(columns.src).sweep(
-                self.context.structure.device, fields, returns=sweep.gradient_return()
-            )
+            received = self._exchange(columns.src).sweep(device, fields, returns=sweep.gradient_return())
         width = len(columns.src)
         kept = {tile: rows[i * width : (i + 1) * width] for i, tile in enumerate(self.kept)}
         with self.surroundings.restored():
             for piece in self.context.pieces(received):
                 if piece.tile is not None and piece.rows is None:
-                    piece = piece._replace(rows=[row for row in kept[piece.tile] if row is not None])
+                    piece = piece._replace(rows=kept[piece.tile])
                 sweep.add_gradients(piece)
-        return sweep.gradients()
+        return [*sweep.totals, *sweep.captured]
 
 
 class _BackwardSweep:
@@ -284,10 +275,6 @@ class _BackwardSweep:
             else:
                 add_to_edges(total, piece.block, grad)
 
-    def gradients(self) -> list[Tensor | None]:
-        """Of all inputs."""
-        return [*self.totals, *self.captured]
 
-
-def _described(fields: dict[str, Tensor]) -> str:
+def _described(fields: Mapping[str, Tensor]) -> str:
     return ", ".join(f"{k} {v.dtype} {tuple(v.shape[1:])}" for k, v in fields.items()) or "nothing"

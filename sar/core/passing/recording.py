@@ -47,20 +47,18 @@ class PythonMessages:
 class Recording:
     """What a message function does, as it showed when it was called on no edges.
 
-    src, dst, edge: the fields that it reads.
+    read: the fields that it reads.
     captured: tensors that need a gradient and that it was not given.
     made: (0, ...) each.
     """
 
-    src: dict[str, Tensor]
-    dst: dict[str, Tensor]
-    edge: dict[str, Tensor]
+    read: EdgeFields
     captured: list[Tensor]
     made: dict[str, Tensor]
 
-    def read(self) -> list[Tensor]:
-        """All fields read."""
-        return [*self.src.values(), *self.dst.values(), *self.edge.values()]
+    @property
+    def columns(self) -> list[Tensor]:
+        return [column for fields in self.read for column in fields.values()]
 
 
 class _Sample(dict[str, Tensor]):
@@ -98,8 +96,8 @@ def record(context: CallContext, messages: PythonMessages, fields: EdgeFields) -
 
     with torch.random.fork_rng():
         made = results_on_nothing(messages.function, call)
-    src, dst, edge = ({name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True))
-    return Recording(src, dst, edge, list(captured.values()) if torch.is_grad_enabled() else [], dict(made))
+    columns = [{name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True)]
+    return Recording(EdgeFields(*columns), list(captured.values()) if torch.is_grad_enabled() else [], dict(made))
 
 
 def with_fixed_closure(function: MessageFunction) -> MessageFunction:

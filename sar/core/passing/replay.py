@@ -11,7 +11,7 @@ captured tensor gets the tensor itself; `StandIns.reached` finds those, whose gr
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,13 +59,11 @@ class FindCaptured(_SeeTensors):
             self._start = torch.zeros(0, requires_grad=True).view(-1).grad_fn._sequence_nr()  # type: ignore[union-attr]
 
     def see(self, tensor: Tensor) -> Tensor:
-        if tensor.requires_grad and id(tensor) not in self._known and self._is_old(tensor):
+        is_old = tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < self._start
+        if tensor.requires_grad and id(tensor) not in self._known and is_old:
             self._known.add(id(tensor))
             self.found.append(tensor)
         return tensor
-
-    def _is_old(self, tensor: Tensor) -> bool:
-        return tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < self._start
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -128,13 +126,6 @@ class StandIns(_SeeTensors):
         return (tensor, 0) if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
-@dataclass(frozen=True)
-class _Autocast:
-    device_type: str
-    enabled: bool
-    dtype: torch.dtype
-
-
 class Surroundings:
     """The state of random generators and autocast, as it is when this is made.
 
@@ -147,7 +138,7 @@ class Surroundings:
         self._cpu_state = torch.get_rng_state()
         self._cuda_states = [torch.cuda.get_rng_state(each) for each in self._cuda]
         self._autocast = [
-            _Autocast(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in sorted({"cpu", device.type})
             if torch.amp.is_autocast_available(kind)  # not for tensors without values
         ]
@@ -156,8 +147,8 @@ class Surroundings:
     def autocast(self) -> Iterator[None]:
         """Autocast as it was, without its cache: that would keep what was cast without gradients."""
         with ExitStack() as stack:
-            for was in self._autocast:
-                stack.enter_context(torch.autocast(was.device_type, was.dtype, was.enabled, cache_enabled=False))
+            for as_it_was in self._autocast:
+                stack.enter_context(as_it_was(cache_enabled=False))
             yield
 
     @contextmanager

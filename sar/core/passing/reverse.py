@@ -1,5 +1,7 @@
 """Against the direction of the edges: sums and maxima of edge values at their sources, on whatever worker these are."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,27 +30,28 @@ def sum_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
     Raises:
         CommunicationError: where another worker failed or makes another call.
     """
-    copies = BuiltinMessages(graph.passing().context, COPY_SOURCE, None, values)
-    result: Tensor = _SumAtSources(copies).apply(values)
-    return result
+    return _SumAtSources("sum", graph, values).apply(values)[0]
 
 
-class _SumAtSources(Collective):
-    """The backward of "copy the source's row to the edge", with that as its own backward."""
+class _AtSources(Collective):
+    """Values of edges travel as gradients of "copy the source's row to the edge" do."""
 
-    def __init__(self, copies: BuiltinMessages) -> None:
-        signature = f"sum at sources; {copies.signature}"
-        super().__init__(copies.context.group, signature, distributed=copies.distributed)
-        self.copies = copies
+    def __init__(self, what: str, graph: GraphShardManager, values: Tensor) -> None:
+        self.copies = BuiltinMessages(graph.passing().context, COPY_SOURCE, None, values)
+        signature = f"{what} at sources; {self.copies.signature}"
+        super().__init__(self.copies.context.group, signature, distributed=self.copies.distributed)
 
-    def forward(self, *inputs: Tensor | None) -> Made:
+
+class _SumAtSources(_AtSources):
+    """The backward of these copies, with them as its own backward."""
+
+    def forward(self, *inputs: Any) -> Made:
         (values,) = inputs
-        assert values is not None
         (out,) = self.copies.pull_back([None], Aggregated(values, None), values, SOURCES)
         assert out is not None
         return Made((out.to(values.dtype),))
 
-    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         return [self.copies.aggregate([grads[0].contiguous()], 0).out]
 
 
@@ -64,37 +67,24 @@ def max_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
     Raises:
         CommunicationError: where another worker failed or makes another call.
     """
-    copies = BuiltinMessages(graph.passing().context, COPY_SOURCE, None, values)
-    result: Tensor = _MaxAtSources(copies).apply(values)
-    return result
+    return _MaxAtSources("maximum", graph, values).apply(values)[0]
 
 
-class _MaxAtSources(Collective):
-    def __init__(self, copies: BuiltinMessages) -> None:
-        signature = f"maximum at sources; {copies.signature}"
-        super().__init__(copies.context.group, signature, distributed=copies.distributed)
-        self.copies = copies
-
-    def forward(self, *inputs: Tensor | None) -> Made:
+class _MaxAtSources(_AtSources):
+    def forward(self, *inputs: Any) -> Made:
         (values,) = inputs
-        assert values is not None
-        relation = self.copies.relation
-        greatest = values.new_full((relation.num_src, *values.shape[1:]), -torch.inf)
-        if not self.distributed:
-            for block in relation.blocks:
-                greatest.index_reduce_(0, block.cols, values[block.ids(0, block.num_edges)], "amax")
-            return Made((greatest,))
-        received = self.copies.exchange(0).sweep(values.device, returns=GradientReturn([greatest], _keep_greater))
-        own = self.copies.context.own_block
-        greatest.index_reduce_(0, own.cols, values[own.ids(0, own.num_edges)], "amax")
-        for tile, _, grads in received:
-            assert grads is not None
-            block = relation.tile(tile)
-            ids = block.ids(0, block.num_edges)
-            grads[0].fill_(-torch.inf).index_reduce_(0, block.cols, values[ids], "amax")
+        greatest = values.new_full((self.copies.relation.num_src, *values.shape[1:]), -torch.inf)
+        received = None
+        if self.distributed:
+            returns = GradientReturn([greatest], _keep_greater)
+            received = self.copies.exchange(0).sweep(values.device, returns=returns)
+        for piece in self.copies.context.pieces(received):
+            total = greatest if piece.grads is None else piece.grads[0].fill_(-torch.inf)
+            ids = piece.block.ids(0, piece.block.num_edges)
+            total.index_reduce_(0, piece.block.cols, values[ids], "amax")
         return Made((greatest,))
 
-    def backward(self, saved: list[Tensor | None], *grads: Tensor) -> list[Tensor | None]:
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         raise AssertionError("no gradient flows through a maximum at sources")
 
 
