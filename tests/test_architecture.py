@@ -17,6 +17,7 @@ LEVELS = {
     "errors": 0,
     "config": 1,
     "common_tuples": 1,
+    "durable": 1,
     "logging_setup": 1,
     "comm": 2,
     "kernels": 2,
