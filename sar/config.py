@@ -1,17 +1,63 @@
 """Global settings of the engine, read when a distributed call starts and kept for its backward."""
 
+import difflib
 import os
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 
 from sar.errors import ConfigError
 
 
-class Config:
+def _integer_from(least: int) -> tuple[Callable[[Any], bool], str]:
+    return lambda value: isinstance(value, int) and type(value) is not bool and value >= least, (
+        f"an integer of at least {least}"
+    )
+
+
+_SWITCH = (lambda value: isinstance(value, bool), "True or False")
+_WIRE = (lambda value: value in (None, torch.bfloat16, torch.float16), "None, torch.bfloat16 or torch.float16")
+_EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "disable_sr": _SWITCH,
+    "pipeline_depth": _integer_from(0),
+    "max_collective_size": _integer_from(0),
+    "comm_buffer_bytes": _integer_from(1),
+    "allocator": (lambda value: value in ("least", "kept", "system"), "'least', 'kept' or 'system'"),
+    "cache_constant_inputs": _SWITCH,
+    "wire_dtype_features": _WIRE,
+    "wire_dtype_gradients": _WIRE,
+    "timeout": (
+        lambda value: isinstance(value, int | float) and type(value) is not bool and value > 0,
+        "a positive number of seconds",
+    ),
+}
+"""What every setting accepts, and that in words."""
+
+
+class _Checked(type):
+    """A class whose attributes are settings: others, and values that make no sense, are refused where they are set."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name not in _EXPECTED:
+            near = difflib.get_close_matches(name, _EXPECTED, 1)
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(_EXPECTED)}."
+            raise ConfigError(f"There is no Config.{name}; {hint}")
+        _check(name, value)
+        super().__setattr__(name, value)
+
+
+def _check(name: str, value: Any) -> None:
+    accepts, expected = _EXPECTED[name]
+    if not accepts(value):
+        raise ConfigError(f"Config.{name} is {value!r}; expected {expected}.")
+
+
+class Config(metaclass=_Checked):
     """Settings shared by all graphs of a process; set them alike on every worker.
 
-    A distributed call compares them between workers and raises `DisagreementError` where they differ.
+    A distributed call compares them between workers and raises `DisagreementError` where they differ. Setting a name or
+    a value that there is not raises `ConfigError`.
     """
 
     disable_sr: ClassVar[bool] = False
@@ -49,17 +95,6 @@ class Config:
 
     @classmethod
     def validate(cls) -> None:
-        """Raise `ConfigError` where a setting is out of range."""
-        bounds = {"pipeline_depth": 0, "max_collective_size": 0, "comm_buffer_bytes": 1}
-        for name, least in bounds.items():
-            value = getattr(cls, name)
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(f"Config.{name} is {value!r}; expected an integer of at least {least}.")
-        for name in ("wire_dtype_features", "wire_dtype_gradients"):
-            value = getattr(cls, name)
-            if value not in (None, torch.bfloat16, torch.float16):
-                raise ConfigError(f"Config.{name} is {value!r}; expected None, torch.bfloat16 or torch.float16.")
-        if cls.allocator not in ("least", "kept", "system"):
-            raise ConfigError(f"Config.allocator is {cls.allocator!r}; expected 'least', 'kept' or 'system'.")
-        if not cls.timeout > 0:
-            raise ConfigError(f"Config.timeout is {cls.timeout!r}; expected a positive number of seconds.")
+        """Raise `ConfigError` where a setting, such as one from the environment, is none that sar knows."""
+        for name in _EXPECTED:
+            _check(name, getattr(cls, name))

@@ -64,8 +64,7 @@ def test_half_precision_on_the_wire(pool, world_size, name, features, gradients)
 
 
 def wrong_setting(value):
-    sar.Config.wire_dtype_features = value
-    return catch(sar.Config.validate)
+    return catch(setattr, sar.Config, "wire_dtype_features", value)
 
 
 @pytest.mark.parametrize("world_size", [1])
