@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from sar.cli import demo, inspect, launch, partition, plan
+from sar.cli import chunk, demo, inspect, launch, partition, plan
 from sar.errors import SarError
 
-COMMANDS = {"demo": demo, "inspect": inspect, "launch": launch, "partition": partition, "plan": plan}
+COMMANDS = {"chunk": chunk, "demo": demo, "inspect": inspect, "launch": launch, "partition": partition, "plan": plan}
 """Each command is a module with `HELP`, `add_arguments(parser)` and `run(arguments)`, which returns the exit status."""
 
 

@@ -2,7 +2,7 @@
 
 import zipfile
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -74,10 +74,9 @@ class GraphData:
             return self
         if "label" not in self.node_data:
             raise ConfigError("the graph has no node labels, so there is nothing to train; choose one that has them.")
-        labelled = np.random.default_rng(seed).permutation(np.flatnonzero(self.node_data["label"] >= 0))
-        parts = np.split(labelled, [int(0.6 * len(labelled)), int(0.8 * len(labelled))])
-        masks = {key: np.isin(np.arange(self.num_nodes), part) for key, part in zip(SPLIT, parts, strict=True)}
-        return replace(self, node_data=self.node_data | masks)
+        return replace(
+            self, node_data=self.node_data | split_masks(self.node_data["label"] >= 0, (0.6, 0.2, 0.2), seed)
+        )
 
 
 @dataclass(frozen=True)
@@ -139,6 +138,22 @@ class HeteroGraphData:
         if unknown:
             raise ConfigError(f"there are no edge types {unknown}; expected some of {sorted(names)}.")
         return replace(self, edges={e: self.edges[e] for name, e in names.items() if name not in relations})
+
+
+def split_masks(chosen: Array, shares: Sequence[float], seed: int) -> dict[str, Array]:
+    """Masks by the names in `SPLIT`, (N,) bool each, that divide nodes at random.
+
+    Args:
+        chosen: (N,) bool, the nodes to divide.
+        shares: of them in each mask, with a sum of at most 1.
+        seed: of the random choice.
+    """
+    nodes = np.random.default_rng(seed).permutation(np.flatnonzero(chosen))
+    ends = [int(end * len(nodes) + 1e-6) for end in np.cumsum(shares)]
+    masks = {key: np.zeros(len(chosen), np.bool_) for key in SPLIT}
+    for mask, part in zip(masks.values(), np.split(nodes, ends), strict=False):
+        mask[part] = True
+    return masks
 
 
 def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:

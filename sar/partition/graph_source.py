@@ -86,12 +86,14 @@ class GraphSource:
     edges: by canonical edge type (source type, relation, destination type); types are numbered in this order.
     node_data: by node type, then name: columns of N_t rows.
     edge_data: by edge type, then name: columns of E_r rows, in the order of the edges.
+    name: of the graph, where its files say one.
     """
 
     num_nodes: Mapping[str, int]
     edges: Mapping[CanonicalEtype, EdgeSource]
     node_data: Mapping[str, Mapping[str, Column]]
     edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]
+    name: str = ""
 
     @cached_property
     def first_node(self) -> dict[str, int]:

@@ -5,6 +5,7 @@ Under a launcher with several processes, the first one assigns; all of them writ
 
 import hashlib
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -21,6 +22,7 @@ from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest import open_graph
 from sar.partition.ingest.cleanup import clean_up
 from sar.partition.ingest.files import Files, find_files
+from sar.partition.ingest.split import with_split
 from sar.partition.inspect.directory_report import DirectoryReport
 from sar.partition.inspect.written_report import written_report
 from sar.partition.write.staging import Staging, staged
@@ -31,7 +33,7 @@ from sar.partition.write.write_job import WriteJob, check_writable
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What to read, and how: `path` to `allow_nan` as in `open_graph`, the rest as in `clean_up`."""
+    """What to read, and how: as in `open_graph` and `clean_up`; `split` has the shares of `with_split`, if any."""
 
     path: Files | Mapping[str, Files]
     format: str | None = None
@@ -46,20 +48,22 @@ class InputOptions:
     undirected: bool = False
     remove_duplicates: bool = False
     self_loops: Literal["keep", "remove", "add"] = "keep"
+    split: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
 class OutputOptions:
     """What to make.
 
-    directory, name: as in `sar.partition.write.write.write_partitions`.
+    directory: as in `sar.partition.write.write.write_partitions`.
+    name: as there; empty: the graph's own, else `graph`.
     memory: bytes that each step may use beyond what the process has when it starts.
     resume: as there; a run that was killed can be resumed even if it did not have this option.
     local_output: as there.
     """
 
     directory: Path
-    name: str = "graph"
+    name: str = ""
     memory: int | None = None
     resume: bool = False
     local_output: bool = False
@@ -97,24 +101,51 @@ def run_partition(
     with team.guard():
         digest = _digest(source, assigning, output, team)
         with staged(output.directory, team, digest, resume=output.resume, local=output.local_output) as staging:
-            graph = _open(source, staging.scratch / f"input-{team.rank}", output.memory)
-            check_writable(graph, output.name)
+            scratch = staging.scratch / f"input-{team.rank}"
+            shutil.rmtree(scratch, ignore_errors=True)  # copies that an earlier run has left
+            graph = open_input(source, scratch, output.memory, assigning.seed)
+            name = output.name or graph.name or "graph"
+            check_writable(graph, name)
             part_of, assigned = _assignment(assigning, staging, graph, output.memory, progress)
             method = assigned.method or "custom"
             job = WriteJob.of(staging, graph, part_of, assigning.parts, output.memory, progress)
-            written = write_parts(job, output.name, method)
-            report = written_report(graph, part_of, written, output.name, method)
+            written = write_parts(job, name, method)
+            report = written_report(graph, part_of, written, name, method)
             if staging.leads:
                 report.save(staging.path)
-    return Outcome(staging.target / f"{output.name}.json", assigned, report)
+    return Outcome(staging.target / f"{name}.json", assigned, report)
 
 
-def _open(source: InputOptions, scratch: Path, memory: int | None) -> GraphSource:
-    """The graph to divide; copies that an earlier run has left are made again."""
-    shutil.rmtree(scratch, ignore_errors=True)
+def run_assignment(
+    source: InputOptions,
+    assigning: AssigningOptions,
+    memory: int | None = None,
+    progress: Progress = lambda doing, share: None,
+) -> Choice:
+    """Divide a graph into parts and write nothing but the assignment; on one process.
+
+    Raises:
+        ConfigError: options do not fit each other or the graph, or no directory for the assignment was named.
+        PartitionError: the input is damaged, or the disk is full.
+    """
+    if assigning.write_assignment is None:
+        raise ConfigError("the assignment alone was asked for; name a directory for it: --write-assignment DIR.")
+    folder = assigning.write_assignment.absolute().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="sar-assignment-", dir=folder) as scratch:
+        graph = open_input(source, Path(scratch), memory, assigning.seed)
+        part_of, assigned = assign(assigning, graph, Path(scratch) / "method", memory, progress)
+        write_once(assigning.write_assignment, graph, part_of, assigning.parts, assigned.method)
+    return assigned
+
+
+def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: int) -> GraphSource:
+    """The graph as options say; `seed` is that of the split."""
     reading = {option.name: getattr(source, option.name) for option in fields(source)}
     cleaning = {name: reading.pop(name) for name in ("undirected", "remove_duplicates", "self_loops")}
-    return clean_up(open_graph(**reading, scratch=scratch), scratch, **cleaning, memory=memory)
+    split = reading.pop("split")
+    graph = clean_up(open_graph(**reading, scratch=scratch), scratch, **cleaning, memory=memory)
+    return graph if split is None else with_split(graph, split, seed)
 
 
 def _assignment(

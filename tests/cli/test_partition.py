@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from sar import load_dgl_partition_data
 from sar.cli import main
 from sar.cli import partition as command
 from sar.partition import pipeline
+from sar.partition.assign.assignment_files import read_assignment
+from sar.partition.graph_data import SPLIT
+from sar.partition.ingest import open_graph
 from sar.partition.inspect.inspection import inspect_directory
 from tests.partition.written import content_of
 from tests.workers import REPOSITORY
@@ -46,6 +51,8 @@ def test_it_says_what_it_has_written(tmp_path: Path, edges: Path, capfd: pytest.
         (["--parts", "2", "--num-nodes", "many"], "--num-nodes many: expected a number"),
         (["--parts", "2", "--memory", "2"], "too little"),
         (["a:b:c=d.csv", "--parts", "2"], "edges.csv: expected NTYPE:RELATION:NTYPE=FILE"),
+        (["--parts", "2", "--assign-only"], "name a directory to make, --out DIR; or with --assign-only none"),
+        (["--parts", "2", "--split", "0.9,0.2,0.2"], "the split is 0.9, 0.2, 0.2; expected three shares"),
     ],
 )
 def test_mistakes_are_told(
@@ -92,6 +99,43 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert (assigning.balance, assigning.assignment) == (("train_mask", "in_edges"), Path("given"))
     assert (output.directory, output.name, output.memory, output.resume) == (Path("parts"), "r", 1_500_000, True)
     assert not output.local_output
+
+
+def test_tables_with_labels_and_a_split_make_what_a_script_needs(tmp_path: Path, edges: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = "".join(f"{i},{x:.3f},{y:.3f},{i % 4}\n" for i, (x, y) in enumerate(rng.random((50, 2))))
+    (tmp_path / "nodes.csv").write_text("id,x,y,class\n" + rows)
+    features = [f"--node-feature=feat={tmp_path}/nodes.csv#x,y", f"--node-feature=label={tmp_path}/nodes.csv#class"]
+    options = ["--parts", "2", "--split", "0.6,0.2,0.2", "--name", "mine", "--out", str(tmp_path / "parts")]
+    assert main(["partition", str(edges), *features, *options]) == 0
+    parts = [load_dgl_partition_data(tmp_path / "parts" / "mine.json", p, "cpu").node_features for p in range(2)]
+    data = {name: torch.cat([part[f"_N/{name}"] for part in parts]) for name in ("feat", "label", *SPLIT)}
+    assert data["feat"].shape == (50, 2)
+    assert data["label"].bincount().tolist() == [13, 13, 12, 12]
+    assert [int(data[name].sum()) for name in SPLIT] == [30, 10, 10]
+    assert int(sum(data[name] for name in SPLIT).max()) == 1
+
+
+def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--parts", "3", "--method", "random", "--assign-only", "--write-assignment", str(tmp_path / "assigned")]
+    assert main(["partition", str(edges), *options]) == 0
+    assert capsys.readouterr().out == f"method random: asked for\nwrote {tmp_path / 'assigned'}\n"
+    found = read_assignment(tmp_path / "assigned", {"_N": 50}, 3)
+    assert found.algo_name == "random"
+    assert set(found.parts.tolist()) == {0, 1, 2}
+    assert sorted(os.listdir(tmp_path)) == ["assigned", "edges.csv"]
+
+
+def test_the_chunked_form_keeps_the_graph_and_its_name(tmp_path: Path, edges: Path) -> None:
+    chunked, parts = tmp_path / "chunked", tmp_path / "parts"
+    assert main(["chunk", str(edges), "--chunks", "3", "--name", "mine", "--out", str(chunked)]) == 0
+    assert sorted(os.listdir(tmp_path)) == ["chunked", "edges.csv"]
+    direct, through = (open_graph(path, tmp_path / "scratch") for path in (str(edges), chunked))
+    for (src, dst), (other_src, other_dst) in zip(direct.chunks(), through.chunks(rows=300), strict=True):
+        assert (src == other_src).all()
+        assert (dst == other_dst).all()
+    assert main(["partition", str(chunked), "--parts", "2", "--out", str(parts)]) == 0
+    assert (parts / "mine.json").is_file()
 
 
 def test_a_stopped_run_cleans_up(tmp_path: Path, edges: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from sar.partition.assign.capacity import draw, relative_weights
 from sar.partition.assign.external_csr import ExternalCsr
 from sar.partition.assign.label_propagation import cluster, refine
 from sar.partition.assign.ldg import greedy_parts, ldg
-from sar.partition.assign.metis import _adjacency_lists, metis
+from sar.partition.assign.metis import EDGE_BYTES, _adjacency_lists, metis
 from sar.partition.assign.multilevel import multilevel
 from tests.partition.graph_tasks import odd_graphs, source, task_of
 
@@ -267,3 +267,11 @@ def test_metis_cuts_a_grid_with_both_directions_stored_along_a_line(tmp_path):
     graph = source(np.concatenate([low, high]), np.concatenate([high, low]), 3600)
     part_of = metis(task_of(graph, 4, tmp_path))
     assert measure_quality(graph, part_of, 4).edge_cut < 0.04  # two straight lines cut 0.017
+
+
+def test_metis_is_refused_where_it_would_take_more_memory_than_allowed(tmp_path, planted):
+    graph = planted[0]
+    needed = EDGE_BYTES * graph.total_edges
+    with pytest.raises(ConfigError, match="METIS takes about .* use the method 'multilevel'"):
+        metis(task_of(graph, 4, tmp_path, memory=needed - 1))
+    assert len(metis(task_of(graph, 4, tmp_path, memory=needed))) == graph.total_nodes

@@ -8,6 +8,7 @@ from sar.errors import ConfigError
 from sar.logging_setup import logger
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.methods import method_named
+from sar.partition.assign.metis import EDGE_BYTES
 from sar.partition.assign.multilevel import ENTRY_BYTES, coarse_entries
 from sar.partition.graph_data import Array
 
@@ -38,11 +39,10 @@ class Needs:
         return self.base + of_nodes + self.edge * task.graph.total_edges + ENTRY_BYTES * entries
 
 
-# By the cut to expect on graphs with communities, the smallest first. Measured with 16 edges a node and one weight:
-# METIS grows by 140 to 170 bytes an edge.
+# By the cut to expect on graphs with communities, the smallest first.
 NEEDS = {
     "multilevel": Needs(24 * MIB, node=96, weight=24, disk=48, coarsens=True),
-    "metis": Needs(24 * MIB, node=64, weight=24, edge=170, disk=24),
+    "metis": Needs(24 * MIB, node=64, weight=24, edge=EDGE_BYTES, disk=24),
     "ldg": Needs(24 * MIB, node=24, weight=12, disk=24),
     "spring": Needs(48 * MIB, node=48, weight=12),
     "random": Needs(0, node=16, weight=12),

@@ -16,14 +16,23 @@ MOST = 2**30
 """Greatest sum of integer weights; METIS may add them up in 32 bits."""
 
 
+EDGE_BYTES = 170
+"""Memory that METIS takes for an edge: 140 to 170 bytes, measured with 16 edges a node and one weight."""
+
+
 def metis(task: AssignmentTask) -> Array:
     """METIS on the whole graph, with one constraint for the number of nodes and one for each weight.
 
-    Memory: about 170 bytes an edge.
-
     Raises:
-        ConfigError: the graph has too many edges for the installed METIS.
+        ConfigError: the graph has too many edges for the installed METIS, or for the memory allowed.
     """
+    needed = EDGE_BYTES * task.graph.total_edges
+    if task.memory is not None and needed > task.memory:
+        raise ConfigError(
+            f"METIS takes about {needed / 2**20:,.0f} MiB for {task.graph.total_edges} edges, and "
+            f"{task.memory / 2**20:,.0f} MiB are allowed. Allow more (--memory), or use the method 'multilevel', which "
+            "keeps to it."
+        )
     csr, weights = lists_on_disk(task, share=READING), relative_weights(task)
     if is_trivial(csr, task):
         return rebalance(task, greedy_parts(csr, weights, task))

@@ -14,6 +14,7 @@ from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSour
 from sar.partition.ingest.edges import EdgeFormat, open_edges
 from sar.partition.ingest.features import FeatureSource, open_column
 from sar.partition.ingest.files import find_files
+from sar.partition.ingest.tables import ALL_COLUMNS
 from sar.partition.ingest.text import TextFormat
 from sar.partition.stored import unreadable
 
@@ -45,7 +46,8 @@ def open_chunked(path: Path, scratch: Path, *, allow_nan: bool) -> GraphSource:
     num_edges = {name: edges[etype].num_edges for name, etype in canonical.items()}
     node_data = meta.columns("node_data", num_nodes, scratch, allow_nan=allow_nan)
     edge_data = meta.columns("edge_data", num_edges, scratch, allow_nan=allow_nan)
-    return GraphSource(num_nodes, edges, node_data, {etype: edge_data[name] for name, etype in canonical.items()})
+    by_etype = {etype: edge_data[name] for name, etype in canonical.items()}
+    return GraphSource(num_nodes, edges, node_data, by_etype, meta.name())
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,13 @@ class _Metadata:
     def error(self, what: str) -> PartitionError:
         """An error in this file."""
         return PartitionError(f"{self.path}: {what}. Correct this file, or the files that it names.")
+
+    def name(self) -> str:
+        """Of the graph; empty where the file has none."""
+        name = self.content.get("graph_name", "")
+        if not isinstance(name, str):
+            raise self.error(f"graph_name is {_short(name)}; expected a name")
+        return name
 
     def types(self, key: str) -> list[str]:
         """Names of the node or edge types."""
@@ -157,7 +166,7 @@ class _Metadata:
                 format_, delimiter, files = self._files(f"{key} of '{name}/{field}'", spec)
                 if not files:
                     raise self.error(f"there are no files for {key} of '{name}/{field}'")
-                source = FeatureSource(files, format_, delimiter=delimiter)
+                source = FeatureSource(files, format_, (ALL_COLUMNS,), delimiter)
                 found[name][field] = open_column(source, f"{name}/{field}", rows[name], scratch, allow_nan=allow_nan)
         return found
 

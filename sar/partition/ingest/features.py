@@ -29,8 +29,8 @@ class FeatureSource:
 
     files: in order.
     format: `npy`, `parquet`, `dgl` or `text`.
-    inside: what to take of a file: columns of a table (by name or number), or a tensor by name; None: all, or the only
-        one.
+    inside: what to take of a file: columns of a table (by name or number, `*` for all), or a tensor by name; None: the
+        only one.
     delimiter: of text files; None: found out.
     """
 

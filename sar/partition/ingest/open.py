@@ -57,8 +57,8 @@ def open_graph(
         num_nodes: of edge lists: number of nodes, by type where there are several. None: as many as node features have
             rows, and without these one more than the greatest ID, which takes a pass over binary edges.
         node_features: more features: files (as above) by `name` or `ntype/name`: `.npy`, Parquet, DGL's tensor files,
-            or text; `file.csv#a,b` takes columns a and b (of Parquet or text, by name or number) together as (N, 2),
-            `file.dgl#x` the tensor x.
+            or text; of a table with several columns (Parquet or text) `file.csv#a` takes column a, by name or number,
+            `file.csv#a,b` two together as (N, 2), and `file.csv#*` all; `file.dgl#x` takes the tensor x.
         edge_features: likewise, by `name` or `NTYPE:RELATION:NTYPE/name`, in the order of the edges.
         delimiter: of edges as text: one character; None: found out.
         header: whether text files begin with names of columns; None: found out.

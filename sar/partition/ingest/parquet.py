@@ -10,7 +10,7 @@ import pyarrow.types as kinds
 
 from sar.errors import PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.ingest.tables import check_edges, edge_columns, find_column
+from sar.partition.ingest.tables import check_edges, edge_columns, feature_columns
 
 _BATCH_ROWS = 1 << 17
 
@@ -49,15 +49,15 @@ def parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Array]:
 
     Args:
         path: Parquet file.
-        columns: their names or numbers; None: all.
+        columns: as in `feature_columns`.
 
     Raises:
         PartitionError: the file is missing or damaged, or holds other things than numbers.
-        ConfigError: there are no such columns.
+        ConfigError: as of `feature_columns`.
     """
     file = _open(path)
     every = file.schema_arrow.names
-    names = [every[find_column(path, every, column)] for column in columns or every]
+    names = [every[column] for column in feature_columns(path, every, columns)]
     for values in _batches(path, file, names):
         if len(values) > 1 and any(value.ndim > 1 for value in values):
             raise PartitionError(

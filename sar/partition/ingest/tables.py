@@ -8,6 +8,7 @@ import numpy as np
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
 
+ALL_COLUMNS = "*"
 _END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
 
 
@@ -23,6 +24,28 @@ def find_column(path: Path, names: Sequence[str], wanted: str | int) -> int:
     if 0 <= number < len(names) and wanted not in names:
         return number
     raise ConfigError(f"{path} has no column {wanted!r}; expected one of the columns {', '.join(names)}.")
+
+
+def feature_columns(path: Path, names: Sequence[str], wanted: Sequence[str] | None) -> list[int]:
+    """The numbers of the columns of a feature.
+
+    Args:
+        path: the file, for errors.
+        names: of its columns.
+        wanted: by name or number; `ALL_COLUMNS` alone: all; None: the only one.
+
+    Raises:
+        ConfigError: there are no such columns, or none were named where there are several.
+    """
+    if wanted is None and len(names) > 1:
+        raise ConfigError(
+            f"{path} has {len(names)} columns, {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}; say which "
+            f"of them are the feature: '{path.name}#{names[0]}', with several names '#{names[0]},{names[1]}', or "
+            f"all with '#{ALL_COLUMNS}'."
+        )
+    if wanted is None or list(wanted) == [ALL_COLUMNS]:
+        return list(range(len(names)))
+    return [find_column(path, names, column) for column in wanted]
 
 
 def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] | None, shown: str) -> tuple[int, int]:

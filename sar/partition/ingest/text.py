@@ -21,7 +21,7 @@ import pyarrow.csv
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.ingest.tables import check_edges, edge_columns, find_column
+from sar.partition.ingest.tables import check_edges, edge_columns, feature_columns
 from sar.partition.stored import unreadable
 
 _BLOCK_BYTES = 4 << 20
@@ -101,17 +101,17 @@ def text_rows(path: Path, delimiter: str | None, columns: Sequence[str] | None =
     Args:
         path: text; unpacked on the way where its name ends in `.gz`.
         delimiter: as in `TextFormat`.
-        columns: their names or numbers; None: all.
+        columns: as in `feature_columns`.
 
     Raises:
         PartitionError: the file is missing or damaged, or a line has another number of fields than the first one, or
             something that is no number; the line is named.
-        ConfigError: there are no such columns.
+        ConfigError: as of `feature_columns`.
     """
     table = _TextTable(path, TextFormat(delimiter))
     if not table.names:
         return
-    chosen = [find_column(path, table.names, column) for column in columns or range(len(table.names))]
+    chosen = feature_columns(path, table.names, columns)
     kind = _type_of_numbers(table, chosen)
     for block in table.blocks():
         try:

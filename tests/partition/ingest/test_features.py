@@ -107,6 +107,8 @@ def test_parquet(edges, tmp_path):
         opened(edges, node_features={"x": f"{path}#c"})
     with pytest.raises(PartitionError, match="has lists in one of a, rows"):
         opened(edges, node_features={"x": f"{path}#a,rows"})
+    with pytest.raises(ConfigError, match=r"has 6 columns, a, b, .*say which .*'nodes.parquet#a'.*'#a,b', or all with"):
+        opened(edges, node_features={"x": path})
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_text(edges, tmp_path, first, monkeypatch):
     monkeypatch.setattr("sar.partition.ingest.text._BLOCK_BYTES", 40)
     (tmp_path / "feat.csv").write_text(first + "\n".join(",".join(str(x) for x in row) for row in FEAT.tolist()))
     (tmp_path / "label.txt").write_text("\n".join(str(x) for x in LABEL.tolist()))
-    graph = opened(edges, node_features={"feat": tmp_path / "feat.csv", "label": tmp_path / "label.txt"})
+    graph = opened(edges, node_features={"feat": f"{tmp_path}/feat.csv#*", "label": tmp_path / "label.txt"})
     fields = graph.node_data["_N"]
     assert np.array_equal(fields["feat"][0:ROWS], FEAT)
     assert np.array_equal(fields["label"][0:ROWS], LABEL)
@@ -171,6 +173,8 @@ def test_columns_of_text_by_name_and_number(edges, tmp_path):
         opened(edges, node_features={"x": f"{path}#c"})
     with pytest.raises(PartitionError, match=r"line 2: .* does not have numbers in \['name'\]"):
         opened(edges, node_features={"x": f"{path}#name"})
+    with pytest.raises(ConfigError, match="has 5 columns, name, label, .*say which of them are the feature"):
+        opened(edges, node_features={"feat": path})  # else the label would be among the features
 
 
 def test_integers_as_text_that_do_not_fit(edges, tmp_path):
@@ -186,7 +190,7 @@ def test_a_bad_line_of_text_is_named(tmp_path, monkeypatch, bad):
     path = tmp_path / "feat.csv"
     path.write_text("a,b,c\n" + "1,2,3\n" * 7 + f"# comment\n{bad}\n1,2,3\n")
     with pytest.raises(PartitionError, match=f"feat.csv, line 10: '{bad}' does not have 3 numbers"):
-        list(text_rows(path, None))
+        list(text_rows(path, None, ["*"]))
 
 
 def test_nan_is_named_when_it_is_read(edges, tmp_path):

@@ -1,0 +1,32 @@
+"""`sar chunk`: write a graph in DGL's chunked format, which the tools of DGL's pipeline and `sar partition` read."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from sar.cli.graph_input import add_input, default_name, input_options
+from sar.partition.pipeline import open_input
+from sar.partition.write.chunked_writer import write_chunked
+
+HELP = "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `sar chunk` takes."""
+    add_input(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
+    parser.add_argument("--name", help="of the graph; default: its own, or that of the first file")
+    parser.add_argument("--chunks", type=int, default=1, metavar="N", help="files for each list of edges (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of --split (%(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the files, print the name of their `metadata.json`, and return 0."""
+    parent = arguments.out.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="sar-chunk-", dir=parent) as scratch:
+        graph = open_input(input_options(arguments), Path(scratch), arguments.memory, arguments.seed)
+        name = default_name(arguments) or graph.name or "graph"
+        file = write_chunked(graph, arguments.out, name=name, num_chunks=arguments.chunks)
+    print(f"wrote {file}")
+    return 0

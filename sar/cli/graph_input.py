@@ -1,0 +1,161 @@
+"""What commands that read a graph take to say which, and the bar that they show."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from sar.cli.sizes import parse_bytes
+from sar.errors import ConfigError
+from sar.partition.assign.assigning import AssigningOptions
+from sar.partition.graph_source import Progress
+from sar.partition.ingest.files import FORMATS
+from sar.partition.ingest.open import METADATA
+from sar.partition.pipeline import InputOptions, OutputOptions
+from sar.partition.write.team import Team
+
+_TYPED = re.compile(r"([^:=/]+:[^:=/]+:[^:=/]+)=(.+)")
+T = TypeVar("T", InputOptions, AssigningOptions, OutputOptions)
+
+
+def add_input(parser: argparse.ArgumentParser) -> None:
+    """Declare the input, its options, and the memory to use."""
+    parser.add_argument(
+        "input",
+        nargs="+",
+        metavar="INPUT",
+        help="files in order, a directory or a pattern; or edges of several types: NTYPE:RELATION:NTYPE=FILE ...",
+    )
+    parser.add_argument(
+        "--memory", type=parse_bytes, metavar="SIZE", help="to use beside Python and its libraries, such as 2GiB"
+    )
+    _add_options(parser.add_argument_group("input"))
+
+
+def _add_options(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--format", choices=FORMATS, help="default: by the names of the files")
+    group.add_argument(
+        "--num-nodes", action="append", default=[], metavar="[NTYPE=]N", help="of edge lists; default: by their IDs"
+    )
+    more = "; of a table FILE#COLUMN, such as label=nodes.csv#label"
+    for kind, form in (("node", "[NTYPE/]NAME=FILE"), ("edge", "[NTYPE:RELATION:NTYPE/]NAME=FILE")):
+        group.add_argument(f"--{kind}-feature", action="append", default=[], metavar=form, help=f"one more field{more}")
+    group.add_argument("--delimiter", help="of edges as text; default: found out")
+    group.add_argument(
+        "--header", action=argparse.BooleanOptionalAction, help="whether text begins with names; default: found out"
+    )
+    group.add_argument("--columns", nargs=2, metavar=("SRC", "DST"), help="of text and Parquet, by name or number")
+    group.add_argument("--dtype", choices=["int32", "int64"], help="of raw binary edges")
+    group.add_argument(
+        "--split",
+        type=_shares,
+        metavar="TRAIN,VAL,TEST",
+        help="make masks of these shares of the labelled nodes, such as 0.6,0.2,0.2, drawn with --seed",
+    )
+    group.add_argument("--allow-nan", action="store_true", help="take NaN in features")
+    group.add_argument("--undirected", action="store_true", help="give every edge its reverse")
+    group.add_argument("--remove-duplicates", action="store_true", help="keep one of edges with the same ends")
+    loops = group.add_mutually_exclusive_group()
+    for what in ("remove", "add"):
+        loops.add_argument(
+            f"--{what}-self-loops", dest="self_loops", action="store_const", const=what, default="keep", help="all"
+        )
+
+
+def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -> T:
+    """Options whose fields are the arguments of the same names, but for those that are converted."""
+    given = {one.name: getattr(arguments, one.name) for one in fields(kind) if one.name not in converted}
+    return kind(**given, **converted)
+
+
+def input_options(arguments: argparse.Namespace) -> InputOptions:
+    """The options that `add_input` declares."""
+    columns = [int(name) if name.isdigit() else name for name in arguments.columns or ()]
+    return options_of(
+        InputOptions,
+        arguments,
+        path=_path(arguments.input),
+        num_nodes=_num_nodes(arguments.num_nodes),
+        node_features=_named("--node-feature", arguments.node_feature),
+        edge_features=_named("--edge-feature", arguments.edge_feature),
+        columns=tuple(columns) or None,
+    )
+
+
+def default_name(arguments: argparse.Namespace) -> str:
+    """The name asked for, else that of the first input file; empty for chunked graphs, which have their own."""
+    file = Path(_TYPED.sub(r"\2", arguments.input[0])).absolute()
+    if arguments.name or file.name == METADATA or (file / METADATA).is_file():
+        return arguments.name or ""
+    return file.name.partition(".")[0]
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar for each stage, where the first process has a terminal."""
+    if Team.here().rank or not sys.stderr.isatty():
+        yield lambda doing, share: None
+        return
+    with tqdm(total=1.0, bar_format="{desc:40} {percentage:3.0f}% |{bar}| {elapsed}", leave=False) as bar:
+        yield _shown_on(bar)
+
+
+def _shown_on(bar: "tqdm[None]") -> Progress:
+    stage = ""
+
+    def show(doing: str, share: float) -> None:
+        nonlocal stage
+        if doing != stage:
+            stage = doing
+            bar.reset()
+            bar.set_description_str(doing, refresh=False)
+        bar.update(share - bar.n)
+
+    return show
+
+
+def _path(inputs: Sequence[str]) -> str | list[str] | dict[str, str]:
+    """One input, several files, or files by edge type."""
+    typed = [_TYPED.fullmatch(one) for one in inputs]
+    if all(typed):
+        return _named("INPUT", inputs)
+    if any(typed):
+        untyped = [one for one, match in zip(inputs, typed, strict=True) if match is None]
+        raise ConfigError(f"{', '.join(untyped)}: expected NTYPE:RELATION:NTYPE=FILE, as in the other inputs.")
+    return inputs[0] if len(inputs) == 1 else list(inputs)
+
+
+def _num_nodes(given: Sequence[str]) -> int | dict[str, int] | None:
+    """One number, or one by type."""
+    one = len(given) == 1 and "=" not in given[0]
+    named = {"": given[0]} if one else _named("--num-nodes", given)
+    try:
+        counts = {ntype: int(count) for ntype, count in named.items()}
+    except ValueError as error:
+        raise ConfigError(
+            f"--num-nodes {' '.join(given)}: expected a number, or NTYPE=NUMBER for each type."
+        ) from error
+    return counts[""] if one else counts or None
+
+
+def _named(option: str, pairs: Sequence[str]) -> dict[str, str]:
+    """What is given as NAME=VALUE, by name."""
+    named: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{option} {pair}: expected NAME=VALUE.")
+        if name in named:
+            raise ConfigError(f"{option} {pair}: there is {named[name]} for {name} already; name each once.")
+        named[name] = value
+    return named
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    return tuple(float(share) for share in text.split(","))
