@@ -90,7 +90,7 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     fields = ["--node-feature", "x/feat=f.npy", "--edge-feature", "w=w.parquet#a,b", "--memory", "1.5MB", "--resume"]
     with pytest.raises(KeyboardInterrupt):
         main(["partition", *typed, *more, *fields, "--undirected", "--seed", "3", "--assignment", "given"])
-    source, assigning, output = asked
+    source, assigning, output, _ = asked
     assert source.path == {"x:r:y": "dir/r.csv", "y:s:y": "s*.csv"}
     assert source.num_nodes == {"x": 4, "y": 5}
     assert (source.columns, source.header, source.self_loops, source.undirected) == (("a", 1), False, "add", True)
