@@ -272,6 +272,6 @@ def test_metis_cuts_a_grid_with_both_directions_stored_along_a_line(tmp_path):
 def test_metis_is_refused_where_it_would_take_more_memory_than_allowed(tmp_path, planted):
     graph = planted[0]
     needed = EDGE_BYTES * graph.total_edges
-    with pytest.raises(ConfigError, match="METIS takes about .* use the method 'multilevel'"):
+    with pytest.raises(ConfigError, match=r"METIS takes about .* use the method 'multilevel'"):
         metis(task_of(graph, 4, tmp_path, memory=needed - 1))
     assert len(metis(task_of(graph, 4, tmp_path, memory=needed))) == graph.total_nodes

@@ -173,7 +173,7 @@ def test_columns_of_text_by_name_and_number(edges, tmp_path):
         opened(edges, node_features={"x": f"{path}#c"})
     with pytest.raises(PartitionError, match=r"line 2: .* does not have numbers in \['name'\]"):
         opened(edges, node_features={"x": f"{path}#name"})
-    with pytest.raises(ConfigError, match="has 5 columns, name, label, .*say which of them are the feature"):
+    with pytest.raises(ConfigError, match=r"has 5 columns, name, label, .*say which of them are the feature"):
         opened(edges, node_features={"feat": path})  # else the label would be among the features
 
 
