@@ -14,6 +14,7 @@ more rows are posted.
 
 [Note: wire precision]
 Features and gradients may travel in a half precision; they are widened on arrival, so that all sums are as they were.
+Where its range is smaller they are scaled: see [Note: scaled fields] in `rows.py`.
 
 [Note: address]
 gloo matches a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out or
@@ -230,11 +231,11 @@ class _Outward:
         if step.send is not None:
             sent = pool.take(self.row.message_bytes(step.send.rows))
             index = self.exchange.own_rows(step.send)
-            for column, view in zip(self.fields, self.row.views(sent, step.send.rows), strict=True):
-                if (column.device, column.dtype) == (view.device, view.dtype):
-                    torch.index_select(column, 0, index, out=view)
+            for column, rows in zip(self.fields, self.row.rows(sent, step.send.rows), strict=True):
+                if rows.are_like(column.device, column.dtype):
+                    torch.index_select(column, 0, index, out=rows.values)
                 else:
-                    view.copy_(column.index_select(0, index))
+                    rows.write(column.index_select(0, index))
         transfer = _Transfer(step.receive, received, step.send, sent)
         self.exchange.post(step.place, Direction.OUT, self.row, transfer)
         self.transfers.append(transfer)
@@ -245,8 +246,8 @@ class _Outward:
         self.exchange.wait(transfer.receive_work, transfer.receive)
         if transfer.receive is None or transfer.received is None:
             return None
-        views = self.row.views(transfer.received, transfer.receive.rows)
-        return [view.to(self.device, column.dtype) for view, column in zip(views, self.fields, strict=True)]
+        found = self.row.rows(transfer.received, transfer.receive.rows)
+        return [rows.read(self.device, column.dtype) for rows, column in zip(found, self.fields, strict=True)]
 
     def finish(self) -> None:
         """Let go of the oldest transfer, whose rows have been used."""
@@ -268,25 +269,27 @@ class _Backward:
         self.message: Tensor | None = None
         self.grads: list[Tensor] | None = None
 
-    def _widened(self, message: Tensor, rows: int) -> list[Tensor]:
-        views = self.row.views(message, rows)
-        return [view.to(self.device, total.dtype) for view, total in zip(views, self.returns.totals, strict=True)]
-
     def start(self, step: Step) -> list[Tensor] | None:
         """Zeros for the gradients of the step's received tile: in the message itself, where it needs no conversion."""
         self.message = self.grads = None
         if step.receive is not None:
             self.message = self.exchange.pool.take(self.row.message_bytes(step.receive.rows))
-            self.grads = [grad.zero_() for grad in self._widened(self.message, step.receive.rows)]
+            found = self.row.rows(self.message, step.receive.rows)
+            self.grads = [
+                rows.values.zero_()
+                if rows.are_like(self.device, total.dtype)
+                else torch.zeros(rows.values.shape, dtype=total.dtype, device=self.device)
+                for rows, total in zip(found, self.returns.totals, strict=True)
+            ]
         return self.grads
 
     def post(self, step: Step) -> None:
         """Send the gradients of the step's received tile, and expect those of the tile that it sent."""
         received = None
         if step.receive is not None and self.message is not None and self.grads is not None:
-            for grad, view in zip(self.grads, self.row.views(self.message, step.receive.rows), strict=True):
-                if (grad.device, grad.dtype) != (view.device, view.dtype):
-                    view.copy_(grad)
+            for grad, rows in zip(self.grads, self.row.rows(self.message, step.receive.rows), strict=True):
+                if not rows.are_like(grad.device, grad.dtype):
+                    rows.write(grad)
         if step.send is not None:
             received = self.exchange.pool.take(self.row.message_bytes(step.send.rows))
         transfer = _Transfer(step.send, received, step.receive, self.message)
@@ -299,10 +302,10 @@ class _Backward:
             transfer = self.transfers.popleft()
             self.exchange.wait(transfer.receive_work, transfer.receive)
             if transfer.receive is not None and transfer.received is not None:
-                rows = self.exchange.own_rows(transfer.receive)
-                values = self._widened(transfer.received, transfer.receive.rows)
-                for total, value in zip(self.returns.totals, values, strict=True):
-                    self.returns.add(rows, value, total)
+                index = self.exchange.own_rows(transfer.receive)
+                found = self.row.rows(transfer.received, transfer.receive.rows)
+                for total, rows in zip(self.returns.totals, found, strict=True):
+                    self.returns.add(index, rows.read(self.device, total.dtype), total)
             self.exchange.finish_send(transfer)
             self.exchange.pool.give(transfer.received)
 

@@ -1,8 +1,17 @@
-"""The format of rows in messages: the fields of a row, and where they lie among the bytes of a message."""
+"""The format of rows in messages: the fields of a row, and where they lie among the bytes of a message.
+
+[Note: scaled fields]
+float16 has a smaller range than float32: gradients of a mean over many nodes would become 0 in it, and features above
+65504 infinite. So a field that is narrowed to a smaller range travels as multiples of a power of two, which is chosen
+for each message so that its greatest finite number comes close to the greatest one of the narrow type, and stands
+before the rows. Such a division is exact. A number x arrives within 2^-11 |x| in float16, or 2^-39 of the message's
+greatest number where that is more; infinities and NaN arrive as they are.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
+from math import frexp, prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,16 +20,52 @@ ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
 
 
+class FieldRows(NamedTuple):
+    """The rows of one field inside a message, with which they share memory.
+
+    values: (rows, ...), as they travel.
+    scale: (1,) float64, what they are multiples of; None for 1. See [Note: scaled fields].
+    """
+
+    values: Tensor
+    scale: Tensor | None
+
+    def are_like(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether values of this kind need no conversion on their way in or out."""
+        return (self.values.device, self.values.dtype) == (device, dtype)
+
+    def write(self, values: Tensor) -> None:
+        """Take in (rows, ...) values, which are used up."""
+        if self.scale is not None:
+            scale = _scale(values, self.values.dtype)
+            self.scale.copy_(scale)
+            values.mul_(scale.reciprocal())
+        self.values.copy_(values)
+
+    def read(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The values as they were written, rounded, (rows, ...); the message's memory where that is what they are."""
+        values = self.values.to(device, dtype)
+        return values if self.scale is None else values.mul_(self.scale.to(device, dtype))
+
+
 @dataclass(frozen=True)
 class FieldFormat:
-    """The rows of one field: dtype, and the shape of a row."""
+    """The rows of one field: dtype, the shape of a row, and whether there is a scale: see [Note: scaled fields]."""
 
     dtype: torch.dtype
     shape: tuple[int, ...] = ()
+    scaled: bool = False
 
     @classmethod
     def of(cls, tensor: Tensor) -> "FieldFormat":
         return cls(tensor.dtype, tuple(tensor.shape[1:]))
+
+    def narrowed(self, dtype: torch.dtype) -> "FieldFormat":
+        """The field in `dtype` in place of a wider floating-point type, scaled where the range shrinks."""
+        if not self.dtype.is_floating_point or self.dtype.itemsize <= dtype.itemsize:
+            return self
+        shrinks = torch.finfo(dtype).tiny > torch.finfo(self.dtype).tiny
+        return FieldFormat(dtype, self.shape, scaled=shrinks and self.elements > 0)
 
     @property
     def elements(self) -> int:
@@ -28,12 +73,19 @@ class FieldFormat:
 
     def aligned_bytes(self, rows: int) -> int:
         """Bytes that so many rows take in a message."""
-        return -(-rows * self.elements * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        values = -(-rows * self.elements * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        return values + ALIGNMENT * self.scaled
 
     def view(self, message: Tensor, begin: int, rows: int) -> Tensor:
         """The rows that lie in a message (uint8) from byte `begin` on, (rows, ...); they share its memory."""
+        begin += ALIGNMENT * self.scaled
         size = rows * self.elements * self.dtype.itemsize
         return message[begin : begin + size].view(self.dtype).view(rows, *self.shape)
+
+    def rows(self, message: Tensor, begin: int, rows: int) -> FieldRows:
+        """As `view`, with the scale before them."""
+        scale = message[begin : begin + torch.float64.itemsize].view(torch.float64) if self.scaled else None
+        return FieldRows(self.view(message, begin, rows), scale)
 
 
 @dataclass(frozen=True)
@@ -49,13 +101,7 @@ class RowFormat:
 
     def narrowed(self, dtype: torch.dtype | None) -> "RowFormat":
         """The format with `dtype` in place of wider floating-point types; None changes nothing."""
-        if dtype is None:
-            return self
-        fields = []
-        for field in self.fields:
-            wider = field.dtype.is_floating_point and field.dtype.itemsize > dtype.itemsize
-            fields.append(replace(field, dtype=dtype) if wider else field)
-        return RowFormat(tuple(fields))
+        return self if dtype is None else RowFormat(tuple(field.narrowed(dtype) for field in self.fields))
 
     @property
     def row_elements(self) -> int:
@@ -70,10 +116,21 @@ class RowFormat:
         """Bytes of a message of that many rows: field after field, each aligned."""
         return sum(field.aligned_bytes(rows) for field in self.fields)
 
-    def views(self, message: Tensor, rows: int) -> list[Tensor]:
-        """The fields inside a message (uint8), (rows, ...) each; they share its memory."""
-        views, begin = [], 0
+    def rows(self, message: Tensor, rows: int) -> list[FieldRows]:
+        """The fields inside a message (uint8) of that many rows."""
+        found, begin = [], 0
         for field in self.fields:
-            views.append(field.view(message, begin, rows))
+            found.append(field.rows(message, begin, rows))
             begin += field.aligned_bytes(rows)
-        return views
+        return found
+
+
+def _scale(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """A power of two, (): divided by it, the greatest finite one of the values is within 1/4 to 1 of `dtype`'s greatest.
+
+    It and its reciprocal are normal numbers of the values' own type.
+    """
+    top = 2.0 ** (frexp(torch.finfo(dtype).max)[1] - 1)
+    low, high = values.nan_to_num(0, 0, 0).aminmax()
+    peak = torch.maximum(high, -low).clamp(min=torch.finfo(values.dtype).tiny * top)
+    return peak / (torch.frexp(peak).mantissa * top)
