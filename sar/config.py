@@ -85,6 +85,7 @@ class Config(metaclass=_Checked):
 
     wire_dtype_features: ClassVar[torch.dtype | None] = None
     """torch.bfloat16 or torch.float16: round features to it on their way between workers; sums are kept in float32.
+    float16 is scaled by the greatest number of each message, so that neither large nor small ones leave its range.
     None (the default) is exact."""
 
     wire_dtype_gradients: ClassVar[torch.dtype | None] = None

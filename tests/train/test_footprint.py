@@ -172,9 +172,9 @@ def directory(tmp_path_factory):
         ({}, [(7, 12, 12, 5), (7, 4, 5)]),  # the second is multiplied before it travels
         ({"comm_buffer_bytes": 4000}, [(7, 12, 12, 5)]),
         ({"disable_sr": True}, [(7, 12, 12, 5)]),
-        ({"wire_dtype_features": torch.bfloat16}, [(7, 12, 12, 5)]),
+        ({"wire_dtype_features": torch.bfloat16, "wire_dtype_gradients": torch.float16}, [(7, 12, 12, 5)]),
     ],
-    ids=["defaults", "small tiles", "mode 2", "bfloat16"],
+    ids=["defaults", "small tiles", "mode 2", "halves"],
 )
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_bytes_are_predicted_to_the_byte(pool, world_size, directory, settings, widths, monkeypatch) -> None:
