@@ -126,7 +126,7 @@ class RowFormat:
 
 
 def _scale(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """A power of two, (): divided by it, the greatest finite one of the values is within 1/4 to 1 of `dtype`'s greatest.
+    """A power of two, (): divided by it, the greatest finite one of the values is 1/4 to 1 of the greatest of `dtype`.
 
     It and its reciprocal are normal numbers of the values' own type.
     """
