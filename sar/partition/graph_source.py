@@ -109,13 +109,6 @@ class GraphSource:
     def total_edges(self) -> int:
         return sum(edges.num_edges for edges in self.edges.values())
 
-    def in_degrees(self) -> Array:
-        """The edges into every node, (N,) int64, nodes being numbered type after type; a pass over the edges."""
-        degrees = np.zeros(self.total_nodes, np.int64)
-        for _, dst in self.chunks():
-            np.add.at(degrees, dst, 1)
-        return degrees
-
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
         """Sources and destinations of all edges, type after type, with nodes numbered likewise; as in `EdgeSource`."""
         for (source, _, destination), edges in self.edges.items():

@@ -5,6 +5,7 @@ from os import PathLike
 from pathlib import Path
 
 from sar.errors import ConfigError
+from sar.partition.assign.assigning import IN_EDGES, balance_weights
 from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.metis import metis
 from sar.partition.graph_data import GraphData, HeteroGraphData
@@ -31,5 +32,5 @@ def partition_graph(
         expected = f"expected 1 to {graph.total_nodes}"
         raise ConfigError(f"cannot divide {graph.total_nodes} nodes into {num_parts} parts; {expected}.")
     with tempfile.TemporaryDirectory() as scratch:
-        part_of = metis(AssignmentTask(graph, num_parts, Path(scratch), weights={"in_edges": graph.in_degrees()}))
+        part_of = metis(AssignmentTask(graph, num_parts, Path(scratch), weights=balance_weights(graph, [IN_EDGES])))
     return write_partitions(graph, part_of, num_parts, out_dir, name, method="metis")

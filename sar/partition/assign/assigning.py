@@ -1,6 +1,7 @@
 """Which part each node belongs to: by a method, or by files that were made elsewhere."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress
 
 AUTO = "auto"
 IN_EDGES = "in_edges"
-"""What to balance that is no field: the number of edges into a part."""
+"""What to balance that is no field: the number of edges into a part, of each type."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class AssigningOptions:
     parts: P.
     method: one that `method_named` knows.
     seed: of every random choice.
-    balance: node fields of which each part is to have about an equal sum, or `IN_EDGES`.
+    balance: node fields of which each part is to have about an equal sum, or `IN_EDGES`: edges, type by type. The nodes
+        of every type are balanced in any case.
     imbalance: how much larger than the mean a part may be.
     assignment: directory of an assignment to take instead of a method's.
     write_assignment: directory to write the assignment to.
@@ -61,7 +63,7 @@ def assign(
     if options.assignment is not None:
         found = read_assignment(options.assignment, graph.num_nodes, options.parts)
         return found.parts, Choice(found.algo_name, f"read from {options.assignment}")
-    weights = {name: _weight(graph, name) for name in options.balance}
+    weights = balance_weights(graph, options.balance)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     task = AssignmentTask(graph, options.parts, scratch, options.seed, weights, options.imbalance, memory, progress)
@@ -104,10 +106,42 @@ def _taken(folder: Path) -> bool:
     return folder.exists() and any(folder.iterdir())
 
 
-def _weight(graph: GraphSource, name: str) -> Array:
-    """What each node adds to the sum to balance, (N,); 0 where nodes of its type do not have the field."""
-    if name == IN_EDGES:
-        return graph.in_degrees()
+def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Array]:
+    """What each node adds to sums that parts are to share evenly, (N,) each.
+
+    Args:
+        graph: the graph; where it has several node types, each is one such sum.
+        balance: others, as in `AssigningOptions`.
+
+    Raises:
+        ConfigError: there is no such field, or it does not have a number from 0 on for each node.
+    """
+    weights: dict[str, Array] = {}
+    if len(graph.num_nodes) > 1:
+        for ntype, count in graph.num_nodes.items():
+            mine = weights[f"nodes of type {ntype}"] = np.zeros(graph.total_nodes, np.bool_)
+            mine[graph.first_node[ntype] : graph.first_node[ntype] + count] = True
+    for name in balance:
+        if name == IN_EDGES:
+            weights |= _in_degrees(graph)
+        else:
+            weights[name] = _field(graph, name)
+    return weights
+
+
+def _in_degrees(graph: GraphSource) -> dict[str, Array]:
+    """The edges of each type into every node."""
+    degrees = {}
+    for etype, edges in graph.edges.items():
+        name = IN_EDGES if len(graph.edges) == 1 else f"{IN_EDGES} of type {':'.join(etype)}"
+        one = degrees[name] = np.zeros(graph.total_nodes, np.int64)
+        for _, dst in edges.chunks():
+            np.add.at(one, dst + graph.first_node[etype[2]], 1)
+    return degrees
+
+
+def _field(graph: GraphSource, name: str) -> Array:
+    """A node field as weights; 0 where nodes of a type do not have it."""
     columns = {ntype: columns[name] for ntype, columns in graph.node_data.items() if name in columns}
     if not columns:
         there = sorted({key for columns in graph.node_data.values() for key in columns})

@@ -112,6 +112,13 @@ class DirectoryReport:
         return {name: _balance(counts) for name, counts in measured.items()}
 
     @property
+    def type_balances(self) -> dict[str, dict[str, float]]:
+        """The same of each type, under `nodes` and `edges`."""
+        nodes = {kind: _balance([part.nodes[kind] for part in self.parts]) for kind in self.num_nodes}
+        edges = {kind: _balance([part.in_edges[kind] for part in self.parts]) for kind in self.num_edges}
+        return {"nodes": nodes, "edges": edges}
+
+    @property
     def masks(self) -> list[str]:
         """Masks that any part has, in the usual order."""
         found = {mask for part in self.parts for mask in part.split}
@@ -128,6 +135,7 @@ class DirectoryReport:
             "edge_cut": self.edge_cut,
             "replication_factor": self.replication_factor,
             "balances": self.balances,
+            "type_balances": self.type_balances,
             "cut_edges": self.cut_edges,
             "halo": [part.halo for part in self.parts],
             "traffic": self.traffic,
@@ -144,7 +152,7 @@ class DirectoryReport:
         """Tables for people."""
         blocks = [
             self._heading(),
-            as_text([("type", "of", "number"), *self._type_rows()]),
+            as_text([("type", "of", "number", "largest / mean"), *self._type_rows()]),
             as_text([("feature", "of", "dtype", "width"), *self._feature_rows()], left=3) if self.features else "",
             as_text(self._part_rows(), left=1),
             f"edge cut {self.edge_cut:.2%}, replication factor {self.replication_factor:.3f}; largest / mean: "
@@ -164,7 +172,12 @@ class DirectoryReport:
 
     def _type_rows(self) -> list[tuple[str, ...]]:
         kinds = (("nodes", self.num_nodes), ("edges", self.num_edges))
-        return [(name, of, f"{count:,}") for of, counts in kinds for name, count in counts.items()]
+        balances = self.type_balances
+        return [
+            (name, of, f"{count:,}", f"{balances[of][name]:.3f}")
+            for of, counts in kinds
+            for name, count in counts.items()
+        ]
 
     def _feature_rows(self) -> list[tuple[str, ...]]:
         return [
