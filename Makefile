@@ -2,11 +2,13 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := sar tests examples benchmarks
-FAST := test_architecture.py test_graphs.py kernels comm/test_collectives.py core/test_agreement.py core/test_attention.py \
-  core/graph core/test_used_graphs.py nn parity/test_conv_layers.py parity/test_values.py
+SOURCES := sar tests examples benchmarks tools
+FAST := test_architecture.py test_graphs.py test_mutants.py kernels comm/test_collectives.py core/graph core/test_agreement.py \
+  core/test_attention.py core/test_late_messages.py nn parity/test_conv_layers.py parity/test_values.py sampling/test_blocks.py \
+  sampling/test_seeds.py sampling/test_training.py adapters/dgl/reader/test_partition_reader.py partition/test_write.py \
+  partition/test_pipeline.py cli/test_inspect.py
 
-.PHONY: venv demo bench test test-fast test-all check clean
+.PHONY: venv demo bench test test-fast test-all mutants check clean
 
 venv: $(VENV)/.made
 
@@ -20,12 +22,22 @@ bench: $(VENV)/.installed-plot
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow"
 
-# Kernels, frames, and the engine against DGL on up to two workers, within three minutes.
+# Kernels, frames, the engine against DGL, mini-batches, and directories written and read, on up to two workers, within
+# three minutes on two cores, kernels to be compiled included. Random cases are fewer than in `make test`.
 test-fast: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow" --most-workers 2 $(addprefix tests/,$(FAST))
+	$(BIN)/python -m pytest -m "not slow" --most-workers 2 --hypothesis-profile fast $(addprefix tests/,$(FAST))
 
+# All tests, and which lines and branches of sar/ they reach, child processes included; kernels are compiled anew, as their
+# making is measured too. Then the mutants.
 test-all: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	rm -rf .coverage .coverage.* $(VENV)/kernels
+	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels $(BIN)/coverage run -m pytest; status=$$?; \
+	  $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
+	$(MAKE) mutants
+
+# Breaks central lines, one at a time, and checks that a fast test fails on each.
+mutants: $(VENV)/.installed-test
+	$(BIN)/python tools/mutate.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)
@@ -33,7 +45,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
 
 # The files .made and .installed-EXTRA record what is done; installing one extra keeps the others.

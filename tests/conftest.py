@@ -19,7 +19,8 @@ hypothesis.settings.register_profile(
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.load_profile("sar")
+hypothesis.settings.register_profile("fast", hypothesis.settings.get_profile("sar"), max_examples=20)
+hypothesis.settings.load_profile("sar")  # `--hypothesis-profile fast` chooses the other
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

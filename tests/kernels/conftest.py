@@ -33,3 +33,11 @@ def num_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(threads, "SERIAL_WORK", -1)
     yield request.param
     torch.set_num_threads(before)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Plain torch on several threads is torch's own doing."""
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if given.get("implementation") == "reference" and given.get("num_threads") == 3:
+            item.add_marker(pytest.mark.slow)

@@ -13,7 +13,7 @@ from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16]
-ATTEMPTS = 300
+ATTEMPTS = 3 * settings.default.max_examples
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
 

@@ -84,7 +84,7 @@ class Tiles(NamedTuple):
         return running.finish(torch.bincount(dst, minlength=len(ends.y)))
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings.default.max_examples * 3 // 2)
 @given(case=cases(), seed=st.integers(0, 100))
 def test_result_and_gradients(case: Case, seed: int) -> None:
     """In tiles as all at once, for every score, with dropout and edge weights."""

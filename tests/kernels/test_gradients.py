@@ -13,7 +13,7 @@ from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
-ATTEMPTS = 400
+ATTEMPTS = 4 * settings.default.max_examples
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
 

@@ -14,9 +14,12 @@ from sar.kernels.attention import attend, attend_grad, destination_statistics, n
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 from tests.kernels import oracle
 
-pytestmark = pytest.mark.usefixtures("plain_torch")
+pytestmark = [
+    pytest.mark.usefixtures("plain_torch", "num_threads"),
+    pytest.mark.parametrize("num_threads", [1], indirect=True),  # small operations: threads would wait
+]
 
-NODES, EDGES, HEADS, DIM = 20, 1_000, 2, 16
+NODES, EDGES, HEADS, DIM = 20, 400, 2, 16
 BOUND = EDGES * (HEADS + 2)
 """Elements; edges x features are eight times as many, rows of nodes and chunks fewer."""
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sar
+from sar.adapters.dgl.blocks import make_block
 from tests.hetero_graphs import partition_hetero
 from tests.parity.blocks import some_seeds
 from tests.parity.harness import assert_close, parameter_gradients, random_data, weighted_sum
@@ -103,3 +104,21 @@ def test_several_relations(pool, world_size, without):
             assert torch.equal(fields[etype]["w"], whole.edges[etype].data["w"][original])
             assert len(original.unique()) == len(original) == int(degrees[etype].sum())
             assert max(degrees[etype].tolist(), default=0) <= fanout
+
+
+@pytest.mark.parametrize("num_dst", [0, 3])
+def test_attention_in_single_precision(num_dst):
+    """DGL's kernels for float32 are others than for float64, and want the IDs of edges where they sum edge values."""
+    etype, src = ("_N", "_E", "_N"), torch.tensor([0, 4, 2])[:num_dst]
+    indptr = torch.tensor([0, 2, 3, 3])[: num_dst + 1]
+    block = make_block({"_N": torch.arange(5)}, {"_N": num_dst}, {etype: (indptr, src, {})})
+    plain = dgl.create_block((src, torch.tensor([0, 0, 1])[:num_dst]), num_src_nodes=5, num_dst_nodes=num_dst)
+    torch.manual_seed(2)
+    layer, x, found = dglnn.GATConv(8, 4, 2, allow_zero_in_degree=True), torch.randn(5, 8), []
+    for graph in (block, plain):
+        rows = x.clone().requires_grad_()
+        out = layer(graph, rows)
+        out.square().sum().backward()
+        found.append((out.detach(), rows.grad))
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b)

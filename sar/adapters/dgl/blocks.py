@@ -15,7 +15,8 @@ Edges = Mapping[CanonicalEtype, tuple[Tensor, Tensor, Mapping[str, Tensor]]]
 def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: Edges) -> Any:
     """One layer as a `DGLBlock`, with `dgl.NID` on both sides and the edges' fields.
 
-    The structure goes in as CSC, which the forward reads; DGL makes the CSR of the backward from it by counting.
+    The structure goes in as CSC, which the forward reads; DGL makes the CSR of the backward from it by counting. Edge
+    IDs go with it: without them DGL's kernels for float32 cannot sum edge values.
 
     Args:
         nodes: global IDs of the sources of every type, (N_src,) int64, destinations first.
@@ -23,9 +24,8 @@ def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: E
         edges: by type: (N_dst + 1,) offsets, (E,) positions of the sources, int64 both, and fields, (E, ...) each.
     """
     dgl = require_dgl()
-    none = torch.empty(0, dtype=torch.int64)
     block = dgl.create_block(
-        {etype: ("csc", (indptr, src, none)) for etype, (indptr, src, _) in edges.items()},
+        {etype: ("csc", (indptr, src, torch.arange(len(src)))) for etype, (indptr, src, _) in edges.items()},
         num_src_nodes={ntype: len(ids) for ntype, ids in nodes.items()},
         num_dst_nodes=dict(num_dst),
     )

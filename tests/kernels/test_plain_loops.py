@@ -1,0 +1,29 @@
+"""The compiled loops, run as the Python they are written in: against the same oracles, with every bound checked.
+
+This shows what the compiler cannot: reads beyond an array's end, and which lines no test reaches.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FILES = ("vectors", "aggregate", "gradients", "attention", "softmax", "neighbor_sampling")
+
+
+@pytest.mark.slow
+def test_the_loops_are_right_without_the_compiler():
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.kernels.plain_vectors", "-k", "not reference"]
+    done = subprocess.run(
+        [*command, "-W", "ignore::RuntimeWarning", *(f"tests/kernels/test_{name}.py" for name in FILES)],
+        cwd=REPOSITORY,
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

@@ -1,0 +1,270 @@
+"""Break sar on purpose, one central line at a time, and check that a fast test notices: `make mutants`.
+
+Each mutant is one line of a copy of the tree, and the test that must fail on it. A mutant whose line is no longer
+there, or whose test does not run, is an error: correct the list below when the line moves.
+
+    python tools/mutate.py                 # all; about ten minutes
+    python tools/mutate.py halo softmax    # those whose name has one of these words
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+LIMIT = 240
+"""Seconds that a test may take on one mutant, compiling kernels included."""
+PASSED, FAILED = 0, 1
+"""What pytest exits with; another status means that the tests did not run."""
+
+
+class Mutant(NamedTuple):
+    """One line to break: the first place in `file` where `old` stands becomes `new`, and `test` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTANTS = [
+    Mutant(
+        "sign of a difference's gradient",
+        "sar/kernels/cpu/aggregate.py",
+        'code, sign = loops.COPY, sign if wrt == "rhs" else 1',
+        "code, sign = loops.COPY, 1",
+        "tests/kernels/test_gradients.py::test_of_sum",
+    ),
+    Mutant(
+        "first edge of a node left out",
+        "sar/kernels/cpu/loops.py",
+        "range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):",
+        "range(u64(walk.indptr[group]) + ONE, u64(walk.indptr[group + ONE])):",
+        "tests/kernels/test_aggregate.py::test_sum",
+    ),
+    Mutant(
+        "lost edge ID offset",
+        "sar/kernels/cpu/walks.py",
+        "np.uint64(block.edge_offset)",
+        "np.uint64(0)",
+        "tests/core/test_used_graphs.py::test_a_change_of_a_used_graph",
+    ),
+    Mutant(
+        "lost edge ID offset, Python messages",
+        "sar/core/passing/gather.py",
+        "return column[block.edge_offset : block.edge_offset + block.num_edges]",
+        "return column[: block.num_edges]",
+        "tests/core/test_pruned_backward.py::test_gradients",
+    ),
+    Mutant(
+        "softmax without the running maximum",
+        "sar/kernels/cpu/attention_steps.py",
+        "store(total, o + h, load(total, o + h) * shrink)",
+        "store(total, o + h, load(total, o + h))",
+        "tests/kernels/test_attention.py::test_result_and_gradients",
+    ),
+    Mutant(
+        "softmax's gradient without its mean",
+        "sar/kernels/torch/attention.py",
+        "(share * along - stats[edges.dst, ALONG])",
+        "(share * along)",
+        "tests/kernels/test_attention.py::test_result_and_gradients",
+    ),
+    Mutant(
+        "wrong halo offset",
+        "sar/comm/exchange.py",
+        "[tile.begin : tile.end]",
+        "[: tile.rows]",
+        "tests/core/test_checkpointing.py::test_many_tiles",
+    ),
+    Mutant(
+        "rows that are not waited for",
+        "sar/comm/exchange.py",
+        "self.exchange.wait(transfer.receive_work, transfer.receive)",
+        "pass",
+        "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
+    ),
+    Mutant(
+        "gradients that are not waited for",
+        "sar/comm/exchange.py",
+        "transfer = self.transfers.popleft()\n            self.exchange.wait(transfer.receive_work, transfer.receive)",
+        "transfer = self.transfers.popleft()",
+        "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
+    ),
+    Mutant(
+        "gradients that are not added",
+        "sar/comm/exchange.py",
+        "self.returns.add(rows, value, total)",
+        "pass",
+        "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
+    ),
+    Mutant(
+        "kept rows whose buffer is used again",
+        "sar/comm/exchange.py",
+        "if not self.keep:",
+        "if True:",
+        "tests/core/test_checkpointing.py::test_many_tiles",
+    ),
+    Mutant(
+        "workers that make different calls",
+        "sar/comm/group.py",
+        "if any(int(theirs[0]) != digest for theirs in gathered):",
+        "if not gathered:",
+        "tests/core/test_agreement.py::test_another_width_dtype_or_operation",
+    ),
+    Mutant(
+        "an error that the others do not hear of",
+        "sar/core/collective.py",
+        "with call.guard():\n            own = call.flags()",
+        "with nullcontext():\n            own = call.flags()",
+        "tests/core/test_failures.py::test_an_error_inside_a_call_reaches_everybody",
+    ),
+    Mutant(
+        "one worker's gradient only",
+        "sar/core/passing/builtin.py",
+        "self.needed = reduce(or_, flags) & ALL_SIDES",
+        "self.needed = self.flags() & ALL_SIDES",
+        "tests/core/test_gradient_rules.py::test_an_edge_gradient_wanted_on_one_rank_only",
+    ),
+    Mutant(
+        "a kept result on one worker only",
+        "sar/core/passing/builtin.py",
+        "all(theirs == flags[0] for theirs in flags)",
+        "self.constant is not None",
+        "tests/core/test_constants.py::test_constant_inputs",
+    ),
+    Mutant(
+        "degrees without clamp",
+        "sar/core/relation.py",
+        "return self.in_degrees.clamp(min=1).to(values.dtype)",
+        "return self.in_degrees.to(values.dtype)",
+        "tests/parity/test_values.py::test_nothing_reduces_to_zero",
+    ),
+    Mutant(
+        "a mean's gradient without the degree",
+        "sar/core/passing/builtin.py",
+        "grad = grad / self.relation.degrees_like(grad)",
+        "grad = grad * 1",
+        "tests/parity/test_messages.py::test_messages",
+    ),
+    Mutant(
+        "the greatest gradient for their sum",
+        "sar/comm/collectives.py",
+        "_reduce(group, flat, dist.ReduceOp.SUM, call)",
+        "_reduce(group, flat, dist.ReduceOp.MAX, call)",
+        "tests/comm/test_parameters.py::test_gather_grads_sums",
+    ),
+    Mutant(
+        "running variance of the sample",
+        "sar/nn/batch_norm.py",
+        "(var * count / (count - 1))",
+        "(var * 1)",
+        "tests/nn/test_batch_norm.py::test_batch_norm",
+    ),
+    Mutant(
+        "one of several gradients of an embedding",
+        "sar/nn/embedding.py",
+        ".index_add_(0, place, values)",
+        ".index_copy_(0, place, values)",
+        "tests/nn/test_embedding.py::test_lookups_of_any_nodes",
+    ),
+    Mutant(
+        "Adam's bias correction of the first step",
+        "sar/nn/sparse_optimizers.py",
+        '(1 - second ** state["step"])',
+        "(1 - second)",
+        "tests/nn/test_embedding.py::test_full_graph_training_beside_shared_parameters",
+    ),
+    Mutant(
+        "a permutation that is not put back",
+        "sar/kernels/cpu/sampling_loops.py",
+        "order[u64(picked[to + i])] = picked[to + i]",
+        "order[i] = i",
+        "tests/kernels/test_neighbor_sampling.py::test_draws_are_the_reference_s",
+    ),
+    Mutant(
+        "seeds off by one",
+        "sar/sampling/seed_batches.py",
+        "self._order(len(self._seeds), number)[: sum(sizes)]",
+        "self._order(len(self._seeds), number + 1)[1 : sum(sizes) + 1]",
+        "tests/sampling/test_seed_batches.py::test_one_worker_cuts_as_torchs_loader",
+    ),
+    Mutant(
+        "a finished step that is not recorded",
+        "sar/partition/write/staging.py",
+        "unfinished.replace(self._record)",
+        "unfinished.unlink()",
+        "tests/partition/test_writer.py::test_finished_steps_are_not_repeated",
+    ),
+]
+
+
+def mutate(tree: Path, mutant: Mutant) -> None:
+    """Change the line in a copy of the tree."""
+    file = tree / mutant.file
+    text = file.read_text()
+    if mutant.old not in text:
+        raise SystemExit(f"'{mutant.name}': {mutant.file} no longer has the text\n    {mutant.old}")
+    file.write_text(text.replace(mutant.old, mutant.new, 1))
+
+
+def copied_tree(folder: Path) -> Path:
+    """What tests need, with the code that Numba has compiled, which is found by the files' times."""
+    for name in ("sar", "tests", "examples", "docs"):
+        shutil.copytree(REPOSITORY / name, folder / name)
+    shutil.copy2(REPOSITORY / "pyproject.toml", folder)
+    return folder
+
+
+def run_tests(tree: Path, *tests: str, limit: float = LIMIT) -> int | None:
+    """What pytest exits with on this tree; None where it took too long."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+    environment = os.environ | {"PYTHONPATH": str(tree)}
+    try:
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return done.returncode
+
+
+def judge(tree: Path, mutant: Mutant) -> str:
+    """How the test took the mutant: "noticed", or what went wrong."""
+    mutate(tree, mutant)
+    try:
+        status = run_tests(tree, mutant.test)
+    finally:
+        shutil.copy2(REPOSITORY / mutant.file, tree / mutant.file)
+    if status == FAILED:
+        return "noticed"
+    if status is None:
+        return f"NOT JUDGED: more than {LIMIT} s"
+    return "SURVIVED" if status == PASSED else f"NOT JUDGED: pytest's exit status {status}"
+
+
+def main(words: list[str]) -> int:
+    """Judge the mutants whose name has one of the words, or all; 1 where one was not noticed."""
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    with tempfile.TemporaryDirectory(prefix="sar-mutants-") as folder:
+        tree = copied_tree(Path(folder))
+        tests = sorted({mutant.test for mutant in chosen})
+        if run_tests(tree, *tests, limit=LIMIT * 4) != PASSED:
+            print(f"These tests do not pass as things are: {' '.join(tests)}")
+            return 1
+        bad = 0
+        for mutant in chosen:
+            start = time.monotonic()
+            verdict = judge(tree, mutant)
+            bad += verdict != "noticed"
+            print(f"{mutant.name:48} {mutant.file:40} {time.monotonic() - start:5.0f} s  {verdict}", flush=True)
+    print(f"{len(chosen) - bad} of {len(chosen)} mutants were noticed.")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
