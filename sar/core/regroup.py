@@ -1,0 +1,158 @@
+"""Partitions put together or divided, so that one partitioning serves any number of workers."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from sar.common_tuples import EID, ETYPE, NTYPE, PartitionData, ShardEdgesAndFeatures
+from sar.errors import PartitionError
+
+
+def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:
+    """Consecutive partitions for every worker, of about equal size.
+
+    Args:
+        sizes: of the partitions, for instance their edges.
+        workers: W, at most as many as partitions. Every worker gets at least one.
+    """
+    ends = list(accumulate(sizes))
+    cuts = [0]
+    for worker in range(1, workers):
+        goal = ends[-1] * worker / workers
+        first, last = cuts[-1] + 1, len(sizes) - (workers - worker)
+        cuts.append(min(range(first, last + 1), key=lambda cut: abs(ends[cut - 1] - goal)))
+    return [range(begin, end) for begin, end in pairwise([*cuts, len(sizes)])]
+
+
+def deal_workers(sizes: Sequence[int], workers: int) -> list[range]:
+    """Consecutive workers for every partition, more for larger ones.
+
+    Args:
+        sizes: of the partitions, for instance their edges.
+        workers: W, at least as many as partitions. Every partition gets at least one.
+    """
+    counts = [1] * len(sizes)
+    for _ in range(workers - len(sizes)):
+        counts[max(range(len(sizes)), key=lambda part: sizes[part] / counts[part])] += 1
+    return [range(begin, end) for begin, end in pairwise([0, *accumulate(counts)])]
+
+
+def equal_runs(costs: Tensor, count: int) -> list[tuple[int, int]]:
+    """Cut rows into runs [begin, end) of about equal cost, (N,) each row's."""
+    reached = costs.cumsum(0)
+    goals = torch.arange(1, count) * int(costs.sum()) // count
+    return list(pairwise([0, *torch.searchsorted(reached, goals, right=True).tolist(), len(costs)]))
+
+
+def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int]], worker: int) -> PartitionData:
+    """The data of a worker that owns a run of nodes: of one partition or of several, all of their nodes or some.
+
+    Args:
+        parts: the partitions that own the nodes, by number, ascending. Features are taken out of them as they are
+            copied, so that memory holds one of them twice.
+        node_ranges: the [start, end) range of global node IDs of every worker.
+        worker: number of the worker.
+
+    Raises:
+        PartitionError: a feature is missing in one of the partitions, or of another dtype or width there.
+    """
+    own, first = node_ranges[worker], next(iter(parts.values()))
+    return PartitionData(
+        all_shard_edges=_shards(list(parts.values()), node_ranges, own),
+        node_ranges=node_ranges,
+        node_features=_node_features(parts, own),
+        node_type_names=first.node_type_names,
+        edge_type_names=first.edge_type_names,
+        partition_book=first.partition_book,
+    )
+
+
+def _node_features(parts: Mapping[int, PartitionData], own: tuple[int, int]) -> dict[str, Tensor]:
+    """Features of the nodes in the range `own`."""
+    cuts: list[dict[str, slice]] = []  # by part: the rows of every node type, and under "" those of all
+    for number, part in parts.items():
+        start, end = part.node_ranges[number]
+        high = max(min(own[1], end) - start, 0)
+        low = min(max(own[0] - start, 0), high)
+        of_part = dict.fromkeys(["", *part.node_type_names], slice(low, high))
+        if len(part.node_type_names) > 1:
+            for kind, ntype in enumerate(part.node_type_names):
+                mine = part.node_features[NTYPE] == kind
+                of_part[ntype] = slice(int(mine[:low].sum()), int(mine[:high].sum()))
+        cuts.append(of_part)
+    features = {}
+    for key in dict.fromkeys(key for part in parts.values() for key in part.node_features):
+        ntype = key.partition("/")[0] if "/" in key else ""
+        rows = [of_part[ntype] for of_part in cuts]
+        columns = [part.node_features.pop(key, None) for part in parts.values()]
+        pieces = [None if column is None else column[cut] for column, cut in zip(columns, rows, strict=True)]
+        features[key] = _joined(f"node feature {key!r}", pieces, [cut.stop - cut.start for cut in rows])
+    return features
+
+
+def _shards(
+    parts: Sequence[PartitionData], node_ranges: list[tuple[int, int]], own: tuple[int, int]
+) -> list[ShardEdgesAndFeatures]:
+    """The edges into the nodes in the range `own`, by the worker that owns their source, in visible order."""
+    shards = [shard for part in parts for shard in part.all_shard_edges]
+    src, dst = (torch.cat([shard.edges[end] for shard in shards]) for end in (0, 1))
+    rows = ((dst >= own[0]) & (dst < own[1])).nonzero().squeeze(1)
+    if any(EID in shard.edge_features for shard in shards):
+        rows = rows[_field(shards, EID, [len(shard.edges[0]) for shard in shards])[rows].argsort()]
+    owner = torch.searchsorted(torch.tensor([end for _, end in node_ranges], device=src.device), src[rows], right=True)
+    order = (owner * (own[1] - own[0]) + dst[rows] - own[0]).argsort(stable=True)
+    rows, owner = rows[order], owner[order]
+    columns = {"": (src[rows], _bounds(owner, len(node_ranges)))}
+    dst = dst[rows]
+    del src
+
+    etypes = parts[0].edge_type_names
+    counts, kinds, names = [len(shard.edges[0]) for shard in shards], None, {}
+    if len(etypes) > 1:
+        kinds = _field(shards, ETYPE, counts)
+        names = {":".join(etype): kind for kind, etype in enumerate(etypes)}
+        by_kind = torch.stack([piece.bincount(minlength=len(etypes)) for piece in kinds.split(counts)])
+    for key in dict.fromkeys(key for shard in shards for key in shard.edge_features):
+        kind = names.get(key.partition("/")[0])
+        if kinds is None or kind is None:
+            columns[key] = _field(shards, key, counts)[rows], columns[""][1]
+        else:
+            mine = kinds == kind
+            of_kind = mine[rows]
+            values = _field(shards, key, by_kind[:, kind].tolist())[(mine.cumsum(0) - 1)[rows[of_kind]]]
+            columns[key] = values, _bounds(owner[of_kind], len(node_ranges))
+    return [
+        ShardEdgesAndFeatures(
+            (columns[""][0][begin:end], dst[begin:end]),
+            {key: values[cuts[q] : cuts[q + 1]] for key, (values, cuts) in columns.items() if key},
+        )
+        for q, (begin, end) in enumerate(pairwise(columns[""][1]))
+    ]
+
+
+def _bounds(owner: Tensor, workers: int) -> list[int]:
+    """Where the edges of each worker begin and end, (W + 1,), from the ascending numbers of workers."""
+    return torch.searchsorted(owner, torch.arange(workers + 1, device=owner.device)).tolist()
+
+
+def _field(shards: Sequence[ShardEdgesAndFeatures], key: str, counts: Sequence[int]) -> Tensor:
+    """A field of the edges of all shards, one after the other; taken out of them, unless others are found by it."""
+    pieces = [shard.edge_features.get(key) for shard in shards]
+    if key not in (EID, ETYPE):
+        for shard in shards:
+            shard.edge_features.pop(key, None)
+    return _joined(f"edge feature {key!r}", pieces, counts)
+
+
+def _joined(what: str, pieces: Sequence[Tensor | None], counts: Sequence[int]) -> Tensor:
+    """The rows of a field, piece after piece; `None` stands for a field that a piece without rows does not have."""
+    filled = [(piece, count) for piece, count in zip(pieces, counts, strict=True) if count]
+    like = next(piece for piece, _ in [*filled, *((piece, 0) for piece in pieces)] if piece is not None)
+    for piece, count in filled:
+        if piece is None or len(piece) != count or (piece.dtype, piece.shape[1:]) != (like.dtype, like.shape[1:]):
+            found = "is missing" if piece is None else f"is {piece.dtype} {tuple(piece.shape)}"
+            expected = f"{like.dtype} {(count, *like.shape[1:])}"
+            raise PartitionError(f"The {what} {found} in a partition; expected {expected}, as in the others.")
+    return torch.cat([piece for piece, _ in filled if piece is not None] or [like[:0]])
