@@ -3,6 +3,7 @@
 from sar.nn.batch_norm import DistributedBN1D
 from sar.nn.edge_softmax import edge_softmax
 from sar.nn.embedding import DistEmbedding
+from sar.nn.fetch_rows import fetch_rows
 from sar.nn.sparse_optimizers import SparseAdagrad, SparseAdam
 
-__all__ = ["DistEmbedding", "DistributedBN1D", "SparseAdagrad", "SparseAdam", "edge_softmax"]
+__all__ = ["DistEmbedding", "DistributedBN1D", "SparseAdagrad", "SparseAdam", "edge_softmax", "fetch_rows"]

@@ -1,0 +1,105 @@
+"""`fetch_rows` against plain indexing of the whole tensor: values, gradients, types, and what is refused."""
+
+import pytest
+import torch
+
+import sar
+from tests.core.attempts import catch, require
+from tests.parity.harness import assert_close
+from tests.sampling.scenes import global_ids, parts_of, typed_parts
+
+COUNTS = {1: [11], 2: [7, 4], 3: [6, 0, 5]}
+
+
+def drawn(rank, nodes):
+    """Repeated nodes of any worker, in no order; none on worker 0 the second time."""
+    generator = torch.Generator().manual_seed(rank)
+    return [nodes[torch.randint(len(nodes), (9,), generator=generator)], nodes[: 3 * min(rank, 1)]]
+
+
+def table(num_nodes):
+    return torch.randn(num_nodes, 2, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def loss_of(rows, ids):
+    return (rows.tanh() * torch.sin(ids.double() + 1)[:, None, None]).sum() + rows.pow(3).sum()
+
+
+def fetch_on_worker(partition, nodes, ntype):
+    graph = sar.construct_full_graph(partition)
+    own = graph.node_ids(ntype)
+    x = table(graph.node_ranges[-1][1])[own].requires_grad_()
+    fetched = [sar.fetch_rows(graph, x, ids, ntype) for ids in drawn(sar.rank(), nodes)]
+    sum(loss_of(rows, ids) for rows, ids in zip(fetched, drawn(sar.rank(), nodes), strict=True)).backward()
+    numbers = sar.fetch_rows(graph, own * 2, nodes, ntype)
+    assert numbers.equal(nodes * 2)
+    assert not numbers.requires_grad
+    with torch.no_grad():
+        assert not sar.fetch_rows(graph, x, nodes, ntype).requires_grad
+    return own, x.grad, [rows.detach() for rows in fetched]
+
+
+def check(by_rank, nodes, num_nodes):
+    whole = table(num_nodes).requires_grad_()
+    asked = [ids for rank in range(len(by_rank)) for ids in drawn(rank, nodes)]
+    sum(loss_of(whole[ids], ids) for ids in asked).backward()
+    found = [rows for _, _, fetched in by_rank for rows in fetched]
+    for ids, rows in zip(asked, found, strict=True):
+        assert rows.equal(whole.detach()[ids])
+    for own, grad, _ in by_rank:
+        assert_close(grad, whole.grad[own], 1e-9)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_rows_and_gradients(pool, world_size):
+    parts = parts_of(COUNTS[world_size])
+    check(pool.run(fetch_on_worker, torch.arange(11), None, per_rank=parts.partitions), torch.arange(11), 11)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_one_of_several_types(pool, world_size):
+    parts = typed_parts(world_size)
+    items = torch.cat(global_ids(parts, "item"))
+    check(pool.run(fetch_on_worker, items, "item", per_rank=parts.partitions), items, 23)
+
+
+def mistakes(partition, program):
+    graph = sar.construct_full_graph(partition)
+    return catch(program, graph, torch.zeros(len(graph.node_ids("user")), 2))
+
+
+def of_another_type(graph, x):
+    sar.fetch_rows(graph, x, graph.node_ids("item"), "user")
+
+
+def outside(graph, x):
+    sar.fetch_rows(graph, x, torch.tensor([0, 23]), "user")
+
+
+def no_type(graph, x):
+    sar.fetch_rows(graph, x, torch.tensor([0]))
+
+
+def wrong_length(graph, x):
+    sar.fetch_rows(graph, x[:-1], torch.tensor([0]), "user")
+
+
+def other_widths(graph, x):
+    sar.fetch_rows(graph, x[:, : 1 + sar.rank()], torch.tensor([0]), "user")
+
+
+@pytest.mark.parametrize(
+    "program, words",
+    [
+        (of_another_type, "which is not among the user"),
+        (outside, "1 of the IDs, such as 23, are not of the graph's nodes; expected global IDs from 0 to 22"),
+        (no_type, "several node types; name one"),
+        (wrong_length, "expected 7 rows, one for each of this worker's user"),
+        (other_widths, "fetch_rows of user, torch.float32"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_mistakes_reach_all_workers(pool, world_size, program, words):
+    failures = pool.run(mistakes, program, per_rank=typed_parts(world_size).partitions)
+    assert any(words in require(failure).message for failure in failures)
+    assert all(failure is not None for failure in failures)
