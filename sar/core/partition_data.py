@@ -141,13 +141,16 @@ def _concatenated(name: str, pieces: list[Tensor]) -> Tensor:
     whole, end = pieces[0], pieces[0].data_ptr() + pieces[0].nbytes
     adjacent = all(piece.is_contiguous() for piece in pieces)
     for piece in pieces[1:]:
-        same_storage = piece.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-        adjacent = adjacent and same_storage and piece.data_ptr() == end
+        adjacent = adjacent and piece.data_ptr() == end and _storage(piece) == _storage(whole)
         end += piece.nbytes
     if not adjacent:
         return torch.cat(pieces)
     rows = sum(len(piece) for piece in pieces)
     return whole.as_strided((rows, *whole.shape[1:]), whole.stride())
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _in_visible_order(shard: Shard) -> Shard:

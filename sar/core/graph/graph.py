@@ -158,7 +158,7 @@ class GraphShardManager(GraphQueries):
 
     def to(self: Self, device: torch.device | str) -> Self:
         """The graph with structure and fields on another device."""
-        device = torch.device(device)
+        device = torch.empty(0, device=device).device  # as torch resolves it: "cuda" is "cuda:0", "cpu:0" is "cpu"
         if device == self.device:
             return self
         structure = self._structure.to(device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from sar.comm.halo_plan import Tile
 from sar.core.collective import CallContext
 from sar.core.passing.batches import EdgeBatch, Fields, RowView, checked_results, function_name, results_on_nothing
-from sar.core.passing.replay import FindCaptured
+from sar.core.passing.replay import FindCaptured, forked_generators
 from sar.kernels import EdgeBlock
 
 MessageFunction = Callable[[EdgeBatch], Mapping[str, Tensor]]
@@ -94,7 +94,7 @@ def record(context: CallContext, messages: PythonMessages, fields: EdgeFields) -
         captured.update((id(tensor), tensor) for tensor in finder.found)
         return made
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(forked_generators(context.structure.device)):
         made = results_on_nothing(messages.function, call)
     columns = [{name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True)]
     return Recording(EdgeFields(*columns), list(captured.values()) if torch.is_grad_enabled() else [], dict(made))

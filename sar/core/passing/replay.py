@@ -126,6 +126,11 @@ class StandIns(_SeeTensors):
         return (tensor, 0) if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
+def forked_generators(device: torch.device) -> list[torch.device]:
+    """The devices whose random state `torch.random.fork_rng` is to keep next to the CPU's; by default, those of all."""
+    return [device] if device.type == "cuda" else []
+
+
 class Surroundings:
     """The state of random generators and autocast, as it is when this is made.
 
@@ -134,7 +139,7 @@ class Surroundings:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = [device] if device.type == "cuda" else []
+        self._cuda = forked_generators(device)
         self._cpu_state = torch.get_rng_state()
         self._cuda_states = [torch.cuda.get_rng_state(each) for each in self._cuda]
         self._autocast = [

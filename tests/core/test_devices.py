@@ -1,0 +1,204 @@
+"""Workers on a device that is not the CPU: every tensor stays where the graph is, and the numbers are the CPU's."""
+
+from collections.abc import Iterator
+
+import dgl.function as fn
+import dgl.nn
+import pytest
+import torch
+
+import sar
+from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
+from tests import pretend_gpu
+from tests.parity.harness import Data, assert_close, build, deal, parameter_gradients, random_data, weighted_sum
+from tests.parity.scenarios import SCENARIOS
+from tests.pretend_gpu import PretendGpu
+from tests.workers import WorkerPool
+
+GPU, WORKERS = pretend_gpu.NAME, 2
+pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="this torch cannot have devices made in Python")
+
+
+@pytest.fixture(scope="module")
+def gpu_pool() -> Iterator[WorkerPool]:
+    """Workers in processes that have the device; messages travel through the CPU."""
+    pool = WorkerPool(WORKERS)
+    yield pool
+    pool.close()
+
+
+def moved(data: Data, device: str) -> Data:
+    nodes, edges = ({k: v.to(device) for k, v in columns.items()} for columns in (data.nodes, data.edges))
+    return Data(nodes, edges, data.partition)
+
+
+def partition_on(partition: PartitionData, device: str) -> PartitionData:
+    shards = [
+        ShardEdgesAndFeatures(
+            (shard.edges[0].to(device), shard.edges[1].to(device)),
+            {name: column.to(device) for name, column in shard.edge_features.items()},
+        )
+        for shard in partition.all_shard_edges
+    ]
+    features = {name: column.to(device) for name, column in partition.node_features.items()}
+    return partition._replace(all_shard_edges=shards, node_features=features)
+
+
+def aggregated(graph, data, message, reducer):
+    """The result of a built-in message function, and the gradients of its operands."""
+    x, w = data.leaf("x"), data.leaf("w")
+    graph.ndata["x"], graph.edata["w"] = x, w
+    graph.update_all(message("x", "m") if message is fn.copy_u else message("x", "w", "m"), reducer("m", "out"))
+    out = graph.ndata["out"]
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return [out, x.grad, *([] if w.grad is None else [w.grad])]
+
+
+def builtin_messages(graph, data):
+    return [
+        value
+        for reducer in (fn.sum, fn.mean, fn.max, fn.min)
+        for message in (fn.copy_u, fn.u_mul_e)
+        for value in aggregated(graph, data, message, reducer)
+    ]
+
+
+def python_messages(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    graph.ndata["x"], graph.edata["w"] = x, w
+    found = []
+    for reducer in (fn.sum("m", "out"), fn.max("m", "out"), lambda nodes: {"out": nodes.mailbox["m"].mean(1)}):
+        graph.update_all(lambda edges: {"m": (edges.src["x"] - edges.dst["x"]) * edges.data["w"]}, reducer)
+        out = graph.ndata["out"]
+        weighted_sum(out, data.nodes["cotangent"]).backward()
+        found += [out, x.grad.clone(), w.grad.clone()]
+    return found
+
+
+def layers(graph, data, *modules):
+    """Results of a model with dropout off, gradients of its input and its parameters."""
+    torch.manual_seed(0)
+    found = []
+    for make in modules:
+        layer, x = make().to(data.nodes["x"].device), data.leaf("x")
+        out = layer(graph, x)
+        weighted_sum(out.flatten(1), data.nodes["cotangent"]).backward()
+        found += [out, x.grad, *parameter_gradients(layer).values()]
+    return found
+
+
+def attention(graph, data):
+    sar.patch_dgl()
+    found = layers(
+        graph,
+        data,
+        lambda: dgl.nn.GATConv(6, 2, 2, attn_drop=0.4, allow_zero_in_degree=True),
+        lambda: dgl.nn.GATv2Conv(6, 2, 2, allow_zero_in_degree=True),
+        lambda: dgl.nn.DotGatConv(6, 2, 2, allow_zero_in_degree=True),
+    )
+    logits = data.leaf("e")
+    for norm_by in ("dst", "src"):
+        weights = sar.edge_softmax(graph, logits, norm_by=norm_by)
+        weighted_sum(weights, data.edges["edge cotangent"]).backward()
+        found += [weights, logits.grad.clone()]
+    return found
+
+
+def convolutions(graph, data):
+    sar.patch_dgl()
+    looped = graph.remove_self_loop().add_self_loop()
+    return layers(looped, data, lambda: dgl.nn.GraphConv(6, 4), lambda: dgl.nn.SAGEConv(6, 4, "pool"))
+
+
+def batch_norm(graph, data):
+    found = []
+    for module in (sar.DistributedBN1D(6), sar.DistributedBN1D(6, affine=False)):
+        module, x = module.to(graph.device), data.leaf("x")
+        out = module(x)
+        weighted_sum(out, data.nodes["cotangent"]).backward()
+        found += [out, x.grad, module.running_var, module.eval()(x)]
+    return found
+
+
+def embeddings(graph, data):
+    emb = sar.nn.DistEmbedding(graph, 6)
+    found = []
+    for make in (sar.nn.SparseAdam, sar.nn.SparseAdagrad):
+        optimizer = make([emb])
+        ids = graph.node_ids()[::3]
+        (emb(ids).tanh().sum() + aggregated_rows(graph, emb()).pow(2).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        emb(ids.cpu()).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(emb.weight.detach().clone())
+    return found
+
+
+def aggregated_rows(graph, rows):
+    graph.ndata["h"] = rows
+    graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "h"))
+    return graph.ndata["h"]
+
+
+def sampling(graph, data):
+    graph.edata["p"] = data.edges["w"]
+    sampler = sar.DistNeighborSampler([2, 3], prob="p", input_node_features={"x": data.nodes["x"]})
+    (first, second) = sampler.sample(graph, graph.node_ids()[::2])
+    (block, *_) = sar.construct_mfgs(data.partition, graph.node_ids()[::3].cpu(), 1)
+    sampled = [first.srcdata["x"], *first.edges(), *second.edges(), block.input_nodes, block.in_degrees()]
+    return [*sampled, torch.tensor(graph.sampling_graph.num_edges())]
+
+
+def the_graph(graph, data):
+    """Structure, degrees and changed structure."""
+    looped = graph.remove_self_loop().add_self_loop()
+    with graph.local_scope():
+        graph.apply_edges(fn.u_sub_v("y", "y", "all"))
+        graph.apply_edges(fn.copy_u("y", "some"), edges=torch.tensor([0, 2]))
+        edges = [graph.edata["all"], graph.edata["some"]]
+    return [
+        graph.in_degrees(),
+        graph.out_degrees(),
+        looped.in_degrees(),
+        graph.in_degrees(torch.tensor([1, 2])),
+        *edges,
+    ]
+
+
+PROGRAMS = [the_graph, builtin_messages, python_messages, attention, convolutions, batch_norm, embeddings, sampling]
+
+
+def run(mine, program, device, how):
+    """What a program returns on the CPU, and on the device: each result, and whether it is there."""
+    pretend_gpu.install()
+    partition, data = mine
+    data.partition = partition
+    results = []
+    for target in ("cpu", device):
+        with PretendGpu():
+            torch.manual_seed(1)
+            if how == "made there":
+                graph = build(partition_on(partition, target), 1)
+            else:
+                graph = build(partition, 1)
+                graph.ndata["y"] = data.nodes["y"]
+                graph = graph.to(target)
+            graph.ndata["y"] = data.nodes["y"].to(target)
+            found = program(graph, moved(data, target))
+            results.append(([value.detach().cpu() for value in found], [value.device.type for value in found]))
+    return results
+
+
+@pytest.mark.filterwarnings("ignore:User provided device_type")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_on_another_device(gpu_pool, program):
+    parts = SCENARIOS["random"](WORKERS)
+    mine = deal(parts, random_data(parts))
+    for how, device in (("made there", f"{GPU}:0"), ("moved", GPU)):
+        for (expected, _), (found, places) in gpu_pool.run(run, program, device, how, per_rank=mine):
+            for value, wanted in zip(found, expected, strict=True):
+                assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)
+            if program is not sampling:  # whose blocks are on the CPU
+                assert set(places) == {GPU}
