@@ -1,7 +1,7 @@
 """What passes between readers and the engine: the data of one partition, free of DGL.
 
 Node and edge IDs are *global* and homogeneous: partition p owns the contiguous range `node_ranges[p]`, inside which
-nodes are sorted by type.
+nodes of one type follow each other in runs.
 """
 
 from typing import Any, Final, NamedTuple

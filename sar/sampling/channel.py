@@ -100,4 +100,5 @@ def receive(channel: "Connection[Any, Any]", *, mapped: bool = False) -> Any:
 
 def _bytes_of(tensor: Tensor) -> Any:
     """The memory of a contiguous tensor, as a buffer."""
-    return tensor.detach().view(-1).view(torch.uint8).numpy()
+    # A contiguous tensor of one element may have any stride, which a view as bytes refuses.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()

@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sar.comm import session
+from sar.comm.collectives import exchange_tensors
 from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import InEdges
-from sar.errors import FieldError, GraphError
+from sar.errors import FieldError
 from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner
 
 Features = dict[str, dict[str, Tensor]]  # by node type and name, (N_type, ...) each
@@ -44,13 +47,42 @@ class WorkerRelation:
         return [ID_FORMAT, *map(FieldFormat.of, columns)]
 
 
+class TypeRuns(NamedTuple):
+    """Consecutive global IDs of nodes of one type, of all workers, ascending.
+
+    starts: (R,) int64, the first ID of each run.
+    types: (R,) int64, numbers of node types.
+    rows: (R,) int64, the row of the first node among its worker's nodes of the type.
+    """
+
+    starts: Tensor
+    types: Tensor
+    rows: Tensor
+
+    @classmethod
+    def gathered(cls, graph: GraphShardManager) -> "TypeRuns":
+        """Those of all workers, which call this together."""
+        columns = []
+        for number, ids in enumerate(graph._structure.src.ids.values()):
+            ids = ids.cpu()
+            rows = torch.cat([torch.zeros(min(len(ids), 1), dtype=torch.int64), (ids.diff() != 1).nonzero()[:, 0] + 1])
+            columns.append(torch.stack([ids[rows], torch.full_like(rows, number), rows], dim=1))
+        own = torch.cat(columns)
+        everywhere = torch.cat(exchange_tensors([own] * session.world_size())).cpu()
+        return cls(*everywhere[everywhere[:, 0].argsort()].T.contiguous())
+
+    def of(self, nodes: Tensor) -> Tensor:
+        """Numbers of the runs that nodes are in."""
+        return torch.searchsorted(self.starts, nodes, right=True) - 1
+
+
 @dataclass(frozen=True)
 class WorkerGraph:
     """One worker's part of the graph, as samplers read it.
 
     part: this worker's partition. The nodes of partition p are on worker p.
     node_ranges: [start, end) of global node IDs of every partition.
-    type_starts: (P, types) int64, the first node of every type in every partition, which has its nodes by type.
+    runs: the types of all nodes.
     node_types: their names.
     relations: one for every edge type.
     inputs, outputs: features of this worker's nodes that go with the first sources and the last destinations.
@@ -59,7 +91,7 @@ class WorkerGraph:
 
     part: int
     node_ranges: list[tuple[int, int]]
-    type_starts: Tensor
+    runs: TypeRuns
     node_types: list[str]
     relations: list[WorkerRelation]
     inputs: Features
@@ -73,7 +105,18 @@ class WorkerGraph:
 
     def rows(self, ntype: str, nodes: Tensor) -> Tensor:
         """Rows of this worker's nodes among those of their type."""
-        return nodes - self.type_starts[self.part, self.node_types.index(ntype)]
+        if (start := self._only_starts.get(ntype)) is not None:
+            return nodes - start
+        runs = self.runs.of(nodes)
+        return nodes - self.runs.starts[runs] + self.runs.rows[runs]
+
+    @cached_property
+    def _only_starts(self) -> dict[str, int]:
+        """The first of this worker's nodes of the types that it has in one run, as partitioners leave them, or not."""
+        start, end = self.node_ranges[self.part]
+        own = (self.runs.starts >= start) & (self.runs.starts < end)
+        found = {ntype: self.runs.starts[own & (self.runs.types == k)] for k, ntype in enumerate(self.node_types)}
+        return {ntype: int(starts.sum()) for ntype, starts in found.items() if len(starts) <= 1}
 
     def is_own(self, nodes: Tensor) -> Tensor:
         """Which of the nodes are this worker's, bool."""
@@ -88,8 +131,7 @@ class WorkerGraph:
         """The nodes of every type, in the order given."""
         if len(self.node_types) == 1:
             return {self.node_types[0]: nodes}
-        # Of types without nodes the last of equal starts is the one that has some.
-        types = (torch.searchsorted(self.type_starts.flatten(), nodes, right=True) - 1) % len(self.node_types)
+        types = self.runs.types[self.runs.of(nodes)]
         return {ntype: nodes[types == number] for number, ntype in enumerate(self.node_types)}
 
 
@@ -125,7 +167,6 @@ def make_worker_graph(
     """
     group = session.current_group()
     part = graph._structure.part
-    starts = _type_starts(graph, part)
     etypes = [found.etype for found in edges]
     if fields.prob is not None and not any(fields.prob in graph.edges[etype].data for etype in etypes):
         raise FieldError(
@@ -141,8 +182,8 @@ def make_worker_graph(
         for features in (inputs, outputs)
     ]
     group.agree(f"{signature}, with edge fields {edge_formats} and node features {node_formats}")
-    everywhere = torch.stack(group.all_gather(starts, "type starts of a sampler"))
-    return WorkerGraph(part, graph.node_ranges, everywhere, graph.ntypes, relations, inputs, outputs, signature)
+    runs = TypeRuns.gathered(graph)
+    return WorkerGraph(part, graph.node_ranges, runs, graph.ntypes, relations, inputs, outputs, signature)
 
 
 def _make_relation(graph: GraphShardManager, found: InEdges, fields: BatchFields) -> WorkerRelation:
@@ -158,21 +199,6 @@ def _make_relation(graph: GraphShardManager, found: InEdges, fields: BatchFields
     src = found.src.to(torch.int32 if small else torch.int64)
     rows = found.edges if features else found.edges[:0]
     return WorkerRelation(found.etype, found.indptr, src, ids, weights, rows, features)
-
-
-def _type_starts(graph: GraphShardManager, part: int) -> Tensor:
-    """The first global ID of every type in a partition, (types,) int64."""
-    start = graph.node_ranges[part][0]
-    starts = []
-    for ntype, ids in graph._structure.src.ids.items():
-        starts.append(start)
-        if len(ids) and (int(ids[0]), int(ids[-1])) != (start, start + len(ids) - 1):
-            raise GraphError(
-                f"The nodes of type {ntype!r} do not follow each other in the partition, from {start} on; expected its "
-                "nodes sorted by type, as DGL's partitioner leaves them."
-            )
-        start += len(ids)
-    return torch.tensor(starts, dtype=torch.int64)
 
 
 def _weights(prob: str, field: Tensor, edges: InEdges) -> Tensor:

@@ -1,0 +1,57 @@
+"""Sampling where a worker has a type's nodes in several runs, because it has several partitions."""
+
+import pytest
+import torch
+
+import sar
+from sar.common_tuples import NTYPE, ORIG_ID
+from sar.core.regroup import deal_parts, regroup
+from tests.sampling.scenes import typed_parts
+
+PARTS = 5
+
+
+def regrouped(world_size):
+    """The partitions of every worker, and by worker and type the original IDs of its nodes."""
+    parts = typed_parts(PARTS).partitions
+    runs = deal_parts([1] * PARTS, world_size)
+    ends = [(parts[0].node_ranges[run[0]][0], parts[0].node_ranges[run[-1]][1]) for run in runs]
+    given = [regroup({p: typed_parts(PARTS).partitions[p] for p in run}, ends, w) for w, run in enumerate(runs)]
+    originals = []
+    for data in given:
+        kinds, ids = data.node_features[NTYPE], data.node_features[ORIG_ID]
+        originals.append({ntype: ids[kinds == kind] for kind, ntype in enumerate(data.node_type_names)})
+    return given, originals
+
+
+def sample_all(mine):
+    data, originals = mine
+    graph = sar.construct_full_graph(data)
+    features = {f"{ntype}/x": ids for ntype, ids in originals.items()}
+    sampler = sar.DistNeighborSampler([-1], input_node_features=features, output_node_features=features)
+    (block,) = sampler.sample(graph, {ntype: torch.arange(len(ids)).flip(0) for ntype, ids in originals.items()})
+    found = {}
+    for etype in block.canonical_etypes:
+        src, dst = block.edges(etype=etype)
+        src, dst = block.srcnodes[etype[0]].data["x"][src], block.dstnodes[etype[2]].data["x"][dst]
+        found[etype] = sorted(zip(src.tolist(), dst.tolist(), block.edges[etype].data["orig_id"].tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_full_neighbourhoods_of_several_partitions(pool, world_size):
+    given, originals = regrouped(world_size)
+    expected = {}
+    for data in typed_parts(PARTS).partitions:
+        for (src, dst), fields in data.all_shard_edges:
+            for source, destination, kind, number in zip(
+                src.tolist(), dst.tolist(), fields[NTYPE].tolist(), fields[ORIG_ID].tolist(), strict=True
+            ):
+                expected[data.edge_type_names[kind], number] = (source, destination)
+    by_rank = pool.run(sample_all, per_rank=list(zip(given, originals, strict=True)))
+    found = {}
+    for edges in by_rank:
+        for etype, rows in edges.items():
+            found |= {(etype, number): (source, destination) for source, destination, number in rows}
+    original = torch.cat([data.node_features[ORIG_ID] for data in typed_parts(PARTS).partitions]).tolist()
+    assert found == {key: (original[src], original[dst]) for key, (src, dst) in expected.items()}
