@@ -40,6 +40,10 @@ def run(mine, change, mode, cache):
                 x += 1
             elif change == "another tensor":
                 x = x + 1
+            elif change == "numpy":
+                x.numpy()[-1] += 1
+            elif change == ".data":
+                x.data[-1] += 1
             elif change == "result" and results:
                 results[-1] += 1
         start = comm.statistics()
@@ -49,7 +53,7 @@ def run(mine, change, mode, cache):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("change", ["nothing", "in place", "another tensor", "result"])
+@pytest.mark.parametrize("change", ["nothing", "in place", "another tensor", "numpy", ".data", "result"])
 def test_constant_inputs(pool, world_size, change):
     """From the third call on only the agreement travels; one worker's change makes all compute again."""
     parts = SCENARIOS["random"](world_size)
