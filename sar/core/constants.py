@@ -6,7 +6,7 @@ made in one call, because they were made of the others' operands of then. So the
 worker's result is from. A result is kept from the second call on the same operands: most operands are seen once.
 
 [Note: equal operands]
-Operands are known by their content, not by the tensor that they are in: numpy, `.data` and shared memory change a tensor
+Operands are known by their content, not by the tensor that they are: numpy, `.data` and shared memory change a tensor
 and leave no trace, and a layer such as `GraphConv` scales its input anew on every call. They are looked up by a sample
 of their rows. Where it is seen again, a copy of them is kept, and the result is that of operands whose bits are all the
 copy's. The sample only decides what is worth a copy: what changes with every call, as after dropout, has another sample
