@@ -40,7 +40,7 @@ class PartitionData(NamedTuple):
         (may be absent with one node type) and `_ID` and `orig_id` where known.
     node_type_names: node types; `_TYPE` holds indices into this list.
     edge_type_names: canonical edge types (source type, relation, destination type).
-    partition_book: DGL's partition book, or None for data made in memory.
+    partition_book: DGL's partition book, or None for data made in memory or where DGL is not installed.
     """
 
     all_shard_edges: list[ShardEdgesAndFeatures]

@@ -67,7 +67,7 @@ def _number_of_workers(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--workers {workers}: expected at least 1.")
     if arguments.partition_json is None:
         return workers or torch.cuda.device_count() or 1
-    parts = read_partition_json(arguments.partition_json).num_parts
+    parts = read_partition_json(arguments.partition_json, allow_outside=True).num_parts
     if workers not in (None, parts):
         raise ConfigError(
             f"--workers {workers}, but {arguments.partition_json} has {parts} partitions; expected a worker for each. "

@@ -1,5 +1,7 @@
 """Whether IDs that come in pieces are 0, 1, ... each once, in one bit for each."""
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +19,10 @@ class Once:
     def __init__(self, count: int) -> None:
         self.count = count
         self.outside = self.repeated = self.found = 0
-        self._seen = np.zeros(-(-count // 8), np.uint8)
+
+    @cached_property
+    def _seen(self) -> NDArray[np.uint8]:
+        return np.zeros(-(-self.count // 8), np.uint8)
 
     @property
     def is_permutation(self) -> bool:

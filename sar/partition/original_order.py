@@ -16,10 +16,11 @@ from torch import Tensor
 from sar import comm
 from sar.adapters.dgl.reader.edge_type_names import types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
-from sar.adapters.dgl.reader.graph_file import read_graph_file
+from sar.adapters.dgl.reader.local_graph import PartFile
 from sar.adapters.dgl.reader.partition_json import PartitionJson, find_partition_json, read_partition_json
 from sar.adapters.dgl.reader.partition_reader import graph_path
-from sar.adapters.dgl.reader.tensor_file import load, open_tensors
+from sar.adapters.dgl.reader.stored_tensor import load
+from sar.adapters.dgl.reader.tensor_file import open_tensors
 from sar.comm.session import current_group
 from sar.core.partition_data import own_part
 from sar.errors import ConfigError, PartitionError
@@ -39,6 +40,7 @@ def to_original_order(
     *,
     ntype: str | None = None,
     out: str | PathLike[str] | None = None,
+    allow_outside: bool = False,
 ) -> Array:
     """Put rows of all parts, in the order in which the workers have their nodes, into the order of the input graph.
 
@@ -51,6 +53,7 @@ def to_original_order(
         directory: the partition directory, or its JSON file; it has the original IDs.
         ntype: the node type that the rows belong to; may be left out where there is one.
         out: an `.npy` file to write; it appears when it is complete, in place of an earlier one.
+        allow_outside: as in `load_dgl_partition_data`.
 
     Returns:
         (N, ...): an array, or with `out` the file, memory-mapped.
@@ -60,7 +63,7 @@ def to_original_order(
         ConfigError: rows, dtypes or widths of the values do not fit the directory or each other.
         CommunicationError: another worker failed.
     """
-    spec = read_partition_json(find_partition_json(directory))
+    spec = read_partition_json(find_partition_json(directory), allow_outside=allow_outside)
     type_id = _type_id(spec, ntype)
     alone = not isinstance(values, Sequence) or isinstance(values, str)
     if alone and comm.is_initialized() and comm.world_size() > 1:
@@ -136,7 +139,7 @@ def _original_ids(spec: PartitionJson, part: int, type_id: int) -> NDArray[np.in
     start, end = spec.node_ranges[part, type_id].tolist()
     if start == end:
         return np.empty(0, np.int64)
-    graph = read_graph_file(graph_path(spec, part))
+    graph = PartFile(graph_path(spec, part)).read()
     if graph.orig_node_id is None:
         raise PartitionError(
             f"Part {part} of {spec.path} has no original IDs: neither orig_nids.dgl nor orig_id in graph.dgl. "
@@ -145,7 +148,7 @@ def _original_ids(spec: PartitionJson, part: int, type_id: int) -> NDArray[np.in
         )
     owned = graph.is_inner & (types_of(graph.node_id, spec.node_ranges) == type_id)
     ids, order = graph.node_id[owned].sort()
-    if not torch.equal(ids, torch.arange(start, end)):
+    if len(ids) != end - start or not torch.equal(ids, torch.arange(start, end)):
         raise PartitionError(f"{graph_path(spec, part)} has not each of the nodes [{start}, {end}) once.")
     return graph.orig_node_id[owned][order].long().numpy()
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sar.adapters.dgl.reader.tensor_file import StoredTensor
+from sar.adapters.dgl.reader.stored_tensor import StoredTensor
 from sar.errors import PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
@@ -145,21 +145,17 @@ def open_npy(path: Path) -> tuple[StoredArray, bool]:
     return array, transposed
 
 
-def tensor_column(tensor: StoredTensor) -> Column:
-    """A tensor of one of DGL's files as a column: read where it lies, or in memory where DGL alone can read it.
+def tensor_column(tensor: StoredTensor, name: str | None = None) -> StoredArray:
+    """A tensor of one of DGL's files as a column, read where it lies; its name is for the error.
 
     Raises:
         PartitionError: it is bfloat16.
     """
     if tensor.dtype == torch.bfloat16:
-        raise PartitionError(
-            f"{tensor.path} holds bfloat16, which numpy lacks; expected float16, float32 or another type."
-        )
-    if tensor.values is None:
-        dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
-        return StoredArray(tensor.path, tensor.offset, tensor.shape, dtype)
-    values: Array = tensor.values.numpy()
-    return values
+        what = tensor.path if name is None else f"the field {name!r} in {tensor.path}"
+        raise PartitionError(f"{what} is bfloat16, which numpy lacks; expected float16, float32 or another type.")
+    dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+    return StoredArray(tensor.path, tensor.offset, tensor.shape, dtype)
 
 
 def open_raw(path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> StoredArray:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from sar.adapters.dgl.reader.whole_graph import read_whole_graph
+from sar.adapters.dgl.reader.graph_file import open_graph as open_dgl_graph
+from sar.adapters.dgl.reader.stored_tensor import StoredTensor
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData, HeteroGraphData, read_any_npz
@@ -18,6 +19,7 @@ from sar.partition.ingest.edges import EdgeFormat, open_edges
 from sar.partition.ingest.features import open_features, without_nan
 from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
 from sar.partition.ingest.text import TextFormat
+from sar.partition.stored import tensor_column
 
 METADATA = "metadata.json"
 ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
@@ -128,9 +130,12 @@ def _with_types(path: Files, format: str | None, scratch: Path, *, allow_nan: bo
     if format == "npz":
         graph = from_memory(read_any_npz(file))
     else:
-        whole = read_whole_graph(file)
-        edges = {etype: ArrayEdges(*ends) for etype, ends in whole.edges.items()}
-        graph = GraphSource(whole.num_nodes, edges, whole.node_data, whole.edge_data)
+        stored = open_dgl_graph(file)
+        edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
+        node_data = {ntype: _columns(fields) for ntype, fields in stored.fields.items()}
+        graph = GraphSource(
+            stored.num_nodes, edges, node_data, {of.etype: _columns(of.fields) for of in stored.relations}
+        )
 
     def checked(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
         return {
@@ -143,6 +148,10 @@ def _with_types(path: Files, format: str | None, scratch: Path, *, allow_nan: bo
         node_data={ntype: checked(ntype, fields) for ntype, fields in graph.node_data.items()},
         edge_data={etype: checked(":".join(etype), fields) for etype, fields in graph.edge_data.items()},
     )
+
+
+def _columns(fields: Mapping[str, StoredTensor]) -> dict[str, Column]:
+    return {name: tensor_column(stored, name) for name, stored in fields.items()}
 
 
 def _open_edge_lists(

@@ -8,16 +8,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.adapters.dgl.reader.feature_files import ORIG_ID_FILES, Feature, FeatureFiles
+from sar.adapters.dgl.reader.feature_files import Feature, FeatureFiles
 from sar.adapters.dgl.reader.part_inspection import PartContent, What, inspect_part
-from sar.adapters.dgl.reader.partition_json import PartitionJson, find_partition_json, owned_counts, read_partition_json
+from sar.adapters.dgl.reader.partition_json import (
+    ORIG_ID_FILES,
+    PartitionJson,
+    find_partition_json,
+    owned_counts,
+    read_partition_json,
+)
 from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON
 from sar.errors import PartitionError
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
 from sar.partition.once import Once
 
 
-def inspect_directory(path: str | PathLike[str], *, values: bool = False) -> DirectoryReport:
+def inspect_directory(
+    path: str | PathLike[str], *, values: bool = False, allow_outside: bool = False
+) -> DirectoryReport:
     """Find what a partition directory holds, and whether its files fit together.
 
     Holds one part's `graph.dgl` at a time and, to check original IDs, one bit for each node and edge.
@@ -25,19 +33,23 @@ def inspect_directory(path: str | PathLike[str], *, values: bool = False) -> Dir
     Args:
         path: the directory's JSON file, or the directory.
         values: also look for NaN in features.
+        allow_outside: whether the directory may lead to files outside of it.
 
     Returns:
         The report; the directory is sound if its `problems` are empty.
 
     Raises:
-        PartitionError: the JSON file is missing or damaged, or its ranges of IDs contradict each other.
+        PartitionError: the JSON file is missing or damaged, names a file outside, or its ranges of IDs contradict each
+            other.
     """
-    return inspect_parts(path, values=values)[0]
+    return inspect_parts(path, values=values, allow_outside=allow_outside)[0]
 
 
-def inspect_parts(path: str | PathLike[str], *, values: bool = False) -> tuple[DirectoryReport, list[PartContent]]:
+def inspect_parts(
+    path: str | PathLike[str], *, values: bool = False, allow_outside: bool = False
+) -> tuple[DirectoryReport, list[PartContent]]:
     """As `inspect_directory`, with what the files of each part hold."""
-    spec = read_partition_json(find_partition_json(path))
+    spec = read_partition_json(find_partition_json(path), allow_outside=allow_outside)
     originals = _Originals(spec)
     contents = []
     for part in range(spec.num_parts):
@@ -120,7 +132,7 @@ class _Originals:
         for files in (FeatureFiles.of_nodes(spec, part), FeatureFiles.of_edges(spec, part, content.edge_types)):
             what: What = files.what
             try:
-                stored: list[Feature] = files.original_ids() if "part_graph" in spec.files[part] else []
+                stored: list[Feature] = files.original_ids()
             except PartitionError as error:
                 self._problems.append(str(error))
                 self._found[what].add(ORIG_ID_FILES[what])

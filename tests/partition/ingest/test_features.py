@@ -140,7 +140,7 @@ def test_dgl_tensors(edges, tmp_path):
     assert fields["one"].dtype == np.float16
     with pytest.raises(ConfigError, match="has no tensor 'other'; expected one of _N/feat, label"):
         opened(edges, node_features={"other": path})
-    with pytest.raises(PartitionError, match="holds bfloat16"):
+    with pytest.raises(PartitionError, match=r"bad\.dgl is bfloat16"):
         opened(edges, node_features={"x": tmp_path / "bad.dgl"})
 
 

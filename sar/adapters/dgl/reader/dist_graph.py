@@ -15,14 +15,14 @@ from torch import Tensor
 
 from sar.adapters.dgl.full_graph import construct_full_graph
 from sar.adapters.dgl.reader.edge_type_names import types_of
-from sar.adapters.dgl.reader.graph_file import DST, LocalGraph, local_graph
+from sar.adapters.dgl.reader.local_graph import DST, INNER_NODE, SRC, LocalGraph
 from sar.adapters.dgl.reader.partition_json import IdRanges
 from sar.adapters.dgl.reader.shards import ShardFields
 from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.group import Group
-from sar.common_tuples import NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
 from sar.core.partition_data import own_part
 from sar.errors import GraphError, PartitionError
@@ -98,7 +98,7 @@ class _ServedPartition(NamedTuple):
             )
         node_ranges = _ranges(book._typed_nid_range, book.ntypes)
         edge_ranges = _ranges(book._typed_eid_range, book.canonical_etypes)
-        served = cls(book, local_graph(local), node_ranges, edge_ranges)
+        served = cls(book, _local_graph(local), node_ranges, edge_ranges)
         served._check()
         return served
 
@@ -121,6 +121,17 @@ class _ServedPartition(NamedTuple):
                 " into them. Servers of several partitions on one host overwrite each other's memory, unless each has "
                 "a /dev/shm of its own; a graph partitioned without halo (num_hops=0) has to be partitioned again."
             )
+
+
+def _local_graph(graph: Any) -> LocalGraph:
+    nodes, edges = graph.ndata, graph.edata
+    src, dst = graph.edges(order="eid")
+    return LocalGraph(
+        node_id=nodes[NID],
+        is_inner=nodes[INNER_NODE].bool(),
+        orig_node_id=nodes.get(ORIG_ID),
+        edges={SRC: src, DST: dst} | {key: edges[key] for key in (EID, ORIG_ID) if key in edges},
+    )
 
 
 def _ranges(ranges: Mapping[Any, np.ndarray[Any, Any]], types: list[Any]) -> IdRanges:

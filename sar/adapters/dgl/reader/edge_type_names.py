@@ -1,10 +1,12 @@
 """Canonical names for edge types, also where DGL up to 0.9 wrote their plain names only."""
 
+import os
+
 import numpy as np
 import torch
 
-from sar.adapters.dgl.reader.graph_file import DST, SRC, LocalGraph, read_graph_file
-from sar.adapters.dgl.reader.partition_json import IdRanges, PartitionJson
+from sar.adapters.dgl.reader.local_graph import DST, SRC, LocalGraph, PartFile
+from sar.adapters.dgl.reader.partition_json import REWRITE, IdRanges, PartitionJson
 from sar.common_tuples import EID, CanonicalEtype
 from sar.errors import PartitionError
 from sar.logging_setup import logger
@@ -16,26 +18,32 @@ def canonical_edge_types(spec: PartitionJson, graph: LocalGraph, part: int) -> l
     Plain names get their node types from an edge of that type, in this partition if it has one, else in the others.
 
     Raises:
-        PartitionError: no file at hand has an edge of some type.
+        PartitionError: no file at hand has an edge of some type, or the JSON file lacks the node types that one names.
     """
     names = {type_id: split_edge_type(name) for type_id, name in enumerate(spec.edge_types)}
     if len(spec.node_types) == 1:
         (only,) = spec.node_types
-        return [names[type_id] or (only, plain, only) for type_id, plain in enumerate(spec.edge_types)]
+        names = {type_id: name or (only, spec.edge_types[type_id], only) for type_id, name in names.items()}
     if None in names.values():
         _complete(names, spec, graph)
     for other in range(spec.num_parts):
         path = spec.files[other].get("part_graph")
-        if None in names.values() and other != part and path is not None and path.exists():
+        if None in names.values() and other != part and path is not None and os.path.exists(path):
             logger.info("%s gives edge types plain names; looking for their node types in %s", spec.path, path)
-            _complete(names, spec, read_graph_file(path))
+            _complete(names, spec, PartFile(path).read())
     nameless = [spec.edge_types[type_id] for type_id, name in names.items() if name is None]
     if nameless:
         raise PartitionError(
             f"{spec.path}: cannot tell the node types of the edge types {nameless}, as no edge of them was found; "
             "expected canonical names. Rename them to source:relation:destination under etypes and edge_map."
         )
-    return [name for name in names.values() if name is not None]
+    found = [name for name in names.values() if name is not None]
+    if len(set(found)) < len(found) or not {end for src, _, dst in found for end in (src, dst)} <= {*spec.node_types}:
+        raise PartitionError(
+            f"{spec.path}: the edge types are {found}; expected each once, between the node types {spec.node_types}. "
+            f"{REWRITE}"
+        )
+    return found
 
 
 def split_edge_type(name: str) -> CanonicalEtype | None:

@@ -1,17 +1,18 @@
 """The features of one partition in their files, and the original IDs that some partitioners leave beside them."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sar.adapters.dgl.reader.partition_json import REWRITE, PartitionJson, owned_counts
-from sar.adapters.dgl.reader.tensor_file import StoredTensor, open_tensors
+from sar.adapters.dgl.reader.stored_tensor import StoredTensor
+from sar.adapters.dgl.reader.tensor_file import open_tensors
 from sar.common_tuples import ORIG_ID, CanonicalEtype
 from sar.errors import PartitionError
 
 _KINDS = {"nodes": "node_feats", "edges": "edge_feats"}
-ORIG_ID_FILES = {"nodes": "orig_nids.dgl", "edges": "orig_eids.dgl"}
 
 
 class Feature(NamedTuple):
@@ -69,7 +70,7 @@ class FeatureFiles:
         path = self.spec.files[self.part].get(kind)
         if path is None:
             return self.spec.path, {}
-        if self.from_dispatch and not any(files[kind].exists() for files in self.spec.files if kind in files):
+        if self.from_dispatch and not any(os.path.exists(files[kind]) for files in self.spec.files if kind in files):
             return path, {}
         return path, open_tensors(path)
 
@@ -88,8 +89,8 @@ class FeatureFiles:
         Raises:
             PartitionError: the file is damaged, or has not exactly one ID for every node or edge.
         """
-        path = self.spec.files[self.part]["part_graph"].parent / ORIG_ID_FILES[self.what]
-        if not path.exists():
+        path = self.spec.files[self.part].get(self.what)
+        if path is None or not os.path.exists(path):
             return []
         found = [self._checked(path, name, name, ORIG_ID, stored) for name, stored in open_tensors(path).items()]
         missing = {type_id for type_id, count in enumerate(self.counts) if count} - {one.type_id for one in found}

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
-from sar.adapters.dgl.reader.graph_file import load_graph, local_graph
+from sar.adapters.dgl.reader.local_graph import DST, INNER_EDGE, PART_ID, SRC, LocalGraph, PartFile
 from sar.adapters.dgl.reader.partition_json import IdRanges, PartitionJson
 from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON, graph_path
-from sar.adapters.dgl.reader.tensor_file import StoredTensor
-from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype
+from sar.adapters.dgl.reader.stored_tensor import StoredTensor, load
+from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype
 from sar.errors import PartitionError
 from sar.kernels.id_slices import pieces
 
@@ -97,13 +97,14 @@ def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent
     from_dispatch = spec.path.name == DISPATCH_JSON
     try:
         path = graph_path(spec, part)
-        graph = load_graph(path)
-        content.edge_types = canonical_edge_types(spec, local_graph(graph), part)
+        file = PartFile(path)
+        graph = file.read()
+        content.edge_types = canonical_edge_types(spec, graph, part)
     except PartitionError as error:
         content.problems.append(str(error))
     else:
-        from_dispatch &= "part_id" not in graph.ndata
-        _Structure(spec, part, path, content).check(dict(graph.ndata), dict(graph.edata), graph.edges(order="eid"))
+        from_dispatch &= PART_ID not in file.nodes
+        _Structure(spec, part, path, content).check(file, graph)
         del graph
     for files in (
         FeatureFiles.of_nodes(spec, part, from_dispatch=from_dispatch),
@@ -122,9 +123,9 @@ class _Structure:
         self._path = path
         self._content = content
 
-    def check(self, nodes: Mapping[str, Tensor], edges: Mapping[str, Tensor], ends: tuple[Tensor, Tensor]) -> None:
+    def check(self, file: PartFile, graph: LocalGraph) -> None:
         spec, part = self._spec, self._part
-        inner, ids = nodes["inner_node"].bool(), nodes[NID].long()
+        inner, ids = graph.is_inner, graph.node_id
         self._owned_once("nodes", ids[inner], spec.node_ranges)
         num_nodes = spec.partition_ranges[-1][1]
         self._each("nodes have IDs outside those of all parts", (ids < 0) | (ids >= num_nodes), ids)
@@ -136,34 +137,29 @@ class _Structure:
             self._say(f"{len(halo) - len(halo.unique())} halo nodes are there more than once; expected each once")
         ids = ids.clamp(0, max(num_nodes - 1, 0))
         owner = _owner(ids, spec.node_ranges)
-        if "part_id" in nodes:
-            wrong = nodes["part_id"] != owner
+        if PART_ID in file.nodes:
+            wrong = load(file.nodes[PART_ID]) != owner
             self._each(f"nodes have another part_id than the ranges in {spec.path.name} say", wrong, ids)
-        if NTYPE in nodes:
-            wrong = nodes[NTYPE] != types_of(ids, spec.node_ranges)
+        if NTYPE in file.nodes:
+            wrong = load(file.nodes[NTYPE]) != types_of(ids, spec.node_ranges)
             self._each(f"nodes have another {NTYPE} than the ranges in {spec.path.name} say", wrong, ids)
-        self._check_edges(edges, ends, ids, inner, owner)
-        self._keep_original_ids("nodes", nodes, NID, inner, spec.node_ranges)
-        self._keep_original_ids("edges", edges, EID, inner[ends[1].long()], spec.edge_ranges)
+        marks: dict[str, Tensor] = {key: load(file.edges[key]) for key in (INNER_EDGE, ETYPE) if key in file.edges}
+        self._check_edges(graph, marks, ids, owner)
+        self._keep_original_ids("nodes", graph.node_id, graph.orig_node_id, inner, spec.node_ranges)
+        mine = inner[graph.edges[DST].long()]
+        self._keep_original_ids("edges", graph.edges[EID], graph.edges.get(ORIG_ID), mine, spec.edge_ranges)
 
-    def _check_edges(
-        self,
-        fields: Mapping[str, Tensor],
-        ends: tuple[Tensor, Tensor],
-        node_id: Tensor,
-        inner: Tensor,
-        owner: Tensor,
-    ) -> None:
+    def _check_edges(self, graph: LocalGraph, marks: Mapping[str, Tensor], node_id: Tensor, owner: Tensor) -> None:
         """Check edges in chunks, and add up what comes from and goes to other parts."""
-        spec, content = self._spec, self._content
+        spec, content, inner, edges = self._spec, self._content, graph.is_inner, graph.edges
         num_edges = int(spec.edge_ranges[-1, -1, 1])
         num_types, num_nodes, parts = spec.edge_ranges.shape[1], len(node_id), spec.num_parts
         read = torch.zeros(num_types * num_nodes, dtype=torch.bool)  # by edge type, then node
         came_in = torch.zeros(num_types * parts, dtype=torch.int64)  # by edge type, then part
         wrong: dict[str, list[Tensor]] = {}
         own_ids = []
-        for chunk in pieces(len(ends[0])):
-            src, dst, ids = ends[0][chunk].long(), ends[1][chunk].long(), fields[EID][chunk].long()
+        for chunk in pieces(len(edges[EID])):
+            src, dst, ids = (edges[key][chunk].long() for key in (SRC, DST, EID))
             comes_in = inner[dst]
             own_ids.append(ids[comes_in])
             known = ids.clamp(0, max(num_edges - 1, 0))
@@ -175,13 +171,13 @@ class _Structure:
                     ~comes_in & (_owner(known, spec.edge_ranges) != owner[dst])
                 )
             }
-            if "inner_edge" in fields:
+            if INNER_EDGE in marks:
                 found["edges are marked as inner and end at halo nodes, or the other way round"] = (
-                    fields["inner_edge"][chunk].bool() != comes_in
+                    marks[INNER_EDGE][chunk].bool() != comes_in
                 )
-            if ETYPE in fields:
+            if ETYPE in marks:
                 found[f"edges have another {ETYPE} than the ranges in {spec.path.name} say"] = (
-                    fields[ETYPE][chunk] != kind
+                    marks[ETYPE][chunk] != kind
                 )
             found["edges join other node types than their own type says"] = self._misses_type(
                 kind, types_of(node_id[src], spec.node_ranges), types_of(node_id[dst], spec.node_ranges)
@@ -196,7 +192,7 @@ class _Structure:
             bad = torch.cat(edge_ids)
             if len(bad):
                 self._say(f"{len(bad)} {problem}, edge {int(bad[0])} for one")
-        self._owned_once("edges", torch.cat(own_ids) if own_ids else fields[EID].long(), spec.edge_ranges)
+        self._owned_once("edges", torch.cat(own_ids) if own_ids else edges[EID], spec.edge_ranges)
         read = read.view(num_types, num_nodes) & ~inner
         content.read_from += torch.bincount(owner[read.any(0)], minlength=parts).numpy()
         content.edges_from = came_in.view(num_types, parts).numpy()
@@ -214,21 +210,21 @@ class _Structure:
         start, end = int(ranges[self._part, 0, 0]), int(ranges[self._part, -1, 1])
         inside = (ids >= start) & (ids < end)
         self._each(f"inner {what} have IDs outside [{start}, {end}), the part's own", ~inside, ids)
-        seen = torch.zeros(end - start, dtype=torch.bool)
-        seen[ids[inside] - start] = True
-        missing, repeated = int((~seen).sum()), int(inside.sum()) - int(seen.sum())
+        seen = ids[inside].unique()
+        missing, repeated = end - start - len(seen), int(inside.sum()) - len(seen)
         if missing or repeated:
-            first = f", {start + int((~seen).nonzero()[0])} for one" if missing else ""
+            run = int((seen == torch.arange(start, start + len(seen))).int().cumprod(0).sum())  # IDs without a gap
+            first = f", {start + run} for one" if missing else ""
             self._say(
                 f"of the {what} [{start}, {end}) that {self._spec.path.name} promises, {missing} are missing{first}; "
                 f"{repeated} are there more than once"
             )
 
     def _keep_original_ids(
-        self, what: What, fields: Mapping[str, Tensor], key: str, mine: Tensor, ranges: IdRanges
+        self, what: What, ids: Tensor, original: Tensor | None, mine: Tensor, ranges: IdRanges
     ) -> None:
-        if ORIG_ID in fields:
-            kind, ids = types_of(fields[key].long()[mine], ranges), fields[ORIG_ID][mine]
+        if original is not None:
+            kind, ids = types_of(ids[mine], ranges), original[mine]
             self._content.orig_ids[what] = [ids[kind == type_id] for type_id in range(ranges.shape[1])]
 
     def _each(self, problem: str, bad: Tensor, ids: Tensor) -> None:

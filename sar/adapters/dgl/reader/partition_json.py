@@ -5,6 +5,7 @@ Written by `dgl.distributed.partition_graph` (any DGL since 0.5, as `<graph name
 """
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from os import PathLike
@@ -14,8 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sar.adapters.dgl.reader.stored_tensor import open_file
 from sar.errors import PartitionError
 
+GRAPH = "part_graph"
+ORIG_ID_FILES = {"nodes": "orig_nids.dgl", "edges": "orig_eids.dgl"}
+"""Original IDs, which some partitioners leave beside the graph, and the JSON file does not name."""
 REWRITE = "Write the directory again with dgl.distributed.partition_graph."
 _REWRITE_WITH_HALO = (
     "The directory was written without halo (halo_hops is 0), which drops the edges between partitions: write it again "
@@ -34,7 +39,8 @@ class PartitionJson:
     num_parts: number of partitions.
     node_types, edge_types: names by type ID; edge types as the file spells them (plain names up to DGL 0.9).
     node_ranges, edge_ranges: ranges of global IDs, contiguous, partition-major, then by type.
-    files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named.
+    files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named, and
+        under the keys of `ORIG_ID_FILES`, whether they are there or not.
     edge_fix: how to repair a directory whose edges do not add up.
     name, method: of the graph, and of its partitioning; empty where the file has none.
     """
@@ -56,16 +62,20 @@ class PartitionJson:
         return [(int(types[0, 0]), int(types[-1, 1])) for types in self.node_ranges]
 
 
-def read_partition_json(partition_json_file: str | PathLike[str]) -> PartitionJson:
+def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outside: bool = False) -> PartitionJson:
     """Read and check the JSON file of a partition directory.
 
+    Args:
+        partition_json_file: the file.
+        allow_outside: whether it may name files outside of its directory, also by links.
+
     Raises:
-        PartitionError: the file is missing, is not JSON, lacks a key, or contradicts itself.
+        PartitionError: the file is missing, is not JSON, lacks a key, contradicts itself, or names a file outside.
     """
     path = Path(partition_json_file)
     content = _load(path)
     num_parts = content["num_parts"]
-    if not isinstance(num_parts, int) or num_parts < 1:
+    if type(num_parts) is not int or num_parts < 1:
         raise PartitionError(f"{path}: num_parts is {num_parts!r}; expected a positive integer. {REWRITE}")
     edge_fix = _REWRITE_WITH_HALO if content.get("halo_hops") == 0 and num_parts > 1 else REWRITE
     node_types = _type_names(path, "ntypes", content.get("ntypes", {"_N": 0}))
@@ -85,7 +95,7 @@ def read_partition_json(partition_json_file: str | PathLike[str]) -> PartitionJs
         edge_types=edge_types,
         node_ranges=node_ranges,
         edge_ranges=edge_ranges,
-        files=_part_files(path, content, num_parts),
+        files=_part_files(path, content, num_parts, allow_outside=allow_outside),
         edge_fix=edge_fix,
         name=str(content.get("graph_name", "")),
         method=str(content.get("part_method", "")),
@@ -118,22 +128,26 @@ def owned_counts(ranges: IdRanges, part: int) -> list[int]:
 def _names_parts(file: Path) -> bool:
     """Whether a JSON file names the files of partitions, as reports beside it do not."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = _parse(file)
+    except PartitionError:
         return False
     return isinstance(content, dict) and "part-0" in content
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _parse(path: Path) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        with open_file(path) as file:
+            return json.load(file)
+    except PartitionError as error:
         raise PartitionError(
-            f"Cannot read {path} ({error.strerror}); expected the JSON file that dgl.distributed.partition_graph "
-            "writes beside the folders part0, part1, ... Check the path."
+            f"{error} Expected the JSON file that dgl.distributed.partition_graph writes beside part0, part1, ..."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PartitionError(f"{path} is not valid JSON: {error}. Copy it again, or write it again.") from error
+
+
+def _load(path: Path) -> dict[str, Any]:
+    content = _parse(path)
     missing = [
         key for key in ("num_parts", "node_map", "edge_map") if not isinstance(content, dict) or key not in content
     ]
@@ -146,9 +160,10 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _type_names(path: Path, key: str, ids: Any) -> list[str]:
-    if not isinstance(ids, dict) or not ids or not all(type_id in ids.values() for type_id in range(len(ids))):
+    names = {type_id: name for name, type_id in ids.items() if type(type_id) is int} if isinstance(ids, dict) else {}
+    if not names or len(names) < len(ids) or names.keys() != set(range(len(names))):
         raise PartitionError(f"{path}: {key} is {ids!r}; expected type names with the IDs 0, 1, ... {REWRITE}")
-    return sorted(ids, key=lambda name: int(ids[name]))
+    return [names[type_id] for type_id in range(len(names))]
 
 
 def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: int, fix: str) -> IdRanges:
@@ -173,7 +188,7 @@ def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: i
     for part in range(num_parts):
         for type_id, name in enumerate(types):
             start, end = _as_pair(id_map[name][part], reached)
-            if start != reached or end < start:
+            if start != reached or not start <= end < 2**63:
                 raise PartitionError(
                     f"{path}: {key} of {name} in partition {part} is {id_map[name][part]}; expected a range that "
                     f"starts at {reached}, as global IDs run through partitions and, inside them, types. {fix}"
@@ -194,7 +209,7 @@ def _as_pair(entry: Any, reached: int) -> tuple[int, int]:
             return -1, -1
 
 
-def _part_files(path: Path, content: dict[str, Any], num_parts: int) -> list[dict[str, Path]]:
+def _part_files(path: Path, content: dict[str, Any], num_parts: int, *, allow_outside: bool) -> list[dict[str, Path]]:
     entries = {key: value for key, value in content.items() if re.fullmatch(r"part-\d+", key)}
     expected = [f"part-{part}" for part in range(num_parts)]
     if entries.keys() != set(expected) or not all(isinstance(entry, dict) for entry in entries.values()):
@@ -202,4 +217,26 @@ def _part_files(path: Path, content: dict[str, Any], num_parts: int) -> list[dic
             f"{path}: num_parts is {num_parts}, but there are files for {len(entries)} partitions "
             f"({', '.join(sorted(entries)) or 'none'}). {REWRITE}"
         )
-    return [{kind: path.parent / str(file) for kind, file in entries[key].items()} for key in expected]
+    files = [{kind: path.parent / str(file) for kind, file in entries[key].items()} for key in expected]
+    for named in files:
+        if GRAPH in named:
+            named |= {kind: named[GRAPH].parent / file for kind, file in ORIG_ID_FILES.items()}
+    if not allow_outside:
+        folder = os.path.realpath(path.parent)
+        for key, named in zip(expected, files, strict=True):
+            for kind, file in named.items():
+                _check_inside(f"{path}: {kind} of {key}", file, folder)
+    return files
+
+
+def _check_inside(what: str, file: Path, folder: str) -> None:
+    """Refuse what leads out of the folder; a directory from elsewhere could name any file of this machine."""
+    try:
+        real = os.path.realpath(file)
+    except ValueError as error:  # a name that no file can have
+        raise PartitionError(f"{what} is {str(file)!r}, which is no file name: {error}. {REWRITE}") from error
+    if os.path.commonpath([folder, real]) != folder:
+        raise PartitionError(
+            f"{what} is {real}; expected a file below {folder}, as DGL writes it. Copy the file there and name it "
+            "relative to the JSON file or, if you trust the directory, pass allow_outside=True (--allow-outside)."
+        )

@@ -1,5 +1,6 @@
 """Read one partition of a directory that DGL's partitioners wrote, with features streamed from disk."""
 
+import os
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
@@ -11,21 +12,25 @@ from torch import Tensor
 from sar import comm
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
-from sar.adapters.dgl.reader.graph_file import DST, LocalGraph, read_graph_file
+from sar.adapters.dgl.reader.local_graph import DST, PART_ID, LocalGraph, PartFile
 from sar.adapters.dgl.reader.partition_json import REWRITE, PartitionJson, read_partition_json
 from sar.adapters.dgl.reader.shards import build_shards
-from sar.adapters.dgl.reader.tensor_file import load
+from sar.adapters.dgl.reader.stored_tensor import load
 from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.session import current_group
 from sar.common_tuples import NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
-from sar.errors import PartitionError
+from sar.errors import DglError, PartitionError
 
 DISPATCH_JSON = "metadata.json"
 
 
 def load_dgl_partition_data(
-    partition_json_file: str | PathLike[str], own_partition_idx: int, device: str | torch.device
+    partition_json_file: str | PathLike[str],
+    own_partition_idx: int,
+    device: str | torch.device,
+    *,
+    allow_outside: bool = False,
 ) -> PartitionData:
     """Load one partition of a directory written by `dgl.distributed.partition_graph` or DGL's dispatch pipeline.
 
@@ -35,23 +40,27 @@ def load_dgl_partition_data(
         partition_json_file: the directory's JSON file; it names the other files relative to itself.
         own_partition_idx: the partition to load; worker r owns partition r, so pass `sar.rank()`.
         device: where edges and features go.
+        allow_outside: whether the JSON file, or links beside it, may lead to files outside of its directory.
 
     Returns:
-        The partition's nodes, in-edges and features. `orig_id` counts within types.
+        The partition's nodes, in-edges and features. `orig_id` counts within types. `partition_book` is None where DGL
+        cannot be imported; nothing else needs it.
 
     Raises:
-        PartitionError: a file is missing, damaged or truncated; the directory does not fit the number of workers; or it
-            was written without reshuffling, without halo, or for GraphBolt only. The other workers get a `PeerError`
-            from their next distributed call.
+        PartitionError: a file is missing, damaged, truncated or outside; the directory does not fit the number of
+            workers; or it was written without reshuffling, without halo, or for GraphBolt only. The other workers get a
+            `PeerError` from their next distributed call.
     """
     with current_group().guard() if comm.is_initialized() else nullcontext():
-        return _load(read_partition_json(partition_json_file), own_partition_idx, torch.device(device))
+        spec = read_partition_json(partition_json_file, allow_outside=allow_outside)
+        return _load(spec, own_partition_idx, torch.device(device))
 
 
 def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData:
     _check_part(spec, part)
-    graph = read_graph_file(graph_path(spec, part))
-    from_dispatch = graph.lacks_part_id and spec.path.name == DISPATCH_JSON
+    file = PartFile(graph_path(spec, part))
+    graph = file.read()
+    from_dispatch = PART_ID not in file.nodes and spec.path.name == DISPATCH_JSON
     edge_types = canonical_edge_types(spec, graph, part)
     node_features = _node_features(spec, part, graph, from_dispatch, device)
     _check_edge_ids(spec, part, graph)
@@ -85,9 +94,11 @@ def graph_path(spec: PartitionJson, part: int) -> Path:
     """The partition's `graph.dgl`."""
     files = spec.files[part]
     path = files.get("part_graph")
-    if path is not None and path.exists():
+    if path is not None and os.path.exists(path):
         return path
-    if "part_graph_graphbolt" in files or (path is not None and (path.parent / "fused_csc_sampling_graph.pt").exists()):
+    if "part_graph_graphbolt" in files or (
+        path is not None and os.path.exists(path.parent / "fused_csc_sampling_graph.pt")
+    ):
         raise PartitionError(
             f"Partition {part} of {spec.path} is there for GraphBolt only (fused_csc_sampling_graph.pt, converted by "
             "dgl.distributed.dgl_partition_to_graphbolt); expected graph.dgl. Put back the graph.dgl from before the "
@@ -120,7 +131,7 @@ def _node_features(
 def _check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph, own: Tensor) -> None:
     path = spec.files[part]["part_graph"]
     start, end = spec.partition_ranges[part]
-    if not torch.equal(own, torch.arange(start, end)):
+    if len(own) != end - start or not torch.equal(own, torch.arange(start, end)):
         raise PartitionError(
             f"{path} holds {len(own)} nodes of partition {part}; expected one for every node ID in [{start}, {end}), "
             f"as {spec.path.name} says. {REWRITE}"
@@ -141,7 +152,11 @@ def _check_edge_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
 
 
 def _partition_book(spec: PartitionJson, part: int, edge_types: list[CanonicalEtype]) -> Any:
-    require_dgl()
+    """DGL's own, where DGL is there."""
+    try:
+        require_dgl()
+    except DglError:
+        return None
     from dgl.distributed.graph_partition_book import RangePartitionBook
 
     return RangePartitionBook(

@@ -8,7 +8,7 @@ from torch import Tensor
 from sar.adapters.dgl.reader.edge_type_names import types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.partition_json import IdRanges
-from sar.adapters.dgl.reader.tensor_file import load
+from sar.adapters.dgl.reader.stored_tensor import load
 from sar.adapters.dgl.reader.visible_edges import VisibleEdges
 from sar.common_tuples import EID, ETYPE, ORIG_ID, CanonicalEtype, ShardEdgesAndFeatures
 from sar.kernels.id_slices import pieces

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.reader.graph_file import DST, SRC, LocalGraph
+from sar.adapters.dgl.reader.local_graph import DST, SRC, LocalGraph
 from sar.common_tuples import EID, ORIG_ID
 from sar.kernels.id_slices import pieces
 

@@ -13,20 +13,28 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sar.adapters.dgl.file_layout import (
+    ARRAY_HEADER,
+    ARRAY_MARK,
+    COO,
+    COO_MARK,
+    CPU,
+    CSC,
+    CSR,
+    CSR_MARK,
+    GRAPH_FILE_HEADER_BYTES,
+    GRAPH_FILE_MARK,
+    GRAPH_FILE_VERSION,
+    HETEROGRAPH_MARK,
+    HETEROGRAPHS,
+    META_GRAPH_MARK,
+    RELATION_MARK,
+    TENSOR_FILE_MARK,
+)
 from sar.errors import ConfigError
 
 Array = NDArray[Any]
 
-TENSOR_FILE_MAGIC = 0xDD5A9FBE3FA2443F
-ARRAY_MAGIC = 0xDD5E40F096B4A13F
-CPU = 1
-_GRAPH_FILE_MAGIC = 0xDD2E4FF046B4A13F
-_HETEROGRAPH_MAGIC = 0xDD589FBE35224ABF
-_META_GRAPH_MAGIC = 0xDD3C5FFE20046ABF
-_CSR_MAGIC = 0xDD6CD31205DFF127
-_RELATION_MAGIC = 0xDD2E60F0F6B4A127
-_COO_MAGIC = 0xDD61FFD305DFF127
-_FILE_HEADER_BYTES = 4096
 _INT64 = np.dtype("<i8")
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5}  # of DLPack
 _READABLE = {"i1", "i2", "i4", "i8", "u1", "f2", "f4", "f8", "c8", "c16"}
@@ -111,7 +119,7 @@ def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def tensor_file_layout(specs: Mapping[str, ArraySpec]) -> FileLayout:
     """A file of tensors by name, as `dgl.data.utils.load_tensors` reads it."""
     layout = FileLayout()
-    layout.add(struct.pack("<QQQ", TENSOR_FILE_MAGIC, len(specs), len(specs)))
+    layout.add(struct.pack("<QQQ", TENSOR_FILE_MARK, len(specs), len(specs)))
     for name, spec in specs.items():
         layout.add(_text(name))
         layout.add_array(name, spec)
@@ -126,16 +134,17 @@ def graph_file_layout(
     The arrays are named `src`, `dst`, `node/FIELD` and `edge/FIELD`, with an entry for each node or edge.
     """
     layout = FileLayout()
-    heterograph_at = _FILE_HEADER_BYTES + 16
-    layout.add(struct.pack("<QQQQ", _GRAPH_FILE_MAGIC, 2, 2, 1).ljust(_FILE_HEADER_BYTES, b"\0"))  # version, kind, one
+    heterograph_at = GRAPH_FILE_HEADER_BYTES + 16
+    header = struct.pack("<QQQQ", GRAPH_FILE_MARK, GRAPH_FILE_VERSION, HETEROGRAPHS, 1)
+    layout.add(header.ljust(GRAPH_FILE_HEADER_BYTES, b"\0"))
     layout.add(struct.pack("<QQ", heterograph_at, 0))  # no labels
-    one_type = struct.pack("<QQQQ", _META_GRAPH_MAGIC, _CSR_MAGIC, 1, 1)
+    one_type = struct.pack("<QQQQ", META_GRAPH_MARK, CSR_MARK, 1, 1)
     for values in ([0, 1], [0], [0]):
         one_type += array_header(ArraySpec(_INT64, (len(values),))) + _integers(*values)
     one_type += b"\0"  # not sorted
-    layout.add(struct.pack("<Q", _HETEROGRAPH_MAGIC) + one_type)
-    layout.add(struct.pack("<QQiiii", 1, _RELATION_MAGIC, 1, 1, 7, 1))  # one relation, in COO; any form may be made
-    layout.add(one_type + struct.pack("<QQQ", _COO_MAGIC, num_nodes, num_nodes))
+    layout.add(struct.pack("<Q", HETEROGRAPH_MARK) + one_type)
+    layout.add(struct.pack("<QQiiii", 1, RELATION_MARK, COO, 1, COO | CSR | CSC, 1))  # COO is here; DGL may make any
+    layout.add(one_type + struct.pack("<QQQ", COO_MARK, num_nodes, num_nodes))
     for end in ("src", "dst"):
         layout.add_array(end, ArraySpec(_INT64, (num_edges,)))
     layout.add(array_header(ArraySpec(_INT64, (0,))) + b"\0\0")  # edges are in order; neither end is sorted
@@ -153,7 +162,7 @@ def graph_file_layout(
 def array_header(spec: ArraySpec) -> bytes:
     """What precedes an array's values."""
     code, bits = _CODES[spec.dtype.kind], 8 * spec.dtype.itemsize
-    head = struct.pack("<QQiiiBBH", ARRAY_MAGIC, 0, CPU, 0, len(spec.shape), code, bits, 1)
+    head = struct.pack(f"<{ARRAY_HEADER}", ARRAY_MARK, 0, CPU, 0, len(spec.shape), code, bits, 1)
     return head + _integers(*spec.shape, spec.nbytes)
 
 

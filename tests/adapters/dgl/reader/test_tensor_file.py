@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from sar.adapters.dgl.reader import tensor_file
-from sar.adapters.dgl.reader.tensor_file import load, open_tensors
+from sar.adapters.dgl.reader import stored_tensor
+from sar.adapters.dgl.reader.stored_tensor import load
+from sar.adapters.dgl.reader.tensor_file import open_tensors
 from sar.errors import PartitionError
 from tests.adapters.dgl.directories import load_tensors, save_tensors
 
@@ -29,7 +30,7 @@ UNREADABLE_FOR_DGL = (torch.bfloat16, torch.complex64, torch.complex128)
 
 @pytest.fixture(params=(1, 48, 4 * 2**20), ids="slices of {} bytes".format)
 def slice_bytes(request, monkeypatch):
-    monkeypatch.setattr(tensor_file, "_SLICE_BYTES", request.param)
+    monkeypatch.setattr(stored_tensor, "_SLICE_BYTES", request.param)
 
 
 @pytest.mark.usefixtures("slice_bytes")
@@ -45,7 +46,6 @@ def test_all_dtypes_and_shapes(tmp_path, dtype, shape):
     found = open_tensors(path)
     assert set(found) == {"before", "ntype/naïve name", "after"}
     stored = found["ntype/naïve name"]
-    assert stored.values is None
     assert stored.shape == tuple(expected.shape)
     values = load(stored, CPU)
     assert values.dtype == expected.dtype == stored.dtype
@@ -81,14 +81,23 @@ def test_file_that_shrinks_while_it_is_read(tmp_path):
         load(stored, CPU)
 
 
-def test_unknown_layout_is_left_to_dgl(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    "at, content, found",
+    [
+        (0, b"x", "where the mark of a tensor file should be"),
+        (32, b"\xff", "a name that is not UTF-8"),
+        (33, b"x", "an array with the mark"),
+        (49, b"\2", "device 2"),
+        (57, b"\0", "0 dimensions"),
+        (61, b"\3", r"dtype \(3, 64, 1\)"),
+        (65, b"\5", r"shape \(5,\) in 80 bytes"),
+        (72, b"\xff", "an array of shape"),
+    ],
+)
+def test_what_is_not_known_is_named(tmp_path, at, content, found):
     path = tmp_path / "features.dgl"
-    save_tensors(str(path), {"a": torch.arange(10), "b": torch.ones(2, 3)})
-    monkeypatch.setattr(tensor_file, "ARRAY_MAGIC", 0)
-    with caplog.at_level("WARNING", logger="sar"):
-        found = open_tensors(path)
-    assert [str(path) in record.getMessage() for record in caplog.records] == [True]
-    assert found["a"].values is not None
-    assert torch.equal(load(found["b"], CPU), torch.ones(2, 3))
-    position = torch.arange(9, -1, -1).int()
-    assert load(found["a"], CPU, position).tolist() == list(range(9, -1, -1))
+    save_tensors(str(path), {"a": torch.arange(10)})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:at] + content + whole[at + len(content) :])
+    with pytest.raises(PartitionError, match=f"{path} has .*{found}"):
+        load(open_tensors(path)["a"])
