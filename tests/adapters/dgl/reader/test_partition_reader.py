@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sar.adapters.dgl.reader.partition_reader import load_dgl_partition_data
 from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
+from sar.errors import PartitionError
 from tests.adapters.dgl.directories import (
     Directory,
     dgl,
@@ -300,4 +301,7 @@ def test_json_with_absolute_paths(tmp_path):
     moved = tmp_path / "elsewhere" / "graph.json"
     moved.parent.mkdir()
     moved.write_text(json.dumps(directory.json()))
-    oracle.check([load_dgl_partition_data(moved, part, "cpu") for part in range(2)])
+    oracle.check(load_all(directory))  # its own files, spelled out
+    with pytest.raises(PartitionError, match=r"elsewhere/graph.json: \w+ of part-0 is .*; expected a file below"):
+        load_dgl_partition_data(moved, 0, "cpu")
+    oracle.check([load_dgl_partition_data(moved, part, "cpu", allow_outside=True) for part in range(2)])
