@@ -3,12 +3,13 @@
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := sar tests examples benchmarks tools
-FAST := test_architecture.py test_graphs.py test_mutants.py kernels comm/test_collectives.py core/graph core/test_agreement.py \
-  core/test_attention.py core/test_late_messages.py nn parity/test_conv_layers.py parity/test_values.py sampling/test_blocks.py \
-  sampling/test_seeds.py sampling/test_training.py adapters/dgl/reader/test_partition_reader.py partition/test_write.py \
-  partition/test_pipeline.py cli/test_inspect.py
+FAST := test_architecture.py test_graphs.py test_mutants.py comm/test_collectives.py core/graph core/test_agreement.py \
+  core/test_attention.py core/test_late_messages.py core/test_pruned_backward.py nn parity/test_layers.py parity/test_values.py \
+  parity/test_conv_layers.py::test_python_functions_in_many_tiles sampling/test_blocks.py sampling/test_seeds.py \
+  sampling/test_training.py adapters/dgl/reader/test_partition_reader.py partition/test_write.py partition/test_pipeline.py \
+  cli/test_inspect.py
 
-.PHONY: venv demo bench test test-fast test-all mutants check clean
+.PHONY: venv demo bench test test-fast .fast-kernels .fast-rest test-all mutants check clean
 
 venv: $(VENV)/.made
 
@@ -22,10 +23,15 @@ bench: $(VENV)/.installed-plot
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow"
 
-# Kernels, frames, the engine against DGL, mini-batches, and directories written and read, on up to two workers, within
-# three minutes on two cores, kernels to be compiled included. Random cases are fewer than in `make test`.
+# Kernels, frames, the engine against DGL, mini-batches, and directories written and read, on up to two workers: within three
+# minutes on two cores, compiling included. Random cases are fewer than in `make test`.
 test-fast: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow" --most-workers 2 --hypothesis-profile fast $(addprefix tests/,$(FAST))
+	@echo "Two parts run side by side; each says how it went when it is done."
+	@$(MAKE) --jobs 2 --output-sync --no-print-directory .fast-kernels .fast-rest
+
+.fast-kernels .fast-rest:
+	@$(BIN)/python -m pytest -q -m "not slow" --most-workers 2 --hypothesis-profile fast \
+	  $(addprefix tests/,$(if $(filter .fast-kernels,$@),kernels,$(FAST)))
 
 # All tests, and which lines and branches of sar/ they reach, child processes included; kernels are compiled anew, as their
 # making is measured too. Then the mutants.

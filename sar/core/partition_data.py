@@ -34,6 +34,10 @@ def part_of(rank: int) -> int:
 
 def check_partition(data: PartitionData, part: int, world_size: int) -> None:
     """Raise `PartitionError` where the data of this worker contradicts itself or the number of workers."""
+    if not isinstance(data, PartitionData):
+        raise PartitionError(
+            f"The data of a partition is a {type(data).__name__}; expected what load_dgl_partition_data returns."
+        )
     if len(data.node_ranges) != world_size or len(data.all_shard_edges) != world_size:
         raise PartitionError(
             f"The data has {len(data.node_ranges)} node ranges and {len(data.all_shard_edges)} shards for {world_size} "

@@ -78,8 +78,10 @@ class DistributedBN1D(nn.Module):
         Raises:
             GraphError: for another shape, or where statistics are to be taken of a single row on all workers together.
         """
-        if x.dim() != 2 or x.shape[1] != self.n_feats:
-            raise GraphError(f"DistributedBN1D got {tuple(x.shape)}; expected (nodes, {self.n_feats}).")
+        if x.dim() != 2 or x.shape[1] != self.n_feats or not x.is_floating_point():
+            raise GraphError(
+                f"DistributedBN1D got {tuple(x.shape)} of {x.dtype}; expected (nodes, {self.n_feats}), floating point."
+            )
         if not self.training and self.running_mean is not None:
             return nn.functional.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps

@@ -37,6 +37,8 @@ def edge_softmax(graph: GraphShardManager, logits: Tensor, eids: Any = ALL, norm
         raise GraphError(f"edge_softmax got norm_by={norm_by!r}; expected 'dst' or 'src'.")
     num_edges = graph.num_edges()
     chosen = None if isinstance(eids, str) and eids == ALL else torch.as_tensor(eids, device=logits.device).long()
+    if chosen is not None and bool(((chosen < 0) | (chosen >= num_edges)).any()):
+        raise GraphError(f"eids are from {int(chosen.min())} to {int(chosen.max())}; expected 0 to {num_edges - 1}.")
     rows = num_edges if chosen is None else len(chosen)
     if logits.dim() == 0 or len(logits) != rows:
         raise GraphError(f"The logits have shape {tuple(logits.shape)}; expected {rows} rows, one for each edge.")

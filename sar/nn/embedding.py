@@ -24,7 +24,7 @@ from sar.comm.collectives import exchange_tensors
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
-from sar.errors import GraphError
+from sar.errors import ConfigError, GraphError
 from sar.nn.embedding_files import Rows, load_rows, save_rows
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
@@ -64,6 +64,7 @@ class DistEmbedding(nn.Module):
 
     Raises:
         GraphError: for message flow graphs, or where the type is not named among several.
+        ConfigError: for a dimension below 1.
         FieldError: for an unknown type.
 
     Attributes:
@@ -83,6 +84,8 @@ class DistEmbedding(nn.Module):
         super().__init__()
         group = session.current_group()
         with group.guard():
+            if not isinstance(embedding_dim, int) or embedding_dim < 1:
+                raise ConfigError(f"embedding_dim is {embedding_dim!r}; expected an integer of at least 1.")
             if graph.is_block:
                 raise GraphError("A message flow graph has only some of the nodes; make DistEmbedding for the whole.")
             self.node_ids = graph.node_ids(ntype)

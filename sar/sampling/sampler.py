@@ -80,6 +80,14 @@ class DistNeighborSampler:
                     raise ConfigError(
                         f"fanouts[{layer}] has {value!r}; expected an integer of at least 0, or -1 for all."
                     )
+        for name, features in (("input", input_node_features), ("output", output_node_features)):
+            if features is not None and not isinstance(features, Mapping):
+                raise ConfigError(
+                    f"{name}_node_features is a {type(features).__name__}; expected a dictionary from name to tensor."
+                )
+            for key, rows in (features or {}).items():
+                if not isinstance(rows, Tensor):
+                    raise ConfigError(f"{name}_node_features[{key!r}] is a {type(rows).__name__}; expected a tensor.")
         if feature_cache_bytes < 0:
             raise ConfigError(f"feature_cache_bytes is {feature_cache_bytes}; expected at least 0.")
         self.fanouts = list(fanouts)

@@ -65,8 +65,8 @@ class SeedBatches:
                 f"SeedBatches of {batch_size}, drop_last {drop_last}, shuffle {shuffle}, "
                 f"optimised {optimized is not None}, foreign seeds {foreign}"
             )
-            if batch_size < 1:
-                raise ConfigError(f"batch_size is {batch_size}; expected at least 1.")
+            if not isinstance(batch_size, int) or batch_size < 1:
+                raise ConfigError(f"batch_size is {batch_size}; expected an integer of at least 1.")
             self._seeds = check_seeds(seeds, group, node_ranges, foreign=foreign)
             counts = [int(count) for count in group.all_gather(torch.tensor(len(self._seeds)), "SeedBatches")]
             self._count = min(counts) // batch_size if drop_last else -(-max(counts) // batch_size)

@@ -28,6 +28,8 @@ LAYERS = [
 """Of `conv_layers`; how they run on all kinds of graphs and partitions."""
 
 
+TWO_WORKERS = ("isolated", "first worker without nodes")
+"""What two workers run in `make test-fast`, which has no three."""
 FOUR_WORKERS = ("random", "isolated", "ring of partitions", "first worker without nodes")
 """What four workers run; the rest is the same to them as to three, and four on two cores are slow."""
 
@@ -36,7 +38,8 @@ FOUR_WORKERS = ("random", "isolated", "ring of partitions", "first worker withou
     "world_size, scenario, dtype",
     [
         *[(workers, scenario, torch.float64) for workers in (1, 3) for scenario in SCENARIOS],
-        *[corner(2, scenario, torch.float64) for scenario in SCENARIOS],
+        *[(2, scenario, torch.float64) for scenario in TWO_WORKERS],
+        *[corner(2, scenario, torch.float64) for scenario in SCENARIOS if scenario not in TWO_WORKERS],
         *[corner(4, scenario, torch.float64) for scenario in FOUR_WORKERS],
         *[(workers, scenario, torch.float32) for workers in (1, 3) for scenario in ("isolated", "star")],
     ],

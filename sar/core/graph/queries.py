@@ -296,4 +296,8 @@ class GraphQueries:
 def _rows(degrees: Tensor, which: Any) -> Tensor:
     if isinstance(which, str) and which == ALL:
         return degrees
-    return degrees[torch.as_tensor(which, device=degrees.device)]
+    rows = torch.as_tensor(which, device=degrees.device)
+    outside = rows[(rows < 0) | (rows >= len(degrees))] if rows.dtype != torch.bool else rows[:0]
+    if outside.numel():
+        raise GraphError(f"There is no node {int(outside[0])} here; expected local IDs from 0 to {len(degrees) - 1}.")
+    return degrees[rows]

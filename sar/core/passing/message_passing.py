@@ -16,7 +16,7 @@ from sar.core.partition_data import part_of
 from sar.core.passing.batches import NodeBatch, checked_results
 from sar.core.passing.builtin import BuiltinMessages, promoted, run
 from sar.core.passing.mailbox import reduce_mailboxes
-from sar.core.passing.messages import COPY_SOURCE, Message, Operand, is_builtin, parse_message, parse_reduction
+from sar.core.passing.messages import COPY_SOURCE, Message, Operand, is_python, parse_message, parse_reduction
 from sar.core.passing.python_messages import run_python
 from sar.core.passing.recording import EdgeFields, PythonMessages, with_fixed_closure
 from sar.errors import GraphError
@@ -34,22 +34,22 @@ class Passing:
 
     def update_all(self, message_func: Any, reduce_func: Any) -> dict[str, Tensor]:
         """New fields of the destinations, (N_dst, ...) each."""
-        if not is_builtin(reduce_func):
+        if is_python(reduce_func):
             return reduce_mailboxes(self.context.relation, reduce_func, self.apply_edges(message_func), self.dst)
-        if is_builtin(message_func):
-            message = parse_message(message_func)
-            reducer, out_field = parse_reduction(reduce_func, message.out_field)
-            return {out_field: self._run_builtin(message, reducer)}
-        reducer, out_field = parse_reduction(reduce_func, None)
-        results = self._run_python(message_func, reducer, reduce_func.msg_field)
-        return {out_field: results[reduce_func.msg_field]}
+        if is_python(message_func):
+            reducer, out_field = parse_reduction(reduce_func, None)
+            results = self._run_python(message_func, reducer, reduce_func.msg_field)
+            return {out_field: results[reduce_func.msg_field]}
+        message = parse_message(message_func)
+        reducer, out_field = parse_reduction(reduce_func, message.out_field)
+        return {out_field: self._run_builtin(message, reducer)}
 
     def apply_edges(self, func: Any) -> dict[str, Tensor]:
         """New fields of the edges, (E, ...) each."""
-        if is_builtin(func):
-            message = parse_message(func)
-            return {message.out_field: self._run_builtin(message, None)}
-        return self._run_python(func, None, None)
+        if is_python(func):
+            return self._run_python(func, None, None)
+        message = parse_message(func)
+        return {message.out_field: self._run_builtin(message, None)}
 
     def _run_builtin(self, message: Message, reducer: str | None) -> Tensor:
         lhs = self._operand(message.lhs)

@@ -40,9 +40,9 @@ COPY_SOURCE = Message(Op.COPY, Operand(Target.U, "values"), None, "values")
 """The row of each edge's source."""
 
 
-def is_builtin(function: Any) -> bool:
-    """Whether a message or reduce function is one of `dgl.function`, rather than a Python function."""
-    return hasattr(function, "out_field") and hasattr(function, "name")
+def is_python(function: Any) -> bool:
+    """Whether a message or reduce function is a Python function, rather than one of `dgl.function` or neither."""
+    return callable(function) and not hasattr(function, "out_field")
 
 
 def parse_message(function: Any) -> Message:
@@ -57,7 +57,9 @@ def parse_message(function: Any) -> Message:
         return Message(Op(function.binary_op), lhs, rhs, function.out_field)
     if hasattr(function, "in_field") and hasattr(function, "target"):
         return Message(Op.COPY, Operand(Target(function.target), function.in_field), None, function.out_field)
-    raise GraphError(f"{function!r} is not a message function; expected one of dgl.function, or a Python function.")
+    raise GraphError(
+        f"{_named(function)} is not a message function; expected one of dgl.function, or a Python function."
+    )
 
 
 def parse_reduction(function: Any, made: str | None) -> tuple[str, str]:
@@ -72,13 +74,17 @@ def parse_reduction(function: Any, made: str | None) -> tuple[str, str]:
     """
     if not hasattr(function, "msg_field") or function.name not in REDUCERS:
         raise GraphError(
-            f"{function!r} is not a reducer; expected {', '.join(REDUCERS)} of dgl.function, or a function."
+            f"{_named(function)} is not a reducer; expected {', '.join(REDUCERS)} of dgl.function, or a function."
         )
     if made is not None and function.msg_field != made:
         raise GraphError(
             f"The message function makes {made!r}, but the reducer reads {function.msg_field!r}; use one name for both."
         )
     return function.name, function.out_field
+
+
+def _named(function: Any) -> str:
+    return repr(getattr(function, "name", function))
 
 
 def message_has_parameters(param_fn: Callable[..., Any]) -> Callable[[Function], Function]:
