@@ -161,7 +161,7 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
         group.agree(call)
         if not (0 <= recv_idx < group.world_size and 0 <= send_idx < group.world_size):
             raise ConfigError(
-                f"There are no workers {recv_idx} or {send_idx}; expected ranks below {group.world_size}."
+                f"exchange_single_tensor names {recv_idx} and {send_idx}; expected ranks below {group.world_size}."
             )
         own = torch.tensor([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes])
         table = torch.stack(group.all_gather(own, call)).tolist()

@@ -27,15 +27,15 @@ def mean(graph, x):
         return graph.dstdata["out"]
 
 
-def run(mine, change, mode, cache):
-    """Results and bytes sent of some calls; `change` alters the input on worker 0 before the last."""
+def run(mine, change, who, mode, cache):
+    """Results and bytes sent of some calls; `change` alters the input on worker `who` before the last."""
     partition, data = mine
     sar.Config.cache_constant_inputs = cache
     graph = build(partition, mode)
     x = data.nodes["x"].clone()
     results, sent = [], []
     for number in range(CALLS):
-        if number == CALLS - 1 and sar.rank() == 0:
+        if number == CALLS - 1 and sar.rank() == who:
             if change == "in place":
                 x += 1
             elif change == "another tensor":
@@ -58,9 +58,9 @@ def test_constant_inputs(pool, world_size, change):
     """From the third call on only the agreement travels; one worker's change makes all compute again."""
     parts = SCENARIOS["random"](world_size)
     mine = deal(parts, random_data(parts))
-    for mode in (1, 3):
-        plain = pool.run(run, change, mode, False, per_rank=mine)
-        kept = pool.run(run, change, mode, True, per_rank=mine)
+    for mode, who in ((1, 0), (3, world_size - 1)):
+        plain = pool.run(run, change, who, mode, False, per_rank=mine)
+        kept = pool.run(run, change, who, mode, True, per_rank=mine)
         for (expected, full), (results, sent) in zip(plain, kept, strict=True):
             for number, (value, wanted) in enumerate(zip(results, expected, strict=True)):
                 if change != "result" or number in (0, CALLS - 1):  # kept results share memory

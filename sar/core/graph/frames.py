@@ -49,7 +49,7 @@ class Frame(Fields):
 
     def __setitem__(self, key: str, value: Tensor | Mapping[Any, Tensor]) -> None:
         if not isinstance(value, Tensor):
-            raise GraphError(f"Field {key!r} is a {type(value).__name__}; expected a tensor.")
+            raise GraphError(f"Field {key!r} is of type {type(value).__name__}; expected a tensor.")
         if value.layout != torch.strided:
             raise GraphError(f"Field {key!r} is {value.layout}; expected a dense tensor: call .to_dense() on it first.")
         if value.dim() == 0 or value.shape[0] != self.rows:

@@ -111,7 +111,7 @@ def checked_nodes(
     """
     nodes = torch.as_tensor(nodes, device=device)
     if nodes.dim() != 1 or (nodes.numel() and nodes.dtype not in (torch.int64, torch.int32)):
-        raise GraphError(f"{what} is {nodes.dtype} {tuple(nodes.shape)}; expected integer {kind}, (S,).")
+        raise GraphError(f"{what} are {nodes.dtype} of shape {tuple(nodes.shape)}; expected integer {kind}, (S,).")
     nodes = nodes.long()
     foreign = nodes[(nodes < allowed[0]) | (nodes >= allowed[1])]
     if len(foreign):

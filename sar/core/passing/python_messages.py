@@ -54,7 +54,9 @@ def run_python(
     made = recording.made
     if reduced is not None:
         if reduced not in made:
-            raise GraphError(f"{messages.name} makes {list(made)}, but the reducer reads {reduced!r}.")
+            raise GraphError(
+                f"{messages.name} makes {list(made)}, but the reducer reads {reduced!r}; use one name for both."
+            )
         made = {reduced: made[reduced]}
     if not made:
         return {}

@@ -1,0 +1,20 @@
+"""The catalogue of bad inputs: what a user gets wrong, and what sar says to it, word for word.
+
+Each file has `CASES` by name. Those in `fields` and `arguments` are calls on one worker; those in `set_up` and
+`commands` need no group, and take an empty folder that they are in.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Case(NamedTuple):
+    """A call that must fail: its error, and what that says; "..." stands for anything."""
+
+    call: Callable[..., Any]
+    error: str
+    message: str
+
+
+class Printed(Exception):
+    """What a command said before it ended with another status than 0."""

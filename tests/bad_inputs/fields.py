@@ -1,0 +1,232 @@
+"""Features and message functions that do not fit the graph."""
+
+import dgl.function as fn
+import dgl.nn
+import numpy as np
+import torch
+
+import sar
+from tests.bad_inputs import Case
+from tests.sampling.scenes import parts_of, typed_parts
+
+N, E = 20, 60
+COPY, SUM = fn.copy_u("x", "m"), fn.sum("m", "out")
+
+
+def graph():
+    return sar.construct_full_graph(parts_of([N]).partitions[0])
+
+
+def typed():
+    return sar.construct_full_graph(typed_parts(1).partitions[0])
+
+
+def update(x=None, e=None, message=COPY, reducer=SUM):
+    """`update_all` on a graph with these fields."""
+    here = graph()
+    if x is not None:
+        here.ndata["x"] = x
+    if e is not None:
+        here.edata["e"] = e
+    here.update_all(message, reducer)
+
+
+def ones(*shape):
+    return torch.ones(shape or (N, 2))
+
+
+CASES = {
+    "integers to be summed": Case(
+        lambda: update(ones().long()),
+        "GraphError",
+        "copy(u['x']) is torch.int64; built-in arithmetic takes floating point. Call .float() on it first.",
+    ),
+    "truth values to be summed": Case(
+        lambda: update(ones().bool()),
+        "GraphError",
+        "copy(u['x']) is torch.bool; built-in arithmetic takes floating point. Call .float() on it first.",
+    ),
+    "complex numbers": Case(
+        lambda: update(ones().to(torch.complex64)),
+        "GraphError",
+        "copy(u['x']) is torch.complex64; built-in arithmetic takes floating point. Call .float() on it first.",
+    ),
+    "operands of different dtypes": Case(
+        lambda: update(ones(), ones(E, 2).double(), fn.u_mul_e("x", "e", "m")),
+        "GraphError",
+        "The operands of mul(u['x'], e['e']) have dtypes torch.float32 and torch.float64; convert one of them.",
+    ),
+    "operands that do not broadcast": Case(
+        lambda: update(ones(), ones(E, 3), fn.u_mul_e("x", "e", "m")),
+        "GraphError",
+        "The operands of mul have trailing shapes (2,) and (3,), which do not broadcast: aligned at the right, "
+        "sizes must be equal or 1. Reshape one of them.",
+    ),
+    "a dot product of other widths": Case(
+        lambda: update(ones(), ones(E, 3), fn.u_dot_e("x", "e", "m")),
+        "GraphError",
+        "The operands of dot have trailing shapes (2,) and (3,); their last dimensions must be equal. Reshape one"
+        " of them.",
+    ),
+    "an array of NumPy": Case(
+        lambda: update(np.ones((N, 2))),
+        "GraphError",
+        "Field 'x' is of type ndarray; expected a tensor.",
+    ),
+    "a list": Case(
+        lambda: update([1.0] * N),
+        "GraphError",
+        "Field 'x' is of type list; expected a tensor.",
+    ),
+    "features of another number of nodes": Case(
+        lambda: update(ones(N - 1, 2)),
+        "GraphError",
+        "Field 'x' has shape (19, 2), but there are 20 nodes of type '_N' on this worker; set one row for each.",
+    ),
+    "features without rows": Case(
+        lambda: update(torch.tensor(1.0)),
+        "GraphError",
+        "Field 'x' has shape (), but there are 20 nodes of type '_N' on this worker; set one row for each.",
+    ),
+    "a sparse tensor": Case(
+        lambda: update(ones().to_sparse()),
+        "GraphError",
+        "Field 'x' is torch.sparse_coo; expected a dense tensor: call .to_dense() on it first.",
+    ),
+    "features on another device": Case(
+        lambda: update(ones().to("meta")),
+        "GraphError",
+        "Field 'x' is on meta, the graph on cpu; move one of them.",
+    ),
+    "nodes' features as edges'": Case(
+        lambda: update(ones(), ones()),
+        "GraphError",
+        "Field 'e' has shape (20, 2), but there are 60 edges of type ('_N', '_E', '_N') on this worker; set one "
+        "row for each.",
+    ),
+    "a field that nobody has set": Case(
+        lambda: update(),
+        "FieldError",
+        "There is no field 'x' on the nodes of type '_N'; set there: none.",
+    ),
+    "a field that is not there to delete": Case(
+        lambda: graph().ndata.pop("y"),
+        "FieldError",
+        "There is no field 'y' on the nodes of type '_N'; set there: none.",
+    ),
+    "one tensor for several types": Case(
+        lambda: typed().ndata.__setitem__("x", ones()),
+        "GraphError",
+        "The graph has several types; set 'x' to a dictionary from type to tensor.",
+    ),
+    "a reducer of another field": Case(
+        lambda: update(ones(), reducer=fn.sum("message", "out")),
+        "GraphError",
+        "The message function makes 'm', but the reducer reads 'message'; use one name for both.",
+    ),
+    "a reducer's name": Case(
+        lambda: update(ones(), reducer="sum"),
+        "GraphError",
+        "'sum' is not a reducer; expected sum, mean, max, min of dgl.function, or a function.",
+    ),
+    "no reducer": Case(
+        lambda: update(ones(), reducer=None),
+        "GraphError",
+        "None is not a reducer; expected sum, mean, max, min of dgl.function, or a function.",
+    ),
+    "a message function's name": Case(
+        lambda: update(ones(), message="copy_u"),
+        "GraphError",
+        "'copy_u' is not a message function; expected one of dgl.function, or a Python function.",
+    ),
+    "no message function": Case(
+        lambda: update(ones(), message=None),
+        "GraphError",
+        "None is not a message function; expected one of dgl.function, or a Python function.",
+    ),
+    "functions in the wrong order": Case(
+        lambda: update(ones(), message=SUM, reducer=COPY),
+        "GraphError",
+        "'sum' is not a message function; expected one of dgl.function, or a Python function.",
+    ),
+    "a message function that returns a tensor": Case(
+        lambda: update(ones(), message=lambda edges: edges.src["x"]),
+        "GraphError",
+        "<lambda>.<locals>.<lambda> returned a Tensor; expected a dictionary from field name to tensor.",
+    ),
+    "a message function that returns nothing": Case(
+        lambda: update(ones(), message=lambda edges: None),
+        "GraphError",
+        "<lambda>.<locals>.<lambda> returned a NoneType; expected a dictionary from field name to tensor.",
+    ),
+    "a message function that drops edges": Case(
+        lambda: update(ones(), message=lambda edges: {"m": edges.src["x"][:1]}),
+        "GraphError",
+        "<lambda>.<locals>.<lambda> returned 'm' with (1, 2); expected a tensor of 60 rows.",
+    ),
+    "a message function that makes another field": Case(
+        lambda: update(ones(), message=lambda edges: {"z": edges.src["x"]}),
+        "GraphError",
+        "<lambda>.<locals>.<lambda> makes ['z'], but the reducer reads 'm'; use one name for both.",
+    ),
+    "a message function that reads what is not there": Case(
+        lambda: update(ones(), message=lambda edges: {"m": edges.src["y"]}),
+        "FieldError",
+        "There is no field 'y' on the nodes of type '_N'; set there: 'x'.",
+    ),
+    "a reduce function that returns a tensor": Case(
+        lambda: update(ones(), reducer=lambda nodes: nodes.mailbox["m"].sum(1)),
+        "GraphError",
+        "<lambda>.<locals>.<lambda> returned a Tensor; expected a dictionary from field name to tensor.",
+    ),
+    "a reduce function that drops nodes": Case(
+        lambda: update(ones(), reducer=lambda nodes: {"out": nodes.mailbox["m"].sum(1)[:0]}),
+        "GraphError",
+        "<lambda>.<locals>.<lambda> returned 'out' with (0, 2); expected a tensor of 5 rows.",
+    ),
+    "apply_edges with a field's name": Case(
+        lambda: graph().apply_edges("x"),
+        "GraphError",
+        "'x' is not a message function; expected one of dgl.function, or a Python function.",
+    ),
+    "logits of another number of edges": Case(
+        lambda: sar.edge_softmax(graph(), ones(3, 1)),
+        "GraphError",
+        "The logits have shape (3, 1); expected 60 rows, one for each edge.",
+    ),
+    "logits that are integers": Case(
+        lambda: sar.edge_softmax(graph(), ones(E, 1).long()),
+        "GraphError",
+        "The logits are torch.int64; expected floating point.",
+    ),
+    "softmax over something else": Case(
+        lambda: sar.edge_softmax(graph(), ones(E, 1), norm_by="both"),
+        "GraphError",
+        "edge_softmax got norm_by='both'; expected 'dst' or 'src'.",
+    ),
+    "softmax of edges that are not there": Case(
+        lambda: sar.edge_softmax(graph(), ones(2, 1), eids=torch.tensor([0, 9999])),
+        "GraphError",
+        "eids are from 0 to 9999; expected 0 to 59.",
+    ),
+    "a layer's input of another number of nodes": Case(
+        lambda: dgl.nn.SAGEConv(3, 2, "mean")(graph(), ones(N - 1, 3)),
+        "GraphError",
+        "Field 'h' has shape (19, 2), but there are 20 nodes of type '_N' on this worker; set one row for each.",
+    ),
+    "rows of another width to normalise": Case(
+        lambda: sar.DistributedBN1D(3)(ones(4, 2)),
+        "GraphError",
+        "DistributedBN1D got (4, 2) of torch.float32; expected (nodes, 3), floating point.",
+    ),
+    "integers to normalise": Case(
+        lambda: sar.DistributedBN1D(3)(ones(4, 3).long()),
+        "GraphError",
+        "DistributedBN1D got (4, 3) of torch.int64; expected (nodes, 3), floating point.",
+    ),
+    "a single row to normalise": Case(
+        lambda: sar.DistributedBN1D(3)(ones(1, 3)),
+        "GraphError",
+        "DistributedBN1D needs more than one row on all workers together to take their statistics.",
+    ),
+}
