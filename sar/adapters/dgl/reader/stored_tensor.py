@@ -39,9 +39,20 @@ class StoredTensor:
             file.seek(self.offset)
             for start in range(0, self.shape[0], step):
                 rows = torch.empty((min(step, self.shape[0] - start), *self.shape[1:]), dtype=self.dtype)
-                if rows.numel() and file.readinto(rows.view(-1).view(torch.uint8).numpy().data) != rows.nbytes:  # type: ignore[attr-defined]
-                    raise truncated(self.path)
+                self._fill(file, rows)
                 yield start, rows
+
+    def read(self) -> Tensor:
+        """The whole tensor."""
+        result = torch.empty(self.shape, dtype=self.dtype)
+        with open_file(self.path) as file:
+            file.seek(self.offset)
+            self._fill(file, result)
+        return result
+
+    def _fill(self, file: BinaryIO, rows: Tensor) -> None:
+        if rows.numel() and file.readinto(rows.view(-1).view(torch.uint8).numpy().data) != rows.nbytes:  # type: ignore[attr-defined]
+            raise truncated(self.path)
 
 
 def load(stored: StoredTensor, device: torch.device | str = "cpu", position: Tensor | None = None) -> Tensor:
