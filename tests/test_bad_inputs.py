@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from tests.bad_inputs import arguments, commands, fields, set_up
+from tests.bad_inputs import arguments, commands, directories, fields, set_up
 from tests.core.attempts import catch
 
 CALLS = {"fields": fields.CASES, "arguments": arguments.CASES}
-COMMANDS = {"set_up": set_up.CASES, "commands": commands.CASES}
+COMMANDS = {"set_up": set_up.CASES, "commands": commands.CASES, "directories": directories.CASES}
 LAUNCHERS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 

@@ -1,7 +1,7 @@
 """The catalogue of bad inputs: what a user gets wrong, and what sar says to it, word for word.
 
-Each file has `CASES` by name. Those in `fields` and `arguments` are calls on one worker; those in `set_up` and
-`commands` need no group, and take an empty folder that they are in.
+Each file has `CASES` by name. Those in `fields` and `arguments` are calls on one worker; those in `set_up`,
+`commands` and `directories` need no group, and take an empty folder that they are in.
 """
 
 from collections.abc import Callable

@@ -7,6 +7,7 @@ from typing import Final
 from torch import Tensor
 
 from sar.adapters.dgl.reader.graph_file import StoredGraph, open_graph
+from sar.adapters.dgl.reader.partition_json import REWRITE
 from sar.adapters.dgl.reader.stored_tensor import load
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID
 from sar.errors import PartitionError
@@ -55,7 +56,10 @@ class PartFile:
         self.edges = {key: edges[key] for key in (EID, ETYPE, INNER_EDGE, ORIG_ID) if key in edges}
         for name, stored in (*self.nodes.items(), *self.edges.items()):
             if len(stored.shape) != 1 or stored.dtype.is_floating_point or stored.dtype.is_complex:
-                raise _no_partition(graph, f"{name} of {stored.dtype} and shape {stored.shape}")
+                raise PartitionError(
+                    f"{path} has {name} of {stored.dtype} and shape {stored.shape}; expected one whole number for each "
+                    f"node or edge. {REWRITE}"
+                )
 
     def read(self) -> LocalGraph:
         """Read what the reader needs."""

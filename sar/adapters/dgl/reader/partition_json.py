@@ -27,6 +27,11 @@ _REWRITE_WITH_HALO = (
     "with num_hops=1."
 )
 
+_EXPECTED = (
+    "expected the JSON file that dgl.distributed.partition_graph writes beside the folders part0, part1, ... Check the "
+    "path."
+)
+
 IdRanges = npt.NDArray[np.int64]
 """[start, end) of global IDs by partition and type, (num_parts, num_types, 2)."""
 
@@ -136,12 +141,8 @@ def _names_parts(file: Path) -> bool:
 
 def _parse(path: Path) -> Any:
     try:
-        with open_file(path) as file:
+        with open_file(path, _EXPECTED) as file:
             return json.load(file)
-    except PartitionError as error:
-        raise PartitionError(
-            f"{error} Expected the JSON file that dgl.distributed.partition_graph writes beside part0, part1, ..."
-        ) from error
     except (ValueError, RecursionError) as error:
         raise PartitionError(f"{path} is not valid JSON: {error}. Copy it again, or write it again.") from error
 
@@ -210,9 +211,9 @@ def _as_pair(entry: Any, reached: int) -> tuple[int, int]:
 
 
 def _part_files(path: Path, content: dict[str, Any], num_parts: int, *, allow_outside: bool) -> list[dict[str, Path]]:
-    entries = {key: value for key, value in content.items() if re.fullmatch(r"part-\d+", key)}
+    entries = {k: named for k, named in content.items() if re.fullmatch(r"part-\d+", k) and isinstance(named, dict)}
     expected = [f"part-{part}" for part in range(num_parts)]
-    if entries.keys() != set(expected) or not all(isinstance(entry, dict) for entry in entries.values()):
+    if entries.keys() != set(expected):
         raise PartitionError(
             f"{path}: num_parts is {num_parts}, but there are files for {len(entries)} partitions "
             f"({', '.join(sorted(entries)) or 'none'}). {REWRITE}"

@@ -13,7 +13,7 @@ from sar import comm
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.local_graph import DST, PART_ID, LocalGraph, PartFile
-from sar.adapters.dgl.reader.partition_json import REWRITE, PartitionJson, read_partition_json
+from sar.adapters.dgl.reader.partition_json import REWRITE, PartitionJson, find_partition_json, read_partition_json
 from sar.adapters.dgl.reader.shards import build_shards
 from sar.adapters.dgl.reader.stored_tensor import load
 from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
@@ -37,7 +37,7 @@ def load_dgl_partition_data(
     Features keep the dtype on disk, which is uint8 for bool. Memory peaks at 1.5 times the result plus `graph.dgl`.
 
     Args:
-        partition_json_file: the directory's JSON file; it names the other files relative to itself.
+        partition_json_file: the directory, or its JSON file, which names the other files relative to itself.
         own_partition_idx: the partition to load; worker r owns partition r, so pass `sar.rank()`.
         device: where edges and features go.
         allow_outside: whether the JSON file, or links beside it, may lead to files outside of its directory.
@@ -52,7 +52,7 @@ def load_dgl_partition_data(
             `PeerError` from their next distributed call.
     """
     with current_group().guard() if comm.is_initialized() else nullcontext():
-        spec = read_partition_json(partition_json_file, allow_outside=allow_outside)
+        spec = read_partition_json(find_partition_json(partition_json_file), allow_outside=allow_outside)
         return _load(spec, own_partition_idx, torch.device(device))
 
 

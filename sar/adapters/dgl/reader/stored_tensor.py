@@ -42,13 +42,11 @@ class StoredTensor:
                 self._fill(file, rows)
                 yield start, rows
 
-    def read(self) -> Tensor:
-        """The whole tensor."""
-        result = torch.empty(self.shape, dtype=self.dtype)
+    def read_into(self, result: Tensor) -> None:
+        """Read the whole tensor into one on the CPU, of its own shape and dtype."""
         with open_file(self.path) as file:
             file.seek(self.offset)
             self._fill(file, result)
-        return result
 
     def _fill(self, file: BinaryIO, rows: Tensor) -> None:
         if rows.numel() and file.readinto(rows.view(-1).view(torch.uint8).numpy().data) != rows.nbytes:  # type: ignore[attr-defined]
@@ -58,6 +56,9 @@ class StoredTensor:
 def load(stored: StoredTensor, device: torch.device | str = "cpu", position: Tensor | None = None) -> Tensor:
     """Read a tensor to a device slice by slice, row i of the file to row `position[i]` of the result, if given."""
     result = torch.empty(stored.shape, dtype=stored.dtype, device=device)
+    if result.device.type == "cpu" and position is None:
+        stored.read_into(result)
+        return result
     for start, rows in stored.slices():
         chunk = slice(start, start + len(rows))
         if position is None:
@@ -67,8 +68,8 @@ def load(stored: StoredTensor, device: torch.device | str = "cpu", position: Ten
     return result
 
 
-def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading.
+def open_file(path: Path, advice: str = "copy it again, or write it again.") -> BinaryIO:
+    """Open a file for reading; `advice` says what to do where that is not possible.
 
     Raises:
         PartitionError: it is missing, cannot be read, or is a pipe or a device, which might never end.
@@ -77,10 +78,10 @@ def open_file(path: Path) -> BinaryIO:
         file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115  the caller closes it
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
-        raise PartitionError(f"Cannot read {path} ({reason}). Copy it again, or write it again.") from error
+        raise PartitionError(f"Cannot read {path} ({reason}); {advice}") from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise PartitionError(f"{path} is a pipe or a device; expected a file. Copy it again, or write it again.")
+        raise PartitionError(f"{path} is a pipe or a device; expected a file; {advice}")
     return file
 
 

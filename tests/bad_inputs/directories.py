@@ -1,0 +1,340 @@
+"""Partition directories that do not load: damaged, incomplete, of other things, or not to be trusted."""
+
+import json
+
+import torch
+
+import sar
+from tests.adapters.dgl.directories import dgl, load_tensors, save_graphs, save_tensors
+from tests.bad_inputs import Case
+
+PART = {
+    "part_graph": "part{}/graph.dgl",
+    "node_feats": "part{}/node_feat.dgl",
+    "edge_feats": "part{}/edge_feat.dgl",
+}
+CONTENT = {
+    "graph_name": "graph",
+    "num_nodes": 4,
+    "num_edges": 4,
+    "part_method": "random",
+    "num_parts": 2,
+    "halo_hops": 1,
+    "node_map": {"_N": [[0, 2], [2, 4]]},
+    "edge_map": {"_N:_E:_N": [[0, 2], [2, 4]]},
+    "ntypes": {"_N": 0},
+    "etypes": {"_N:_E:_N": 0},
+    **{f"part-{part}": {kind: file.format(part) for kind, file in PART.items()} for part in range(2)},
+}
+
+
+def write(folder):
+    """Two parts of a graph of four nodes in a ring; each has its two nodes and one of the other part."""
+    (folder / "graph.json").write_text(json.dumps(CONTENT))
+    for part, ids in enumerate(([0, 1, 3], [2, 3, 1])):
+        graph = dgl.graph((torch.tensor([2, 0]), torch.tensor([0, 1])), num_nodes=3)
+        graph.ndata["_ID"], graph.edata["_ID"] = torch.tensor(ids), torch.tensor([2 * part, 2 * part + 1])
+        graph.ndata["inner_node"] = torch.tensor([1, 1, 0], dtype=torch.uint8)
+        graph.edata["inner_edge"] = torch.ones(2, dtype=torch.uint8)
+        (folder / f"part{part}").mkdir()
+        save_graphs(str(folder / f"part{part}/graph.dgl"), [graph])
+        save_tensors(str(folder / f"part{part}/node_feat.dgl"), {"_N/feat": torch.ones(2, 3)})
+        save_tensors(str(folder / f"part{part}/edge_feat.dgl"), {})
+
+
+def load(damage=lambda folder: None, part=0):
+    """Load a part of the directory after some damage."""
+
+    def run(folder):
+        write(folder)
+        damage(folder)
+        sar.load_dgl_partition_data("graph.json", part, "cpu")
+
+    return run
+
+
+def content(text):
+    return load(lambda folder: (folder / "graph.json").write_text(text))
+
+
+def json_with(**changes):
+    return content(json.dumps(CONTENT | changes))
+
+
+def named(kind, file):
+    return json_with(**{"part-0": CONTENT["part-0"] | {kind: file}})
+
+
+def graph_with(change):
+    def damage(folder):
+        path = str(folder / "part0/graph.dgl")
+        [graph], _ = dgl.load_graphs(path)
+        save_graphs(path, change(graph))
+
+    return load(damage)
+
+
+def node_field(name, values):
+    def change(graph):
+        graph.ndata[name] = values
+        return [graph]
+
+    return graph_with(change)
+
+
+def without_inner_node(graph):
+    del graph.ndata["inner_node"]
+    return [graph]
+
+
+def other_edges(graph):
+    graph.edata["_ID"] += 1
+    return [graph]
+
+
+def features(**changes):
+    def damage(folder):
+        path = str(folder / "part0/node_feat.dgl")
+        save_tensors(path, {key.replace("__", "/"): values for key, values in changes.items()} or load_tensors(path))
+
+    return load(damage)
+
+
+def replaced(name, change):
+    return load(lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes())))
+
+
+def to_graphbolt(folder):
+    (folder / "part0/graph.dgl").rename(folder / "part0/fused_csc_sampling_graph.pt")
+
+
+def linked(folder):
+    (folder / "part0/graph.dgl").unlink()
+    (folder / "part0/graph.dgl").symlink_to("/etc/hostname")
+
+
+CASES = {
+    "a rank beyond the partitions": Case(
+        load(part=2),
+        "PartitionError",
+        "own_partition_idx is 2; expected a number from 0 to 1, as graph.json has 2 partitions. Start as "
+        "many workers as there are partitions.",
+    ),
+    "a rank that is text": Case(
+        load(part="0"),
+        "PartitionError",
+        "own_partition_idx is '0'; expected a number from 0 to 1, as graph.json has 2 partitions. Start "
+        "as many workers as there are partitions.",
+    ),
+    "JSON that ends too early": Case(
+        content('{"num_parts": 2,'),
+        "PartitionError",
+        "graph.json is not valid JSON: Expecting property name enclosed in double quotes: line 1 column "
+        "17 (char 16). Copy it again, or write it again.",
+    ),
+    "JSON of nothing": Case(
+        content(""),
+        "PartitionError",
+        "graph.json is not valid JSON: Expecting value: line 1 column 1 (char 0). Copy it again, or write it again.",
+    ),
+    "JSON of a list": Case(
+        content("[1, 2]"),
+        "PartitionError",
+        "graph.json has no num_parts, node_map, edge_map; expected the JSON file of a partition "
+        "directory, which names them. Check the path.",
+    ),
+    "JSON of something else": Case(
+        content('{"name": "x"}'),
+        "PartitionError",
+        "graph.json has no num_parts, node_map, edge_map; expected the JSON file of a partition "
+        "directory, which names them. Check the path.",
+    ),
+    "partitions counted in words": Case(
+        json_with(num_parts="two"),
+        "PartitionError",
+        "graph.json: num_parts is 'two'; expected a positive integer. Write the directory again with "
+        "dgl.distributed.partition_graph.",
+    ),
+    "more partitions than ranges": Case(
+        json_with(num_parts=3),
+        "PartitionError",
+        "graph.json: node_map of _N is [[0, 2], [2, 4]]; expected one range for each of 3 partitions. "
+        "Write the directory again with dgl.distributed.partition_graph.",
+    ),
+    "ranges with a hole": Case(
+        json_with(node_map={"_N": [[0, 2], [3, 4]]}),
+        "PartitionError",
+        "graph.json: node_map of _N in partition 1 is [3, 4]; expected a range that starts at 2, as "
+        "global IDs run through partitions and, inside them, types. Write the directory again with "
+        "dgl.distributed.partition_graph.",
+    ),
+    "ranges of text": Case(
+        json_with(edge_map={"_N:_E:_N": ["0-2", "2-4"]}),
+        "PartitionError",
+        "graph.json: edge_map of _N:_E:_N in partition 0 is 0-2; expected a range that starts at 0, as "
+        "global IDs run through partitions and, inside them, types. Write the directory again with "
+        "dgl.distributed.partition_graph.",
+    ),
+    "ranges in a file": Case(
+        json_with(node_map="node_map.npy"),
+        "PartitionError",
+        "graph.json: node_map names the file 'node_map.npy', so the graph was partitioned with "
+        "reshuffle=False; expected contiguous ID ranges. Partition the graph again with reshuffle=True "
+        "(DGL 1.0 and later always do).",
+    ),
+    "ranges of another node type": Case(
+        json_with(node_map={"user": [[0, 2], [2, 4]]}),
+        "PartitionError",
+        "graph.json: node_map is for the types ['user']; expected ['_N']. Write the directory again with "
+        "dgl.distributed.partition_graph.",
+    ),
+    "another number of nodes": Case(
+        json_with(num_nodes=5),
+        "PartitionError",
+        "graph.json: num_nodes is 5, but the ID ranges cover 4 nodes. Write the directory again with "
+        "dgl.distributed.partition_graph.",
+    ),
+    "node types without numbers": Case(
+        json_with(ntypes={"_N": "first"}),
+        "PartitionError",
+        "graph.json: ntypes is {'_N': 'first'}; expected type names with the IDs 0, 1, ... Write the "
+        "directory again with dgl.distributed.partition_graph.",
+    ),
+    "edge types between unknown node types": Case(
+        json_with(etypes={"a:b:c": 0}, edge_map={"a:b:c": [[0, 2], [2, 4]]}),
+        "PartitionError",
+        "graph.json: the edge types are [('a', 'b', 'c')]; expected each once, between the node types "
+        "['_N']. Write the directory again with dgl.distributed.partition_graph.",
+    ),
+    "a partition that is not named": Case(
+        json_with(**{"part-1": None}),
+        "PartitionError",
+        "graph.json: num_parts is 2, but there are files for 1 partitions (part-0). Write the directory "
+        "again with dgl.distributed.partition_graph.",
+    ),
+    "a file outside of the directory": Case(
+        named("node_feats", "../other/node_feat.dgl"),
+        "PartitionError",
+        "graph.json: node_feats of part-0 is .../other/node_feat.dgl; expected a file below ..., as DGL "
+        "writes it. Copy the file there and name it relative to the JSON file or, if you trust the "
+        "directory, pass allow_outside=True (--allow-outside).",
+    ),
+    "a file of the system": Case(
+        named("part_graph", "/dev/zero"),
+        "PartitionError",
+        "graph.json: part_graph of part-0 is /dev/zero; expected a file below ..., as DGL writes it. "
+        "Copy the file there and name it relative to the JSON file or, if you trust the directory, pass "
+        "allow_outside=True (--allow-outside).",
+    ),
+    "a link that leads outside": Case(
+        load(linked),
+        "PartitionError",
+        "graph.json: part_graph of part-0 is /etc/hostname; expected a file below ..., as DGL writes it. "
+        "Copy the file there and name it relative to the JSON file or, if you trust the directory, pass "
+        "allow_outside=True (--allow-outside).",
+    ),
+    "a file that cannot be": Case(
+        named("part_graph", "part0/\0"),
+        "PartitionError",
+        "graph.json: part_graph of part-0 is 'part0/\\x00', which is no file name: ... "
+        "Write the directory again with dgl.distributed.partition_graph.",
+    ),
+    "a graph that is missing": Case(
+        load(lambda folder: (folder / "part0/graph.dgl").unlink()),
+        "PartitionError",
+        "Partition 0 of graph.json lacks its graph (part0/graph.dgl). Copy the folder of this partition "
+        "to this machine, or partition again.",
+    ),
+    "features that are missing": Case(
+        load(lambda folder: (folder / "part0/node_feat.dgl").unlink()),
+        "PartitionError",
+        "Cannot read part0/node_feat.dgl (No such file or directory); copy it again, or write it again.",
+    ),
+    "GraphBolt's format only": Case(
+        load(to_graphbolt),
+        "PartitionError",
+        "Partition 0 of graph.json is there for GraphBolt only (fused_csc_sampling_graph.pt, converted "
+        "by dgl.distributed.dgl_partition_to_graphbolt); expected graph.dgl. Put back the graph.dgl from "
+        "before the conversion, or partition again with use_graphbolt=False.",
+    ),
+    "a graph that ends too early": Case(
+        replaced("part0/graph.dgl", lambda old: old[:5000]),
+        "PartitionError",
+        "part0/graph.dgl is truncated, or no DGL graph file: its 5000 bytes do not end with a table of "
+        "graphs. Copy it again, or write it again.",
+    ),
+    "features that end too early": Case(
+        replaced("part0/node_feat.dgl", lambda old: old[:80]),
+        "PartitionError",
+        "part0/node_feat.dgl is truncated: it ends after 80 bytes, in the middle of a tensor. Copy it "
+        "again, or write it again.",
+    ),
+    "a graph with a page of zeros": Case(
+        replaced("part0/graph.dgl", lambda old: old[:4096] + bytes(600) + old[4696:]),
+        "PartitionError",
+        "part0/graph.dgl has 0x0 where the mark of a graph should be, before byte 4120; expected the "
+        "layout of DGL 1.1 and 2.1. The file is damaged, or from another version: copy it again, or "
+        "write it again.",
+    ),
+    "features of zeros": Case(
+        replaced("part0/node_feat.dgl", lambda old: bytes(len(old))),
+        "PartitionError",
+        "part0/node_feat.dgl has 0x0 where the mark of a tensor file should be, before byte 8; expected "
+        "the layout of DGL 1.1 and 2.1. The file is damaged, or from another version: copy it again, or "
+        "write it again.",
+    ),
+    "a file of features for a graph": Case(
+        named("part_graph", "part0/node_feat.dgl"),
+        "PartitionError",
+        "part0/node_feat.dgl is truncated, or no DGL graph file: its 119 bytes do not end with a table "
+        "of graphs. Copy it again, or write it again.",
+    ),
+    "the graph of another partition": Case(
+        named("part_graph", "part1/graph.dgl"),
+        "PartitionError",
+        "part1/graph.dgl holds 2 nodes of partition 0; expected one for every node ID in [0, 2), as "
+        "graph.json says. Write the directory again with dgl.distributed.partition_graph.",
+    ),
+    "a file of two graphs": Case(
+        graph_with(lambda graph: [graph, graph]),
+        "PartitionError",
+        "part0/graph.dgl holds 2 graphs; expected one. Save that graph alone.",
+    ),
+    "a graph that is no partition": Case(
+        graph_with(without_inner_node),
+        "PartitionError",
+        "part0/graph.dgl has the node fields ['_ID'] and edge fields ['_ID', 'inner_edge']; expected a "
+        "graph of one type, with at least _ID and inner_node on nodes, _ID on edges. It is not the graph "
+        "of a partition: check the JSON file's paths.",
+    ),
+    "IDs that are no whole numbers": Case(
+        node_field("_ID", torch.rand(3)),
+        "PartitionError",
+        "part0/graph.dgl has _ID of torch.float32 and shape (3,); expected one whole number for each "
+        "node or edge. Write the directory again with dgl.distributed.partition_graph.",
+    ),
+    "a halo outside of the graph": Case(
+        node_field("_ID", torch.tensor([0, 1, 9])),
+        "PartitionError",
+        "part0/graph.dgl has node IDs outside [0, 4), the nodes of graph.json. Write the directory again "
+        "with dgl.distributed.partition_graph.",
+    ),
+    "edges of another partition": Case(
+        graph_with(other_edges),
+        "PartitionError",
+        "part0/graph.dgl holds 2 edges into the nodes of partition 0; expected one for every edge ID in "
+        "[0, 2), as graph.json says. Write the directory again with dgl.distributed.partition_graph.",
+    ),
+    "features of fewer nodes": Case(
+        features(_N__feat=torch.ones(1, 3)),
+        "PartitionError",
+        "'_N/feat' in part0/node_feat.dgl has shape (1, 3); expected 2 rows, as many as the partition "
+        "has nodes of this type. Write the directory again with dgl.distributed.partition_graph.",
+    ),
+    "features of an unknown type": Case(
+        features(paper__feat=torch.ones(2, 3)),
+        "PartitionError",
+        "part0/node_feat.dgl has 'paper/feat'; expected the types _N. Write the directory again with "
+        "dgl.distributed.partition_graph.",
+    ),
+}
