@@ -140,11 +140,11 @@ def _names_parts(file: Path) -> bool:
 
 
 def _parse(path: Path) -> Any:
-    try:
-        with open_file(path, _EXPECTED) as file:
+    with open_file(path, _EXPECTED) as file:
+        try:
             return json.load(file)
-    except (ValueError, RecursionError) as error:
-        raise PartitionError(f"{path} is not valid JSON: {error}. Copy it again, or write it again.") from error
+        except (ValueError, RecursionError) as error:
+            raise PartitionError(f"{path} is not valid JSON: {error}. Copy it again, or write it again.") from error
 
 
 def _load(path: Path) -> dict[str, Any]:
