@@ -10,11 +10,12 @@ from sar.comm.group import Group
 
 
 class Tile(NamedTuple):
-    """Rows begin:end of a halo list, on its way between this worker and `peer`."""
+    """Rows begin:end of a halo list, on its way between this worker and `peer`; `size` rows in all tiles but the last."""
 
     peer: int
     begin: int
     end: int
+    size: int
 
     @property
     def rows(self) -> int:
@@ -91,4 +92,4 @@ class HaloPlan:
 
 def _tile(peer: int, index: int, tile_rows: int, rows: int) -> Tile | None:
     begin = index * tile_rows
-    return Tile(peer, begin, min(begin + tile_rows, rows)) if begin < rows else None
+    return Tile(peer, begin, min(begin + tile_rows, rows), tile_rows) if begin < rows else None

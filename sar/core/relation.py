@@ -30,6 +30,10 @@ from sar.kernels.edge_block import compress
 from sar.kernels.id_slices import count_ids, less_first, number_distinct
 
 
+TILE_SIZES = 4
+"""Sizes of tiles whose edges a relation keeps, the latest used: as many times the edges that read other workers."""
+
+
 @dataclass(frozen=True)
 class Relation:
     """The edges of one canonical edge type into this worker.
@@ -54,7 +58,7 @@ class Relation:
     in_degrees: Tensor
     out_degrees: Tensor
     constants: Constants = field(init=False, default_factory=Constants)
-    _tiles: dict[Tile, EdgeBlock] = field(init=False, default_factory=dict)
+    _tiles: dict[int, dict[Tile, EdgeBlock]] = field(init=False, default_factory=dict)  # by size, the latest used last
     _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
 
     @property
@@ -64,16 +68,19 @@ class Relation:
     @property
     def nbytes(self) -> int:
         """Bytes of the structure on this worker, with tiles and what else has been made of it so far."""
-        tiles = [block for block in self._tiles.values() if block not in self.blocks]
+        tiles = [block for cut in self._tiles.values() for block in cut.values() if block not in self.blocks]
         tensors = [*self.halos, self.in_degrees, self.out_degrees, *self._inverse_degrees.values()]
         blocks = sum(block.nbytes for block in (*self.blocks, *tiles))
         return blocks + self.plan.nbytes + sum(tensor.nbytes for tensor in tensors)
 
     def tile(self, tile: Tile) -> EdgeBlock:
-        """The edges that read a tile, sources renumbered within it; cut out once and kept."""
-        if tile not in self._tiles:
-            self._tiles[tile] = self.blocks[part_of(tile.peer)].select_sources(tile.begin, tile.end)
-        return self._tiles[tile]
+        """The edges that read a tile, sources renumbered within it; cut out once and kept with those of its size."""
+        cut = self._tiles[tile.size] = self._tiles.pop(tile.size, {})
+        if len(self._tiles) > TILE_SIZES:
+            del self._tiles[next(iter(self._tiles))]
+        if tile not in cut:
+            cut[tile] = self.blocks[part_of(tile.peer)].select_sources(tile.begin, tile.end)
+        return cut[tile]
 
     @cached_property
     def in_edges(self) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from sar.comm import session
 from sar.comm.exchange import BufferPool, Exchange, GradientReturn
 from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
+from sar.core.relation import TILE_SIZES
 from tests.graphs import PartitionedGraph
 from tests.parity.harness import build, deal, random_data
 from tests.parity.scenarios import SCENARIOS
@@ -136,3 +137,32 @@ def test_buffers_are_used_from_the_start_and_keep_within_their_limit(pool, world
     for at_once, most, budget in pool.run(sweep, depth, both_ways, grads, per_rank=mine):
         assert at_once == (2 if both_ways else 1) * depth + 1
         assert most <= budget
+
+
+def widths_in_turn(mine, widths):
+    """After calls of all widths, forward and backward: tiles that are kept, by size, and whether the numbers were right."""
+    partition, data = mine
+    graph = build(partition, 1)
+    sar.Config.comm_buffer_bytes, sar.Config.pipeline_depth = 16 * 2 * max(widths), 0
+    right = []
+    for width in [*reversed(widths), *widths]:
+        x = data.nodes["x"][:, :1].repeat(1, width).requires_grad_()
+        graph.ndata["x"] = x
+        graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "out"))
+        graph.ndata["out"].sum().backward()
+        result = graph.ndata["out"][:, 0].detach()
+        first = result if not right else first
+        right.append(bool(torch.allclose(result, first)) and torch.equal(x.grad[:, 0], graph.out_degrees().double()))
+    kept = graph.passing().context.relation._tiles
+    return {size: len(tiles) for size, tiles in kept.items()}, right
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_tiles_of_a_few_sizes_are_kept(pool, world_size):
+    """Those used last, whatever the number of widths; a relation that kept them all would grow with each."""
+    parts, widths = SCENARIOS["random"](world_size), [1, 2, 4, 8, 16, 32, 64]
+    mine = deal(parts, random_data(parts, torch.float64))
+    for kept, right in pool.run(widths_in_turn, widths, per_rank=mine):
+        assert list(kept) == [16, 8, 4, 2][-TILE_SIZES:]
+        assert kept[2] > kept[4] > kept[8] > 1
+        assert all(right)
