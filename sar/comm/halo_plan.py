@@ -10,7 +10,7 @@ from sar.comm.group import Group
 
 
 class Tile(NamedTuple):
-    """Rows begin:end of a halo list, on its way between this worker and `peer`; `size` rows in all tiles but the last."""
+    """Rows begin:end of a halo list, on their way between this worker and `peer`: `size` of them, or the last ones."""
 
     peer: int
     begin: int

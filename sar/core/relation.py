@@ -25,10 +25,10 @@ from sar.core.partition_data import (
     select_relation,
     with_edge_ids,
 )
+from sar.errors import GraphError
 from sar.kernels import EdgeBlock, load_kernels
 from sar.kernels.edge_block import compress
 from sar.kernels.id_slices import count_ids, less_first, number_distinct
-
 
 TILE_SIZES = 4
 """Sizes of tiles whose edges a relation keeps, the latest used: as many times the edges that read other workers."""
@@ -174,7 +174,10 @@ class Structure:
     @cached_property
     def sampling_graph(self) -> Any:
         """This worker's edges and their ends as a graph of another library, made once."""
-        assert self.make_sampling_graph is not None  # so for message flow graphs only
+        if self.make_sampling_graph is None:
+            raise GraphError(
+                "Message flow graphs and plans have no sampling_graph; take that of `construct_full_graph(data)`."
+            )
         return self.make_sampling_graph(self)
 
     def with_relations(self, relations: list[Relation], how: str) -> "Structure":

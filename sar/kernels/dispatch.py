@@ -12,6 +12,8 @@ from sar.kernels.backend import choose
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Shape, Target
 
+_ROWS = {Target.U: "sources", Target.V: "destinations", Target.E: "edges"}
+
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Add to each destination row of `out` the messages of its edges in the block.
@@ -40,7 +42,7 @@ def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tens
         largest: maximum rather than minimum.
     """
     _check_message(block, message, out, Target.V)
-    assert arg.shape == out.shape
+    _check_shape(arg, tuple(out.shape), "The tensor of edge IDs of extremes")
     if block.num_edges:
         with _contiguous(out, arg) as (result, edge_ids):
             choose(out, *message.tensors).aggregate_cmp(block, message, result, edge_ids, largest)
@@ -67,10 +69,14 @@ def aggregate_grad(
         out: (rows of the operand's target, *trailing shape of the operand), float32 where that has a half precision.
         arg: edge IDs of a maximum or minimum, like `grad`; only their elements contribute. Default None: all do.
     """
-    assert grad.shape == message.shape
-    assert grad.target is not Target.U
-    assert arg is None or (grad.values is not None and arg.shape == grad.values.shape and grad.target is Target.V)
     operand = message.operand(wrt)
+    if grad.shape != message.shape or grad.target is Target.U or (arg is not None and grad.target is Target.E):
+        raise GraphError(
+            f"A gradient has rows of {_ROWS[grad.target]} and trailing shape {grad.shape}; expected {message.shape}, "
+            "and rows of edges or destinations, of destinations for a maximum or minimum."
+        )
+    if arg is not None and grad.values is not None:
+        _check_shape(arg, tuple(grad.values.shape), "The tensor of edge IDs of extremes")
     for given in (*message.operands, grad):
         _check_fits(block, given.values, given.target, given.shape)
     _check_fits(block, out, operand.target, operand.shape)
@@ -81,8 +87,7 @@ def aggregate_grad(
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     """Add (n, ...) values to `rows`, (n,) integer and all distinct, of `out`, in place."""
-    assert len(rows) == len(values)
-    assert values.shape[1:] == out.shape[1:]
+    _check_shape(values, (len(rows), *out.shape[1:]), "A tensor of rows to add")
     if values.numel():
         with _contiguous(out) as (result,):
             choose(out, values).add_rows(rows, values, result)
@@ -110,7 +115,12 @@ def _check_fits(block: EdgeBlock, values: Tensor | None, target: Target, shape: 
         return
     rows = block.edge_bound if target is Target.E else (block.num_src, block.num_dst)[target]
     if len(values) < rows or tuple(values.shape[1:]) != shape:
-        name = {Target.U: "sources", Target.V: "destinations", Target.E: "edges"}[target]
         raise GraphError(
-            f"A tensor with rows of {name} has shape {tuple(values.shape)}; expected {(rows, *shape)}, or more rows."
+            f"A tensor with rows of {_ROWS[target]} has shape {tuple(values.shape)}; expected {(rows, *shape)}, "
+            "or more rows."
         )
+
+
+def _check_shape(values: Tensor, shape: Shape, what: str) -> None:
+    if tuple(values.shape) != shape:
+        raise GraphError(f"{what} has shape {tuple(values.shape)}; expected {shape}.")

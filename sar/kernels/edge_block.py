@@ -92,10 +92,14 @@ class EdgeBlock:
 
     @cached_property
     def edge_bound(self) -> int:
-        """One more than the greatest edge ID: the rows that an edge operand must have at least."""
+        """One more than the greatest edge ID: the rows that an edge operand must have at least.
+
+        Where IDs have no values (torch's device "meta"), as many as there are edges.
+        """
         if self.num_edges == 0:
             return 0
-        return self.edge_offset + self.num_edges if self.edge_ids is None else int(self.edge_ids.max()) + 1
+        ids = self.edge_ids
+        return self.edge_offset + self.num_edges if ids is None or ids.is_meta else int(ids.max()) + 1
 
     @cached_property
     def renumbered(self) -> EdgeBlock:

@@ -83,7 +83,6 @@ class CountedBlock(EdgeBlock):
             edge_ids=(lambda: _ids(num_edges, dtype)) if edge_ids else None,
             edge_offset=0 if edge_ids else edge_offset,
         )
-        self.edge_bound = edge_offset + num_edges
 
     def select_sources(self, begin: int, end: int) -> EdgeBlock:
         """The block of edges whose source is in begin to end: as many as these are of all sources."""

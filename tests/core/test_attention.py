@@ -200,6 +200,8 @@ def wrong_operands(mine):
         catch(lambda: attention(passing, Score.DOT, x[1:], x, factor=1.0)),
         catch(lambda: attention(passing, Score.DOT, x, x[:, :1], factor=1.0)),
         catch(lambda: attention(passing, Score.DOT, x, x, factor=1.0, edge_weight=data.edges["w"])),
+        catch(lambda: attention(passing, Score.DYNAMIC, x, x, factor=0.2, attn=x[0, :1])),
+        catch(lambda: attention(passing, Score.ADDITIVE, x, x, factor=0.2, attn=x[0], attn_dst=x[0, 0])),
     ]
 
 
@@ -208,4 +210,4 @@ def test_operands_that_do_not_fit(pool, world_size):
     """They are refused before anything is computed."""
     parts = SCENARIOS["random"](world_size)
     (errors,) = pool.run(wrong_operands, per_rank=deal(parts, random_data(parts)))
-    assert [error.kind for error in errors] == ["GraphError"] * 3
+    assert [error.kind for error in errors] == ["GraphError"] * 5

@@ -140,18 +140,18 @@ def test_buffers_are_used_from_the_start_and_keep_within_their_limit(pool, world
 
 
 def widths_in_turn(mine, widths):
-    """After calls of all widths, forward and backward: tiles that are kept, by size, and whether the numbers were right."""
+    """After calls of all widths: how many tiles are kept, by size, and whether numbers and gradients were right."""
     partition, data = mine
     graph = build(partition, 1)
     sar.Config.comm_buffer_bytes, sar.Config.pipeline_depth = 16 * 2 * max(widths), 0
-    right = []
+    right, first = [], None
     for width in [*reversed(widths), *widths]:
         x = data.nodes["x"][:, :1].repeat(1, width).requires_grad_()
         graph.ndata["x"] = x
         graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "out"))
         graph.ndata["out"].sum().backward()
         result = graph.ndata["out"][:, 0].detach()
-        first = result if not right else first
+        first = result if first is None else first
         right.append(bool(torch.allclose(result, first)) and torch.equal(x.grad[:, 0], graph.out_degrees().double()))
     kept = graph.passing().context.relation._tiles
     return {size: len(tiles) for size, tiles in kept.items()}, right

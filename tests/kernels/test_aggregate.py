@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.errors import GraphError
-from sar.kernels import OPS, EdgeBlock, Target, add_rows, aggregate_cmp, aggregate_sum, edge_apply, message_shape
+from sar.kernels import (
+    OPS,
+    EdgeBlock,
+    EdgeOperand,
+    Target,
+    add_rows,
+    aggregate_cmp,
+    aggregate_grad,
+    aggregate_sum,
+    edge_apply,
+    message_shape,
+)
 from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
@@ -188,6 +199,23 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         aggregate_sum(block, oracle.message("copy_lhs", torch.ones(1, 1), E), torch.zeros(2, 1))
     with pytest.raises(GraphError, match="expected"):
         aggregate_sum(block, oracle.message("copy_lhs", torch.ones(2, 1), U), torch.zeros(2, 2))
+    message = oracle.message("copy_lhs", torch.ones(2, 3), U)
+    with pytest.raises(GraphError, match="edge IDs"):
+        aggregate_cmp(block, message, torch.zeros(2, 3), torch.zeros(1, 3, dtype=torch.int32), True)
+    for gradient in (torch.ones(2, 1), torch.ones(1, 3)):
+        with pytest.raises(GraphError, match="expected"):
+            aggregate_grad(block, message, "lhs", EdgeOperand.of(gradient, V), torch.zeros(2, 3))
+    with pytest.raises(GraphError, match="rows of edges or destinations"):
+        aggregate_grad(block, message, "lhs", EdgeOperand.of(torch.ones(2, 3), U), torch.zeros(2, 3))
+    gradient = EdgeOperand.of(torch.ones(2, 3), V)
+    with pytest.raises(GraphError, match="edge IDs"):
+        aggregate_grad(block, message, "lhs", gradient, torch.zeros(2, 3), arg=torch.zeros(1, 3, dtype=torch.int32))
+    of_edges = EdgeOperand.of(torch.ones(2, 3), E)
+    with pytest.raises(GraphError, match="maximum"):
+        aggregate_grad(block, message, "lhs", of_edges, torch.zeros(2, 3), arg=torch.zeros(2, 3, dtype=torch.int32))
+    for values in (torch.ones(1, 3), torch.ones(2, 2)):
+        with pytest.raises(GraphError, match="rows to add"):
+            add_rows(torch.arange(2), values, torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -4,11 +4,14 @@ import logging
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sar.kernels.cpu as cpu_kernels
 import sar.kernels.meta as meta_kernels
 import sar.kernels.torch as torch_kernels
+from sar.errors import GraphError
 from sar.kernels import EdgeOperand, Target, aggregate_grad, aggregate_sum, backend
+from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 from tests.kernels import oracle
 
 FUNCTIONS = {name for name in vars(backend.Backend) if not name.startswith("_")}
@@ -50,3 +53,37 @@ def test_tensors_without_values():
     before = block.nbytes
     aggregate_grad(block, message, "lhs", EdgeOperand.of(out, Target.V), x)
     assert block.nbytes - before == 4 * (2 + 1) + 4 * 2  # edges by source: offsets and destinations
+
+
+def test_edge_ids_without_values():
+    """A block with edge IDs on "meta" takes edge operands that have a row for each of its edges."""
+    block = oracle.make_graph([(0, 0), (1, 0), (0, 0)], 2, 1, ids=[5, 2, 7]).block
+    assert block.edge_bound == 8
+    meta, out = block.to("meta"), torch.ones(1, 3, device="meta")
+    assert meta.edge_bound == 3
+    aggregate_sum(meta, oracle.message("copy_lhs", torch.ones(3, 3, device="meta"), Target.E), out)
+    with pytest.raises(GraphError, match="expected"):
+        aggregate_sum(meta, oracle.message("copy_lhs", torch.ones(2, 3, device="meta"), Target.E), out)
+
+
+def test_plain_torch_never_waits_for_the_device():
+    """Reading a value, or a size that depends on values, would stall a GPU; tensors without values refuse both."""
+    real = oracle.make_graph([(0, 0), (1, 0), (1, 2)], 2, 3).block
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        block, x, w = real.to("cpu"), torch.ones(2, 4), torch.ones(3, 1)
+        out, grad, arg = torch.zeros(3, 4), torch.zeros(2, 4), torch.full((3, 4), -1)
+        message = oracle.message("mul", x, Target.U, w, Target.E)
+        torch_kernels.aggregate_sum(block, message, out)
+        for largest in (True, False):
+            torch_kernels.aggregate_cmp(block, message, out, arg, largest)
+        torch_kernels.edge_apply(block, message, torch.zeros(3, 4))
+        for given in (None, arg):
+            torch_kernels.aggregate_grad(block, message, "lhs", EdgeOperand.of(out, Target.V), grad, given)
+        torch_kernels.add_rows(torch.arange(2), x, grad)
+        x, y, attn = torch.ones(2, 1, 4), torch.ones(3, 1, 4), torch.ones(1, 4)
+        for score in (Score.DYNAMIC, Score.DOT):
+            how = Attention(score, 0.2, 0.5, 3)
+            ends = Ends(x, y, attn if score is Score.DYNAMIC else None, w[:, 0])
+            torch_kernels.attend(block, how, ends, Running.start(3, x))
+            grads = Gradients(x.clone(), y.clone(), attn.clone(), w[:, 0].clone())
+            torch_kernels.attend_grad(block, how, ends, y, torch.ones(3, 4, 1), grads)

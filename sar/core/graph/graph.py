@@ -202,8 +202,6 @@ class GraphShardManager(GraphQueries):
         Raises:
             GraphError: on message flow graphs.
         """
-        if self.is_block:
-            raise GraphError("A message flow graph has no sampling_graph; take that of `construct_full_graph(data)`.")
         shared = self._structure.sampling_graph
         graph = (shared if self._is_whole else shared[next(iter(self._relations))]).local_var()
         for etype in self._relations:

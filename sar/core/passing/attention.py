@@ -87,6 +87,12 @@ def attention(
     """
     context, relation = passing.context, passing.context.relation
     _check(x, y, edge_weight, relation.num_src, relation.num_dst, relation.num_edges)
+    for parameters in (attn, attn_dst):
+        if parameters is not None and parameters.shape != x.shape[1:]:
+            raise GraphError(
+                f"Attention got parameters {tuple(parameters.shape)} for features {tuple(x.shape)}; "
+                f"expected {tuple(x.shape[1:])}."
+            )
     seed = int(torch.randint(2**62, ())) + context.structure.part * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
     signature = context.signature(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")

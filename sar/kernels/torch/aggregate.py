@@ -23,20 +23,15 @@ def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
     """Reference of `sar.kernels.aggregate_cmp`."""
-    reduce = "amax" if largest else "amin"
-    worst = _worst(out.dtype, largest)
+    reduce, worst = "amax" if largest else "amin", _worst(out.dtype, largest)
     for edges, values in _messages(block, message, out):
-        rows, segment = torch.unique_consecutive(edges.dst, return_inverse=True)
-        shape = (rows.numel(), *out.shape[1:])
-        index = _like(segment, values).expand_as(values)
-        valid = ~values.isnan()
-        best = out.new_full(shape, worst).scatter_reduce_(0, index, values.where(valid, worst), reduce)
-        candidates = _like(edges.ids, values).where(valid & (values == best[segment]), -1)
-        best_arg = candidates.new_full(shape, -1).scatter_reduce_(0, index, candidates, "amax").to(arg.dtype)
-        old, old_arg = out[rows], arg[rows]
-        better = ((best > old) if largest else (best < old)) | ((best == old) & (best_arg > old_arg))
-        out[rows] = best.where(better, old)
-        arg[rows] = best_arg.where(better, old_arg)
+        index = _like(edges.dst, values).expand_as(values)
+        valid, before = ~values.isnan(), out[edges.dst]
+        out.scatter_reduce_(0, index, values.where(valid, worst), reduce)
+        best = out[edges.dst]
+        arg.scatter_(0, index, arg[edges.dst].where(best == before, -1))  # the same for all edges of a destination
+        winners = _like(edges.ids, values).where(valid & (values == best), -1)
+        arg.scatter_reduce_(0, index, winners.to(arg.dtype), "amax")
 
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
