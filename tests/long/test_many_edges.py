@@ -18,7 +18,7 @@ from tests.workers import REPOSITORY, WorkerPool
 NODES, EDGES, WIDTH = 4_000_000, 50_000_000, 8
 DISK, FREE = 8_000 * MIB, 6_000 * MIB
 """What the files take at most, and what two workers with DGL, the graph and its layers do."""
-MEMORY, PYTHON = 1_000 * MIB, 700 * MIB
+MEMORY, PYTHON = 256 * MIB, 350 * MIB
 """What `sar partition` is given, and what the process takes before, with its libraries."""
 CHUNK = 5_000_000
 
