@@ -202,6 +202,27 @@ MUTANTS = [
         "unfinished.unlink()",
         "tests/partition/test_writer.py::test_finished_steps_are_not_repeated",
     ),
+    Mutant(
+        "a skipped fsync",
+        "sar/durable.py",
+        "os.fsync(descriptor)",
+        "pass",
+        "tests/test_durable.py::test_bytes_are_on_the_disk_before_the_name_is_and_the_name_before_the_call_returns",
+    ),
+    Mutant(
+        "a sum over all slices but the last bytes",
+        "sar/durable.py",
+        "zlib.crc32(view[:count])",
+        "zlib.crc32(view[: count - 1])",
+        "tests/test_durable.py::test_every_slice_has_its_sum",
+    ),
+    Mutant(
+        "nodes numbered with a gap",
+        "sar/partition/write/numbering.py",
+        "firsts = sizes.cumsum() - sizes",
+        "firsts = sizes.cumsum() - sizes - 1",
+        "tests/partition/test_write.py::test_dgl_reads_the_whole_graph_back",
+    ),
 ]
 
 
