@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/full_graph.py --partition-json partitions/cora/cora.json
 
-There are as many workers as partitions (`partition_graph.py` makes them). What is not plain DGL and PyTorch is marked.
+There may be any number of workers, whatever the number of partitions (`partition_graph.py` makes them). What is not
+plain DGL and PyTorch is marked.
 """
 
 import argparse

@@ -20,13 +20,19 @@ HELP = "Start the workers of one host, as torchrun does, with threads and networ
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar launch` takes."""
     parser.add_argument(
-        "--workers", type=int, metavar="W", help="default: one for each partition, else one for each GPU, else 1"
+        "--workers",
+        type=int,
+        metavar="W",
+        help="default: one for each GPU, else one for each partition up to the cores",
     )
     parser.add_argument(
         "--threads", type=int, metavar="T", help="of each worker; default: OMP_NUM_THREADS, else cores / workers"
     )
     parser.add_argument(
-        "--partition-json", type=Path, metavar="FILE", help="of the partitions to count; the script does not see it"
+        "--partition-json",
+        type=Path,
+        metavar="FILE",
+        help="of the partitions to count, or its directory; the script does not see it",
     )
     parser.add_argument(
         "--memory",
@@ -65,15 +71,10 @@ def _number_of_workers(arguments: argparse.Namespace) -> int:
     workers: int | None = arguments.workers
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: expected at least 1.")
-    if arguments.partition_json is None:
-        return workers or torch.cuda.device_count() or 1
-    parts = read_partition_json(arguments.partition_json, allow_outside=True).num_parts
-    if workers not in (None, parts):
-        raise ConfigError(
-            f"--workers {workers}, but {arguments.partition_json} has {parts} partitions; expected a worker for each. "
-            "Leave --workers out, or partition the graph again."
-        )
-    return parts
+    parts = 1
+    if arguments.partition_json is not None:
+        parts = read_partition_json(arguments.partition_json, allow_outside=True).num_parts
+    return workers or torch.cuda.device_count() or min(parts, len(os.sched_getaffinity(0)))
 
 
 def _settings(workers: int, threads: int | None, allocator: str | None) -> dict[str, str]:

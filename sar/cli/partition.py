@@ -24,7 +24,9 @@ _WHOLE_DAY = 86_400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar partition` takes."""
     add_input(parser)
-    parser.add_argument("--parts", type=int, required=True, metavar="P", help="number of parts, one for each worker")
+    parser.add_argument(
+        "--parts", type=int, required=True, metavar="P", help="number of parts; any number of workers can train on them"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory to make")
     parser.add_argument("--name", help="of the graph and of its JSON file; default: its own, or that of the first file")
     parser.add_argument(

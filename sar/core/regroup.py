@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from sar.common_tuples import EID, ETYPE, NTYPE, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
 
 
@@ -36,7 +36,12 @@ def deal_workers(sizes: Sequence[int], workers: int) -> list[range]:
     counts = [1] * len(sizes)
     for _ in range(workers - len(sizes)):
         counts[max(range(len(sizes)), key=lambda part: sizes[part] / counts[part])] += 1
-    return [range(begin, end) for begin, end in pairwise([0, *accumulate(counts)])]
+    return [range(begin, end) for begin, end in runs_of(counts)]
+
+
+def runs_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs [begin, end) of these sizes, one after the other."""
+    return list(pairwise([0, *accumulate(sizes)]))
 
 
 def equal_runs(costs: Tensor, count: int) -> list[tuple[int, int]]:
@@ -44,6 +49,28 @@ def equal_runs(costs: Tensor, count: int) -> list[tuple[int, int]]:
     reached = costs.cumsum(0)
     goals = torch.arange(1, count) * int(costs.sum()) // count
     return list(pairwise([0, *torch.searchsorted(reached, goals, right=True).tolist(), len(costs)]))
+
+
+def renumber(data: PartitionData, part: int, order: Sequence[int]) -> PartitionData:
+    """The data of a partition where partitions, and so global node IDs, are in another order.
+
+    Args:
+        data: of a partition.
+        part: its number so far.
+        order: the numbers so far of all partitions, in their new order.
+    """
+    if list(order) == sorted(order):
+        return data
+    ranges = runs_of([data.node_ranges[p][1] - data.node_ranges[p][0] for p in order])
+    moved = {p: start - data.node_ranges[p][0] for p, (start, _) in zip(order, ranges, strict=True)}
+    shards = []
+    for p in order:
+        (src, dst), features = data.all_shard_edges[p]
+        shards.append(ShardEdgesAndFeatures((src + moved[p], dst + moved[part]), features))
+    node_features = dict(data.node_features)
+    if NID in node_features:
+        node_features[NID] = node_features[NID] + moved[part]
+    return data._replace(all_shard_edges=shards, node_ranges=ranges, node_features=node_features, partition_book=None)
 
 
 def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int]], worker: int) -> PartitionData:

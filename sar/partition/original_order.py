@@ -1,7 +1,7 @@
 """Puts what was computed part by part back into the order of the input graph, out of core."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from math import prod
 from os import PathLike
@@ -17,12 +17,11 @@ from sar import comm
 from sar.adapters.dgl.reader.edge_type_names import types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.local_graph import PartFile
-from sar.adapters.dgl.reader.partition_json import PartitionJson, find_partition_json, read_partition_json
-from sar.adapters.dgl.reader.partition_reader import graph_path
+from sar.adapters.dgl.reader.partition_json import PartitionJson, graph_path, read_partition_json
 from sar.adapters.dgl.reader.stored_tensor import load
 from sar.adapters.dgl.reader.tensor_file import open_tensors
+from sar.adapters.dgl.reader.worker_share import WorkerShare
 from sar.comm.session import current_group
-from sar.core.partition_data import own_part
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
@@ -42,14 +41,15 @@ def to_original_order(
     out: str | PathLike[str] | None = None,
     allow_outside: bool = False,
 ) -> Array:
-    """Put rows of all parts, in the order in which the workers have their nodes, into the order of the input graph.
+    """Put rows of all workers, in the order in which these have their nodes, into the order of the input graph.
 
     Beside the result it holds the IDs of one part and a slice of rows; with `out` the result is on disk.
 
     Args:
         values: one entry for each part, (N_i, ...) each: a tensor, an array, an `.npy` file (memory-mapped) or a file
-            of one DGL tensor. In a running job also the rows of this worker alone; then all workers call this together,
-            each writes its rows, and `out` names one file that all of them see.
+            of one DGL tensor; or one for each worker of a job with more or fewer workers than parts, which has dealt
+            them out by itself. In a running job also the rows of this worker alone; then all workers call this
+            together, each writes its rows, and `out` names one file that all of them see.
         directory: the partition directory, or its JSON file; it has the original IDs.
         ntype: the node type that the rows belong to; may be left out where there is one.
         out: an `.npy` file to write; it appears when it is complete, in place of an earlier one.
@@ -63,23 +63,24 @@ def to_original_order(
         ConfigError: rows, dtypes or widths of the values do not fit the directory or each other.
         CommunicationError: another worker failed.
     """
-    spec = read_partition_json(find_partition_json(directory), allow_outside=allow_outside)
+    spec = read_partition_json(directory, allow_outside=allow_outside)
     type_id = _type_id(spec, ntype)
     alone = not isinstance(values, Sequence) or isinstance(values, str)
     if alone and comm.is_initialized() and comm.world_size() > 1:
         with current_group().guard():
             return _together(_opened(values, "of this worker"), spec, type_id, out)  # type: ignore[arg-type]
-    parts = [values] if alone else list(values)  # type: ignore[arg-type]
-    if len(parts) != spec.num_parts:
-        raise ConfigError(f"there are values for {len(parts)} parts; expected one for each of the {spec.num_parts}.")
-    rows = [_opened(part, f"of part {p}") for p, part in enumerate(parts)]  # type: ignore[arg-type]
-    for p, part in enumerate(rows):
-        _check_form(spec, type_id, p, part, rows[0])
+    entries = [values] if alone else list(values)  # type: ignore[arg-type]
+    if not entries:
+        raise ConfigError(f"there are no values; expected an entry for each of {spec.num_parts} parts, or each worker.")
+    rows = [_opened(entry, f"of entry {number}") for number, entry in enumerate(entries)]  # type: ignore[arg-type]
+    shares = [_cuts(spec, WorkerShare.of(spec, worker, len(rows)), type_id) for worker in range(len(rows))]
+    for number, (entry, cuts) in enumerate(zip(rows, shares, strict=True)):
+        _check_form(spec, type_id, f"entry {number} of {len(rows)}", cuts, entry, rows[0])
     total = _num_nodes(spec, type_id)
     with _created(out, (total, *rows[0].shape[1:]), rows[0].dtype) as result:
         seen = Once(total)
-        for p, part in enumerate(rows):
-            _scatter(part, _original_ids(spec, p, type_id), result, seen)
+        for entry, cuts in zip(rows, shares, strict=True):
+            _scatter(spec, type_id, entry, cuts, result, seen)
         if not seen.is_permutation:
             raise _no_permutation(spec, seen)
     return result
@@ -117,17 +118,29 @@ def _num_nodes(spec: PartitionJson, type_id: int) -> int:
     return int((spec.node_ranges[:, type_id, 1] - spec.node_ranges[:, type_id, 0]).sum())
 
 
-def _check_form(spec: PartitionJson, type_id: int, part: int, rows: Column, like: Column) -> None:
-    start, end = spec.node_ranges[part, type_id].tolist()
-    if len(rows.shape) == 0 or rows.shape[0] != end - start:
+def _cuts(spec: PartitionJson, share: WorkerShare, type_id: int) -> dict[int, slice]:
+    """Which of a part's nodes of the type a worker has, by part."""
+    cuts = {}
+    for part in share.parts:
+        start, end = spec.node_ranges[part, type_id].tolist()
+        low, high = max(share.start, start), max(min(share.end, end), start)
+        cuts[part] = slice(min(low, high) - start, high - start)
+    return cuts
+
+
+def _check_form(
+    spec: PartitionJson, type_id: int, whose: str, cuts: Mapping[int, slice], rows: Column, like: Column
+) -> None:
+    count = sum(cut.stop - cut.start for cut in cuts.values())
+    if len(rows.shape) == 0 or rows.shape[0] != count:
         raise ConfigError(
-            f"the values of part {part} have shape {rows.shape}; expected {end - start} rows, one for each of its "
-            f"nodes of type {spec.node_types[type_id]!r} in {spec.path}."
+            f"the values of {whose} have shape {rows.shape}; expected {count} rows, one for each node of type "
+            f"{spec.node_types[type_id]!r} that it has of {spec.path}."
         )
     if rows.dtype != like.dtype or rows.shape[1:] != like.shape[1:]:
         raise ConfigError(
-            f"the values of part {part} are {rows.dtype} {rows.shape[1:]}; expected {like.dtype} "
-            f"{like.shape[1:]}, as of part 0."
+            f"the values of {whose} are {rows.dtype} {rows.shape[1:]}; expected {like.dtype} {like.shape[1:]}, as of "
+            "the first."
         )
 
 
@@ -153,17 +166,22 @@ def _original_ids(spec: PartitionJson, part: int, type_id: int) -> NDArray[np.in
     return graph.orig_node_id[owned][order].long().numpy()
 
 
-def _scatter(rows: Column, ids: NDArray[np.int64], result: Array, seen: Once) -> None:
-    """Write the rows of a part to their places."""
-    seen.add(ids)
-    if seen.outside:
-        return
+def _scatter(
+    spec: PartitionJson, type_id: int, rows: Column, cuts: Mapping[int, slice], result: Array, seen: Once
+) -> None:
+    """Write the rows of a worker to their places, part by part."""
     row_bytes = prod(rows.shape[1:]) * rows.dtype.itemsize
-    step = max(1, _SLICE_BYTES // max(1, row_bytes))
-    for start in range(0, len(ids), step):
-        places = ids[start : start + step]
-        order = np.argsort(places)  # ascending, which disks like
-        result[places[order]] = rows[start : start + step][order]
+    step, first = max(1, _SLICE_BYTES // max(1, row_bytes)), 0
+    for part, cut in cuts.items():
+        ids = _original_ids(spec, part, type_id)[cut]
+        seen.add(ids)
+        if seen.outside:
+            return
+        for start in range(0, len(ids), step):
+            places = ids[start : start + step]
+            order = np.argsort(places)  # ascending, which disks like
+            result[places[order]] = rows[first + start : first + start + len(places)][order]
+        first += len(ids)
 
 
 def _no_permutation(spec: PartitionJson, seen: Once) -> PartitionError:
@@ -201,10 +219,8 @@ def _together(rows: Column, spec: PartitionJson, type_id: int, out: str | PathLi
     group = current_group()
     if out is None:
         raise ConfigError("the rows of one worker alone need `out`, a file in which the workers' rows meet.")
-    if group.world_size != spec.num_parts:
-        raise ConfigError(f"{group.world_size} workers are running; expected {spec.num_parts}, one for each part.")
-    part = own_part(group)
-    _check_form(spec, type_id, part, rows, rows)
+    cuts = _cuts(spec, WorkerShare.of(spec, group.rank, group.world_size), type_id)
+    _check_form(spec, type_id, f"worker {group.rank}", cuts, rows, rows)
     total = _num_nodes(spec, type_id)
     shape, what = (total, *rows.shape[1:]), f"to_original_order, {spec.node_types[type_id]}"
     group.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
@@ -212,7 +228,7 @@ def _together(rows: Column, spec: PartitionJson, type_id: int, out: str | PathLi
         group.agree(f"{what}: the file is there")
         seen = Once(total)
         result: np.memmap[Any, Any] = np.load(_unfinished(out), mmap_mode="r+")
-        _scatter(rows, _original_ids(spec, part, type_id), result, seen)
+        _scatter(spec, type_id, rows, cuts, result, seen)
         if seen.outside or seen.repeated:
             raise _no_permutation(spec, seen)
         result.flush()

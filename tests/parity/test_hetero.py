@@ -145,9 +145,9 @@ def directory(request, tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("world_size", [corner(2), 3])
-def test_relations_together(pool, world_size, directory):
-    path, node_map = directory(world_size)
+@pytest.mark.parametrize("num_parts, world_size", [corner(2, 2), (3, 3), (5, 2), corner(4, 1), corner(8, 3), (1, 3)])
+def test_relations_together(pool, num_parts, directory):
+    path, node_map = directory(num_parts)
     names = list(PROGRAMS)
     by_mode = {mode: pool.run(run_on_worker, str(path), mode, names, timeout=120) for mode in (1, 2, 3)}
     compare(by_mode, whole_graph(), node_map, names)
@@ -250,9 +250,9 @@ def mfgs_on_worker(path, seeds, mode):
     return train_on_blocks(blocks, features, cotangents), rows
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_message_flow_graphs_of_several_types(pool, world_size, directory):
-    path, node_map = directory(world_size)
+@pytest.mark.parametrize("num_parts, world_size", [corner(2, 2), (3, 3), (5, 2), corner(2, 3)])
+def test_message_flow_graphs_of_several_types(pool, num_parts, world_size, directory):
+    path, node_map = directory(num_parts)
     graph = whole_graph()
     counts = pool.run(own_counts, str(path))
     generator = torch.Generator().manual_seed(6)

@@ -66,6 +66,23 @@ def own_rows(path: str, out: str | None, bad: bool) -> torch.Tensor:
     return torch.from_numpy(np.array(result))
 
 
+def own_papers(path: str, out: str) -> torch.Tensor:
+    data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
+    kinds = data.node_features["_TYPE"] == data.node_type_names.index("paper")
+    rows = data.node_features["orig_id"][kinds] * 10
+    sar.to_original_order(rows, path, ntype="paper", out=out)
+    return rows
+
+
+@pytest.mark.parametrize("num_parts, world_size", [(5, 2), (1, 3)])
+def test_more_or_fewer_workers_than_parts(pool, num_parts, world_size, tmp_path) -> None:
+    directory = WRITERS["dispatch"](write_directory(tmp_path, heterogeneous_graph(), num_parts))
+    out = tmp_path / "together.npy"
+    by_worker = pool.run(own_papers, str(directory.path), str(out))
+    assert np.array_equal(np.load(out), np.arange(40) * 10)
+    assert np.array_equal(sar.to_original_order(by_worker, directory.path, ntype="paper"), np.arange(40) * 10)
+
+
 @pytest.mark.parametrize("world_size", [2])
 def test_workers_write_one_file_together(pool, world_size, tmp_path) -> None:
     directory = WRITERS["dispatch"](write_directory(tmp_path, homogeneous_graph(), world_size))
@@ -93,11 +110,15 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(tmp_path: Path) 
 
     with pytest.raises(ConfigError, match="expected one of \\['author', 'paper', 'venue'\\]"):
         attempt(values, ntype=None)
-    with pytest.raises(ConfigError, match="for 1 parts; expected one for each of the 2"):
+    with pytest.raises(
+        ConfigError, match=r"entry 0 of 1 have shape .*expected 40 rows, one for each node of type 'paper'"
+    ):
         attempt(values[:1])
-    with pytest.raises(ConfigError, match=f"part 1 have shape .*expected {len(values[1])} rows"):
+    with pytest.raises(ConfigError, match="there are no values"):
+        attempt([])
+    with pytest.raises(ConfigError, match=f"entry 1 of 2 have shape .*expected {len(values[1])} rows"):
         attempt([values[0], values[1][1:]])
-    with pytest.raises(ConfigError, match="part 1 are float64"):
+    with pytest.raises(ConfigError, match="entry 1 of 2 are float64"):
         attempt([values[0], values[1].double()])
     with pytest.raises(ConfigError, match="bfloat16"):
         attempt([value.bfloat16() for value in values])

@@ -13,7 +13,6 @@ from sar.adapters.dgl.reader.part_inspection import PartContent, What, inspect_p
 from sar.adapters.dgl.reader.partition_json import (
     ORIG_ID_FILES,
     PartitionJson,
-    find_partition_json,
     owned_counts,
     read_partition_json,
 )
@@ -49,7 +48,7 @@ def inspect_parts(
     path: str | PathLike[str], *, values: bool = False, allow_outside: bool = False
 ) -> tuple[DirectoryReport, list[PartContent]]:
     """As `inspect_directory`, with what the files of each part hold."""
-    spec = read_partition_json(find_partition_json(path), allow_outside=allow_outside)
+    spec = read_partition_json(path, allow_outside=allow_outside)
     originals = _Originals(spec)
     contents = []
     for part in range(spec.num_parts):
@@ -91,7 +90,7 @@ def largest_value(path: str | PathLike[str], name: str) -> float:
     Raises:
         PartitionError: a file is missing or damaged, or no part has the feature.
     """
-    spec = read_partition_json(find_partition_json(path))
+    spec = read_partition_json(path)
     found = [
         float(rows.max())
         for part in range(spec.num_parts)

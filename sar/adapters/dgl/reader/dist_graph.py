@@ -6,7 +6,6 @@ Two kinds of parts meet here. DGL has one partition on each machine, which its s
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +18,14 @@ from sar.adapters.dgl.reader.local_graph import DST, INNER_NODE, SRC, LocalGraph
 from sar.adapters.dgl.reader.partition_json import IdRanges
 from sar.adapters.dgl.reader.shards import ShardFields
 from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
+from sar.adapters.dgl.reader.worker_share import node_costs
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
 from sar.core.partition_data import own_part
+from sar.core.regroup import equal_runs
 from sar.errors import GraphError, PartitionError
 
 
@@ -150,23 +151,10 @@ def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int
         )
     trainers = served_by_rank.count(served.part)
     trainer = served_by_rank[: group.rank].count(served.part)  # which of them this worker is
-    own = torch.tensor(_equal_runs(served, trainers)[trainer])
-    return [(int(start), int(end)) for start, end in group.all_gather(own, "node ranges")]
-
-
-def _equal_runs(served: _ServedPartition, count: int) -> list[tuple[int, int]]:
-    """Cut the partition's nodes into runs with about equally many nodes and edges into them."""
     start, end = served.own_range
-    if count == 1:
-        return [(start, end)]
-    in_degrees = torch.bincount(served.graph.edges[DST], minlength=len(served.graph.node_id))
-    cost = torch.ones(end - start, dtype=torch.int64)
-    own = served.graph.is_inner
-    cost[served.graph.node_id[own] - start] += in_degrees[own]
-    reached = cost.cumsum(0)
-    goals = torch.arange(1, count) * int(cost.sum()) // count
-    cuts = [start, *(start + torch.searchsorted(reached, goals, right=True)).tolist(), end]
-    return list(pairwise(cuts))
+    run = equal_runs(node_costs(served.graph, (start, end)), trainers)[trainer]
+    own = start + torch.tensor(run)
+    return [(int(start), int(end)) for start, end in group.all_gather(own, "node ranges")]
 
 
 def _shards(

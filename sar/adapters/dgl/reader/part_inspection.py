@@ -19,8 +19,8 @@ from torch import Tensor
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.local_graph import DST, INNER_EDGE, PART_ID, SRC, LocalGraph, PartFile
-from sar.adapters.dgl.reader.partition_json import IdRanges, PartitionJson
-from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON, graph_path
+from sar.adapters.dgl.reader.partition_json import IdRanges, PartitionJson, graph_path
+from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON
 from sar.adapters.dgl.reader.stored_tensor import StoredTensor, load
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype
 from sar.errors import PartitionError

@@ -71,13 +71,13 @@ def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outsi
     """Read and check the JSON file of a partition directory.
 
     Args:
-        partition_json_file: the file.
+        partition_json_file: the file, or the directory that it is in.
         allow_outside: whether it may name files outside of its directory, also by links.
 
     Raises:
         PartitionError: the file is missing, is not JSON, lacks a key, contradicts itself, or names a file outside.
     """
-    path = Path(partition_json_file)
+    path = _find(Path(partition_json_file))
     content = _load(path)
     num_parts = content["num_parts"]
     if type(num_parts) is not int or num_parts < 1:
@@ -107,13 +107,28 @@ def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outsi
     )
 
 
-def find_partition_json(path: str | PathLike[str]) -> Path:
-    """The JSON file of a partition directory, given as it is or by the directory that it is in.
+def graph_path(spec: PartitionJson, part: int) -> Path:
+    """The partition's `graph.dgl`."""
+    files = spec.files[part]
+    path = files.get("part_graph")
+    if path is not None and os.path.exists(path):
+        return path
+    if "part_graph_graphbolt" in files or (
+        path is not None and os.path.exists(path.parent / "fused_csc_sampling_graph.pt")
+    ):
+        raise PartitionError(
+            f"Partition {part} of {spec.path} is there for GraphBolt only (fused_csc_sampling_graph.pt, converted by "
+            "dgl.distributed.dgl_partition_to_graphbolt); expected graph.dgl. Put back the graph.dgl from before the "
+            "conversion, or partition again with use_graphbolt=False."
+        )
+    raise PartitionError(
+        f"Partition {part} of {spec.path} lacks its graph ({path or 'part_graph is not named'}). Copy the folder of "
+        "this partition to this machine, or partition again."
+    )
 
-    Raises:
-        PartitionError: the directory has no such file, or several.
-    """
-    path = Path(path)
+
+def _find(path: Path) -> Path:
+    """The JSON file of a partition directory, given as it is or by the directory."""
     if not path.is_dir():
         return path
     found = [file for file in sorted(path.glob("*.json")) if _names_parts(file)]

@@ -1,9 +1,8 @@
 """Read one partition of a directory that DGL's partitioners wrote, with features streamed from disk."""
 
-import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +12,15 @@ from sar import comm
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.local_graph import DST, PART_ID, LocalGraph, PartFile
-from sar.adapters.dgl.reader.partition_json import REWRITE, PartitionJson, find_partition_json, read_partition_json
+from sar.adapters.dgl.reader.partition_json import REWRITE, PartitionJson, graph_path, read_partition_json
 from sar.adapters.dgl.reader.shards import build_shards
 from sar.adapters.dgl.reader.stored_tensor import load
 from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
+from sar.adapters.dgl.reader.worker_share import WorkerShare, chosen_share
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.session import current_group
-from sar.common_tuples import NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
+from sar.common_tuples import NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+from sar.core.regroup import regroup, renumber
 from sar.errors import DglError, PartitionError
 
 DISPATCH_JSON = "metadata.json"
@@ -30,34 +31,81 @@ def load_dgl_partition_data(
     own_partition_idx: int,
     device: str | torch.device,
     *,
+    parts: Sequence[int] | None = None,
     allow_outside: bool = False,
 ) -> PartitionData:
-    """Load one partition of a directory written by `dgl.distributed.partition_graph` or DGL's dispatch pipeline.
+    """Load a worker's share of a directory written by `dgl.distributed.partition_graph` or DGL's dispatch pipeline.
 
-    Features keep the dtype on disk, which is uint8 for bool. Memory peaks at 1.5 times the result plus `graph.dgl`.
+    There may be any number of workers. With more partitions than workers, each takes consecutive ones with about
+    equally many edges; with fewer, the workers of a partition divide its nodes in runs of about equally many nodes and
+    edges. Unless there are as many partitions as workers, all workers call this together.
+
+    Features keep the dtype on disk, which is uint8 for bool. Memory peaks at 1.5 times the result plus `graph.dgl`, and
+    for several partitions at twice the result.
 
     Args:
         partition_json_file: the directory, or its JSON file, which names the other files relative to itself.
-        own_partition_idx: the partition to load; worker r owns partition r, so pass `sar.rank()`.
+        own_partition_idx: this worker, `sar.rank()`. Before `sar.initialize_comms`: the partition to load.
         device: where edges and features go.
+        parts: the partitions of this worker, in place of consecutive ones; each is with one worker. Where they are not
+            consecutive, global IDs count through the workers' partitions in their order, other than DGL's own.
         allow_outside: whether the JSON file, or links beside it, may lead to files outside of its directory.
 
     Returns:
-        The partition's nodes, in-edges and features. `orig_id` counts within types. `partition_book` is None where DGL
-        cannot be imported; nothing else needs it.
+        The nodes, in-edges and features. `orig_id` counts within types. `partition_book` is that of DGL's partitions;
+        None where DGL cannot be imported or IDs are not its own. Nothing else needs it.
 
     Raises:
-        PartitionError: a file is missing, damaged, truncated or outside; the directory does not fit the number of
-            workers; or it was written without reshuffling, without halo, or for GraphBolt only. The other workers get a
+        PartitionError: a file is missing, damaged, truncated or outside; `own_partition_idx` or `parts` do not fit; or
+            the directory was written without reshuffling, without halo, or for GraphBolt only. The other workers get a
             `PeerError` from their next distributed call.
     """
+    device = torch.device(device)
     with current_group().guard() if comm.is_initialized() else nullcontext():
-        spec = read_partition_json(find_partition_json(partition_json_file), allow_outside=allow_outside)
-        return _load(spec, own_partition_idx, torch.device(device))
+        spec = read_partition_json(partition_json_file, allow_outside=allow_outside)
+        workers = comm.world_size() if comm.is_initialized() else spec.num_parts
+        if type(own_partition_idx) is not int or not 0 <= own_partition_idx < workers:
+            raise PartitionError(
+                f"own_partition_idx is {own_partition_idx!r}; expected a number from 0 to {workers - 1}, sar.rank()."
+            )
+        if parts is None and workers == spec.num_parts:
+            return _load(spec, own_partition_idx, device)
+        return _on_device(_load_share(spec, own_partition_idx, parts), device)
+
+
+def _load_share(spec: PartitionJson, worker: int, parts: Sequence[int] | None) -> PartitionData:
+    """Load what a worker has of partitions that are not one for each worker."""
+    if not comm.is_initialized():
+        raise PartitionError("parts are chosen together by all workers; call sar.initialize_comms() first.")
+    group = current_group()
+    if worker != group.rank:
+        raise PartitionError(
+            f"own_partition_idx is {worker}, but this is worker {group.rank}; with {spec.num_parts} partitions for "
+            f"{group.world_size} workers expected sar.rank(). Choose partitions by `parts`."
+        )
+    group.agree(f"loading {spec.num_parts} partitions, {'chosen' if parts is not None else 'dealt'}")
+    if parts is None:
+        order, share = list(range(spec.num_parts)), WorkerShare.of(spec, worker, group.world_size)
+    else:
+        order, share = chosen_share(spec, parts, group)
+    everywhere = group.all_gather(torch.tensor([share.start, share.end]), "node ranges")
+    node_ranges = [(int(start), int(end)) for start, end in everywhere]
+    loaded = {order.index(part): renumber(_load(spec, part, torch.device("cpu")), part, order) for part in share.parts}
+    return regroup(loaded, node_ranges, worker)
+
+
+def _on_device(data: PartitionData, device: torch.device) -> PartitionData:
+    shards = [
+        ShardEdgesAndFeatures(
+            (src.to(device), dst.to(device)), {name: values.to(device) for name, values in features.items()}
+        )
+        for (src, dst), features in data.all_shard_edges
+    ]
+    node_features = {name: values.to(device) for name, values in data.node_features.items()}
+    return data._replace(all_shard_edges=shards, node_features=node_features)
 
 
 def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData:
-    _check_part(spec, part)
     file = PartFile(graph_path(spec, part))
     graph = file.read()
     from_dispatch = PART_ID not in file.nodes and spec.path.name == DISPATCH_JSON
@@ -74,39 +122,6 @@ def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData
         node_type_names=spec.node_types,
         edge_type_names=edge_types,
         partition_book=_partition_book(spec, part, edge_types),
-    )
-
-
-def _check_part(spec: PartitionJson, part: int) -> None:
-    if isinstance(part, bool) or not isinstance(part, int) or not 0 <= part < spec.num_parts:
-        raise PartitionError(
-            f"own_partition_idx is {part!r}; expected a number from 0 to {spec.num_parts - 1}, as {spec.path} has "
-            f"{spec.num_parts} partitions. Start as many workers as there are partitions."
-        )
-    if comm.is_initialized() and comm.world_size() != spec.num_parts:
-        raise PartitionError(
-            f"{spec.path} has {spec.num_parts} partitions, but {comm.world_size()} workers are running; expected one "
-            f"worker for each partition. Start {spec.num_parts} workers, or partition into {comm.world_size()}."
-        )
-
-
-def graph_path(spec: PartitionJson, part: int) -> Path:
-    """The partition's `graph.dgl`."""
-    files = spec.files[part]
-    path = files.get("part_graph")
-    if path is not None and os.path.exists(path):
-        return path
-    if "part_graph_graphbolt" in files or (
-        path is not None and os.path.exists(path.parent / "fused_csc_sampling_graph.pt")
-    ):
-        raise PartitionError(
-            f"Partition {part} of {spec.path} is there for GraphBolt only (fused_csc_sampling_graph.pt, converted by "
-            "dgl.distributed.dgl_partition_to_graphbolt); expected graph.dgl. Put back the graph.dgl from before the "
-            "conversion, or partition again with use_graphbolt=False."
-        )
-    raise PartitionError(
-        f"Partition {part} of {spec.path} lacks its graph ({path or 'part_graph is not named'}). Copy the folder of "
-        "this partition to this machine, or partition again."
     )
 
 

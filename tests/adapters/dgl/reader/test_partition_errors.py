@@ -98,12 +98,31 @@ def load_and_construct(path: Path) -> None:
     sar.construct_full_graph(sar.load_dgl_partition_data(path, sar.rank(), "cpu"))
 
 
+def load_shares(mistake: str, path: Path) -> None:
+    worker, parts = sar.rank(), [[0, 2], [1]][sar.rank()]
+    if mistake == "another worker's":
+        worker, parts = 0, None
+    elif sar.rank() == 1:
+        parts = {"none": [], "beyond": [3], "twice": [1, 1], "shared": [0, 1]}[mistake]
+    sar.load_dgl_partition_data(path, worker, "cpu", parts=parts)
+
+
+@pytest.mark.parametrize(
+    "mistake, words",
+    [
+        ("another worker's", "own_partition_idx is 0, but this is worker 1; with 3 partitions for 2 workers"),
+        ("none", r"parts is \[\]; expected some of 0 to 2"),
+        ("beyond", r"parts is \[3\]; expected some of 0 to 2"),
+        ("twice", r"this worker chose \[1, 1\]; expected each with one worker, once"),
+        ("shared", r"are with \[2, 1, 1\] workers each, and this worker chose"),
+    ],
+)
 @pytest.mark.parametrize("world_size", [2])
-def test_number_of_workers_differs(pool, world_size, tmp_path):
+def test_shares_that_do_not_fit(pool, tmp_path, mistake, words):
     path = write_directory(tmp_path, homogeneous_graph(), 3).path
-    for outcome in pool.outcomes(load_and_construct, path):
-        assert outcome.kind == "PartitionError"
-        assert f"{path} has 3 partitions, but 2 workers are running" in outcome.message
+    outcomes = pool.outcomes(load_shares, mistake, path)
+    assert re.search(words, outcomes[1].message)
+    assert all(outcome.kind in ("PartitionError", "PeerError") for outcome in outcomes)
 
 
 @pytest.mark.parametrize("world_size", [2])

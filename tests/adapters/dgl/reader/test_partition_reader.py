@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import sar
 from sar.adapters.dgl.reader.partition_reader import load_dgl_partition_data
 from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
@@ -305,3 +306,45 @@ def test_json_with_absolute_paths(tmp_path):
     with pytest.raises(PartitionError, match=r"elsewhere/graph.json: \w+ of part-0 is .*; expected a file below"):
         load_dgl_partition_data(moved, 0, "cpu")
     oracle.check([load_dgl_partition_data(moved, part, "cpu", allow_outside=True) for part in range(2)])
+
+
+def load_share(parts, path):
+    return load_dgl_partition_data(path, sar.rank(), "cpu", parts=parts)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("num_parts, world_size", [(1, 3), (4, 1), (5, 2), (8, 3), (3, 2)])
+def test_any_number_of_workers(pool, tmp_path, name, num_parts, world_size):
+    directory = write_directory(tmp_path, GRAPHS[name](), num_parts)
+    partitions = pool.run(load_share, directory.path.parent, per_rank=[None] * world_size)
+    Oracle(directory).check(partitions)
+    edges = [sum(len(shard.edges[0]) for shard in data.all_shard_edges) for data in partitions]
+    assert max(edges) <= 1.5 * sum(edges) / world_size + 20
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("world_size", [2])
+def test_chosen_partitions(pool, tmp_path, name):
+    directory = write_directory(tmp_path, GRAPHS[name](), 4)
+    one_by_one = [load_dgl_partition_data(directory.path, part, "cpu") for part in range(4)]
+    order = [0, 3, 1, 2]
+    chosen = pool.run(load_share, directory.path, per_rank=[[3, 0], [1, 2]])
+    sizes = [len(one_by_one[part].node_features["_ID"]) for part in order]
+    assert chosen[0].node_ranges == [(0, sum(sizes[:2])), (sum(sizes[:2]), sum(sizes))]
+    for mine, parts in zip(chosen, ([0, 3], [1, 2]), strict=True):
+        assert mine.partition_book is None
+        for key, values in mine.node_features.items():
+            if key != "_ID":
+                assert values.equal(torch.cat([one_by_one[part].node_features[key] for part in parts]))
+        found = torch.cat([shard.edge_features["_ID"] for shard in mine.all_shard_edges])
+        there = [shard.edge_features["_ID"] for part in parts for shard in one_by_one[part].all_shard_edges]
+        assert found.sort().values.equal(torch.cat(there).sort().values)
+    old = torch.cat([one_by_one[part].node_features["_ID"] for part in order])  # by new ID
+    ends = {}
+    for data in one_by_one:
+        for (src, dst), fields in data.all_shard_edges:
+            ends |= dict(zip(fields["_ID"].tolist(), zip(src.tolist(), dst.tolist(), strict=True), strict=True))
+    for data in chosen:
+        for (src, dst), fields in data.all_shard_edges:
+            pairs = list(zip(old[src].tolist(), old[dst].tolist(), strict=True))
+            assert pairs == [ends[edge] for edge in fields["_ID"].tolist()]

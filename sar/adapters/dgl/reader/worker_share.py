@@ -1,0 +1,74 @@
+"""Which nodes of a partitioned graph each worker owns, whatever the number of workers.
+
+With as many partitions as workers, worker r owns partition r; with more, consecutive partitions with about equally many
+edges; with fewer, the workers of a partition divide its nodes in runs of about equally many nodes and edges into them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.adapters.dgl.reader.local_graph import DST, LocalGraph, PartFile
+from sar.adapters.dgl.reader.partition_json import PartitionJson, graph_path
+from sar.comm.group import Group
+from sar.core.regroup import deal_parts, deal_workers, equal_runs, runs_of
+from sar.errors import PartitionError
+
+
+class WorkerShare(NamedTuple):
+    """A worker's nodes: those of the partitions `parts` whose global IDs are in [start, end)."""
+
+    parts: list[int]
+    start: int
+    end: int
+
+    @classmethod
+    def of(cls, spec: PartitionJson, worker: int, workers: int) -> "WorkerShare":
+        """The share of one worker of so many; where these share a partition, its graph is read."""
+        ranges = spec.partition_ranges
+        edges = (spec.edge_ranges[..., 1] - spec.edge_ranges[..., 0]).sum(axis=1).tolist()
+        if workers <= spec.num_parts:
+            parts = list(deal_parts(edges, workers)[worker])
+            return cls(parts, ranges[parts[0]][0], ranges[parts[-1]][1])
+        dealt = deal_workers(edges, workers)
+        part = next(part for part, sharing in enumerate(dealt) if worker in sharing)
+        first = ranges[part][0]
+        runs = equal_runs(node_costs(PartFile(graph_path(spec, part)).read(), ranges[part]), len(dealt[part]))
+        start, end = runs[worker - dealt[part][0]]
+        return cls([part], first + start, first + end)
+
+
+def node_costs(graph: LocalGraph, own: tuple[int, int]) -> Tensor:
+    """What each of a partition's nodes costs its worker: one, and one for each edge into it, (N_i,) int64."""
+    in_degrees = torch.bincount(graph.edges[DST], minlength=len(graph.node_id))
+    costs = torch.ones(own[1] - own[0], dtype=torch.int64)
+    costs[graph.node_id[graph.is_inner] - own[0]] += in_degrees[graph.is_inner]
+    return costs
+
+
+def chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tuple[list[int], WorkerShare]:
+    """A worker's share where every worker names its partitions; called by all workers together.
+
+    Returns:
+        All partitions in the order of the workers that have them, and the share, in IDs that count in this order.
+
+    Raises:
+        PartitionError: there is no such partition, a worker has none, or not each is with one worker.
+    """
+    own = torch.tensor(list(parts), dtype=torch.int64)
+    if not len(own) or not bool(((own >= 0) & (own < spec.num_parts)).all()):
+        raise PartitionError(f"parts is {list(parts)}; expected some of 0 to {spec.num_parts - 1}, as in {spec.path}.")
+    mine = own.bincount(minlength=spec.num_parts) * (1 + group.rank)
+    owners = torch.stack(group.all_gather(mine, "parts"))
+    taken = (owners > 0).sum(0)
+    if not bool((taken == 1).all()) or len(own) != int((mine > 0).sum()):
+        raise PartitionError(
+            f"The partitions 0 to {spec.num_parts - 1} are with {taken.tolist()} workers each, and this worker chose "
+            f"{list(parts)}; expected each with one worker, once."
+        )
+    order: list[int] = owners.sum(0).argsort(stable=True).tolist()
+    ranges = runs_of([spec.partition_ranges[part][1] - spec.partition_ranges[part][0] for part in order])
+    places = [place for place, part in enumerate(order) if mine[part]]
+    return order, WorkerShare([order[place] for place in places], ranges[places[0]][0], ranges[places[-1]][1])
