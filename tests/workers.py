@@ -260,7 +260,11 @@ class _Pickler(pickle.Pickler):
         if type(value) is not torch.Tensor:
             return NotImplemented
         data = value.detach().cpu().contiguous()
-        return _tensor, (data.reshape(-1).view(torch.uint8).numpy().tobytes(), data.dtype, tuple(data.shape))
+        return _tensor, (
+            data.as_strided((data.numel(),), (1,)).view(torch.uint8).numpy().tobytes(),
+            data.dtype,
+            tuple(data.shape),
+        )
 
 
 def _pickle(value: Any) -> bytes:

@@ -117,14 +117,12 @@ CASES = {
     "a rank beyond the partitions": Case(
         load(part=2),
         "PartitionError",
-        "own_partition_idx is 2; expected a number from 0 to 1, as graph.json has 2 partitions. Start as "
-        "many workers as there are partitions.",
+        "own_partition_idx is 2; expected a number from 0 to 1, sar.rank().",
     ),
     "a rank that is text": Case(
         load(part="0"),
         "PartitionError",
-        "own_partition_idx is '0'; expected a number from 0 to 1, as graph.json has 2 partitions. Start "
-        "as many workers as there are partitions.",
+        "own_partition_idx is '0'; expected a number from 0 to 1, sar.rank().",
     ),
     "JSON that ends too early": Case(
         content('{"num_parts": 2,'),
