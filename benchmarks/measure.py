@@ -195,7 +195,6 @@ def _construct(partition_json: Path) -> tuple[Any, dict[str, Tensor], Constructi
     construct, rise = time.perf_counter() - start, memory.rise()
     kept = PeakMemory().start - memory.start
     fields = {key: sar.suffix_key_lookup(data.node_features, key) for key in FIELDS}
-    fields["train_mask"] = fields["train_mask"].bool()  # DGL's files have no bool
     return graph, fields, Construction(kernels, load, construct, rise, kept)
 
 

@@ -223,7 +223,7 @@ def _part(partition_json: Path) -> tuple[Any, Tensor, Tensor, dict[str, Tensor]]
     sar.initialize_comms()
     data = sar.load_dgl_partition_data(str(partition_json), sar.rank(), "cpu")
     x, labels = (sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label"))
-    masks = {part: sar.suffix_key_lookup(data.node_features, f"{part}_mask").bool() for part in ("train", "test")}
+    masks = {part: sar.suffix_key_lookup(data.node_features, f"{part}_mask") for part in ("train", "test")}
     return sar.construct_full_graph(data), x, labels, masks
 
 

@@ -45,7 +45,7 @@ class Task:
         labels = sar.suffix_key_lookup(data.node_features, "label")
         names = {name.rpartition("/")[2] for name in data.node_features}
         masks = {
-            part: sar.suffix_key_lookup(data.node_features, f"{part}_mask").bool()
+            part: sar.suffix_key_lookup(data.node_features, f"{part}_mask")
             for part in ("train", "val", "test")
             if f"{part}_mask" in names
         }

@@ -42,7 +42,7 @@ def main() -> None:
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")  # sar: this worker's partition
     x = sar.suffix_key_lookup(data.node_features, "feat")  # (N_i, F)
     labels = sar.suffix_key_lookup(data.node_features, "label")  # (N_i,)
-    train, test = (sar.suffix_key_lookup(data.node_features, f"{part}_mask").bool() for part in ("train", "test"))
+    train, test = (sar.suffix_key_lookup(data.node_features, f"{part}_mask") for part in ("train", "test"))
     graph = sar.construct_full_graph(data)  # sar: a graph for DGL's layers that spans all workers
 
     # Numbers that concern the whole graph are taken over all workers.

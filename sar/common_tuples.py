@@ -15,6 +15,9 @@ EID: Final = "_ID"
 ORIG_ID: Final = "orig_id"
 """DGL's own names for type and ID fields (`dgl.NTYPE` and so on), spelled out so that the engine needs no DGL."""
 
+SPLIT: Final = ("train_mask", "val_mask", "test_mask")
+"""Node fields that say what to train, validate and test on."""
+
 CanonicalEtype = tuple[str, str, str]
 
 

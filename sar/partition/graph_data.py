@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sar.common_tuples import CanonicalEtype
+from sar.common_tuples import SPLIT, CanonicalEtype
 from sar.errors import ConfigError
 
 Array = NDArray[Any]
-SPLIT = ("train_mask", "val_mask", "test_mask")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from sar import load_dgl_partition_data
 from sar.cli import main
 from sar.cli import partition as command
+from sar.common_tuples import SPLIT
 from sar.partition import pipeline
 from sar.partition.assign.assignment_files import read_assignment
-from sar.partition.graph_data import SPLIT
 from sar.partition.ingest import open_graph
 from sar.partition.inspect.inspection import inspect_directory
 from tests.partition.written import content_of
@@ -112,8 +112,9 @@ def test_tables_with_labels_and_a_split_make_what_a_script_needs(tmp_path: Path,
     data = {name: torch.cat([part[f"_N/{name}"] for part in parts]) for name in ("feat", "label", *SPLIT)}
     assert data["feat"].shape == (50, 2)
     assert data["label"].bincount().tolist() == [13, 13, 12, 12]
+    assert all(data[name].dtype == torch.bool for name in SPLIT)
     assert [int(data[name].sum()) for name in SPLIT] == [30, 10, 10]
-    assert int(sum(data[name] for name in SPLIT).max()) == 1
+    assert int(sum(data[name].int() for name in SPLIT).max()) == 1
 
 
 def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:

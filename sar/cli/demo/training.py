@@ -15,8 +15,9 @@ from torch.nn import functional
 import sar
 from sar.adapters.dgl.layers.models import GAT, GraphSAGE, dgl_graph
 from sar.comm.allocator import set_allocator
+from sar.common_tuples import SPLIT
 from sar.host.memory import PeakMemory
-from sar.partition.graph_data import SPLIT, read_npz
+from sar.partition.graph_data import read_npz
 
 MODELS: dict[str, type[nn.Module]] = {"GraphSAGE": GraphSAGE, "GAT": GAT}
 
@@ -79,7 +80,6 @@ def train_distributed(report: Callable[[Epoch], None], job: Job, partition_json:
     sar.patch_dgl()
     data = sar.load_dgl_partition_data(str(partition_json), sar.rank(), "cpu")
     fields = {key: sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label", *SPLIT)}
-    fields |= {key: fields[key].bool() for key in SPLIT}  # DGL stores them as uint8
     original_ids = data.node_features["orig_id"].numpy()
     graph = sar.construct_full_graph(data)
     del data

@@ -12,8 +12,9 @@ from urllib.parse import quote
 import numpy as np
 
 from sar.adapters.dgl.reader.tensor_file import open_tensors
+from sar.common_tuples import SPLIT
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_data import SPLIT, Array
+from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
 from sar.partition.ingest.files import Files, detect_format, find_files
 from sar.partition.ingest.parquet import parquet_rows

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from sar.common_tuples import SPLIT
 from sar.errors import ConfigError
-from sar.partition.graph_data import SPLIT, Array, split_masks
+from sar.partition.graph_data import Array, split_masks
 from sar.partition.graph_source import Column, GraphSource
 
 LABEL = "label"

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from sar.adapters.dgl.writer.partition_writer import ORIGINAL_EDGES, ORIGINAL_NODES
-from sar.partition.graph_data import SPLIT, Array
+from sar.common_tuples import SPLIT
+from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
 from sar.partition.write.write import Written

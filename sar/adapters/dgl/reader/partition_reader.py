@@ -19,7 +19,7 @@ from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
 from sar.adapters.dgl.reader.worker_share import WorkerShare, chosen_share
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.session import current_group
-from sar.common_tuples import NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.regroup import regroup, renumber
 from sar.errors import DglError, PartitionError
 
@@ -40,8 +40,8 @@ def load_dgl_partition_data(
     equally many edges; with fewer, the workers of a partition divide its nodes in runs of about equally many nodes and
     edges. Unless there are as many partitions as workers, all workers call this together.
 
-    Features keep the dtype on disk, which is uint8 for bool. Memory peaks at 1.5 times the result plus `graph.dgl`, and
-    for several partitions at twice the result.
+    Features keep the dtype on disk, which is uint8 for bool; `train_mask`, `val_mask` and `test_mask` are bool again.
+    Memory peaks at 1.5 times the result plus `graph.dgl`, and for several partitions at twice the result.
 
     Args:
         partition_json_file: the directory, or its JSON file, which names the other files relative to itself.
@@ -139,7 +139,9 @@ def _node_features(
     elif graph.orig_node_id is not None:
         features[ORIG_ID] = graph.orig_node_id[graph.is_inner][order].to(device)
     for one in files.features():
-        features[f"{spec.node_types[one.type_id]}/{one.name}"] = load(one.stored, device)
+        values = load(one.stored, device)
+        is_mask = one.name in SPLIT and values.dtype == torch.uint8  # DGL's files have no bool
+        features[f"{spec.node_types[one.type_id]}/{one.name}"] = values.bool() if is_mask else values
     return features
 
 
