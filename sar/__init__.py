@@ -18,6 +18,7 @@ from sar.comm import (  # noqa: E402
     initialize_comms,
     nfs_ip_init,
     rank,
+    recover,
     sync_params,
     world_size,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "patch_dgl",
     "patched_edge_softmax",
     "rank",
+    "recover",
     "split_seeds",
     "suffix_key_lookup",
     "sync_params",

@@ -30,7 +30,7 @@ class NotInitializedError(SarError, RuntimeError):
 
 
 class CommunicationError(SarError, RuntimeError):
-    """Communication with the other workers failed; the engine is rebuilt at the next call on all workers."""
+    """Communication with the other workers failed; `sar.recover` on all workers goes on, unless one has died."""
 
 
 class PeerError(CommunicationError):

@@ -124,6 +124,8 @@ class WorkerPool:
         self.world_size = world_size
         self.port = 0
         self._workers: list[_Worker] = []
+        self._stopped = False  # whether the last case left distributed calls stopped on some worker
+        self._final = False  # and beyond recovery
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def run(
@@ -158,11 +160,11 @@ class WorkerPool:
         name = (function.__module__, function.__qualname__)
         for rank, worker in enumerate(self._workers):
             arguments = args if per_rank is None else (per_rank[rank], *args)
-            worker.send(_pickle((*name, arguments, timeout)))
+            worker.send(_pickle((*name, arguments, timeout, self._stopped)))
         outcomes = self._collect(timeout)
         # What one rank's failure left in the others is unknown, unless all raised.
         died = any(worker.process.poll() is not None for worker in self._workers)
-        if died or len({type(outcome) for outcome in outcomes}) > 1:
+        if died or self._final or len({type(outcome) for outcome in outcomes}) > 1:
             self._kill()
         return outcomes
 
@@ -207,6 +209,7 @@ class WorkerPool:
     def _collect(self, timeout: float) -> list[Ok | Err]:
         began = time.monotonic()
         heard: dict[int, Ok | Err] = {}
+        self._stopped = self._final = False
         ranks = {worker.channel: rank for rank, worker in enumerate(self._workers)}
         while len(heard) < self.world_size:
             waiting = [channel for channel, rank in ranks.items() if rank not in heard]
@@ -217,7 +220,10 @@ class WorkerPool:
                 try:
                     if not ready:
                         raise TimeoutError
-                    heard[rank] = pickle.loads(channel.recv_bytes())
+                    outcome, stopped, final = pickle.loads(channel.recv_bytes())
+                    heard[rank] = pickle.loads(outcome)
+                    self._stopped |= stopped
+                    self._final |= final
                 except (EOFError, ConnectionResetError, TimeoutError):
                     if time.monotonic() - began >= timeout:
                         heard[rank] = worker.epitaph("Overran", f"rank {rank} overran its limit of {timeout} s")
@@ -283,15 +289,16 @@ def _serve(descriptor: int, rank: int, world_size: int) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
     reset = _join(channel, rank, world_size)
+    group = _group()
     channel.send_bytes(_pickle("ready"))
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            module, name, arguments, timeout = pickle.loads(channel.recv_bytes())
+            module, name, arguments, timeout, stopped = pickle.loads(channel.recv_bytes())
             reset()
             faulthandler.dump_traceback_later(timeout, exit=True)
-            outcome = _outcome(module, name, arguments)
+            outcome = _outcome(module, name, arguments, stopped)
             faulthandler.cancel_dump_traceback_later()
-            channel.send_bytes(outcome)
+            channel.send_bytes(_pickle((outcome, group.stopped is not None, group.final)))
     faulthandler.dump_traceback_later(CLOSE_LIMIT / 2, exit=True)
     dist.destroy_process_group()
     atexit._run_exitfuncs()
@@ -323,8 +330,16 @@ def _join(channel: Connection, rank: int, world_size: int) -> Callable[[], None]
     return reset
 
 
-def _outcome(module: str, name: str, arguments: tuple[Any, ...]) -> bytes:
+def _group() -> Any:
+    from sar.comm.session import current_group
+
+    return current_group()
+
+
+def _outcome(module: str, name: str, arguments: tuple[Any, ...], stopped: bool) -> bytes:
     try:
+        if stopped:
+            _group().recover(0)
         return _pickle(Ok(getattr(importlib.import_module(module), name)(*arguments)))
     except Exception as error:
         bases = tuple(base.__name__ for base in type(error).__mro__)

@@ -9,6 +9,7 @@ from sar.comm.collectives import (
     sync_params,
 )
 from sar.comm.ddp import ddp_sum_hook
+from sar.comm.recovery import recover
 from sar.comm.rendezvous import nfs_ip_init
 from sar.comm.session import (
     backend,
@@ -38,6 +39,7 @@ __all__ = [
     "master_port",
     "nfs_ip_init",
     "rank",
+    "recover",
     "statistics",
     "sync_params",
     "world_size",

@@ -91,7 +91,7 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
         sample = tensors[0]
         call = f"exchange_tensors of {_described(sample[:0])} rows"
         group.agree(call)
-        sizes = group.all_gather(torch.tensor([len(t) for t in tensors]), call)
+        sizes = group.all_gather(torch.tensor([len(t) for t in tensors], device="cpu"), call)
         arriving = [int(theirs[group.rank]) for theirs in sizes]
         if recv_sizes is not None and list(recv_sizes) != arriving:
             raise ConfigError(f"exchange_tensors expected lengths {list(recv_sizes)}, but {arriving} arrive.")
@@ -134,13 +134,13 @@ def _swap_unknown(group: Group, source: int, reader: int, sent: Tensor, call: st
     gloo takes a message that is shorter than what was posted for it, and leaves the rest as it was. So short ones need
     no second message.
     """
-    head = torch.empty(HEAD_BYTES, dtype=torch.uint8)
+    head = torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu")
     _swap(group, source, head, reader, sent[:HEAD_BYTES], call)
     length = int(head[:8].view(torch.int64))
     counters.bytes_received -= max(HEAD_BYTES - length, 0)
     received = head[:length]
     if length > HEAD_BYTES:
-        received = torch.empty(length, dtype=torch.uint8)
+        received = torch.empty(length, dtype=torch.uint8, device="cpu")
         received[:HEAD_BYTES] = head
     _swap(group, source, received[HEAD_BYTES:], reader, sent[HEAD_BYTES:], call)
     return received
@@ -163,7 +163,7 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
             raise ConfigError(
                 f"exchange_single_tensor names {recv_idx} and {send_idx}; expected ranks below {group.world_size}."
             )
-        own = torch.tensor([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes])
+        own = torch.tensor([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes], device="cpu")
         table = torch.stack(group.all_gather(own, call)).tolist()
         # Everybody checks everybody, so that all workers come to the same verdict.
         for rank, (source, _, expected, _) in enumerate(table):

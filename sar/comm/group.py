@@ -6,21 +6,33 @@ with success when it sends less. So nothing is posted before all workers have sa
 that they make the same call: `Group.agree`. Its n-th use on one worker meets the n-th on every other one; what they
 describe must be equal to the letter.
 
-A wait ends in one of four ways. The data arrives; `Config.timeout` passes; the peer's connection closes because its
-process died; or the peer itself closed its connections because it raised an error (`Group.abort`). gloo has no call
-for the last: a receive that times out closes every connection of its group, so that is what `abort` does, after it has
-left a note with the reason in the store. Whoever loses a connection looks for the note, closes its own connections
-(so that the news travels on to those who wait for *it*), and raises. No thread watches, and nobody polls while data is
-on its way.
+A wait ends in one of five ways. The data arrives; `Config.timeout` passes; the peer's connection closes because its
+process died; the peer itself closed its connections because it raised an error (`Group.abort`); or a peer has shown no
+sign of life for long, and this worker or another one closes its connections for that ([Note: signs of life], the one
+thread that watches). gloo has no call for closing: a receive that times out closes every connection of its group, in
+whatever thread it is, so that is what `abort` does, after it has left a note with the reason in the store. Whoever
+loses a connection looks for the note, closes its own connections (so that the news travels on to those who wait for
+*it*), and raises. Nobody polls while data is on its way.
 
-After an error the group is gone on every worker. The next distributed call builds a new one, of the next *generation*;
-a worker that has not yet noticed finds its old connections closed at its next call. A worker that fails again before
-the new group exists leaves its note in the new generation, where those who wait for the group look. Only a death is
-final.
+[Note: recovery]
+After an error the group is stopped on every worker: each further call raises at once, or, on a worker that has not
+noticed yet, finds its connections closed. Had they gone on by themselves, one worker's next step could have met the
+step that another one repeats. `Group.recover` is what all workers call to go on: each leaves the old *generation*, of
+which no message can reach the next because that has connections of its own, waits for all others, and hears which step
+each is to do next. A worker that makes another call instead gets an error, and the others wait in vain for a bounded
+time. A worker that fails before the new group exists leaves its note in the new generation, where those who wait for
+the group look. A death is final.
+
+[Note: one thread at a time]
+Two threads of a worker whose calls overlap would be in another order on another worker. So a call belongs to the thread
+that agreed on it until its innermost `guard` ends, and a call of another thread meanwhile stops the group. Calls of
+different threads one after the other are fine, as in autograd, which runs backwards on CUDA devices in a thread of its
+own.
 """
 
 import hashlib
-import json
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,24 +45,28 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.utils.checkpoint import _StopRecomputationError
 
+from sar.comm.board import PATIENCE, POLL_SECONDS, STORE_SECONDS, Board, SilentStoreError
+from sar.comm.liveness import LEFT, Liveness, Wait
 from sar.comm.statistics import counters
 from sar.config import Config
-from sar.errors import CommunicationError, CommunicationTimeout, DisagreementError, PeerError
+from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, DisagreementError, PeerError
 from sar.logging_setup import logger
 
 T = TypeVar("T")
 
-NOTE_KEY: Final = "abort"
-NOTE_PATIENCE: Final = 3.0
-"""Seconds to look for a peer's note after its connection closed: it writes the note first, but the store may lag."""
-POLL_SECONDS: Final = 0.02
 REBUILD_TIMEOUT: Final = 300.0
 """Seconds that the other workers have to come back after an error."""
+CONNECT_TIMEOUT: Final = 60.0
+"""Seconds that connecting may take once all workers are about to."""
 CLOSING_TAG: Final = 2**31 - 1
+LOST: Final = re.compile(r"\[[^ \]]*gloo/transport[^\]]*\] (.*?)(\. |\n|$)")
+"""How gloo reports a connection that broke; any other error is this worker's own."""
+OVERDUE: Final = ("Timed out waiting", "timeout caused pair closure")
+"""How gloo reports its own time-out; "timed out" alone may be the system's word for a connection that broke."""
 
 
 class Group:
-    """One worker's end of the group: rank, size, a gloo group of its own, and the store for notes.
+    """One worker's end of the group: rank, size, a gloo group of its own, and the board for notes.
 
     Args:
         store: the key-value store of the job.
@@ -58,6 +74,13 @@ class Group:
         world_size: number of workers.
         device: device on which payloads travel (the CPU for gloo).
         nccl: process group for payloads on CUDA devices; None to use the gloo group.
+
+    Attributes:
+        generation: counts recoveries; equal on all workers.
+        calls: agreed on in this generation; equal on all workers.
+        waiting: what this worker waits for.
+        stopped: what ended this generation; None while it works.
+        final: whether the group cannot recover.
     """
 
     def __init__(
@@ -73,95 +96,161 @@ class Group:
         self.device = device
         self.nccl = nccl
         self.generation = 0
-        self.calls = 0  # agreed on in this generation; equal on all workers
+        self.calls = 0
+        self.waiting: Wait | None = None
+        self.stopped: str | None = None
+        self.final = False
         self._root_store = store
+        self._board = Board(store, rank, world_size)
+        self._liveness: Liveness | None = None
         self._gloo: Any = None
-        self._fatal: str | None = None
+        self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
+        self._latest = "no distributed call yet"
+        self._lock = threading.Lock()
 
     # -- the group and its generations
 
     @property
     def gloo(self) -> Any:
         """The gloo group of this generation; built, together with all other workers, on first use."""
-        if self._fatal is not None:
-            raise PeerError(f"{self._fatal}\nThis is final: restart all workers.")
-        if self._gloo is None:
-            limit = Config.timeout if self.generation == 0 else min(Config.timeout, REBUILD_TIMEOUT)
-            try:
-                self._wait_for_all(limit)
-                self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.world_size, timedelta(seconds=limit))
-            except RuntimeError as error:
-                if isinstance(error, CommunicationError):
-                    raise
-                why = str(error).partition("\n")[0]
-                self._fatal = (
-                    f"Worker {self.rank} could not connect to all {self.world_size} workers: {why} "
-                    "Check that all are running; if they are, check SAR_SOCKET_NAME."
-                )
-                raise CommunicationTimeout(self._fatal) from error
-            self.calls = 0
-        return self._gloo
-
-    @property
-    def _store(self) -> dist.Store:
-        return dist.PrefixStore(f"sar/{self.generation}", self._root_store)
+        gloo = self._gloo
+        if self.stopped is not None:
+            raise self._stop_error()
+        return self._connect(Config.timeout) if gloo is None else gloo
 
     @property
     def call_id(self) -> int:
         """A number of up to 61 bits for the latest agreed call: equal on all workers, and of no other call."""
         return self.generation << 32 | self.calls
 
+    @property
+    def whereabouts(self) -> str:
+        """What this worker does, in words."""
+        return f"not waiting; its latest call: {self._latest}" if self.waiting is None else str(self.waiting)
+
+    def recover(self, step: int) -> int:
+        """Go on after an error, together with all other workers: see [Note: recovery].
+
+        Returns:
+            The least of all workers' steps.
+        """
+        if self.world_size == 1:
+            return step
+        if self.final:
+            raise self._stop_error()
+        if self.stopped is None:  # an error of others has not come here yet; or there is none, which they then hear
+            self.abort(CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
+        self.generation += 1
+        self.stopped = None
+        with self.guard():
+            self._connect(min(Config.timeout, REBUILD_TIMEOUT))
+            return min(self.agree("recover", step))
+
+    def _connect(self, limit: float) -> Any:
+        """Build this generation's gloo group, once all workers are about to."""
+        if self._liveness is None:
+            self._liveness = Liveness(self, self._board)
+        try:
+            with self._waiting("connecting", "all workers"):
+                self._wait_for_all(limit)
+                gloo = self._board.ask(lambda _: self._new_gloo(), CONNECT_TIMEOUT + STORE_SECONDS)
+        except CommunicationError:
+            raise
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+            late = CommunicationTimeout(
+                f"Worker {self.rank} could not connect to all {self.world_size} workers: {why} "
+                "Check that all are running; if they are, check SAR_SOCKET_NAME."
+            )
+            self.abort(late, final=True)
+            raise late from error
+        self.calls = 0
+        self._gloo = gloo
+        return gloo
+
+    def _new_gloo(self) -> Any:
+        limit = timedelta(seconds=CONNECT_TIMEOUT)
+        store = dist.PrefixStore(f"sar/{self.generation}/gloo", self._root_store)
+        return dist.ProcessGroupGloo(store, self.rank, self.world_size, limit)
+
     def _wait_for_all(self, limit: float) -> None:
         """Wait until every worker is about to build this generation's group, or one of them has failed before that."""
         deadline = time.monotonic() + limit
-        self._store.set(f"ready/{self.rank}", "")
-        keys = [f"ready/{rank}" for rank in range(self.world_size)]
-        while True:
-            note = self._read_note(0)
+        self._board.announce(self.generation)
+        pause = POLL_SECONDS
+        while self.stopped is None:
+            note = self._board.read_note(self.generation)
             if note is not None:
-                found = PeerError(f"Worker {note['rank']} raised {note['error']}: {note['message']}")
-                self._fatal = str(found) if note["fatal"] else None
-                self.abort(found)
+                found = PeerError(note.reason)
+                self.abort(found, final=note.final)
                 raise found
-            if self._store.check(keys):
-                return
-            if time.monotonic() > deadline:
-                absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-                late = CommunicationTimeout(f"workers {absent} did not come within {limit:.0f} s.")
-                self._leave_note(late, fatal=True)
-                raise RuntimeError(str(late))
-            time.sleep(POLL_SECONDS)
-
-    def abort(self, error: BaseException, *, fatal: bool = False) -> None:
-        """Tell all workers that this one cannot go on, and why: see [Note: agreement and failure]."""
-        if self.world_size > 1:
-            self._leave_note(error, fatal)
-        if self._gloo is not None:  # only built where there are others
-            peer = (self.rank + 1) % self.world_size
             try:
-                self._gloo.recv([torch.empty(1, dtype=torch.uint8)], peer, CLOSING_TAG).wait(timedelta(milliseconds=1))
-            except RuntimeError:
-                logger.debug("closed the connections of generation %d", self.generation)
-        self._gloo = None
-        self.generation += 1
+                if self._board.complete(self.generation):
+                    return
+                absent = self._board.absent(self.generation) if pause > PATIENCE / 10 else []
+                signs = self._board.signs(absent)
+            except SilentStoreError:  # which the liveness thread judges
+                absent, signs = [], []
+            gone = [rank for rank, sign in zip(absent, signs, strict=True) if sign == LEFT]
+            if gone:
+                raise RuntimeError(f"workers {gone} have ended.")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"workers {self._board.absent(self.generation)} did not come within {limit:.0f} s.")
+            time.sleep(pause)
+            pause = min(1.2 * pause, PATIENCE / 5)
+        raise self._stop_error()
+
+    def abort(self, error: BaseException, *, final: bool = False) -> None:
+        """Stop: tell all workers that this one cannot go on, and why; see [Note: agreement and failure].
+
+        In any thread. Does nothing where the group has stopped already.
+        """
+        with self._lock:
+            if self.world_size == 1 or self.stopped is not None:
+                return
+            told = f"Worker {self.rank} raised {type(error).__name__}: {error}"
+            self.final = final
+            self.stopped = str(error) if isinstance(error, CommunicationError) else told
+        self._board.leave_note(self.generation, told, final=final)
+        gloo, self._gloo = self._gloo, None
+        for k in range(1, self.world_size) if gloo is not None else ():  # the first connection that is open closes all
+            peer, nothing = (self.rank + k) % self.world_size, torch.empty(1, dtype=torch.uint8, device="cpu")
+            try:
+                gloo.recv([nothing], peer, CLOSING_TAG).wait(timedelta(milliseconds=1))
+            except RuntimeError as closed:
+                logger.debug("closing the connections of generation %d: %s", self.generation, closed)
+
+    def _stop_error(self) -> CommunicationError:
+        """The error of a call after the group has stopped."""
+        if self.final:
+            return PeerError(f"{self.stopped}\nThis is final: restart all workers.")
+        return CommunicationError(
+            f"An earlier error has stopped distributed calls on all workers: {self.stopped}\n"
+            "To go on, call sar.recover() on every worker, or restart all."
+        )
 
     def close(self) -> None:
         """Leave the group for good; peers that still wait for this worker see it end."""
-        self._fatal = f"Worker {self.rank} has left."
+        self.stopped, self.final = f"Worker {self.rank} has left.", True
+        if self._liveness is not None:
+            self._liveness.close()
         self._gloo = None
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Pass an error raised inside on to all other workers, once."""
-        generation = self.generation
+        """Pass an error raised inside on to all other workers, once; a call agreed on inside ends with it."""
+        me = threading.get_ident()
+        before = self._owner if self._owner is not None and self._owner[0] == me else None
         try:
             yield
         except _StopRecomputationError:  # how torch's checkpointing leaves a forward that it has seen enough of
             raise
         except BaseException as error:
-            if self.generation == generation:
-                self.abort(error)
+            self.abort(error)
             raise
+        finally:
+            if self._owner is not None and self._owner[0] == me:
+                self._owner = before
 
     # -- agreement
 
@@ -178,9 +267,11 @@ class Group:
         """
         if self.world_size == 1:
             return [flags]
+        self._claim(call)
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
-        gathered = self.all_gather(torch.tensor([digest, flags]), call)
+        gathered = self.all_gather(torch.tensor([digest, flags], device="cpu"), call)
         self.calls += 1
+        self._latest = call
         if any(int(theirs[0]) != digest for theirs in gathered):
             with self.guard():
                 raise DisagreementError(
@@ -190,6 +281,21 @@ class Group:
                     "and its loss must reach every one of them (times 0 if need be)."
                 )
         return [int(theirs[1]) for theirs in gathered]
+
+    def _claim(self, call: str) -> None:
+        """Make this thread the one in a call: see [Note: one thread at a time]."""
+        me = threading.get_ident()
+        with self._lock:
+            if self._owner is None or self._owner[0] == me:
+                self._owner = (me, call)
+                return
+            other = self._owner[1]
+        clash = ConfigError(
+            f"Two threads of worker {self.rank} make distributed calls at the same time, so that their order is left "
+            f"to chance: one is in {other}, and another calls {call}. Let one thread make them all."
+        )
+        self.abort(clash)
+        raise clash
 
     def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
         """Gather one small CPU tensor of equal shape from every worker; only inside an agreed call."""
@@ -213,88 +319,58 @@ class Group:
             call: the distributed call it belongs to.
             peer: the worker that it depends on, where there is just one.
         """
+        who = "another worker" if peer is None else f"worker {peer}"
         start = time.perf_counter()
         try:
-            return operation()
+            with self._waiting(call, who):
+                return operation()
+        except CommunicationError:
+            raise
         except RuntimeError as error:
-            if isinstance(error, CommunicationError):
-                raise
-            self._explain(error, call, peer)
+            self._explain(error, call, who)
         finally:
             counters.seconds_waited += time.perf_counter() - start
 
-    def _explain(self, error: RuntimeError, call: str, peer: int | None) -> NoReturn:
+    @contextmanager
+    def _waiting(self, call: str, who: str) -> Iterator[None]:
+        """Let the liveness thread know what this worker waits for inside."""
+        before, self.waiting = self.waiting, Wait(call, who, time.monotonic())
+        try:
+            yield
+        finally:
+            self.waiting = before
+
+    def _explain(self, error: RuntimeError, call: str, who: str) -> NoReturn:
         """Raise the error that a failed wait means; closes this worker's connections first."""
-        self._report(call)
-        who = "another worker" if peer is None else f"worker {peer}"
-        timed_out = any(words in str(error).lower() for words in ("timed out", "timeout"))
-        note = self._read_note(0 if timed_out else NOTE_PATIENCE)
+        place = f"(Worker {self.rank} was waiting for {who} in: {call})"
+        if self.stopped is not None:  # by another thread
+            known = self._stop_error()
+            raise type(known)(f"{known}\n{place}") from error
+        overdue = any(words in str(error) for words in OVERDUE)
+        lost = LOST.search(str(error))
+        if lost is None and not overdue:
+            raise error
+        self._board.report(self.generation, self.calls, call)
+        note = self._board.read_note(self.generation, 0 if overdue else PATIENCE)
         found: CommunicationError
         if note is not None:
-            found = PeerError(
-                f"Worker {note['rank']} raised {note['error']}: {note['message']}\n"
-                f"(Worker {self.rank} was waiting for {who} in: {call})"
-            )
-        elif timed_out:
+            found = PeerError(f"{note.reason}\n{place}")
+        elif overdue:
             waited = f"Worker {self.rank} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
-            found = CommunicationTimeout(waited)
             # gloo has closed the connections already: leave the note before asking around.
-            self._leave_note(found, fatal=False)
+            self._board.leave_note(
+                self.generation, f"Worker {self.rank} raised CommunicationTimeout: {waited}", final=False
+            )
             found = CommunicationTimeout(f"{waited}\n{self._whereabouts(call)}")
         else:
+            reason = "" if lost is None else lost[1]
             found = PeerError(
-                f"The connection to {who} closed without a word: its process died or left while worker {self.rank} "
-                f"waited in: {call}\nSee that worker's own output.\n{self._whereabouts(call)}"
+                f"The connection to {who} closed without a word ({reason}): its process died or left, or its host or "
+                f"the network is gone, while worker {self.rank} waited in: {call}\nSee that worker's own output.\n"
+                f"{self._whereabouts(call)}"
             )
-        fatal = bool(note["fatal"]) if note is not None else not timed_out
-        if fatal:
-            self._fatal = str(found)
-        self.abort(found, fatal=fatal)
+        self.abort(found, final=not overdue if note is None else note.final)
         raise found from error
 
-    def _leave_note(self, error: BaseException, fatal: bool) -> None:
-        """Write down why this worker gives up; the first note of a generation stays."""
-        note = {"rank": self.rank, "error": type(error).__name__, "message": str(error), "fatal": fatal}
-        try:
-            self._store.compare_set(NOTE_KEY, "", json.dumps(note))
-        except RuntimeError:
-            logger.warning("the store is gone; other workers will see only closed connections")
-
-    def _read_note(self, patience: float) -> dict[str, Any] | None:
-        """The first note of this generation, if one appears within `patience` seconds."""
-        try:
-            if self._appears(NOTE_KEY, time.monotonic() + patience):
-                note: dict[str, Any] = json.loads(self._store.get(NOTE_KEY))
-                return note
-        except RuntimeError:
-            logger.debug("the store went with the worker that hosted it")
-        return None
-
-    def _appears(self, key: str, deadline: float) -> bool:
-        """Whether a key is in this generation's part of the store, or comes there before the deadline."""
-        while not self._store.check([key]):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(POLL_SECONDS)
-        return True
-
-    def _report(self, call: str) -> None:
-        """Let the others find out, through the store, which call this worker is in."""
-        try:
-            self._store.set(f"at/{self.calls}/{self.rank}", call)
-        except RuntimeError:
-            logger.debug("the store is gone")
-
     def _whereabouts(self, call: str) -> str:
-        """Say which call each worker is in, as far as they report it within `NOTE_PATIENCE`."""
-        deadline = time.monotonic() + NOTE_PATIENCE
-        lines = []
-        self._report(call)
-        try:
-            for rank in range(self.world_size):
-                key = f"at/{self.calls}/{rank}"
-                known = self._appears(key, deadline)
-                lines.append(f"  worker {rank}: {self._store.get(key).decode() if known else 'no answer'}")
-        except RuntimeError:
-            lines.append("  the store cannot be reached: the process that hosts it, usually worker 0, has ended")
-        return "\n".join(lines)
+        return self._board.whereabouts(self.generation, self.calls, call)

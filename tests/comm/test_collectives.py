@@ -127,6 +127,7 @@ def disagree(how):
     """Every rank fails; then an agreed call works."""
     sar.Config.timeout = 10
     failure = catch(WRONG[how])
+    sar.recover()
     total = torch.ones(1)
     comm.all_reduce(total, dist.ReduceOp.SUM)
     return failure, total.item()

@@ -82,6 +82,7 @@ def _attempt(mine: Mine, program: Callable[..., None], args: tuple[Any, ...], mo
     failure = catch(program, graph, data, *args)
     for name, value in settings.items():
         setattr(sar.Config, name, value)
+    sar.recover()
     return failure, _agreed_step(graph, data)
 
 

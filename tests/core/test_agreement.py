@@ -148,6 +148,7 @@ def step_on_another_graph(mine, other, mode):
     """The odd rank brings a partition of another graph along; then all go on with the common one."""
     partition, data = mine
     failure = catch(build, other if odd() else partition, mode)
+    sar.recover()
     return failure, weighted(build(partition, mode), data.nodes["x"], data.edges["w"])
 
 

@@ -1,0 +1,151 @@
+"""What workers tell each other past gloo, in the job's store: notes, whereabouts, signs of life.
+
+[Note: a store that does not answer]
+torch's store has no limit of its own: asked for anything while the process that hosts it is frozen, or its host gone,
+it waits for ever. So questions are asked from a thread that is left behind where no answer comes. What only writes
+waits for nothing.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import torch.distributed as dist
+
+from sar.logging_setup import logger
+
+T = TypeVar("T")
+
+STORE_SECONDS: Final = 5.0
+"""How long the store may take to answer."""
+PATIENCE: Final = 3.0
+"""Seconds to look for what a peer writes at about the same time: before it closes its connections, for example."""
+POLL_SECONDS: Final = 0.02
+
+
+class SilentStoreError(RuntimeError):
+    """The store does not answer, though it can be reached."""
+
+
+class Note(NamedTuple):
+    """Why a worker gave up.
+
+    final: whether the group cannot recover.
+    """
+
+    rank: int
+    reason: str
+    final: bool
+
+
+class Board:
+    """One worker's view of the store. Its methods raise RuntimeError where the store is gone or silent, if at all.
+
+    Args:
+        store: the job's; gets a connection of its own where torch can make one.
+        rank: this worker.
+        world_size: number of workers.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        own = store.clone() if world_size > 1 and hasattr(store, "clone") else store
+        self._store = dist.PrefixStore("sar", own)
+        self._unanswered: threading.Thread | None = None
+
+    def ask(self, question: Callable[[dist.Store], T], seconds: float = STORE_SECONDS) -> T:
+        """What the store answers within so many seconds: see [Note: a store that does not answer]."""
+        if self._unanswered is not None and self._unanswered.is_alive():
+            raise SilentStoreError("The store does not answer.")
+        answers: list[T] = []
+        errors: list[RuntimeError] = []
+
+        def wait() -> None:
+            try:
+                answers.append(question(self._store))
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=wait, name="sar-store", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if errors:
+            raise errors[0]
+        if not answers:
+            self._unanswered = thread
+            raise SilentStoreError(f"The store has not answered for {seconds:g} s.")
+        return answers[0]
+
+    # -- why a generation ended
+
+    def leave_note(self, generation: int, reason: str, *, final: bool) -> None:
+        """Write down why this worker gives up; the first note of a generation stays."""
+        note = json.dumps(Note(self.rank, reason, final))
+        try:
+            self.ask(lambda store: store.compare_set(f"{generation}/note", "", note))
+        except RuntimeError:
+            logger.warning("the store is gone; other workers will see only closed connections")
+
+    def read_note(self, generation: int, patience: float = 0.0) -> Note | None:
+        """The first note of a generation, if one appears within so many seconds."""
+        try:
+            [text] = self._read([f"{generation}/note"], patience)
+        except RuntimeError:
+            logger.debug("the store went with the worker that hosted it")
+            return None
+        return None if text is None else Note(*json.loads(text))
+
+    # -- who is where
+
+    def announce(self, generation: int) -> None:
+        """Say that this worker is about to connect."""
+        self._store.set(f"{generation}/ready/{self.rank}", "")
+
+    def complete(self, generation: int) -> bool:
+        """Whether all workers have announced themselves."""
+        keys = [f"{generation}/ready/{rank}" for rank in range(self.world_size)]
+        return self.ask(lambda store: store.check(keys))
+
+    def absent(self, generation: int) -> list[int]:
+        """The workers that have not announced themselves."""
+        ready = self._read([f"{generation}/ready/{rank}" for rank in range(self.world_size)], 0)
+        return [rank for rank, there in enumerate(ready) if there is None]
+
+    def report(self, generation: int, number: int, call: str) -> None:
+        """Let the others find out which call this worker is in."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{generation}/at/{number}/{self.rank}", call)
+
+    def whereabouts(self, generation: int, number: int, call: str) -> str:
+        """Report this worker's call, and find out in which the others are that report theirs within `PATIENCE`."""
+        self.report(generation, number, call)
+        try:
+            calls = self._read([f"{generation}/at/{number}/{rank}" for rank in range(self.world_size)], PATIENCE)
+        except RuntimeError:
+            return "  the store cannot be reached: the process that hosts it, usually worker 0, has ended or is frozen"
+        return "\n".join(f"  worker {rank}: {there or 'no answer'}" for rank, there in enumerate(calls))
+
+    # -- signs of life
+
+    def show(self, sign: str) -> None:
+        """Show a sign of life."""
+        self._store.set(f"sign/{self.rank}", sign)
+
+    def signs(self, ranks: Sequence[int]) -> list[str | None]:
+        """The latest signs of these workers; None for those that have not shown any."""
+        return self._read([f"sign/{rank}" for rank in ranks], 0)
+
+    def _read(self, keys: Sequence[str], patience: float) -> list[str | None]:
+        """The values of those keys that are there within so many seconds."""
+        deadline = time.monotonic() + patience
+
+        def look(store: Any) -> list[str | None]:
+            return [store.get(key).decode() if store.check([key]) else None for key in keys]
+
+        while None in (values := self.ask(look)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return values
