@@ -18,6 +18,10 @@ from sar.config import Config
 from sar.errors import ConfigError
 
 BUCKET_ELEMENTS = 2**22
+REDUCED_DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+)
 HEAD_BYTES = 2**17
 """What is received of a message before its length is known."""
 
@@ -29,11 +33,17 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device:
         tensor: same shape and dtype on every worker.
         op: a `torch.distributed.ReduceOp`.
         move_to_comm_device: send a copy on the communication device; needed where the tensor is elsewhere.
+
+    Raises:
+        ConfigError: where gloo cannot combine tensors of this dtype, or the tensor is on another device.
     """
     group = current_group()
     call = f"all_reduce({op}) of {_described(tensor)}"
     with group.guard():
         _check_device(group, tensor, move_to_comm_device)
+        if group.nccl is None and tensor.dtype not in REDUCED_DTYPES:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in REDUCED_DTYPES)
+            raise ConfigError(f"{call} is not possible over gloo, which combines {names}; convert the tensor.")
         group.agree(call)
         if group.world_size > 1:
             travelling = tensor.detach().to(group.device).contiguous()
@@ -60,13 +70,9 @@ def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_c
                 f"all_to_all got {len(recv_tensors)} tensors to receive into and {len(send_tensors)} to send; "
                 f"expected one of each for all {group.world_size} workers."
             )
-        rows = _described(send_tensors[0][:0])
+        _check_alike((*recv_tensors, *send_tensors))
         for tensor in (*recv_tensors, *send_tensors):
             _check_device(group, tensor, move_to_comm_device)
-            if _described(tensor[:0]) != rows:
-                raise ConfigError(
-                    f"all_to_all got {_described(tensor)} among rows like {rows}; give all the same form."
-                )
         arrived = exchange_tensors(send_tensors, [len(tensor) for tensor in recv_tensors])
         for tensor, theirs in zip(recv_tensors, arrived, strict=True):
             tensor.detach().copy_(theirs)
@@ -81,6 +87,9 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
 
     Returns:
         One tensor per worker, on the communication device. The own one is returned as it is.
+
+    Raises:
+        ConfigError: where the tensors differ in dtype or trailing shape, or lengths are not those expected.
     """
     group = current_group()
     with group.guard():
@@ -89,6 +98,7 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
                 f"exchange_tensors got {len(tensors)} tensors; expected one for each of {group.world_size}."
             )
         sample = tensors[0]
+        _check_alike(tensors)
         call = f"exchange_tensors of {_described(sample[:0])} rows"
         group.agree(call)
         sizes = group.all_gather(torch.tensor([len(t) for t in tensors], device="cpu"), call)
@@ -157,7 +167,9 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
     """
     group = current_group()
     with group.guard():
-        call = "exchange_single_tensor"
+        call = f"exchange_single_tensor of {str(send_tensor.dtype).removeprefix('torch.')}"
+        if recv_tensor.dtype != send_tensor.dtype:
+            raise ConfigError(f"{call} cannot receive into {recv_tensor.dtype}; all workers send and receive one dtype.")
         group.agree(call)
         if not (0 <= recv_idx < group.world_size and 0 <= send_idx < group.world_size):
             raise ConfigError(
@@ -279,6 +291,14 @@ def _swap(group: Group, source: int, received: Tensor, reader: int, sent: Tensor
     counters.bytes_received += incoming.nbytes
     counters.bytes_sent += outgoing.nbytes
     counters.messages_sent += 1 if outgoing.nbytes else 0
+
+
+def _check_alike(tensors: Sequence[Tensor]) -> None:
+    """What differs would be read as something else at the other end, or end its process."""
+    rows = _described(tensors[0][:0])
+    for tensor in tensors:
+        if _described(tensor[:0]) != rows:
+            raise ConfigError(f"There is {_described(tensor)} among tensors with rows like {rows}; give all one form.")
 
 
 def _check_device(group: Group, tensor: Tensor, move: bool) -> None:

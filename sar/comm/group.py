@@ -32,6 +32,7 @@ own.
 
 import hashlib
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -139,7 +140,7 @@ class Group:
         if self.final:
             raise self._stop_error()
         if self.stopped is None:  # an error of others has not come here yet; or there is none, which they then hear
-            self.abort(CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
+            self.abort(sys.exc_info()[1] or CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
         self.generation += 1
         self.stopped = None
         with self.guard():

@@ -84,7 +84,8 @@ def initialize_comms(
         raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
     store = dist.distributed_c10d._get_default_store()
     group = Group(store, dist.get_rank(), dist.get_world_size(), device, nccl)
-    group.agree("initialize_comms")
+    with group.guard():
+        group.agree("initialize_comms")
     stop_announcing()
     _current = _Communication(group, BufferPool(device), backend, *master)
     atexit.register(_shut_down, started=master[0] is not None)

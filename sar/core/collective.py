@@ -4,7 +4,8 @@
 A backward that communicates must run on all workers or on none. So what needs a gradient is the OR over workers, agreed
 on in the forward, and the autograd node exists on every worker: it is tied to an empty tensor, the anchor, that
 requires a gradient, and its results are marked non-differentiable where nobody needs one. The backward begins with an
-agreement of its own. Both directions run inside the group's guard, so that an error in either reaches every worker.
+agreement of its own, which names the forward by its number, so that no gradients of two calls that look alike can meet.
+Both directions run inside the group's guard, so that an error in either reaches every worker.
 
 [Note: saved tensors]
 What a backward needs is saved through autograd, so that checkpointing and offloading can take it away. The backward
@@ -165,6 +166,7 @@ class _Node(torch.autograd.Function):
         with call.guard():
             own = call.flags()
             call.agreed(call.group.agree(call.signature, own) if call.group and call.distributed else [own])
+            ctx.number = 0 if call.group is None else call.group.call_id
             made = call.forward(*inputs)
         ctx.call = call
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
@@ -184,7 +186,7 @@ class _Node(torch.autograd.Function):
             saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
             ctx.maybe_clear_saved_tensors()
             if call.group is not None and call.backward_communicates:
-                call.group.agree(f"backward of {call.signature}")
+                call.group.agree(f"backward of {call.signature}, call {ctx.number}")
             made = call.backward(saved, *grads)
         wanted = zip(made, ctx.dtypes, call.needs, strict=True)
         return None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)

@@ -8,7 +8,7 @@ import sar
 from sar import comm
 from sar.comm.collectives import HEAD_BYTES, exchange_buffers
 from sar.comm.session import current_group
-from tests.core.attempts import Failure, catch
+from tests.core.attempts import Failure, catch, catch_and_recover
 from tests.matrix import corner
 
 
@@ -126,8 +126,7 @@ def test_exchange_single_tensor(pool, world_size, step):
 def disagree(how):
     """Every rank fails; then an agreed call works."""
     sar.Config.timeout = 10
-    failure = catch(WRONG[how])
-    sar.recover()
+    failure = catch_and_recover(WRONG[how])
     total = torch.ones(1)
     comm.all_reduce(total, dist.ReduceOp.SUM)
     return failure, total.item()

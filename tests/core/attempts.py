@@ -66,6 +66,13 @@ def catch(program: Callable[..., Any], *args: Any) -> Failure | None:
     return None
 
 
+def catch_and_recover(program: Callable[..., Any], *args: Any) -> Failure | None:
+    """As `catch`, on all workers, which then go on together."""
+    failure = catch(program, *args)
+    sar.recover()
+    return failure
+
+
 def assert_disagreement(failures: Sequence[Failure], *words: str) -> None:
     """Every rank raised DisagreementError, whose text has all these words."""
     for rank, failure in enumerate(failures):
@@ -79,10 +86,9 @@ def _attempt(mine: Mine, program: Callable[..., None], args: tuple[Any, ...], mo
     graph = build(partition, mode)
     sar.Config.timeout = timeout
     settings = {name: getattr(sar.Config, name) for name in sar.Config.__annotations__}
-    failure = catch(program, graph, data, *args)
+    failure = catch_and_recover(program, graph, data, *args)
     for name, value in settings.items():
         setattr(sar.Config, name, value)
-    sar.recover()
     return failure, _agreed_step(graph, data)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sar
-from tests.core.attempts import assert_disagreement, catch, fail_on_all_ranks
+from tests.core.attempts import assert_disagreement, catch_and_recover, fail_on_all_ranks
 from tests.graphs import partition_in_memory, random_graph
 from tests.parity.harness import assert_close, build, deal, random_data
 from tests.parity.programs import pairwise, weighted
@@ -147,8 +147,7 @@ def test_another_setting(pool, setting, value):
 def step_on_another_graph(mine, other, mode):
     """The odd rank brings a partition of another graph along; then all go on with the common one."""
     partition, data = mine
-    failure = catch(build, other if odd() else partition, mode)
-    sar.recover()
+    failure = catch_and_recover(build, other if odd() else partition, mode)
     return failure, weighted(build(partition, mode), data.nodes["x"], data.edges["w"])
 
 

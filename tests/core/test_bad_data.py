@@ -5,14 +5,14 @@ import torch
 
 import sar
 from sar.common_tuples import EID
-from tests.core.attempts import Failure, catch
+from tests.core.attempts import Failure, catch_and_recover
 from tests.parity.harness import build
 from tests.parity.scenarios import SCENARIOS
 
 
 def build_then_build(bad, good):
     sar.Config.timeout = 10
-    failure = catch(build, bad, 1)
+    failure = catch_and_recover(build, bad, 1)
     return failure, build(good, 1).num_edges_global()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sar
-from tests.core.attempts import catch, require
+from tests.core.attempts import catch, catch_and_recover, require
 from tests.graphs import partition_in_memory, random_graph
 
 NODES, DIM = 12, 3
@@ -169,7 +169,7 @@ def attempt(partition, folder, damage):
         damage(folder)
     sar.comm.all_reduce(torch.zeros(1))
     before = emb().detach().clone()
-    failure = catch(lambda: emb.load(folder, node_ids=original, optimizer=optimizer))
+    failure = catch_and_recover(lambda: emb.load(folder, node_ids=original, optimizer=optimizer))
     emb.save(folder, node_ids=original)
     return failure, torch.equal(emb(), before)
 
@@ -198,7 +198,7 @@ def test_files_that_cannot_be_read_are_an_error_on_all(pool, world_size, tmp_pat
 
 def save_in_the_way(partition, folder):
     emb, _ = trained(partition)
-    return [catch(emb.save, folder), catch(lambda: emb.save(folder, node_ids=torch.arange(99)))]
+    return [catch_and_recover(emb.save, folder), catch(lambda: emb.save(folder, node_ids=torch.arange(99)))]
 
 
 @pytest.mark.parametrize("world_size", [2])

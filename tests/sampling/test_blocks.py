@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sar
-from tests.core.attempts import catch
+from tests.core.attempts import catch_and_recover
 from tests.matrix import corner
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
@@ -107,7 +107,7 @@ def sample_around_a_failure(mine, stage):
     with pytest.MonkeyPatch.context() as patch:
         if sar.rank() == 1:
             patch.setattr(*stage, lambda *_: 1 // 0)
-        failure = catch(sampler.sample, graph, seeds)
+        failure = catch_and_recover(sampler.sample, graph, seeds)
     return failure, len(sampler.sample(graph, seeds))
 
 

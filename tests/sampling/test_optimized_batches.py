@@ -12,7 +12,7 @@ import sar
 from sar.errors import PartitionError
 from sar.sampling import OptimizedBatches, SeedBatches, optimized_batches
 from sar.sampling.optimized_batches import fit, seed_parts
-from tests.core.attempts import catch, require
+from tests.core.attempts import catch_and_recover, require
 from tests.graphs import EdgeList, partition_in_memory
 from tests.sampling.scenes import global_ids, parts_of, typed_parts
 
@@ -193,7 +193,7 @@ def test_the_file(pool, world_size, tmp_path):
 
 
 def attempt(mine, cache):
-    return catch(group, mine, 5, cache), len(group(mine, 5))
+    return catch_and_recover(group, mine, 5, cache), len(group(mine, 5))
 
 
 @pytest.mark.parametrize("world_size", [2])

@@ -8,7 +8,7 @@ from torch.utils import data as torch_data
 
 import sar
 from sar.sampling import OptimizedBatches, SeedBatches
-from tests.core.attempts import catch, require
+from tests.core.attempts import catch_and_recover, require
 from tests.sampling.scenes import parts_of
 
 EPOCHS = (0, 1, 2)
@@ -131,7 +131,7 @@ def attempt(mine, settings):
     partition, seeds = mine
     graph = sar.construct_full_graph(partition)
     options = {"batch_size": 2, "node_ranges": graph.node_ranges} | settings
-    failure = catch(lambda: SeedBatches(seeds, **options))
+    failure = catch_and_recover(lambda: SeedBatches(seeds, **options))
     return failure, len(SeedBatches(torch.arange(*graph.node_ranges[sar.rank()]), 2, node_ranges=graph.node_ranges))
 
 
@@ -176,7 +176,7 @@ def train_on_shares(partition, seeds):
     graph = sar.construct_full_graph(partition)
     share = sar.split_seeds(graph, torch.tensor(seeds) if sar.rank() == 0 else torch.arange(0))
     options = {"node_ranges": graph.node_ranges, "optimized": OptimizedBatches(graph)}
-    failure = catch(lambda: SeedBatches(share, 2, **options))
+    failure = catch_and_recover(lambda: SeedBatches(share, 2, **options))
     return share, failure, SeedBatches(share, 2, foreign=True, **options).epoch(0)
 
 

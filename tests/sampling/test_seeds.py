@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import sar
 from sar.sampling.seeds import plan_moves
-from tests.core.attempts import catch, require
+from tests.core.attempts import catch_and_recover, require
 from tests.sampling.scenes import global_ids, parts_of, typed_parts
 
 
@@ -93,7 +93,9 @@ def refused(mine):
     partition, wrong = mine
     graph = sar.construct_full_graph(partition)
     seeds = torch.arange(*graph.node_ranges[sar.rank()])
-    return catch(sar.split_seeds, graph, seeds if wrong is None else wrong), len(sar.split_seeds(graph, seeds))
+    return catch_and_recover(sar.split_seeds, graph, seeds if wrong is None else wrong), len(
+        sar.split_seeds(graph, seeds)
+    )
 
 
 @pytest.mark.parametrize(

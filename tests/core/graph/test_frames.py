@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sar.common_tuples import EID, ORIG_ID
-from tests.core.attempts import catch, fail_on_all_ranks
+from tests.core.attempts import catch_and_recover, fail_on_all_ranks
 from tests.graphs import partition_in_memory, random_graph
 from tests.parity.harness import build
 from tests.parity.scenarios import scattered
@@ -98,7 +98,7 @@ def scopes(partition, mode):
             change()
             raise ValueError("on purpose")
 
-    results["raised"] = catch(fail).kind
+    results["raised"] = catch_and_recover(fail).kind
     results["after exception"] = unchanged()
     graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
     results["works on"] = graph.ndata["out"].shape == outside.shape

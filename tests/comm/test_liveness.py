@@ -1,0 +1,165 @@
+"""Workers that show no sign of life are noticed; workers that are only busy are not."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import sar
+from sar import comm
+from sar.comm import liveness
+from sar.comm.session import current_group
+from tests.comm.launch import free_port
+from tests.core.attempts import catch
+from tests.workers import REPOSITORY
+
+BEAT, SILENCE = 0.2, 2.0
+LIMIT = 60.0
+"""Seconds within which everybody has to know."""
+
+WORKER = """
+import os, sys, time, torch, torch.distributed as dist
+import sar
+from sar.comm import all_reduce, liveness
+rank, size, port, own_store = map(int, sys.argv[1:5])
+liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS = map(float, sys.argv[5:7])
+if own_store:
+    sar.initialize_comms(rank, size, "127.0.0.1", master_port_number=port)
+else:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    sar.initialize_comms()
+began = time.monotonic()
+try:
+    while True:
+        all_reduce(torch.ones(3))
+        print("a step", flush=True)
+        began = time.monotonic()
+        time.sleep(0.02)
+except sar.SarError as error:
+    print(f"{type(error).__name__} after {time.monotonic() - began:.0f} s: {error}", flush=True)
+"""
+
+
+def freeze(size, victim, store_in_worker, beat, silence):
+    """Stop a worker for good in the middle of its work; return what the others say, and how long it takes."""
+    port = free_port()
+    store = None if store_in_worker else dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, *map(str, (rank, size, port, int(store_in_worker), beat, silence))],
+            cwd=REPOSITORY,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        for worker in workers:
+            assert "a step" in worker.stdout.readline()
+        time.sleep(3 * beat)
+        workers[victim].send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        said = [worker.communicate(timeout=LIMIT)[0] for rank, worker in enumerate(workers) if rank != victim]
+        assert all(worker.returncode == 0 for rank, worker in enumerate(workers) if rank != victim), said
+        return said, time.monotonic() - began
+    finally:
+        del store
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+
+
+def assert_named(said, victim):
+    for text in said:
+        assert "PeerError after" in text, text
+        assert f"orker {victim}" in text, text
+        assert "frozen" in text, text
+
+
+@pytest.mark.parametrize(
+    "victim, store_in_worker",
+    [(0, True), pytest.param(0, False, marks=pytest.mark.slow), pytest.param(1, True, marks=pytest.mark.slow)],
+)
+def test_a_frozen_worker_is_noticed(victim, store_in_worker):
+    said, seconds = freeze(3, victim, store_in_worker, BEAT, SILENCE)
+    assert_named(said, victim)
+    assert seconds > SILENCE / 2, "noticed by something else"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_frozen_worker_is_noticed_within_a_minute(victim):
+    said, _ = freeze(2, victim, True, liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS)
+    assert_named(said, victim)
+
+
+def hold_the_lock(seconds):
+    """A computation in one thread that lets no other one run."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    sys.setswitchinterval(before)
+
+
+def with_quick_signs(program):
+    """Run with signs of life that are as quick as a test's patience; returns what it raised."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(liveness, "BEAT_SECONDS", BEAT)
+        patch.setattr(liveness, "SILENCE_SECONDS", SILENCE)
+        patch.setattr(liveness, "STALL_SECONDS", 0.5)
+        time.sleep(liveness_period := 3.0)  # until the thread has seen it
+        del liveness_period
+        return catch(program)
+
+
+def busy_for_a_while():
+    def program():
+        if sar.rank() == 1:
+            hold_the_lock(0.6 * SILENCE)
+        comm.all_reduce(torch.ones(1))
+        comm.all_reduce(torch.ones(1))
+
+    warnings = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    sar.logger.addHandler(handler)
+    failure = with_quick_signs(program)
+    sar.logger.removeHandler(handler)
+    return failure, warnings
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_worker_that_holds_pythons_lock_is_not_given_up(pool, world_size):
+    (failure, warnings), (other, _) = pool.run(busy_for_a_while)
+    assert failure is None
+    assert other is None
+    assert any("worker 0 is waiting for another worker for" in warning for warning in warnings), warnings
+    assert any("worker 1: not waiting; its latest call" in warning for warning in warnings), warnings
+    assert len(warnings) <= 2, "once per doubling"
+
+
+def threads_after_close():
+    group = current_group()
+    comm.all_reduce(torch.ones(1))
+    before = [thread.name for thread in threading.enumerate()]
+    group.close()
+    return before, [thread.name for thread in threading.enumerate() if thread.name.startswith("sar-")]
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_no_thread_outlives_its_group(pool, world_size):
+    for before, after in pool.run(threads_after_close):
+        assert "sar-liveness" in before
+        assert after == []
