@@ -2,8 +2,8 @@
 
 [Note: a store that does not answer]
 torch's store has no limit of its own: asked for anything while the process that hosts it is frozen, or its host gone,
-it waits for ever. So questions are asked from a thread that is left behind where no answer comes. What only writes
-waits for nothing.
+it waits for ever, and everybody else who asks through the same connection. So all that is done with it is done in a
+thread that is left behind where no answer comes.
 """
 
 import contextlib
@@ -24,6 +24,8 @@ STORE_SECONDS: Final = 5.0
 PATIENCE: Final = 3.0
 """Seconds to look for what a peer writes at about the same time: before it closes its connections, for example."""
 POLL_SECONDS: Final = 0.02
+LEFT: Final = "has left"
+"""The last sign of a worker that ends as it should."""
 
 
 class SilentStoreError(RuntimeError):
@@ -92,18 +94,14 @@ class Board:
 
     def read_note(self, generation: int, patience: float = 0.0) -> Note | None:
         """The first note of a generation, if one appears within so many seconds."""
-        try:
-            [text] = self._read([f"{generation}/note"], patience)
-        except RuntimeError:
-            logger.debug("the store went with the worker that hosted it")
-            return None
+        [text] = self._read([f"{generation}/note"], patience)
         return None if text is None else Note(*json.loads(text))
 
     # -- who is where
 
     def announce(self, generation: int) -> None:
         """Say that this worker is about to connect."""
-        self._store.set(f"{generation}/ready/{self.rank}", "")
+        self.ask(lambda store: store.set(f"{generation}/ready/{self.rank}", ""))
 
     def complete(self, generation: int) -> bool:
         """Whether all workers have announced themselves."""
@@ -118,7 +116,12 @@ class Board:
     def report(self, generation: int, number: int, call: str) -> None:
         """Let the others find out which call this worker is in."""
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"{generation}/at/{number}/{self.rank}", call)
+            self.ask(lambda store: store.set(f"{generation}/at/{number}/{self.rank}", call))
+
+    def left(self, generation: int) -> list[int]:
+        """Those of the absent workers that have ended."""
+        absent = self.absent(generation)
+        return [rank for rank, sign in zip(absent, self.signs(absent), strict=True) if sign == LEFT]
 
     def whereabouts(self, generation: int, number: int, call: str) -> str:
         """Report this worker's call, and find out in which the others are that report theirs within `PATIENCE`."""
@@ -133,6 +136,10 @@ class Board:
 
     def show(self, sign: str) -> None:
         """Show a sign of life."""
+        self.ask(lambda store: store.set(f"sign/{self.rank}", sign))
+
+    def show_last(self, sign: str) -> None:
+        """As `show`, in a thread that may be left behind: while the interpreter ends, no other one can start."""
         self._store.set(f"sign/{self.rank}", sign)
 
     def signs(self, ranks: Sequence[int]) -> list[str | None]:

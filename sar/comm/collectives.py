@@ -169,7 +169,9 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
     with group.guard():
         call = f"exchange_single_tensor of {str(send_tensor.dtype).removeprefix('torch.')}"
         if recv_tensor.dtype != send_tensor.dtype:
-            raise ConfigError(f"{call} cannot receive into {recv_tensor.dtype}; all workers send and receive one dtype.")
+            raise ConfigError(
+                f"{call} cannot receive into {recv_tensor.dtype}; all workers send and receive one dtype."
+            )
         group.agree(call)
         if not (0 <= recv_idx < group.world_size and 0 <= send_idx < group.world_size):
             raise ConfigError(

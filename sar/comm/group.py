@@ -36,7 +36,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -47,7 +47,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.board import PATIENCE, POLL_SECONDS, STORE_SECONDS, Board, SilentStoreError
-from sar.comm.liveness import LEFT, Liveness, Wait
+from sar.comm.liveness import Liveness, Wait
 from sar.comm.statistics import counters
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, DisagreementError, PeerError
@@ -105,6 +105,7 @@ class Group:
         self._board = Board(store, rank, world_size)
         self._liveness: Liveness | None = None
         self._gloo: Any = None
+        self._known = True  # whether a call has raised what stopped the group
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._latest = "no distributed call yet"
         self._lock = threading.Lock()
@@ -141,8 +142,9 @@ class Group:
             raise self._stop_error()
         if self.stopped is None:  # an error of others has not come here yet; or there is none, which they then hear
             self.abort(sys.exc_info()[1] or CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
-        self.generation += 1
-        self.stopped = None
+        with self._lock:
+            self.generation += 1
+            self.stopped = None
         with self.guard():
             self._connect(min(Config.timeout, REBUILD_TIMEOUT))
             return min(self.agree("recover", step))
@@ -180,21 +182,19 @@ class Group:
         self._board.announce(self.generation)
         pause = POLL_SECONDS
         while self.stopped is None:
-            note = self._board.read_note(self.generation)
-            if note is not None:
-                found = PeerError(note.reason)
-                self.abort(found, final=note.final)
-                raise found
             try:
+                note = self._board.read_note(self.generation)
+                if note is not None:
+                    found = PeerError(note.reason)
+                    self.abort(found, final=note.final)
+                    raise found
                 if self._board.complete(self.generation):
                     return
-                absent = self._board.absent(self.generation) if pause > PATIENCE / 10 else []
-                signs = self._board.signs(absent)
+                left = self._board.left(self.generation) if pause > PATIENCE / 10 else []
             except SilentStoreError:  # which the liveness thread judges
-                absent, signs = [], []
-            gone = [rank for rank, sign in zip(absent, signs, strict=True) if sign == LEFT]
-            if gone:
-                raise RuntimeError(f"workers {gone} have ended.")
+                left = []
+            if left:
+                raise RuntimeError(f"workers {left} have left.")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"workers {self._board.absent(self.generation)} did not come within {limit:.0f} s.")
             time.sleep(pause)
@@ -202,29 +202,39 @@ class Group:
         raise self._stop_error()
 
     def abort(self, error: BaseException, *, final: bool = False) -> None:
-        """Stop: tell all workers that this one cannot go on, and why; see [Note: agreement and failure].
+        """Tell all workers that this one cannot go on, and why; once. See [Note: agreement and failure]."""
+        told = f"Worker {self.rank} raised {type(error).__name__}: {error}"
+        own = str(error) if isinstance(error, CommunicationError) else told
+        self._stop(self.generation, own, told, final=final, known=True)
 
-        In any thread. Does nothing where the group has stopped already.
-        """
+    def stop(self, generation: int, reason: str, *, final: bool) -> None:
+        """As `abort`, for the liveness thread; the next call raises. Does nothing where the generation is over."""
+        self._stop(generation, reason, reason, final=final, known=False)
+
+    def _stop(self, generation: int, own: str, told: str, *, final: bool, known: bool) -> None:
         with self._lock:
-            if self.world_size == 1 or self.stopped is not None:
+            if self.world_size == 1 or generation != self.generation:
                 return
-            told = f"Worker {self.rank} raised {type(error).__name__}: {error}"
-            self.final = final
-            self.stopped = str(error) if isinstance(error, CommunicationError) else told
-        self._board.leave_note(self.generation, told, final=final)
+            if self.stopped is not None:
+                self._known |= known
+                return
+            self.stopped, self.final, self._known = own, final, known
+        self._board.leave_note(generation, told, final=final)
         gloo, self._gloo = self._gloo, None
         for k in range(1, self.world_size) if gloo is not None else ():  # the first connection that is open closes all
             peer, nothing = (self.rank + k) % self.world_size, torch.empty(1, dtype=torch.uint8, device="cpu")
             try:
                 gloo.recv([nothing], peer, CLOSING_TAG).wait(timedelta(milliseconds=1))
             except RuntimeError as closed:
-                logger.debug("closing the connections of generation %d: %s", self.generation, closed)
+                logger.debug("closing the connections of generation %d: %s", generation, closed)
 
     def _stop_error(self) -> CommunicationError:
         """The error of a call after the group has stopped."""
+        known, self._known = self._known, True
         if self.final:
             return PeerError(f"{self.stopped}\nThis is final: restart all workers.")
+        if not known:
+            return PeerError(f"{self.stopped}")
         return CommunicationError(
             f"An earlier error has stopped distributed calls on all workers: {self.stopped}\n"
             "To go on, call sar.recover() on every worker, or restart all."
@@ -352,7 +362,9 @@ class Group:
         if lost is None and not overdue:
             raise error
         self._board.report(self.generation, self.calls, call)
-        note = self._board.read_note(self.generation, 0 if overdue else PATIENCE)
+        note = None
+        with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
+            note = self._board.read_note(self.generation, 0 if overdue else PATIENCE)
         found: CommunicationError
         if note is not None:
             found = PeerError(f"{note.reason}\n{place}")

@@ -4,8 +4,8 @@
 A process that is frozen, or whose host has vanished, closes no connection: a wait for it would last for
 `Config.timeout`. So every worker writes a sign into the store every few seconds, which says what it does, and watches
 the sign of the next worker in the ring. Where that stays as it is for `SILENCE_SECONDS`, or the store itself is as
-silent, the watcher ends the group as if it had failed itself: its connections close, its own waits end, and the news
-travels from there.
+silent, the watcher ends the group as if it had failed itself: it leaves a note, and its connections close, so that its
+own waits end. Others may wait for the frozen worker alone, whose connections stay open. So all look for notes, too.
 
 No clocks are compared: the watcher counts its own rounds. A round counts for little even where it took long, so that
 nobody is accused by a worker that was itself frozen, as when a whole job is suspended and goes on. A computation that
@@ -13,13 +13,13 @@ holds Python's lock all the time silences its process; compilations and writers 
 second.
 """
 
+import contextlib
 import threading
 import time
 import weakref
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from sar.comm.board import Board, SilentStoreError
-from sar.errors import PeerError
+from sar.comm.board import LEFT, Board, SilentStoreError
 from sar.logging_setup import logger
 
 BEAT_SECONDS = 3.0
@@ -28,8 +28,6 @@ SILENCE_SECONDS = 45.0
 """After which a worker without a new sign is given up; above what any computation may hold Python's lock for."""
 STALL_SECONDS = 30.0
 """Length of a wait that is reported; then again at twice that, and so on."""
-LEFT: Final = "has left"
-"""The last sign of a worker that ends as it should."""
 
 
 class Wait(NamedTuple):
@@ -52,12 +50,13 @@ class Watched(Protocol):
     """What the thread needs of a group."""
 
     waiting: Wait | None
+    generation: int
     final: bool
 
     @property
     def whereabouts(self) -> str: ...
 
-    def abort(self, error: BaseException, *, final: bool = False) -> None: ...
+    def stop(self, generation: int, reason: str, *, final: bool) -> None: ...
 
 
 class Liveness:
@@ -76,13 +75,9 @@ class Liveness:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; says that this worker leaves."""
+        """End the thread, which says that this worker leaves."""
         self._end.set()
         self._thread.join(BEAT_SECONDS)
-        try:
-            self._board.show(LEFT)
-        except RuntimeError:
-            logger.debug("the store is gone")
 
     def _run(self) -> None:
         number, before = 0, time.monotonic()
@@ -91,32 +86,41 @@ class Liveness:
             if group is None or group.final:
                 return
             try:
-                self._board.show(f"{number} {group.whereabouts}")
-                self._listen()
+                self._exchange(group, f"{number} {group.whereabouts}")
                 self._report_stall(group)
+            except SilentStoreError:
+                self._store_silent = True
             except RuntimeError:
-                logger.debug("the store is gone, and with it all signs of life")
+                if not self._end.wait(2 * BEAT_SECONDS):  # whoever loses a connection says more
+                    reason = "The job's store is gone: the process that hosts it, usually worker 0, has ended."
+                    group.stop(group.generation, reason, final=True)
                 return
             if self._silence >= SILENCE_SECONDS:
                 self._give_up(group)
                 return
             del group  # so that a group that nobody uses goes
             if self._end.wait(BEAT_SECONDS):
+                self._leave()
                 return
             number, now = number + 1, time.monotonic()
             self._silence += min(now - before, 2 * BEAT_SECONDS)
             before = now
 
-    def _listen(self) -> None:
-        """Look for a new sign of the neighbour; one that has not shown any yet is not silent."""
-        try:
-            [sign] = self._board.signs([self._neighbour])
-        except SilentStoreError:
-            self._store_silent = True
-            return
+    def _exchange(self, group: Watched, own: str) -> None:
+        """Show a sign; look for a note and for a new sign of the neighbour, which is not silent before its first."""
+        generation = group.generation
+        self._board.show(own)
+        [sign] = self._board.signs([self._neighbour])
         self._store_silent = False
         if sign != self._sign or sign in (None, LEFT):
             self._sign, self._silence = sign, 0.0
+        note = self._board.read_note(generation)
+        if note is not None:
+            group.stop(generation, note.reason, final=note.final)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._board.show_last(LEFT)
 
     def _give_up(self, group: Watched) -> None:
         if self._store_silent:
@@ -130,7 +134,7 @@ class Liveness:
                 f"Worker {self._neighbour} has shown no sign of life for {SILENCE_SECONDS:g} s: its process is frozen "
                 f"or dead, or its host has vanished. When last heard of, it was {last}"
             )
-        group.abort(PeerError(found), final=True)
+        group.stop(group.generation, found, final=True)
 
     def _report_stall(self, group: Watched) -> None:
         """Warn of a long wait, once per doubling."""
@@ -141,10 +145,7 @@ class Liveness:
         if seconds < max(STALL_SECONDS, 2 * self._reported):
             return
         self._reported = seconds
-        try:
-            signs = self._board.signs(range(self._board.world_size))
-        except SilentStoreError:
-            signs = ["? unknown, as the store does not answer"] * self._board.world_size
+        signs = self._board.signs(range(self._board.world_size))
         others = [
             f"  worker {rank}: {'no sign of life yet' if sign is None else sign.partition(' ')[2]}"
             for rank, sign in enumerate(signs)

@@ -116,11 +116,11 @@ def hold_the_lock(seconds):
 def with_quick_signs(program):
     """Run with signs of life that are as quick as a test's patience; returns what it raised."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(liveness, "BEAT_SECONDS", BEAT)
-        patch.setattr(liveness, "SILENCE_SECONDS", SILENCE)
-        patch.setattr(liveness, "STALL_SECONDS", 0.5)
-        time.sleep(liveness_period := 3.0)  # until the thread has seen it
-        del liveness_period
+        for name, seconds in (("BEAT_SECONDS", BEAT), ("SILENCE_SECONDS", SILENCE), ("STALL_SECONDS", 0.5)):
+            patch.setattr(liveness, name, seconds)
+        group = current_group()
+        group._liveness.close()
+        group._liveness = liveness.Liveness(group, group._board)
         return catch(program)
 
 
