@@ -19,9 +19,9 @@ from sar.logging_setup import logger
 
 T = TypeVar("T")
 
-STORE_SECONDS: Final = 5.0
+STORE_SECONDS = 5.0
 """How long the store may take to answer."""
-PATIENCE: Final = 3.0
+PATIENCE = 3.0
 """Seconds to look for what a peer writes at about the same time: before it closes its connections, for example."""
 POLL_SECONDS: Final = 0.02
 LEFT: Final = "has left"
@@ -59,8 +59,8 @@ class Board:
         self._store = dist.PrefixStore("sar", own)
         self._unanswered: threading.Thread | None = None
 
-    def ask(self, question: Callable[[dist.Store], T], seconds: float = STORE_SECONDS) -> T:
-        """What the store answers within so many seconds: see [Note: a store that does not answer]."""
+    def ask(self, question: Callable[[dist.Store], T], more_seconds: float = 0.0) -> T:
+        """What the store answers within its time, or more: see [Note: a store that does not answer]."""
         if self._unanswered is not None and self._unanswered.is_alive():
             raise SilentStoreError("The store does not answer.")
         answers: list[T] = []
@@ -74,12 +74,12 @@ class Board:
 
         thread = threading.Thread(target=wait, name="sar-store", daemon=True)
         thread.start()
-        thread.join(seconds)
+        thread.join(STORE_SECONDS + more_seconds)
         if errors:
             raise errors[0]
         if not answers:
             self._unanswered = thread
-            raise SilentStoreError(f"The store has not answered for {seconds:g} s.")
+            raise SilentStoreError(f"The store has not answered for {STORE_SECONDS + more_seconds:g} s.")
         return answers[0]
 
     # -- why a generation ended

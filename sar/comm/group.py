@@ -46,7 +46,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.utils.checkpoint import _StopRecomputationError
 
-from sar.comm.board import PATIENCE, POLL_SECONDS, STORE_SECONDS, Board, SilentStoreError
+from sar.comm import board
+from sar.comm.board import POLL_SECONDS, Board, SilentStoreError
 from sar.comm.liveness import Liveness, Wait
 from sar.comm.statistics import counters
 from sar.config import Config
@@ -156,7 +157,7 @@ class Group:
         try:
             with self._waiting("connecting", "all workers"):
                 self._wait_for_all(limit)
-                gloo = self._board.ask(lambda _: self._new_gloo(), CONNECT_TIMEOUT + STORE_SECONDS)
+                gloo = self._board.ask(lambda _: self._new_gloo(), CONNECT_TIMEOUT)
         except CommunicationError:
             raise
         except RuntimeError as error:
@@ -190,7 +191,7 @@ class Group:
                     raise found
                 if self._board.complete(self.generation):
                     return
-                left = self._board.left(self.generation) if pause > PATIENCE / 10 else []
+                left = self._board.left(self.generation) if pause > board.PATIENCE / 10 else []
             except SilentStoreError:  # which the liveness thread judges
                 left = []
             if left:
@@ -198,7 +199,7 @@ class Group:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"workers {self._board.absent(self.generation)} did not come within {limit:.0f} s.")
             time.sleep(pause)
-            pause = min(1.2 * pause, PATIENCE / 5)
+            pause = min(1.2 * pause, board.PATIENCE / 5)
         raise self._stop_error()
 
     def abort(self, error: BaseException, *, final: bool = False) -> None:
@@ -364,7 +365,7 @@ class Group:
         self._board.report(self.generation, self.calls, call)
         note = None
         with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
-            note = self._board.read_note(self.generation, 0 if overdue else PATIENCE)
+            note = self._board.read_note(self.generation, 0 if overdue else board.PATIENCE)
         found: CommunicationError
         if note is not None:
             found = PeerError(f"{note.reason}\n{place}")

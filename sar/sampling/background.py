@@ -1,6 +1,5 @@
 """The trainer's side of background processes: starting them, handing out work, and noticing how they end."""
 
-import itertools
 import os
 import subprocess
 import sys
@@ -23,8 +22,6 @@ from sar.sampling.process import TAKEN, Failure, Job
 CLOSE_SECONDS = 5.0
 """How long a process may take to end before it is killed."""
 
-_groups = itertools.count()  # counts alike on all workers, which is agreed on
-
 
 class Processes:
     """This worker's background processes: see [Note: background processes] in `process.py`.
@@ -41,15 +38,15 @@ class Processes:
     """
 
     def __init__(self, source: SamplingSource, count: int, ahead: int) -> None:
-        group, number = session.current_group(), next(_groups)
-        group.agree(f"starting {count} sampling processes for loader {number}, {ahead} batches ahead each")
+        group = session.current_group()
+        group.agree(f"starting {count} sampling processes, {ahead} batches ahead each")
         self.source = source
         self._rank = group.rank
         address = _store_address() if group.world_size > 1 else None
         self._processes: list[_Process] = []
         self._finalizer = weakref.finalize(self, _end, self._processes)
         self._processes += [_Process(number) for number in range(count)]
-        job = Job(group.rank, group.world_size, address, f"sar/sampling/{number}", Config.timeout, ahead, source)
+        job = Job(group.rank, group.world_size, address, f"sar/sampling/{group.call_id}", Config.timeout, ahead, source)
         send(job, *(process.channel for process in self._processes))
 
     @property

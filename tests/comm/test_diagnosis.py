@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 import sar
 from sar import comm
-from sar.comm.session import current_group
+from sar.comm import board
+from sar.comm.group import Group
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.parity.harness import assert_close, build, deal, random_data
 from tests.parity.programs import weighted
@@ -96,15 +97,6 @@ def test_another_default_device(pool, world_size):
 GLOO = "[/gloo/transport/tcp/pair.cc:537] "
 
 
-def fail_to_wait(text):
-    def operation():
-        raise RuntimeError(text)
-
-    group = current_group()
-    with group.guard():
-        group.wait_for(operation, "all_reduce", peer=1 - sar.rank())
-
-
 @pytest.mark.parametrize(
     "text, kind, words, absent",
     [
@@ -125,10 +117,14 @@ def fail_to_wait(text):
         ("[enforce fail at /gloo/x.cc:1] sizes differ", "RuntimeError", "sizes differ", "died"),
     ],
 )
-@pytest.mark.parametrize("world_size", [2])
-def test_the_words_of_gloo(pool, text, kind, words, absent):
-    failures = pool.run(catch, fail_to_wait, text)
-    assert kind in {require(failure).kind for failure in failures}
-    for failure in failures:
-        assert words in failure.message
-        assert absent not in failure.message.replace(text, "")
+def test_the_words_of_gloo(monkeypatch, text, kind, words, absent):
+    monkeypatch.setattr(board, "PATIENCE", 0)
+    group = Group(dist.HashStore(), 0, 2, torch.device("cpu"))
+
+    def operation():
+        raise RuntimeError(text)
+
+    failure = require(catch(group.wait_for, operation, "all_reduce", 1))
+    assert failure.kind == kind
+    assert words in failure.message
+    assert absent not in failure.message.replace(text, "")

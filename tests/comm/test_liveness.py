@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import sar
 from sar import comm
-from sar.comm import liveness
+from sar.comm import board, liveness
 from sar.comm.session import current_group
 from tests.comm.launch import free_port
 from tests.core.attempts import catch
@@ -27,9 +27,9 @@ LIMIT = 60.0
 WORKER = """
 import os, sys, time, torch, torch.distributed as dist
 import sar
-from sar.comm import all_reduce, liveness
+from sar.comm import all_reduce, board, liveness
 rank, size, port, own_store = map(int, sys.argv[1:5])
-liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS = map(float, sys.argv[5:7])
+liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, board.STORE_SECONDS = map(float, sys.argv[5:8])
 if own_store:
     sar.initialize_comms(rank, size, "127.0.0.1", master_port_number=port)
 else:
@@ -48,13 +48,13 @@ except sar.SarError as error:
 """
 
 
-def freeze(size, victim, store_in_worker, beat, silence):
+def freeze(size, victim, store_in_worker, *constants):
     """Stop a worker for good in the middle of its work; return what the others say, and how long it takes."""
     port = free_port()
     store = None if store_in_worker else dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, *map(str, (rank, size, port, int(store_in_worker), beat, silence))],
+            [sys.executable, "-c", WORKER, *map(str, (rank, size, port, int(store_in_worker), *constants))],
             cwd=REPOSITORY,
             env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             stdout=subprocess.PIPE,
@@ -66,7 +66,7 @@ def freeze(size, victim, store_in_worker, beat, silence):
     try:
         for worker in workers:
             assert "a step" in worker.stdout.readline()
-        time.sleep(3 * beat)
+        time.sleep(3 * constants[0])
         workers[victim].send_signal(signal.SIGSTOP)
         began = time.monotonic()
         said = [worker.communicate(timeout=LIMIT)[0] for rank, worker in enumerate(workers) if rank != victim]
@@ -91,7 +91,7 @@ def assert_named(said, victim):
     [(0, True), pytest.param(0, False, marks=pytest.mark.slow), pytest.param(1, True, marks=pytest.mark.slow)],
 )
 def test_a_frozen_worker_is_noticed(victim, store_in_worker):
-    said, seconds = freeze(3, victim, store_in_worker, BEAT, SILENCE)
+    said, seconds = freeze(3, victim, store_in_worker, BEAT, SILENCE, 1.0)
     assert_named(said, victim)
     assert seconds > SILENCE / 2, "noticed by something else"
 
@@ -99,7 +99,7 @@ def test_a_frozen_worker_is_noticed(victim, store_in_worker):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_frozen_worker_is_noticed_within_a_minute(victim):
-    said, _ = freeze(2, victim, True, liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS)
+    said, _ = freeze(2, victim, True, liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, board.STORE_SECONDS)
     assert_named(said, victim)
 
 
@@ -121,6 +121,7 @@ def with_quick_signs(program):
         group = current_group()
         group._liveness.close()
         group._liveness = liveness.Liveness(group, group._board)
+        time.sleep(2 * BEAT)
         return catch(program)
 
 
