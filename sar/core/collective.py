@@ -186,7 +186,7 @@ class _Node(torch.autograd.Function):
             saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
             ctx.maybe_clear_saved_tensors()
             if call.group is not None and call.backward_communicates:
-                call.group.agree(f"backward of {call.signature}, call {ctx.number}")
+                call.group.agree(f"backward of {call.signature}; call {ctx.number}")
             made = call.backward(saved, *grads)
         wanted = zip(made, ctx.dtypes, call.needs, strict=True)
         return None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)
