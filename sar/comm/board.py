@@ -3,15 +3,18 @@
 [Note: a store that does not answer]
 torch's store has no limit of its own: asked for anything while the process that hosts it is frozen, or its host gone,
 it waits for ever, and everybody else who asks through the same connection. So all that is done with it is done in a
-thread that is left behind where no answer comes.
+thread that is left behind where no answer comes. The end of the interpreter waits a little for such threads: one whose
+answer comes during that end would abort the process.
 """
 
+import atexit
 import contextlib
 import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import torch.distributed as dist
 
@@ -21,6 +24,7 @@ T = TypeVar("T")
 
 STORE_SECONDS = 5.0
 """How long the store may take to answer."""
+EXIT_SECONDS: Final = 2.0
 PATIENCE = 3.0
 """Seconds to look for what a peer writes at about the same time: before it closes its connections, for example."""
 POLL_SECONDS: Final = 0.02
@@ -30,6 +34,41 @@ LEFT: Final = "has left"
 
 class SilentStoreError(RuntimeError):
     """The store does not answer, though it can be reached."""
+
+
+class Abandonable(threading.Thread, Generic[T]):
+    """A thread that does one thing, and may be left behind with it: see [Note: a store that does not answer]."""
+
+    _all: ClassVar["WeakSet[Abandonable[Any]]"] = WeakSet()
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__(name="sar-store", daemon=True)
+        self._function = function
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._all.add(self)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._results.append(self._function())
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> T:
+        """What it gave, or raises what it raised; after its end."""
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+    @classmethod
+    def wait_at_exit(cls) -> None:
+        deadline = time.monotonic() + EXIT_SECONDS
+        for thread in list(cls._all):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+atexit.register(Abandonable.wait_at_exit)
 
 
 class Note(NamedTuple):
@@ -59,28 +98,16 @@ class Board:
         self._store = dist.PrefixStore("sar", own)
         self._unanswered: threading.Thread | None = None
 
-    def ask(self, question: Callable[[dist.Store], T], more_seconds: float = 0.0) -> T:
-        """What the store answers within its time, or more: see [Note: a store that does not answer]."""
+    def ask(self, question: Callable[[dist.Store], T]) -> T:
+        """What the store answers: see [Note: a store that does not answer]."""
         if self._unanswered is not None and self._unanswered.is_alive():
             raise SilentStoreError("The store does not answer.")
-        answers: list[T] = []
-        errors: list[RuntimeError] = []
-
-        def wait() -> None:
-            try:
-                answers.append(question(self._store))
-            except RuntimeError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=wait, name="sar-store", daemon=True)
-        thread.start()
-        thread.join(STORE_SECONDS + more_seconds)
-        if errors:
-            raise errors[0]
-        if not answers:
-            self._unanswered = thread
-            raise SilentStoreError(f"The store has not answered for {STORE_SECONDS + more_seconds:g} s.")
-        return answers[0]
+        asking = Abandonable(lambda: question(self._store))
+        asking.join(STORE_SECONDS)
+        if asking.is_alive():
+            self._unanswered = asking
+            raise SilentStoreError(f"The store has not answered for {STORE_SECONDS:g} s.")
+        return asking.result()
 
     # -- why a generation ended
 

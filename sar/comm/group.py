@@ -47,7 +47,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm import board
-from sar.comm.board import POLL_SECONDS, Board, SilentStoreError
+from sar.comm.board import POLL_SECONDS, Abandonable, Board, SilentStoreError
 from sar.comm.liveness import Liveness, Wait
 from sar.comm.statistics import counters
 from sar.config import Config
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 REBUILD_TIMEOUT: Final = 300.0
 """Seconds that the other workers have to come back after an error."""
-CONNECT_TIMEOUT: Final = 60.0
+CONNECT_TIMEOUT: Final = 40.0
 """Seconds that connecting may take once all workers are about to."""
 CLOSING_TAG: Final = 2**31 - 1
 LOST: Final = re.compile(r"\[[^ \]]*gloo/transport[^\]]*\] (.*?)(\. |\n|$)")
@@ -157,7 +157,12 @@ class Group:
         try:
             with self._waiting("connecting", "all workers"):
                 self._wait_for_all(limit)
-                gloo = self._board.ask(lambda _: self._new_gloo(), CONNECT_TIMEOUT)
+                connecting = Abandonable(self._new_gloo)
+                while connecting.is_alive():
+                    if self.stopped is not None:
+                        raise self._stop_error()
+                    connecting.join(POLL_SECONDS)
+                gloo = connecting.result()
         except CommunicationError:
             raise
         except RuntimeError as error:

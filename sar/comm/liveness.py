@@ -13,6 +13,7 @@ holds Python's lock all the time silences its process; compilations and writers 
 second.
 """
 
+import atexit
 import contextlib
 import threading
 import time
@@ -73,9 +74,11 @@ class Liveness:
         self._reported = 0.0  # seconds of the present wait that have been reported
         self._thread = threading.Thread(target=self._run, name="sar-liveness", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     def close(self) -> None:
-        """End the thread, which says that this worker leaves."""
+        """End the thread, which says that this worker leaves; at exit at the latest."""
+        atexit.unregister(self.close)
         self._end.set()
         self._thread.join(BEAT_SECONDS)
 
