@@ -120,9 +120,9 @@ MUTANTS = [
     ),
     Mutant(
         "an error that the others do not hear of",
-        "sar/core/collective.py",
-        "with call.guard():\n            own = call.flags()",
-        "with nullcontext():\n            own = call.flags()",
+        "sar/comm/group.py",
+        "self.abort(error)",
+        "pass",
         "tests/core/test_failures.py::test_an_error_inside_a_call_reaches_everybody",
     ),
     Mutant(
