@@ -61,7 +61,7 @@ CASES = {
     "a balance of what is not there": Case(
         command("partition edges.csv --parts 2 --out parts --balance train_mask"),
         "Printed",
-        "sar partition: balance of 'train_mask': expected in_edges, or one of the node fields (there are none).",
+        "sar partition: balance of 'train_mask': expected in_edges, as there are no node fields.",
     ),
     "an edge beyond the nodes": Case(
         command("partition edges.csv --parts 2 --out parts --num-nodes 2"),

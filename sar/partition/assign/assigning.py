@@ -144,8 +144,9 @@ def _field(graph: GraphSource, name: str) -> Array:
     """A node field as weights; 0 where nodes of a type do not have it."""
     columns = {ntype: columns[name] for ntype, columns in graph.node_data.items() if name in columns}
     if not columns:
-        there = ", ".join(sorted({key for columns in graph.node_data.values() for key in columns})) or "there are none"
-        raise ConfigError(f"balance of '{name}': expected {IN_EDGES}, or one of the node fields ({there}).")
+        there = ", ".join(sorted({key for columns in graph.node_data.values() for key in columns}))
+        others = f"or one of the node fields {there}" if there else "as there are no node fields"
+        raise ConfigError(f"balance of '{name}': expected {IN_EDGES}, {others}.")
     for ntype, column in columns.items():
         if len(column.shape) != 1 or column.dtype.kind not in "biuf":
             form = f"shape {tuple(column.shape)} and type {column.dtype}"
