@@ -13,6 +13,10 @@ class PartitionError(SarError, ValueError):
     """Partition data that is missing, damaged, or does not fit this run."""
 
 
+class CheckpointError(SarError, ValueError):
+    """Saved training state that cannot be written, is missing or damaged, or is of something else."""
+
+
 class GraphError(SarError, ValueError):
     """A graph operation that the graph at hand does not allow."""
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, Tile
-from sar.common_tuples import NTYPE, CanonicalEtype, PartitionData
+from sar.common_tuples import NTYPE, ORIG_ID, CanonicalEtype, PartitionData
 from sar.core.constants import Constants
 from sar.core.partition_data import (
     Shard,
@@ -146,6 +146,7 @@ class Structure:
     src, dst: sources and destinations; one and the same, except on message flow graphs.
     signature: equal on workers that hold parts of the same graph.
     make_sampling_graph: makes `sampling_graph`; handed in because the engine imports no other library's graphs.
+    original_ids: of this worker's nodes in the input graph, counted within types, (N_i,) int64, where the data has them.
     """
 
     group: Group
@@ -156,6 +157,7 @@ class Structure:
     relations: list[Relation]
     signature: str
     make_sampling_graph: "Callable[[Structure], Any] | None" = None
+    original_ids: Tensor | None = None
 
     @property
     def is_block(self) -> bool:
@@ -275,8 +277,9 @@ def build_structure(
             features.append(join_features(shards))
         check_edge_ids(list(graph.shards.values()), group)
         ranges, nodes = list(data.node_ranges), graph.nodes
+        original = data.node_features.get(ORIG_ID)
         structure = Structure(
-            group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph
+            group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph, original
         )
         return structure, features
 

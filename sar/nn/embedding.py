@@ -12,7 +12,7 @@ rows were used.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -24,8 +24,9 @@ from sar.comm.collectives import exchange_tensors
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
-from sar.errors import ConfigError, GraphError
-from sar.nn.embedding_files import Rows, load_rows, save_rows
+from sar.errors import CheckpointError, ConfigError, GraphError
+from sar.nn.node_rows import Rows, find_rows
+from sar.nn.versions import newest_version, write_version
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 
@@ -35,6 +36,10 @@ class HasRowState(Protocol):
 
     state: Any
     row_state: ClassVar[tuple[str, ...]]
+
+    def state_of(self, weight: Tensor) -> dict[str, Any]:
+        """The state of an embedding's rows, which is made if there is none yet."""
+        ...
 
 
 class _Lookup(NamedTuple):
@@ -93,8 +98,10 @@ class DistEmbedding(nn.Module):
             self.embedding_dim = embedding_dim
             self._ends = torch.tensor([end for _, end in graph.node_ranges])
             rows = _initial_rows(init_func, (len(self.node_ids), embedding_dim), dtype, group.rank)
-            what = f"{self.num_embeddings} {ntype or 'nodes'}"
-            self._call = f"DistEmbedding of {what}, width {embedding_dim}, {rows.dtype}"
+            self._what = f"{self.num_embeddings} {ntype or 'nodes'}"
+            self._original_ids = graph.original_ids(ntype)
+            self._partitioning = graph._structure.signature
+            self._call = f"DistEmbedding of {self._what}, width {embedding_dim}, {rows.dtype}"
             group.agree(f"making a {self._call}")
         self.weight = rows.to(graph.device).requires_grad_()
         self._lookups: dict[int, _Lookup] = {}  # that a backward has reached, by id of the rows
@@ -168,27 +175,23 @@ class DistEmbedding(nn.Module):
         node_ids: Tensor | None = None,
         optimizer: HasRowState | None = None,
     ) -> None:
-        """Write all rows, one file a worker, `part-RANK-of-W.pt`; called by all workers together.
+        """Write all rows, as `save_checkpoint` does; called by all workers together.
 
-        An earlier set of files in the folder is replaced once the new one is complete.
+        Rows that were saved to the folder before are removed once the new ones are there.
 
         Args:
-            folder: where the files go; it is made if need be.
-            node_ids: names of this worker's rows that outlast the partitioning, such as `data.node_features["orig_id"]`
-                where there is one node type, (N_i,) int64. Default: global IDs, which serve this partitioning only.
+            folder: seen by all workers; it is made if need be.
+            node_ids: names of this worker's rows that outlast the partitioning, (N_i,) int64. Default: original IDs
+                where the data has them (`orig_id`), else global IDs, which serve this partitioning only.
             optimizer: its state of these rows is written, too.
 
         Raises:
-            PartitionError: where the files cannot be written.
+            CheckpointError: where the files cannot be written; what was there before still is.
         """
-        rows = Rows(self.node_ids if node_ids is None else node_ids, {"weight": self.weight.detach()}, {})
-        state = optimizer.state[self.weight] if optimizer is not None else {}
-        for name, value in state.items():
-            if isinstance(value, Tensor):
-                rows.columns[name] = value
-            else:
-                rows.scalars[name] = value
-        save_rows(folder, rows)
+        with session.current_group().guard():
+            optimizers = [] if optimizer is None else [optimizer]
+            rows = {"0": self.rows(optimizers, node_ids).packed()}
+        write_version(folder, 0, {"rows": rows}, None, keep=1)
 
     @torch.no_grad()
     def load(
@@ -200,23 +203,48 @@ class DistEmbedding(nn.Module):
     ) -> None:
         """Read rows that `save` wrote, on any number of workers; called by all workers together.
 
-        A worker reads its own file first, and others', one at a time, as long as it misses rows. Where the partitioning
-        is another than at `save`, all workers need to see all files.
-
         Args:
-            folder: where the files are.
-            node_ids: this worker's rows under the names given to `save`. Default: global IDs.
+            folder: seen by all workers.
+            node_ids: this worker's rows under the names given to `save`, if any were.
             optimizer: takes the state that was saved with the rows.
 
         Raises:
-            PartitionError: where files are missing, damaged, of different saves, of another width, or lack rows.
+            CheckpointError: where files are missing or damaged, of another width, or lack rows.
         """
-        names = ["weight", *(optimizer.row_state if optimizer is not None else ())]
-        rows = load_rows(folder, self.node_ids if node_ids is None else node_ids, names, self.embedding_dim)
-        self.weight.copy_(rows.columns.pop("weight"))
-        if optimizer is not None:
-            state = {name: column.to(self.weight) for name, column in rows.columns.items()}
-            optimizer.state[self.weight] = state | rows.scalars
+        optimizers = [] if optimizer is None else [optimizer]
+        with session.current_group().guard():
+            version = newest_version(folder)
+            if version is None:
+                raise CheckpointError(f"{folder} has no rows; expected the folder given to `save`.")
+            rows = self.rows(optimizers, node_ids, empty=True)
+            find_rows(version, "0", rows)
+            session.current_group().agree(f"loading rows of a {self._call}")
+            self.take_rows(rows, optimizers)
+
+    def rows(self, optimizers: Sequence[HasRowState], node_ids: Tensor | None = None, *, empty: bool = False) -> Rows:
+        """What there is to save of this worker's rows, optimizers' state included, or `empty` memory to load it."""
+        names = f"IDs in the input graph of {self._what}"
+        if node_ids is None:
+            node_ids = self._original_ids
+        if node_ids is None:
+            node_ids, names = self.node_ids, f"global IDs of {self._what} in the partitioning {self._partitioning}"
+        columns, scalars = {"weight": self.weight.detach()}, {}
+        for number, optimizer in enumerate(optimizers):
+            for name, value in optimizer.state_of(self.weight).items():
+                (columns if name in optimizer.row_state else scalars)[f"{number}.{name}"] = value
+        if empty:
+            columns = {name: torch.empty_like(column, device="cpu") for name, column in columns.items()}
+        return Rows(names, node_ids, columns, scalars)
+
+    @torch.no_grad()
+    def take_rows(self, rows: Rows, optimizers: Sequence[HasRowState]) -> None:
+        """Set rows and state from what `rows` returned, once it is filled in."""
+        self.weight.copy_(rows.columns["weight"])
+        for number, optimizer in enumerate(optimizers):
+            state = optimizer.state_of(self.weight)
+            for name in state:
+                key = f"{number}.{name}"
+                state[name] = rows.columns[key].to(self.weight) if key in rows.columns else rows.scalars[key]
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {len(self.weight)} on this worker"

@@ -66,12 +66,17 @@ class SparseOptimizer(torch.optim.Optimizer):
             if found is None:
                 continue
             [group] = self.param_groups
-            state = self.state[emb.weight]
-            if not state:
-                state |= {"step": 0} | {name: self._initial(name, emb.weight, group) for name in self.row_state}
+            state = self.state_of(emb.weight)
             state["step"] += 1
             self._update(emb.weight, *found, state, group)
         return loss
+
+    def state_of(self, weight: Tensor) -> State:
+        """The state of an embedding's rows, which is made if there is none yet."""
+        [group], state = self.param_groups, self.state[weight]
+        if not state:
+            state |= {"step": 0} | {name: self._initial(name, weight, group) for name in self.row_state}
+        return state
 
     def _initial(self, name: str, weight: Tensor, group: dict[str, Any]) -> Tensor:
         return torch.zeros_like(weight, requires_grad=False)

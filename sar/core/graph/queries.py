@@ -213,6 +213,15 @@ class GraphQueries:
             raise GraphError(f"The graph has several node types; name one of {self.ntypes}.")
         return self._structure.dst.ids[self._ntypes_of(ntype, self.ntypes)[0]]
 
+    def original_ids(self, ntype: str | None = None) -> Tensor | None:
+        """IDs in the input graph of the nodes `node_ids(ntype)`, counted within their type; None where none are known.
+
+        Args:
+            ntype: node type; may be left out where there is one.
+        """
+        known, nodes = self._structure.original_ids, self.node_ids(ntype)
+        return None if known is None else known[(nodes - self.node_ranges[self._structure.part][0]).to(known.device)].long()
+
     @property
     def node_ranges(self) -> list[tuple[int, int]]:
         """The [start, end) range of global node IDs of every partition."""

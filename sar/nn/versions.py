@@ -1,0 +1,242 @@
+"""Versions of what all workers save to one folder, each of them whole or not there.
+
+[Note: versions]
+A version is a directory with a file of every worker, one that is the same for all, and a manifest. Workers write to a
+draft beside it and wait until the disk has their files. Then worker 0 adds the manifest, with sizes and sums, gives the
+directory its name and only then removes older versions. So a kill at any moment leaves the last version, and at most a
+draft, which the next save removes. A version is read once all its files agree with the manifest. All workers have to
+see one folder, as over NFS, and one job at a time writes to it.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from sar.comm import session
+from sar.comm.group import Group
+from sar.durable import put_in_place, slice_sums, sync
+from sar.errors import CheckpointError
+from sar.logging_setup import logger
+
+MANIFEST: Final = "manifest.json"
+SHARED: Final = "shared.pt"
+
+
+@dataclass(frozen=True)
+class Version:
+    """What the manifest of a version says.
+
+    path: where the version is.
+    number: counts the saves to its folder.
+    step: of training.
+    world_size: of the workers that saved it.
+    files: by name, size in bytes and sum.
+    """
+
+    path: Path = field(compare=False)
+    number: int
+    step: int
+    world_size: int
+    files: dict[str, tuple[int, int]]
+
+    def read(self, name: str, *, mapped: bool = False) -> Any:
+        """The contents of a file; nothing in it is executed. `mapped`: leave tensors in the file until they are used."""
+        try:
+            return torch.load(self.path / name, weights_only=True, mmap=mapped, map_location="cpu")
+        except Exception as error:  # the unpickler and the reader of the archive raise all sorts
+            raise CheckpointError(f"{self.path / name} cannot be read: {type(error).__name__}: {error}") from error
+
+    def read_part(self, rank: int) -> Any:
+        """What a worker saved, with its tensors left in the file."""
+        return self.read(part_name(rank), mapped=True)
+
+    def fault(self, rank: int, world_size: int) -> str | None:
+        """What is wrong with the files that worker `rank` of `world_size` looks at, which share them out."""
+        for name in sorted(self.files)[rank::world_size]:
+            try:
+                found = _size_and_sum(self.path / name)
+            except OSError as error:
+                return f"{name} cannot be read: {error.strerror}"
+            if found != tuple(self.files[name]):
+                return f"{name} has {found[0]} bytes with the sum {found[1]}; expected {self.files[name]}"
+        return None
+
+
+def part_name(rank: int) -> str:
+    """The file of a worker."""
+    return f"worker-{rank}.pt"
+
+
+def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: Any, keep: int) -> None:
+    """Write a version; called by all workers together.
+
+    Args:
+        folder: of the versions; it is made if need be.
+        step: of training.
+        part: what this worker saves; tensors, numbers, strings, and lists, tuples and dictionaries of them.
+        shared: what is the same for all; worker 0's is written.
+        keep: how many versions to keep, the newest.
+
+    Raises:
+        CheckpointError: where a file cannot be written, or would not be read back; the earlier versions are as before.
+    """
+    group, folder = session.current_group(), Path(folder)
+    with group.guard():
+        call = f"saving step {step}, keeping {keep}"
+        group.agree(call)
+        draft = folder / f".draft-{int(group.all_gather(torch.tensor(secrets.randbits(62)), call)[0]):x}"
+        try:
+            with _writing(folder):
+                if group.rank == 0:
+                    _make_draft(folder, draft)
+            group.agree(f"{call}: the draft is there")
+            with _writing(folder):
+                files = {SHARED: _write(draft / SHARED, shared)} if group.rank == 0 else {}
+                mine = _write(draft / part_name(group.rank), part)
+                sync(draft)
+            for rank, theirs in enumerate(group.all_gather(torch.tensor(mine), f"{call}: all are written")):
+                files[part_name(rank)] = (int(theirs[0]), int(theirs[1]))
+            if group.rank == 0:
+                with _writing(folder):
+                    _put_in_place(folder, draft, step, group.world_size, files)
+            group.agree(f"{call}: the version is in place")
+        except BaseException:
+            # The others may be past this: once all have written, the draft is worker 0's alone.
+            if group.rank == 0:
+                shutil.rmtree(draft, ignore_errors=True)
+            raise
+        if group.rank == 0:
+            for old in _versions(folder)[keep:]:
+                _remove(old.path)
+
+
+def newest_version(folder: str | os.PathLike[str], step: int | None = None) -> Version | None:
+    """The newest version that is sound, for which all its files are read; called by all workers together.
+
+    Args:
+        folder: of the versions.
+        step: only versions of this step of training.
+
+    Returns:
+        None where there is no version at all.
+
+    Raises:
+        CheckpointError: where there are versions, but no sound one, or workers see different folders.
+    """
+    group, folder = session.current_group(), Path(folder)
+    with group.guard():
+        group.agree(f"loading the newest of step {step}")
+        versions = {version.number: version for version in _versions(folder) if step in (None, version.step)}
+        there = next(folder.glob("step-*"), None) is not None
+        number, there = _told_by_first(group, max(versions, default=0), there)
+        while number:
+            version = versions.pop(number, None)
+            if version is None:
+                raise CheckpointError(f"Worker {group.rank} lacks a version in {folder}; let all workers see one folder.")
+            fault = version.fault(group.rank, group.world_size)
+            if not any(group.agree(f"version {number} is read", fault is not None)):
+                return version
+            logger.warning("%s is damaged, and an earlier version taken: %s", version.path, fault or "on other workers")
+            number, _ = _told_by_first(group, max(versions, default=0), there)
+        if there:
+            raise CheckpointError(
+                f"{folder} has no whole checkpoint{'' if step is None else f' of step {step}'}; expected a folder "
+                f"step-NUMBER with the files that its {MANIFEST} names. Remove what is there to start anew."
+            )
+        return None
+
+
+def _told_by_first(group: Group, number: int, there: bool) -> tuple[int, bool]:
+    """Worker 0's values."""
+    told = group.all_gather(torch.tensor([number, there]), "which version there is")[0]
+    return int(told[0]), bool(told[1])
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Say of errors of the file system, also of those that torch has wrapped, what they mean."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__ or error
+        raise CheckpointError(
+            f"Nothing was saved to {folder}: {cause}. What was there before still is; make room or choose a folder "
+            "that all workers can write to."
+        ) from error
+
+
+def _make_draft(folder: Path, draft: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    sync(folder.parent)
+    for left in folder.glob(".draft-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    draft.mkdir()
+
+
+def _write(path: Path, contents: Any) -> tuple[int, int]:
+    """Write a file that can be read back, and wait for the disk; its size and sum."""
+    try:
+        with path.open("wb") as file:
+            torch.save(contents, file)
+        refused = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        if refused:
+            raise CheckpointError(
+                f"{refused} cannot be saved; expected tensors, numbers, strings, and lists, tuples and dictionaries of "
+                "them, which can be read without running code."
+            )
+        sync(path)
+        return _size_and_sum(path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _size_and_sum(path: Path) -> tuple[int, int]:
+    return path.stat().st_size, zlib.crc32(repr(list(slice_sums(path))).encode())
+
+
+def _put_in_place(folder: Path, draft: Path, step: int, world_size: int, files: dict[str, tuple[int, int]]) -> None:
+    number = max((version.number for version in _versions(folder)), default=0) + 1
+    says = asdict(Version(Path(), number, step, world_size, files))
+    del says["path"]
+    text = json.dumps(says)
+    (draft / MANIFEST).write_text(json.dumps({"sum": zlib.crc32(text.encode()), "text": text}))
+    sync(draft / MANIFEST)
+    names = (f"step-{step:06d}{f'.{again}' if again else ''}" for again in count())
+    put_in_place(draft, next(folder / name for name in names if not (folder / name).exists()))
+
+
+def _versions(folder: Path) -> list[Version]:
+    """The versions with a sound manifest, the newest first."""
+    found = []
+    for path in folder.glob("step-*"):
+        try:
+            manifest = json.loads((path / MANIFEST).read_text())
+            if zlib.crc32(manifest["text"].encode()) != manifest["sum"]:
+                raise ValueError("its sum is another")
+            found.append(Version(path, **json.loads(manifest["text"])))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("%s is passed over, as its %s is not whole: %s", path, MANIFEST, error)
+    return sorted(found, key=lambda version: version.number, reverse=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a version; one that is half removed has no longer its name."""
+    gone = path.with_name(f".draft-{path.name}")
+    try:
+        path.rename(gone)
+        shutil.rmtree(gone)
+    except OSError as error:
+        logger.warning("an old version stays in %s: %s", path, error)

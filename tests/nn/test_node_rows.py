@@ -1,0 +1,256 @@
+"""`DistEmbedding.save` and `load`: the same rows by their nodes, on other partitionings and numbers of workers."""
+
+import json
+import os
+import shutil
+import zlib
+
+import pytest
+import torch
+
+import sar
+from sar.nn import versions
+from tests.core.attempts import catch, catch_and_recover, require
+from tests.graphs import partition_in_memory, random_graph
+
+NODES, DIM = 12, 3
+EDGES = random_graph(0, NODES, 30)
+
+
+def cut(number, num_partitions):
+    """One of several partitionings; all have the same original IDs."""
+    assignment = torch.randint(num_partitions, (NODES,), generator=torch.Generator().manual_seed(number))
+    return partition_in_memory(EDGES, assignment, num_partitions).partitions
+
+
+def trained(partition, lr=0.1):
+    """An embedding after two steps in which only some rows were used, and its optimizer."""
+    emb = sar.nn.DistEmbedding(sar.construct_full_graph(partition), DIM, dtype=torch.float64)
+    optimizer = sar.nn.SparseAdam([emb], lr=lr)
+    for ids in (torch.tensor([1, 5]), torch.tensor([5, 11])):
+        step(emb, optimizer, ids)
+    return emb, optimizer
+
+
+def step(emb, optimizer, ids):
+    optimizer.zero_grad()
+    emb(ids).pow(2).sum().backward()
+    optimizer.step()
+
+
+def names_of(partition, by_original):
+    """Options of `save` and `load`; without any, the graph's own original IDs are taken."""
+    return {"node_ids": partition.node_features["orig_id"]} if by_original else {}
+
+
+def save(partition, folder, by_original, with_optimizer):
+    emb, optimizer = trained(partition)
+    options = names_of(partition, by_original)
+    emb.save(folder, optimizer=optimizer if with_optimizer else None, **options)
+    after = trained(partition)[0]
+    after.load(folder, **options)
+    assert torch.equal(after(), emb())
+    step(emb, optimizer, emb.node_ids[:1])
+    return partition.node_features["orig_id"], after().detach(), optimizer.state[emb.weight], emb().detach()
+
+
+def load(partition, folder, by_original, then):
+    """Rows and state as loaded, and the rows after one more step at the nodes with global IDs `then`."""
+    emb = sar.nn.DistEmbedding(sar.construct_full_graph(partition), DIM, dtype=torch.float64)
+    optimizer = sar.nn.SparseAdam([emb], lr=0.1)
+    emb.load(folder, optimizer=optimizer, **names_of(partition, by_original))
+    rows, state = emb().detach().clone(), optimizer.state[emb.weight]["step"]
+    step(emb, optimizer, then)
+    return partition.node_features["orig_id"], rows, state, emb().detach()
+
+
+def by_node(pieces):
+    """(IDs, rows) of all workers in the order of the IDs."""
+    ids, rows = (torch.cat(columns) for columns in zip(*pieces, strict=True))
+    return rows[ids.argsort()]
+
+
+def rewrite(folder, change):
+    """Make other files of the one version, by a function from the workers' contents to others, with a true manifest."""
+    [path] = folder.iterdir()
+    manifest = json.loads((path / versions.MANIFEST).read_text())
+    says = json.loads(manifest["text"])
+    parts = [torch.load(path / versions.part_name(rank), weights_only=True) for rank in range(says["world_size"])]
+    parts = change(parts)
+    says["world_size"] = len(parts)
+    says["files"] = {name: value for name, value in says["files"].items() if name == versions.SHARED}
+    for rank, part in enumerate(parts):
+        torch.save(part, path / versions.part_name(rank))
+        says["files"][versions.part_name(rank)] = versions._size_and_sum(path / versions.part_name(rank))
+    text = json.dumps(says)
+    (path / versions.MANIFEST).write_text(json.dumps({"sum": zlib.crc32(text.encode()), "text": text}))
+
+
+def rows_of(part):
+    return part["rows"]["0"]
+
+
+def spread(num_workers):
+    """Divide the saved rows as if so many workers had saved them."""
+
+    def change(parts):
+        ids = torch.cat([rows_of(part)["node_ids"] for part in parts])
+        columns = {n: torch.cat([rows_of(part)["columns"][n] for part in parts]) for n in rows_of(parts[0])["columns"]}
+        shares = []
+        for rank in range(num_workers):
+            share = {name: column[rank::num_workers].clone() for name, column in columns.items()}
+            mine = {"node_ids": ids[rank::num_workers].clone(), "columns": share}
+            shares.append({"rows": {"0": {**rows_of(parts[0]), **mine}}})
+        return shares
+
+    return change
+
+
+@pytest.mark.parametrize("savers, by_original", [(1, True), (2, False), (5, True)])
+@pytest.mark.parametrize("world_size", [2])
+def test_other_partitionings_and_numbers_of_workers(pool, world_size, tmp_path, savers, by_original):
+    """Training goes on as it would have gone on with the old partitioning."""
+    folder = tmp_path / "new" / "embedding"
+    saved = pool.run(save, folder, by_original, True, per_rank=cut(1, 2))
+    rewrite(folder, spread(savers))
+    partitions = cut(2, 2)
+    # The nodes of the step that followed `save`, under their new global IDs.
+    firsts = torch.cat([original[:1] for original, *_ in saved])
+    new_id = torch.cat([p.node_features["orig_id"] for p in partitions]).argsort()
+    then = [new_id[firsts[:1]], new_id[firsts[1:]]]
+    loaded = pool.run(load_case, folder, by_original, per_rank=list(zip(partitions, then, strict=True)))
+    assert torch.equal(*(by_node([(ids, rows) for ids, rows, *_ in pieces]) for pieces in (loaded, saved)))
+    assert torch.allclose(*(by_node([(ids, rows) for ids, *_, rows in pieces]) for pieces in (loaded, saved)))
+    assert [state for _, _, state, _ in loaded] == [2, 2]
+
+
+def load_case(mine, folder, by_original):
+    partition, then = mine
+    return load(partition, folder, by_original, then)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_new_save_replaces_an_old_one_and_drafts(pool, world_size, tmp_path):
+    (tmp_path / ".draft-1").mkdir()
+    (tmp_path / ".draft-1" / "worker-6.pt").write_bytes(b"of an earlier time")
+    for _ in range(2):
+        pool.run(save, tmp_path, False, False, per_rank=cut(1, world_size))
+        [version] = tmp_path.iterdir()
+        names = sorted(file.name for file in version.iterdir())
+        assert names == ["manifest.json", "shared.pt", *(f"worker-{rank}.pt" for rank in range(world_size))]
+
+
+def save_without_names(partition, folder):
+    del partition.node_features["orig_id"]
+    emb, _ = trained(partition)
+    emb.save(folder)
+    emb.load(folder)
+
+
+def load_without_names(partition, folder):
+    del partition.node_features["orig_id"]
+    emb, _ = trained(partition)
+    return catch(emb.load, folder)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_global_ids_serve_for_one_partitioning_only(pool, world_size, tmp_path):
+    pool.run(save_without_names, tmp_path, per_rank=cut(1, 2))
+    for failure in pool.run(load_without_names, tmp_path, per_rank=cut(2, 2)):
+        assert "Global IDs serve for one partitioning only" in require(failure).message
+
+
+def nothing(folder):
+    shutil.rmtree(folder)
+
+
+def one_missing(folder):
+    next(folder.glob("*/worker-1.pt")).unlink()
+
+
+def one_damaged(folder):
+    file = next(folder.glob("*/worker-1.pt"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+
+def no_manifest(folder):
+    next(folder.glob("*/manifest.json")).unlink()
+
+
+def one_changed(change):
+    def changed(parts):
+        return [parts[0], {"rows": {"0": rows_of(parts[1]) | change(rows_of(parts[1]))}}]
+
+    return changed
+
+
+def wider(folder):
+    rewrite(folder, one_changed(lambda rows: {"columns": {n: c.repeat(1, 2) for n, c in rows["columns"].items()}}))
+
+
+def without_state(folder):
+    rewrite(folder, one_changed(lambda rows: {"columns": {"weight": rows["columns"]["weight"]}}))
+
+
+def other_names(folder):
+    rewrite(folder, one_changed(lambda rows: {"node_ids": rows["node_ids"] + 100}))
+
+
+class Trap:
+    """Ends the process where it is unpickled."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def trapped(folder):
+    rewrite(folder, lambda parts: [parts[0], Trap()])
+
+
+def attempt(partition, folder, damage):
+    emb, optimizer = trained(partition)
+    original = partition.node_features["orig_id"]
+    emb.save(folder, node_ids=original, optimizer=optimizer)
+    sar.comm.all_reduce(torch.zeros(1))
+    if sar.rank() == 0:
+        damage(folder)
+    sar.comm.all_reduce(torch.zeros(1))
+    before = emb().detach().clone()
+    failure = catch_and_recover(lambda: emb.load(folder, node_ids=original, optimizer=optimizer))
+    emb.save(folder, node_ids=original)
+    return failure, torch.equal(emb(), before)
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (nothing, "has no rows"),
+        (one_missing, "no whole checkpoint"),
+        (one_damaged, "no whole checkpoint"),
+        (no_manifest, "no whole checkpoint"),
+        (wider, "expected"),
+        (without_state, "optimizer"),
+        (other_names, "are not in"),
+        (trapped, "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_files_that_cannot_be_read_are_an_error_on_all(pool, world_size, tmp_path, damage, words):
+    for failure, unchanged in pool.run(attempt, tmp_path, damage, per_rank=cut(1, 2)):
+        assert "SarError" in require(failure).bases
+        assert words in failure.message, failure.message
+        assert unchanged
+
+
+def save_in_the_way(partition, folder):
+    emb, _ = trained(partition)
+    return [catch_and_recover(emb.save, folder), catch(lambda: emb.save(folder, node_ids=torch.arange(99)))]
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_what_cannot_be_saved_is_an_error_on_all(pool, world_size, tmp_path):
+    (tmp_path / "file").write_text("in the way of a folder")
+    for failures in pool.run(save_in_the_way, tmp_path / "file" / "x", per_rank=cut(1, 2)):
+        assert all("SarError" in require(failure).bases for failure in failures)
+        assert "Nothing was saved" in failures[0].message
+        assert "node_ids" in failures[1].message
