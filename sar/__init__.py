@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sar.partition.original_order import to_original_order
     from sar.partition.write.chunked_writer import write_chunked
     from sar.partition.write.write import write_partitions
+    from sar.train.checkpoint import load_checkpoint, save_checkpoint
 
     RelGraphConv: Any
 else:
@@ -61,6 +62,8 @@ else:
         """Names that load what training has no use for (the compiler of partitioning, DGL), when they are used."""
         if name == "RelGraphConv":
             return require_dgl().nn.RelGraphConv
+        if name in ("load_checkpoint", "save_checkpoint"):
+            return getattr(import_module("sar.train.checkpoint"), name)
         if name in _OFFLINE:
             return getattr(import_module(f"sar.partition.{_OFFLINE[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -91,6 +94,7 @@ __all__ = [
     "fetch_rows",
     "gather_grads",
     "initialize_comms",
+    "load_checkpoint",
     "load_dgl_partition_data",
     "logger",
     "logging_setup",
@@ -102,6 +106,7 @@ __all__ = [
     "patched_edge_softmax",
     "rank",
     "recover",
+    "save_checkpoint",
     "split_seeds",
     "suffix_key_lookup",
     "sync_params",

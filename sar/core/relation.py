@@ -146,7 +146,7 @@ class Structure:
     src, dst: sources and destinations; one and the same, except on message flow graphs.
     signature: equal on workers that hold parts of the same graph.
     make_sampling_graph: makes `sampling_graph`; handed in because the engine imports no other library's graphs.
-    original_ids: of this worker's nodes in the input graph, counted within types, (N_i,) int64, where the data has them.
+    original_ids: of this worker's nodes, in the input graph and counted within types, (N_i,), where the data has them.
     """
 
     group: Group

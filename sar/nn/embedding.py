@@ -228,7 +228,8 @@ class DistEmbedding(nn.Module):
             node_ids = self._original_ids
         if node_ids is None:
             node_ids, names = self.node_ids, f"global IDs of {self._what} in the partitioning {self._partitioning}"
-        columns, scalars = {"weight": self.weight.detach()}, {}
+        columns: dict[str, Tensor] = {"weight": self.weight.detach()}
+        scalars: dict[str, Any] = {}
         for number, optimizer in enumerate(optimizers):
             for name, value in optimizer.state_of(self.weight).items():
                 (columns if name in optimizer.row_state else scalars)[f"{number}.{name}"] = value

@@ -78,8 +78,8 @@ def _check(version: Version, saved: Mapping[str, Any], wanted: Rows) -> None:
     expected = {name: tuple(column.shape[1:]) for name, column in wanted.columns.items()}
     if any(shapes.get(name) != shape for name, shape in expected.items()):
         raise CheckpointError(
-            f"{version.path} has rows of {shapes}; expected {expected}. The state of an optimizer is there where it was "
-            "saved with one of the same kind."
+            f"{version.path} has rows of {shapes}; expected {expected}. The state of an optimizer is there where "
+            "one of the same kind was saved."
         )
 
 

@@ -29,10 +29,10 @@ class SparseOptimizer(torch.optim.Optimizer):
     """What the state has for every row, (N_i, D) each."""
 
     def __init__(self, embeddings: Iterable[DistEmbedding], defaults: dict[str, Any]) -> None:
-        self._embeddings = list(embeddings)
-        if not all(isinstance(emb, DistEmbedding) for emb in self._embeddings):
+        self.embeddings = list(embeddings)
+        if not all(isinstance(emb, DistEmbedding) for emb in self.embeddings):
             raise ConfigError(
-                f"{type(self).__name__} got {[type(emb).__name__ for emb in self._embeddings]}; expected a list of "
+                f"{type(self).__name__} got {[type(emb).__name__ for emb in self.embeddings]}; expected a list of "
                 "DistEmbedding. Other parameters belong in an optimizer of torch."
             )
         for name, value in defaults.items():
@@ -40,11 +40,11 @@ class SparseOptimizer(torch.optim.Optimizer):
                 raise ConfigError(f"betas is {value}; expected two numbers from 0 to below 1.")
             if name != "betas" and not value >= 0:
                 raise ConfigError(f"{name} is {value}; expected a number of at least 0.")
-        super().__init__([emb.weight for emb in self._embeddings], defaults)
+        super().__init__([emb.weight for emb in self.embeddings], defaults)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all backwards so far, and which rows were used; not a collective call."""
-        for emb in self._embeddings:
+        for emb in self.embeddings:
             emb.forget_gradients()
 
     @torch.no_grad()
@@ -61,7 +61,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for emb in self._embeddings:
+        for emb in self.embeddings:
             found = emb.sum_gradients()
             if found is None:
                 continue
@@ -73,7 +73,8 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def state_of(self, weight: Tensor) -> State:
         """The state of an embedding's rows, which is made if there is none yet."""
-        [group], state = self.param_groups, self.state[weight]
+        [group] = self.param_groups
+        state: State = self.state[weight]
         if not state:
             state |= {"step": 0} | {name: self._initial(name, weight, group) for name in self.row_state}
         return state

@@ -10,6 +10,7 @@ see one folder, as over NFS, and one job at a time writes to it.
 
 import json
 import os
+import pickle
 import secrets
 import shutil
 import zlib
@@ -50,14 +51,14 @@ class Version:
     files: dict[str, tuple[int, int]]
 
     def read(self, name: str, *, mapped: bool = False) -> Any:
-        """The contents of a file; nothing in it is executed. `mapped`: leave tensors in the file until they are used."""
+        """The contents of a file; nothing in it is executed. With `mapped`, tensors are read when they are used."""
         try:
-            return torch.load(self.path / name, weights_only=True, mmap=mapped, map_location="cpu")
+            return _load(self.path / name, mapped)
         except Exception as error:  # the unpickler and the reader of the archive raise all sorts
             raise CheckpointError(f"{self.path / name} cannot be read: {type(error).__name__}: {error}") from error
 
     def read_part(self, rank: int) -> Any:
-        """What a worker saved, with its tensors left in the file."""
+        """What a worker saved, mapped."""
         return self.read(part_name(rank), mapped=True)
 
     def fault(self, rank: int, world_size: int) -> str | None:
@@ -142,7 +143,9 @@ def newest_version(folder: str | os.PathLike[str], step: int | None = None) -> V
         while number:
             version = versions.pop(number, None)
             if version is None:
-                raise CheckpointError(f"Worker {group.rank} lacks a version in {folder}; let all workers see one folder.")
+                raise CheckpointError(
+                    f"Worker {group.rank} lacks a version in {folder}; let all workers see one folder."
+                )
             fault = version.fault(group.rank, group.world_size)
             if not any(group.agree(f"version {number} is read", fault is not None)):
                 return version
@@ -190,17 +193,22 @@ def _write(path: Path, contents: Any) -> tuple[int, int]:
     try:
         with path.open("wb") as file:
             torch.save(contents, file)
-        refused = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        if refused:
+        try:
+            _load(path, mapped=True)
+        except pickle.UnpicklingError as error:
             raise CheckpointError(
-                f"{refused} cannot be saved; expected tensors, numbers, strings, and lists, tuples and dictionaries of "
-                "them, which can be read without running code."
-            )
+                "Expected tensors, numbers, strings, and lists, tuples and dictionaries of them, which can be read "
+                f"without running code: {error}"
+            ) from error
         sync(path)
         return _size_and_sum(path)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+
+
+def _load(path: Path, mapped: bool) -> Any:
+    return torch.load(path, weights_only=True, mmap=mapped, map_location="cpu")
 
 
 def _size_and_sum(path: Path) -> tuple[int, int]:

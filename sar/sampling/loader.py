@@ -66,7 +66,8 @@ class DataLoader:
         self._num_workers = num_workers
         self._ahead = prefetch_factor
         self._idle: Processes | None = None  # between epochs
-        self._epoch = 0
+        self._epoch = self._batch = 0  # of the next batch
+        self._started = 0  # epochs, to tell a running one from those before it
         self._seed = random_key() if seed is None else seed
         with session.current_group().guard():
             for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", prefetch_factor, 1)):
@@ -92,12 +93,45 @@ class DataLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """The batches of the next epoch."""
-        epoch, self._epoch = self._epoch, self._epoch + 1
+        """The batches of the next epoch; after `load_state_dict` those that were left of the saved one."""
+        epoch, first = self._epoch, self._batch
+        self._epoch, self._batch = epoch + 1, 0
+        self._started += 1
         key = derive_key(self._seed, session.rank(), epoch)
-        batches = [(seeds, derive_key(key, number)) for number, seeds in enumerate(self._batches.epoch(epoch))]
+        batches = [(seeds, derive_key(key, number)) for number, seeds in enumerate(self._batches.epoch(epoch))][first:]
         sampled = self._sample_ahead(batches) if self._num_workers and batches else self._sample(batches)
-        return map(self._sampler.to_blocks, sampled)
+        return self._counted(sampled, epoch, first)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: after the batch it gave last, or before an epoch; for `load_state_dict`."""
+        return {"seed": self._seed, "epoch": self._epoch, "batch": self._batch, "batches": len(self)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` of a loader stood that was made alike; not a collective call.
+
+        Raises:
+            ConfigError: where the state is of the middle of an epoch with another number of batches.
+        """
+        if state["batch"] and state["batches"] != len(self):
+            raise ConfigError(
+                f"The loader stopped at batch {state['batch']} of {state['batches']}, but has {len(self)} now; make it "
+                "with the same seeds and batch size."
+            )
+        self._started += 1
+        self._seed, self._epoch, self._batch = state["seed"], state["epoch"], state["batch"]
+        self._batches.seed = self._seed
+
+    def _counted(self, sampled: Iterator[Batch], epoch: int, first: int) -> Iterator[list[Any]]:
+        """The batches as blocks; as long as this epoch is the latest, the loader stands after the last of them."""
+        started = self._started
+        try:
+            for number, batch in enumerate(sampled, first + 1):
+                if started == self._started:
+                    self._epoch, self._batch = epoch, number
+                yield self._sampler.to_blocks(batch)
+        finally:
+            if started == self._started:
+                self._epoch, self._batch = epoch + 1, 0
 
     def _sample(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         for seeds, key in batches:

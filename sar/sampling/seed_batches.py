@@ -58,7 +58,7 @@ class SeedBatches:
     ) -> None:
         group = session.current_group()
         self._shuffle = shuffle
-        self._seed = seed
+        self.seed = seed
         self._rank = group.rank
         with group.guard():
             group.agree(
@@ -94,7 +94,7 @@ class SeedBatches:
     def _order(self, count: int, number: int) -> Tensor:
         if not self._shuffle:
             return torch.arange(count)
-        text = f"{self._seed} {number} {self._rank}"
+        text = f"{self.seed} {number} {self._rank}"
         state = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
         return torch.randperm(count, generator=torch.Generator().manual_seed(state))
 

@@ -219,8 +219,8 @@ class GraphQueries:
         Args:
             ntype: node type; may be left out where there is one.
         """
-        known, nodes = self._structure.original_ids, self.node_ids(ntype)
-        return None if known is None else known[(nodes - self.node_ranges[self._structure.part][0]).to(known.device)].long()
+        known, rows = self._structure.original_ids, self.node_ids(ntype) - self.node_ranges[self._structure.part][0]
+        return None if known is None else known[rows.to(known.device)].long()
 
     @property
     def node_ranges(self) -> list[tuple[int, int]]:

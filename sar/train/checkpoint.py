@@ -1,0 +1,236 @@
+"""`save_checkpoint` and `load_checkpoint`: all that training has to go on from, whole at any moment.
+
+[Note: what is saved where]
+What all workers have alike, the model and the state of torch's optimizers, worker 0 writes once, after all have
+compared it. Every worker writes what it alone has: random states, loaders, buffers that differ, and the rows of
+embeddings with their optimizers' state. Rows are found again by their nodes' original IDs, so on any partitioning. How
+versions come to be, and outlast a kill, is in [Note: versions].
+"""
+
+import hashlib
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sar.comm import session
+from sar.comm.group import Group
+from sar.errors import CheckpointError, ConfigError
+from sar.nn.embedding import DistEmbedding
+from sar.nn.node_rows import check_count, find_rows
+from sar.nn.sparse_optimizers import SparseOptimizer
+from sar.nn.versions import SHARED, newest_version, write_version
+
+
+class Loader(Protocol):
+    """A `sar.DataLoader`, or whatever else can say where it stands."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+
+
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    step: int = 0,
+    embeddings: DistEmbedding | Sequence[DistEmbedding] | None = None,
+    loaders: Loader | Sequence[Loader] | None = None,
+    extra: Any = None,
+    keep: int = 2,
+) -> None:
+    """Save all that training has to go on from; called by all workers together.
+
+    The random states of torch, numpy and Python are saved, too. With the same workers and partitioning training goes on
+    bit for bit as it would have. The new version is on the disk, under its name `step-NUMBER`, before an old one goes.
+
+    Args:
+        folder: of this job's checkpoints, which all workers see; it is made if need be.
+        model: alike on all workers, but for buffers, such as of batch normalisation.
+        optimizer: torch's, of parameters that are alike on all workers; `SparseAdam` or `SparseAdagrad`, with its
+            embeddings; or several.
+        step: of training, at least 0.
+        embeddings: those that are neither in `model` nor an optimizer's.
+        loaders: `sar.DataLoader`s, with their place in the epoch.
+        extra: whatever else is needed, such as the `state_dict()` of a scheduler; worker 0's is saved. Tensors,
+            numbers, strings, and lists, tuples and dictionaries of them.
+        keep: how many checkpoints to keep, at least 1: the ones saved last.
+
+    Raises:
+        CheckpointError: where a file cannot be written, or `extra` not read back; where parameters or an optimizer's
+            state differ between workers. What had been saved before is still there.
+        ConfigError: where `step` or `keep` is out of range.
+        CommunicationError: where another worker raised, or saves something else.
+    """
+    group, optimizers = session.current_group(), _several(optimizer)
+    with group.guard():
+        if step < 0 or keep < 1:
+            raise ConfigError(f"step is {step} and keep {keep}; expected at least 0 and 1.")
+        alike: dict[str, Any] = {
+            "model": {} if model is None else model.state_dict(),
+            "optimizers": [_without_rows(optimizer) for optimizer in optimizers],
+        }
+        differing = _differing_buffers(group, model, alike)
+        part = {
+            "random": _random_state(),
+            "loaders": [loader.state_dict() for loader in _several(loaders)],
+            "buffers": {name: alike["model"][name] for name in differing},
+            "rows": {
+                str(number): emb.rows(sparse).packed()
+                for number, (emb, sparse) in enumerate(_embeddings(model, optimizers, _several(embeddings)))
+            },
+        }
+    write_version(folder, step, part, {"extra": extra, **alike}, keep)
+
+
+def load_checkpoint(
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    step: int | None = None,
+    embeddings: DistEmbedding | Sequence[DistEmbedding] | None = None,
+    loaders: Loader | Sequence[Loader] | None = None,
+    missing_ok: bool = False,
+) -> dict[str, Any]:
+    """Load the newest whole checkpoint, after reading all of it once; called by all workers together.
+
+    A damaged one is passed over, with a warning in the log. With another number of workers or another partitioning,
+    loaders begin their epoch again, and buffers that differed are worker 0's.
+
+    Args:
+        folder, model, optimizer, embeddings, loaders: as given to `save_checkpoint`.
+        step: the checkpoint of this step; None for the newest.
+        missing_ok: go on without one where the folder has none, as when training starts.
+
+    Returns:
+        `step` and `extra` as saved; 0 and None where there was none.
+
+    Raises:
+        CheckpointError: where there is no checkpoint, no whole one, or it is of something else.
+        CommunicationError: where another worker raised, or loads something else.
+    """
+    group, optimizers = session.current_group(), _several(optimizer)
+    with group.guard():
+        version = newest_version(folder, step)
+        if version is None:
+            if missing_ok:
+                return {"step": 0, "extra": None}
+            raise CheckpointError(f"{folder} has no checkpoint; expected step-NUMBER, which save_checkpoint makes.")
+        shared, part = version.read(SHARED), version.read_part(group.rank % version.world_size)
+        check_count("optimizers", shared["optimizers"], optimizers)
+        check_count("loaders", part["loaders"], _several(loaders))
+        table = _embeddings(model, optimizers, _several(embeddings))
+        check_count("embeddings", part["rows"], table)
+        found = [emb.rows(sparse, empty=True) for emb, sparse in table]
+        for number, rows in enumerate(found):
+            find_rows(version, str(number), rows)
+        # As sure as can be that all workers can load all, before any does.
+        group.agree(f"loading {version.path.name}")
+        same = version.world_size == group.world_size
+        if same:
+            shared["model"].update(part["buffers"])
+        try:
+            if model is not None:
+                model.load_state_dict(shared["model"])
+            for into, state in zip(optimizers, shared["optimizers"], strict=True):
+                into.load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{version.path} is of another model or optimizer: {error}") from error
+        for (emb, sparse), rows in zip(table, found, strict=True):
+            emb.take_rows(rows, sparse)
+        for loader, state in zip(_several(loaders), part["loaders"], strict=True):
+            loader.load_state_dict(state if same else state | {"batch": 0})
+        _set_random_state(part["random"])
+        group.agree(f"{version.path.name} is loaded")
+        return {"step": version.step, "extra": shared["extra"]}
+
+
+def _several(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Sequence) else [given]
+
+
+def _embeddings(
+    model: nn.Module | None, optimizers: Sequence[Optimizer], given: Sequence[DistEmbedding]
+) -> list[tuple[DistEmbedding, list[SparseOptimizer]]]:
+    """All embeddings once, with the optimizers that have state of them, in an order that workers and runs share."""
+    sparse = [optimizer for optimizer in optimizers if isinstance(optimizer, SparseOptimizer)]
+    inside = [] if model is None else [module for module in model.modules() if isinstance(module, DistEmbedding)]
+    found = dict.fromkeys([*given, *(emb for optimizer in sparse for emb in optimizer.embeddings), *inside])
+    return [(emb, [optimizer for optimizer in sparse if emb in optimizer.embeddings]) for emb in found]
+
+
+def _without_rows(optimizer: Optimizer) -> dict[str, Any]:
+    """An optimizer's state as far as all workers have it alike: of `SparseOptimizer`s the settings."""
+    state = optimizer.state_dict()
+    return state | {"state": {}} if isinstance(optimizer, SparseOptimizer) else state
+
+
+def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, Any]) -> list[str]:
+    """The model's buffers that workers have differently; raises where anything else differs."""
+    leaves = dict(_leaves(alike))
+    names = hashlib.blake2b(repr(list(leaves)).encode(), digest_size=8).hexdigest()
+    group.agree(f"saving {len(leaves)} values of model and optimizers, of the names {names}")
+    sums = torch.tensor([_digest(value) for value in leaves.values()], dtype=torch.int64)
+    tables = torch.stack(group.all_gather(sums, "comparing what all workers have alike"))
+    buffers = {f"model.{name}": name for name, _ in model.named_buffers()} if model is not None else {}
+    differing = [name for name, differs in zip(leaves, (tables != tables[0]).any(0).tolist(), strict=True) if differs]
+    for name in differing:
+        if name not in buffers:
+            raise CheckpointError(
+                f"{name} differs between workers ({len(differing)} of {len(leaves)} values do), so it cannot be saved "
+                "once for all. Call sync_params before training and gather_grads in every step; rows of a worker's own "
+                "nodes belong in DistEmbedding."
+            )
+    return [buffers[name] for name in differing]
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is in a nest of dictionaries and lists, with the way to it."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        pairs = list(enumerate(value))
+    else:
+        yield name, value
+        return
+    for key, inner in pairs:
+        yield from _leaves(inner, f"{name}.{key}" if name else str(key))
+
+
+def _digest(value: Any) -> int:
+    """64 bits that differ where values do."""
+    kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    found = hashlib.blake2b(kind.encode(), digest_size=8)
+    if isinstance(value, Tensor):
+        found.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return int.from_bytes(found.digest(), "little", signed=True)
+
+
+def _random_state() -> dict[str, Any]:
+    """Of every generator that training draws from by default."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  what user code may draw from
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys, np.int64)), *rest),
+        "python": random.getstate(),
+    }
+    return state | ({"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_initialized() else {})
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    random.setstate(state["python"])
+    for device, values in enumerate(state.get("cuda", [])[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(values, device)

@@ -1,0 +1,448 @@
+"""`save_checkpoint` and `load_checkpoint`: training that goes on bit for bit, on other workers too, and bad folders."""
+
+import contextlib
+import errno
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import strategies
+from torch import nn
+
+import sar
+from sar.comm import session
+from sar.comm.buffers import BufferPool
+from sar.comm.group import Group
+from tests.core.attempts import catch, require
+from tests.graphs import partition_in_memory, random_graph
+
+NODES, DIM, BATCH = 24, 3, 3
+EDGES = random_graph(0, NODES, 70)
+
+
+def cut(number, num_partitions):
+    """One of several partitionings; all have the same original IDs."""
+    assignment = torch.randint(num_partitions, (NODES,), generator=torch.Generator().manual_seed(number))
+    return partition_in_memory(EDGES, assignment, num_partitions).partitions
+
+
+class Training:
+    """Mini-batches, embeddings by node, dropout, batch normalisation, and draws of all generators."""
+
+    def __init__(self, partition, num_workers=0):
+        graph = sar.construct_full_graph(partition)
+        seeds = torch.arange(*graph.node_ranges[sar.rank()])
+        sampler = sar.DistNeighborSampler([2])
+        self.loader = sar.DataLoader(
+            graph,
+            seeds,
+            sampler,
+            BATCH,
+            shuffle=True,
+            precompute_optimized_batches=False,
+            num_workers=num_workers,
+        )
+        self.emb = sar.nn.DistEmbedding(graph, DIM)
+        self.frozen = sar.nn.DistEmbedding(graph, DIM)
+        self.model = nn.Sequential(nn.Linear(DIM, 4), nn.BatchNorm1d(4, momentum=0.3), nn.Dropout(), nn.Linear(4, 1))
+        sar.sync_params(self.model)
+        self.dense = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        self.sparse = sar.nn.SparseAdam([self.emb], lr=0.1)
+        self.numbers = []
+
+    @property
+    def state(self):
+        return {
+            "model": self.model,
+            "optimizer": [self.dense, self.sparse],
+            "embeddings": self.frozen,
+            "loaders": self.loader,
+        }
+
+    def run(self, steps, save_at=None, folder=None):
+        """So many steps from where the loader stands."""
+        done = 0
+        while True:
+            for blocks in self.loader:
+                self.step(blocks)
+                done += 1
+                if done == save_at:
+                    sar.save_checkpoint(folder, **self.state, step=done, extra={"numbers": list(self.numbers)})
+                if done == steps:
+                    return self
+
+    def step(self, blocks):
+        ids = blocks[0].srcdata["_ID"]
+        # Batch normalisation wants two rows at least.
+        x = torch.cat([self.emb(ids) * self.frozen(ids), torch.ones(2, DIM)])
+        loss = (self.model(x) * (1 + random.random() + np.random.rand())).square().sum()  # noqa: NPY002
+        self.dense.zero_grad()
+        self.sparse.zero_grad()
+        loss.backward()
+        sar.gather_grads(self.model)
+        self.dense.step()
+        self.sparse.step()
+        self.numbers.append(loss.item())
+
+    def end(self):
+        """All that training leads to."""
+        state = [
+            *self.model.state_dict().values(),
+            self.emb(),
+            self.frozen(),
+            *self.sparse.state[self.emb.weight].values(),
+        ]
+        return self.numbers, [torch.as_tensor(value).detach().clone() for value in state]
+
+
+def seed_all(number):
+    torch.manual_seed(number)
+    np.random.seed(number)  # noqa: NPY002
+    random.seed(number)
+
+
+def undisturbed(partition, folder, num_workers):
+    seed_all(10 + sar.rank())
+    return Training(partition, num_workers).run(11, 5, folder).end()
+
+
+def resumed(partition, folder, num_workers):
+    seed_all(20 + sar.rank())
+    training = Training(partition, num_workers)
+    loaded = sar.load_checkpoint(folder, **training.state)
+    if sar.rank() == 0:
+        training.numbers = loaded["extra"]["numbers"]
+    return loaded["step"], *training.run(11 - loaded["step"]).end()
+
+
+@pytest.mark.parametrize("world_size, num_workers", [(1, 0), (2, 0), pytest.param(2, 1, marks=pytest.mark.slow)])
+def test_training_goes_on_bit_for_bit(pool, world_size, num_workers, tmp_path):
+    """From the middle of an epoch, with buffers that differ between workers."""
+    partitions = cut(1, world_size)
+    expected = pool.run(undisturbed, tmp_path, num_workers, per_rank=partitions, timeout=200)
+    found = pool.run(resumed, tmp_path, num_workers, per_rank=partitions, timeout=200)
+    assert found[0][1] == expected[0][0]
+    for (step, numbers, state), (all_numbers, expected_state) in zip(found, expected, strict=True):
+        assert step == 5
+        assert numbers[-6:] == all_numbers[-6:]
+        assert all(map(torch.equal, state, expected_state))
+    running_means = [state[2] for _, state in expected]
+    assert world_size == 1 or not torch.equal(*running_means)
+
+
+def save_by_two(mine, folder):
+    """By the first two of three workers, which make a group of their own."""
+    if sar.rank() == 2:
+        return None
+    store = dist.PrefixStore("two", dist.distributed_c10d._get_default_store())
+    group = Group(store, sar.rank(), 2, torch.device("cpu"))
+    with session.standing_in(group, BufferPool(group.device)):
+        training = Training(mine).run(3)
+        sar.save_checkpoint(folder, **training.state, step=3)
+        return mine.node_features["orig_id"], training.emb().detach(), training.sparse.state[training.emb.weight]
+
+
+def load_by_three(partition, folder):
+    training = Training(partition)
+    assert sar.load_checkpoint(folder, **training.state) == {"step": 3, "extra": None}
+    state = {name: torch.as_tensor(value).clone() for name, value in training.sparse.state[training.emb.weight].items()}
+    found = partition.node_features["orig_id"], training.emb().detach().clone(), state
+    training.run(len(training.loader))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [3])
+def test_other_workers_and_another_partitioning(pool, world_size, tmp_path):
+    saved = pool.run(save_by_two, tmp_path, per_rank=[*cut(1, 2), None])[:2]
+    loaded = pool.run(load_by_three, tmp_path, per_rank=cut(2, 3))
+    for field in ("exp_avg", "exp_avg_sq", None):
+        rows = []
+        for pieces in (saved, loaded):
+            ids = torch.cat([ids for ids, *_ in pieces])
+            values = torch.cat([state[field] if field else weight for _, weight, state in pieces])
+            rows.append(values[ids.argsort()])
+        assert torch.equal(*rows)
+    assert [int(state["step"]) for *_, state in loaded] == [3] * 3
+
+
+class Simple:
+    """A model without a graph, whose state says which step it is of."""
+
+    def __init__(self, step=0):
+        self.model = nn.Linear(40, 40)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        nn.init.constant_(self.model.weight, step)
+
+    def save(self, folder, step, **options):
+        nn.init.constant_(self.model.weight, step)
+        sar.save_checkpoint(folder, model=self.model, optimizer=self.optimizer, step=step, **options)
+
+    def load(self, folder, **options):
+        """The step of what was loaded, once it is sure that all of it is of this step."""
+        loaded = sar.load_checkpoint(folder, model=self.model, optimizer=self.optimizer, **options)
+        assert torch.equal(self.model.weight, torch.full((40, 40), float(loaded["step"])))
+        return loaded["step"]
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def keep_and_choose(folder):
+    simple = Simple()
+    first = sar.load_checkpoint(folder / "none", model=simple.model, missing_ok=True)
+    for step in (1, 2, 3, 2):
+        simple.save(folder, step, keep=3)
+    kept = names_in(folder)
+    newest, chosen = simple.load(folder), simple.load(folder, step=3)
+    simple.save(folder, 4, keep=1)
+    return first, kept, newest, chosen, names_in(folder)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_the_checkpoints_saved_last_are_kept(pool, world_size, tmp_path):
+    for first, kept, newest, chosen, left in pool.run(keep_and_choose, tmp_path):
+        assert first == {"step": 0, "extra": None}
+        assert kept == ["step-000002", "step-000002.1", "step-000003"]
+        assert (newest, chosen) == (2, 3)
+        assert left == ["step-000004"]
+
+
+class Countdown:
+    """Calls `act` at the n-th operation on files in a folder: those that the interpreter tells of, writes and syncs."""
+
+    def __init__(self, number, folder, act):
+        self.left, self.folder, self.act = number, str(folder), act
+
+    def count(self):
+        self.left -= 1
+        if self.left == 0:
+            self.act()
+
+    def hear(self, event, args):
+        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and self.folder in str(args[0]):
+            self.count()
+
+    def write(self, file):
+        countdown = self
+
+        class Writer:
+            calls = 0
+
+            def write(self, data):
+                self.calls += 1
+                if self.calls % 8 == 0:
+                    countdown.count()
+                return file.write(data)
+
+            def flush(self):
+                file.flush()
+
+        return Writer()
+
+    def install(self):
+        save, fsync = torch.save, os.fsync
+        torch.save = lambda contents, file: save(contents, self.write(file))
+        os.fsync = lambda descriptor: (self.count(), fsync(descriptor))
+        sys.addaudithook(self.hear)
+
+        def restore():
+            torch.save, os.fsync, self.left = save, fsync, 0
+
+        return restore
+
+
+def kill_at_every_operation(folder):
+    """In a process each: save step 2 over step 1 and be killed at the n-th operation; what is there then."""
+    found = []
+    for number in itertools.count(1):
+        shutil.rmtree(folder, ignore_errors=True)
+        simple = Simple()
+        simple.save(folder, 1, keep=1)
+        child = os.fork()
+        if child == 0:
+            Countdown(number, folder, lambda: os.kill(os.getpid(), signal.SIGKILL)).install()
+            simple.save(folder, 2, keep=1)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        found.append(simple.load(folder))
+        simple.save(folder, 3, keep=1)
+        assert names_in(folder) == ["step-000003"]
+        if status == 0:
+            return found
+        assert status == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_a_kill_at_any_operation_leaves_a_whole_checkpoint(pool, world_size, tmp_path):
+    [found] = pool.run(kill_at_every_operation, tmp_path / "x")
+    assert found == sorted(found)
+    assert found[0] == 1
+    assert found[-1] == 2
+    assert found.count(1) > 20
+    assert found.count(2) > 4  # while the old one is being removed
+
+
+def die_while_saving(folder, victim, number, signal_number):
+    simple = Simple()
+    simple.save(folder, 1)
+    if sar.rank() == victim:
+        Countdown(number, folder, lambda: os.kill(os.getpid(), signal_number)).install()
+    began = time.monotonic()
+    failure = catch(lambda: simple.save(folder, 2))
+    return require(failure), time.monotonic() - began
+
+
+def load_simple(folder):
+    return Simple().load(folder)
+
+
+@pytest.mark.parametrize(
+    "world_size, victim, number",
+    [(2, 1, 4), *(pytest.param(2, *case, marks=pytest.mark.slow) for case in [(0, 3), (0, 30), (1, 1), (1, 12)])],
+)
+def test_a_worker_that_dies_while_saving(pool, world_size, victim, number, tmp_path):
+    outcomes = pool.outcomes(die_while_saving, tmp_path, victim, number, signal.SIGKILL)
+    assert outcomes[victim].kind == "Died"
+    failure, seconds = outcomes[1 - victim].value
+    assert failure.kind == "PeerError"
+    assert seconds < 60
+    assert pool.run(load_simple, tmp_path) == [1, 1]
+    assert victim == 0 or names_in(tmp_path) == ["step-000001"]
+
+
+def full(folder, how, rank):
+    """Save more than there is room for on one worker."""
+    simple = Simple()
+    simple.save(folder, 1)
+    before = names_in(folder)
+    restore = None
+    if how == "every write" and sar.rank() == rank:
+        restore = Countdown(9, folder, no_room).install()
+    failure = catch(lambda: simple.save(folder, 2, extra=torch.zeros(10**5) if how == "tmpfs" else None))
+    if restore:
+        restore()
+    return failure, before, names_in(folder)
+
+
+def no_room():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("how, rank", [("every write", 0), ("every write", 1), ("tmpfs", 0)])
+@pytest.mark.parametrize("world_size", [2])
+def test_a_full_disk_is_an_error_on_all_workers(pool, world_size, tmp_path, how, rank):
+    with tmpfs(tmp_path) if how == "tmpfs" else contextlib.nullcontext():
+        found = pool.run(full, tmp_path / "x", how, rank)
+        for other, (failure, before, after) in enumerate(found):
+            assert "Nothing was saved" in require(failure).message, failure
+            assert "No space left on device" in failure.message
+            assert failure.kind == ("CheckpointError" if other == rank else "PeerError")
+            assert before == after == ["step-000001"]
+        assert pool.run(load_simple, tmp_path / "x") == [1, 1]
+
+
+@contextlib.contextmanager
+def tmpfs(path):
+    """A file system of 256 KiB."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", path], capture_output=True).returncode:
+        pytest.skip("no right to mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def load_damaged(folder, damages):
+    """For every damage the step that is loaded, or what is raised."""
+    simple, found = Simple(), []
+    for name, position, flip in damages:
+        shutil.rmtree(folder, ignore_errors=True)
+        simple.save(folder, 1)
+        simple.save(folder, 2)
+        file = folder / "step-000002" / name
+        data = bytearray(file.read_bytes())
+        place = int(position * len(data))
+        if flip:
+            data[place] ^= flip
+        else:
+            del data[place:]
+        file.write_bytes(data)
+        found.append(simple.load(folder))
+        shutil.rmtree(folder / "step-000001")
+        failure = catch(lambda: simple.load(folder))
+        found.append(2 if failure is None else failure.kind)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1])
+@hypothesis.given(
+    strategies.lists(
+        strategies.tuples(
+            strategies.sampled_from(["manifest.json", "shared.pt", "worker-0.pt"]),
+            strategies.floats(0, 1, exclude_max=True),
+            strategies.integers(0, 255),
+        ),
+        min_size=20,
+        max_size=20,
+    )
+)
+@hypothesis.settings(max_examples=5)
+def test_damage_is_found_and_the_earlier_checkpoint_taken(pool, world_size, tmp_path, damages):
+    [found] = pool.run(load_damaged, tmp_path / "x", damages)
+    for (name, _, _), first, alone in zip(damages, found[::2], found[1::2], strict=True):
+        # In the manifest are bytes without meaning; all of step 2 was loaded then.
+        assert (first, alone) == (1, "CheckpointError") or (name == "manifest.json" and (first, alone) == (2, 2))
+
+
+class Unsafe:
+    pass
+
+
+def refuse(folder):
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.bias += sar.rank()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sar.sync_params(model)
+    sar.save_checkpoint(folder, model=model, optimizer=optimizer)
+    with torch.no_grad():
+        model.bias += sar.rank()
+    attempts = [
+        lambda: sar.save_checkpoint(folder, model=model),
+        lambda: sar.save_checkpoint(folder, extra=Unsafe()),
+        lambda: sar.save_checkpoint(folder, keep=0),
+        lambda: sar.load_checkpoint(folder, model=nn.Linear(2, 3), optimizer=optimizer),
+        lambda: sar.load_checkpoint(folder, model=model),
+        lambda: sar.load_checkpoint(folder / "none", model=model),
+        lambda: sar.load_checkpoint(folder, model=model, step=7),
+    ]
+    return [require(catch(attempt)) for attempt in attempts], names_in(folder)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_what_cannot_be_saved_or_loaded(pool, world_size, tmp_path):
+    words = [
+        "model.bias differs",
+        "Unsafe",
+        "keep 0",
+        "another model",
+        "1 optimizers, but 0",
+        "no checkpoint",
+        "step 7",
+    ]
+    for failures, names in pool.run(refuse, tmp_path):
+        for failure, expected in zip(failures, words, strict=True):
+            assert "SarError" in failure.bases
+            assert expected in failure.message
+        assert names == ["step-000000"]
