@@ -18,6 +18,7 @@ def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser
     """A parser with the options of every model example; `defaults` replaces values below and adds more options."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partition-json", required=True, help="the JSON file of a partition directory")
+    parser.add_argument("--checkpoint", metavar="DIR", help="save every epoch to DIR, and go on from what is there")
     values = {"epochs": 100, "hidden": 64, "lr": 0.01, "weight_decay": 5e-4, "dropout": 0.0, "seed": 0} | defaults
     for name, value in values.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}")
@@ -96,8 +97,11 @@ def train(
     sar.sync_params(model)
     parameters = [*model.parameters(), *local_parameters]
     optimizer = torch.optim.Adam(parameters, lr=arguments.lr, weight_decay=arguments.weight_decay)
-    losses = []
-    for epoch in range(arguments.epochs):
+    losses, first, state = [], 0, {"model": model, "optimizer": optimizer}
+    if arguments.checkpoint:
+        loaded = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)
+        first, losses = loaded["step"], loaded["extra"] or []
+    for epoch in range(first, arguments.epochs):
         model.train()
         loss = task.loss(model(*inputs))
         optimizer.zero_grad()
@@ -105,11 +109,18 @@ def train(
         sar.gather_grads(model)
         optimizer.step()
         losses.append(add_up(loss.detach()).item())
-        model.eval()
-        with torch.no_grad():
-            logits = model(*inputs)
-        report(f"epoch {epoch}: loss {losses[-1]:.6f}, accuracy {task.accuracy(logits)}")
-    return losses, logits
+        if arguments.checkpoint:
+            sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1, extra=losses)
+        report(f"epoch {epoch}: loss {losses[-1]:.6f}, accuracy {task.accuracy(predictions(model, inputs))}")
+    return losses, predictions(model, inputs)
+
+
+def predictions(model: nn.Module, inputs: Sequence[Any]) -> Tensor:
+    """The logits of this worker's nodes, without dropout."""
+    model.eval()
+    with torch.no_grad():
+        logits: Tensor = model(*inputs)
+    return logits
 
 
 def report(line: str) -> None:

@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 examples/full_graph.py --partition-json partitions/cora/cora.json
 
-There may be any number of workers, whatever the number of partitions (`partition_graph.py` makes them). What is not
-plain DGL and PyTorch is marked.
+There may be any number of workers, whatever the number of partitions (`partition_graph.py` makes them). With
+`--max-restarts 1 ... --checkpoint DIR` training goes on from the last epoch where a worker dies. What is not plain DGL
+and PyTorch is marked.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--partition-json", required=True, help="the JSON file of a partition directory")
 parser.add_argument("--epochs", type=int, default=50)
+parser.add_argument("--checkpoint", metavar="DIR", help="save every epoch to DIR, and go on from what is there")
 parser.add_argument("--hidden", type=int, default=64)
 parser.add_argument("--lr", type=float, default=0.01)
 
@@ -55,7 +57,11 @@ def main() -> None:
     sar.sync_params(model)  # sar: the parameters of worker 0 for all
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
 
-    for epoch in range(arguments.epochs):
+    first, state = 0, {"model": model, "optimizer": optimizer}
+    if arguments.checkpoint:
+        first = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)["step"]  # sar: model, draws and all
+
+    for epoch in range(first, arguments.epochs):
         logits = model(graph, x)
         loss = F.cross_entropy(logits[train], labels[train], reduction="sum") / num_train  # local sum / global count
         optimizer.zero_grad()
@@ -63,6 +69,8 @@ def main() -> None:
         sar.gather_grads(model)  # sar: sums the gradients over the workers
         optimizer.step()
         loss = add_up(loss.detach())
+        if arguments.checkpoint:
+            sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1)
         if sar.rank() == 0:
             print(f"epoch {epoch}: loss {loss.item():.6f}")
 

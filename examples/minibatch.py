@@ -55,7 +55,10 @@ def main(argv: list[str] | None = None) -> None:
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr, weight_decay=arguments.weight_decay)
 
-    for epoch in range(arguments.epochs):
+    first, state = 0, {"model": model, "optimizer": optimizer, "loaders": loader}
+    if arguments.checkpoint:
+        first = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)["step"]
+    for epoch in range(first, arguments.epochs):
         total = torch.zeros(())
         for blocks in loader:  # as many on every worker, some of which may be empty
             labels = blocks[-1].dstdata["label"]
@@ -68,6 +71,8 @@ def main(argv: list[str] | None = None) -> None:
             optimizer.step()
             total += loss.detach() / len(loader)
         report(f"epoch {epoch}: loss {add_up(total).item():.6f}")
+        if arguments.checkpoint:
+            sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1)
 
     model.eval()
     with torch.no_grad():

@@ -149,7 +149,10 @@ class DistEmbedding(nn.Module):
             )
             if not any(flags):
                 return None
-            if self.weight.grad is not None:
+            if self.weight.grad is not None and self.weight.grad.is_sparse:  # summed before, with others'
+                used = [self.weight.grad.indices()[0]]
+                grads = [self.weight.grad.values()]
+            elif self.weight.grad is not None:
                 used = [torch.arange(len(self.weight), device=self.weight.device)]
                 grads = [self.weight.grad]
             else:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from sar.comm import session
 from sar.errors import ConfigError
 from sar.nn.embedding import DistEmbedding
 
@@ -19,12 +20,15 @@ class SparseOptimizer(torch.optim.Optimizer):
     Gradients are summed over workers, as `gather_grads` does, so divide the loss by the global count. A row is used
     where `emb(node_ids)` has looked it up on any worker and a backward came back to it; `emb()` uses all. An embedding
     that no worker has used stays as it is, and its steps are not counted. Learning rate schedulers work as ever.
+    `GradScaler.step` is a collective call, too: where a row's gradient overflows, all workers skip the step.
 
     Args:
         embeddings: what to update; the same on all workers, in the same order.
         defaults: settings by name.
     """
 
+    grad_scale: Tensor | None  # set by `GradScaler.step` while it calls `step`, as is found_inf
+    found_inf: Tensor
     row_state: ClassVar[tuple[str, ...]]
     """What the state has for every row, (N_i, D) each."""
 
@@ -40,12 +44,43 @@ class SparseOptimizer(torch.optim.Optimizer):
                 raise ConfigError(f"betas is {value}; expected two numbers from 0 to below 1.")
             if name != "betas" and not value >= 0:
                 raise ConfigError(f"{name} is {value}; expected a number of at least 0.")
-        super().__init__([emb.weight for emb in self.embeddings], defaults)
+        weights = [emb.weight for emb in self.embeddings]
+        # A parameter whose gradient tells the scaler of overflows on other workers.
+        self._overflow = torch.zeros((), device=weights[0].device if weights else None, requires_grad=True)
+        super().__init__([*weights, self._overflow], defaults)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all backwards so far, and which rows were used; not a collective call."""
         for emb in self.embeddings:
             emb.forget_gradients()
+        self._overflow.grad = None
+
+    @torch.no_grad()
+    def gather_grads(self) -> None:
+        """Sum the gradients over workers now, into a sparse `weight.grad` of the rows' owners; a collective call.
+
+        Needed before `GradScaler.unscale_`; `step` and `GradScaler.step` make it themselves.
+        """
+        group, finite = session.current_group(), True
+        for emb in self.embeddings:
+            found = emb.sum_gradients()
+            emb.forget_gradients()
+            if found is not None:
+                rows, grads = found
+                emb.weight.grad = torch.sparse_coo_tensor(
+                    rows.unsqueeze(0), grads, emb.weight.shape, is_coalesced=True, check_invariants=False
+                )
+                finite &= bool(grads.isfinite().all())
+        with group.guard():
+            overflow = any(group.agree("gradients of embeddings, with overflows", not finite))
+        self._overflow.grad = torch.full_like(self._overflow, torch.inf if overflow else 0.0)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What `GradScaler.step` asks for just before it looks at the gradients: here they are summed for it."""
+        self._summed_late = self._overflow.grad is None
+        self.gather_grads()
+        return True
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -61,15 +96,29 @@ class SparseOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for emb in self.embeddings:
+        scale = self._scale()
+        for emb in self.embeddings if scale else []:
             found = emb.sum_gradients()
             if found is None:
                 continue
             [group] = self.param_groups
             state = self.state_of(emb.weight)
             state["step"] += 1
-            self._update(emb.weight, *found, state, group)
+            rows, grads = found
+            self._update(emb.weight, rows, grads if scale == 1 else grads / scale, state, group)
         return loss
+
+    def _scale(self) -> float:
+        """By how much the gradients are too great, where a `GradScaler` has said so; 0 for an overflow."""
+        if not hasattr(self, "found_inf"):
+            return 1.0
+        if self.grad_scale is None and self._summed_late:
+            raise ConfigError(
+                "GradScaler.unscale_ saw no sums over workers; call gather_grads() of the optimizer before."
+            )
+        if self.found_inf:
+            return 0.0
+        return 1.0 if self.grad_scale is None else float(self.grad_scale)
 
     def state_of(self, weight: Tensor) -> State:
         """The state of an embedding's rows, which is made if there is none yet."""

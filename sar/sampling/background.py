@@ -1,6 +1,7 @@
 """The trainer's side of background processes: starting them, handing out work, and noticing how they end."""
 
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Pipe
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -38,15 +40,17 @@ class Processes:
     """
 
     def __init__(self, source: SamplingSource, count: int, ahead: int) -> None:
-        group = session.current_group()
-        group.agree(f"starting {count} sampling processes, {ahead} batches ahead each")
+        group, call = session.current_group(), f"starting {count} sampling processes, {ahead} batches ahead each"
+        group.agree(call)
+        # A restarted job has the store of the one before it, whose keys a number that counts would meet.
+        name = int(group.all_gather(torch.tensor(secrets.randbits(62)), call)[0])
         self.source = source
         self._rank = group.rank
         address = _store_address() if group.world_size > 1 else None
         self._processes: list[_Process] = []
         self._finalizer = weakref.finalize(self, _end, self._processes)
         self._processes += [_Process(number) for number in range(count)]
-        job = Job(group.rank, group.world_size, address, f"sar/sampling/{group.call_id}", Config.timeout, ahead, source)
+        job = Job(group.rank, group.world_size, address, f"sar/sampling/{name:x}", Config.timeout, ahead, source)
         send(job, *(process.channel for process in self._processes))
 
     @property

@@ -1,5 +1,6 @@
 """The sampler that users make: it checks what they ask for, and turns sampled batches into blocks of DGL."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -139,7 +140,11 @@ class DistNeighborSampler:
         with group.guard():
             fields = [column for etype in graph.canonical_etypes for column in graph.edges[etype].data.values()]
             fields += [*self.input_node_features.values(), *self.output_node_features.values()]
-            made_of = (id(graph._structure), graph.canonical_etypes, [(id(field), field._version) for field in fields])
+            made_of = (
+                id(graph._structure),
+                graph.canonical_etypes,
+                [(id(field), _state_of(field)) for field in fields],
+            )
             if self._prepared is None or self._prepared.made_of != made_of:
                 self._prepared = _Prepared(made_of, (graph._structure, fields), self._make_source(graph))
             return self._prepared.source
@@ -189,3 +194,10 @@ class DistNeighborSampler:
         else:
             given = dict.fromkeys(etypes, fanout)
         return [ALL if given[etype] == -1 else given[etype] for etype in etypes]
+
+
+def _state_of(field: Tensor) -> int:
+    """Another number where a tensor was changed in place."""
+    if field.is_inference():  # these have no versions
+        return zlib.crc32(field.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return field._version

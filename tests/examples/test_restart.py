@@ -1,0 +1,55 @@
+"""`torchrun --max-restarts 1`: a worker is killed, training goes on from the last checkpoint, and ends bit for bit."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sar.cli.demo.community_graph import community_graph
+from sar.partition.graph_data import write_npz
+from tests.examples.test_full_graph import run
+
+EPOCHS = 5
+KILLED = """
+import os, runpy, signal, sys
+import sar, sar.train.checkpoint as checkpoint
+
+save = checkpoint.save_checkpoint
+def save_and_die(folder, *, step, **state):
+    save(folder, step=step, **state)
+    if step == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sar.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.save_checkpoint = save_and_die
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script, options", [("full_graph", []), ("minibatch", ["--batch-size", "50", "--num-workers", "1"])]
+)
+def test_training_goes_on_after_a_kill(tmp_path: Path, script: str, options: list[str]) -> None:
+    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), tmp_path / "generated.npz")
+    parts = ["--parts", "2", "--out", str(tmp_path / "parts")]
+    run(sys.executable, "examples/partition_graph.py", "--dataset", str(tmp_path / "generated.npz"), *parts)
+    killer = tmp_path / "killer.py"
+    killer.write_text(KILLED)
+    said, models = {}, {}
+    for name in ("undisturbed", "killed"):
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+        program = [str(killer), f"examples/{script}.py"] if name == "killed" else [f"examples/{script}.py"]
+        arguments = ["--partition-json", str(tmp_path / "parts" / "generated.json"), "--epochs", str(EPOCHS)]
+        folder = tmp_path / name
+        said[name] = run(sys.executable, *torchrun, *program, *arguments, *options, "--checkpoint", str(folder))
+        assert sorted(os.listdir(folder)) == [f"step-{step:06d}" for step in (EPOCHS - 1, EPOCHS)]
+        models[name] = torch.load(folder / f"step-{EPOCHS:06d}" / "shared.pt", weights_only=True)["model"]
+    lines = {name: re.findall(r"^epoch \d+: loss .*$", text, re.MULTILINE) for name, text in said.items()}
+    assert len(lines["undisturbed"]) == EPOCHS
+    assert lines["killed"] == lines["undisturbed"]
+    assert models["killed"].keys() == models["undisturbed"].keys()
+    assert all(torch.equal(value, models["undisturbed"][key]) for key, value in models["killed"].items())
