@@ -31,6 +31,8 @@ from sar.logging_setup import logger
 
 MANIFEST: Final = "manifest.json"
 SHARED: Final = "shared.pt"
+FAILED: Final = -1
+"""In place of the size of a file that could not be written."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +103,27 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
                 if group.rank == 0:
                     _make_draft(folder, draft)
             group.agree(f"{call}: the draft is there")
-            with _writing(folder):
-                files = {SHARED: _write(draft / SHARED, shared)} if group.rank == 0 else {}
-                mine = _write(draft / part_name(group.rank), part)
-                sync(draft)
-            for rank, theirs in enumerate(group.all_gather(torch.tensor(mine), f"{call}: all are written")):
+            files, mine, failure = {}, (FAILED, 0), None
+            try:
+                with _writing(folder):
+                    if group.rank == 0:
+                        files[SHARED] = _write(draft / SHARED, shared)
+                    mine = _write(draft / part_name(group.rank), part)
+                    sync(draft)
+            except CheckpointError as error:
+                mine, failure = (FAILED, 0), error
+            # Nobody raises, and removes the draft, while another still writes to it.
+            for rank, theirs in enumerate(group.all_gather(torch.tensor(mine), f"{call}: all have written")):
                 files[part_name(rank)] = (int(theirs[0]), int(theirs[1]))
+            if failure is not None:
+                raise failure
+            group.agree(f"{call}: all are written")
             if group.rank == 0:
                 with _writing(folder):
                     _put_in_place(folder, draft, step, group.world_size, files)
             group.agree(f"{call}: the version is in place")
         except BaseException:
-            # The others may be past this: once all have written, the draft is worker 0's alone.
+            # Others may be past this, so that the draft is worker 0's alone.
             if group.rank == 0:
                 shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -190,21 +201,17 @@ def _make_draft(folder: Path, draft: Path) -> None:
 
 def _write(path: Path, contents: Any) -> tuple[int, int]:
     """Write a file that can be read back, and wait for the disk; its size and sum."""
+    with path.open("wb") as file:
+        torch.save(contents, file)
     try:
-        with path.open("wb") as file:
-            torch.save(contents, file)
-        try:
-            _load(path, mapped=True)
-        except pickle.UnpicklingError as error:
-            raise CheckpointError(
-                "Expected tensors, numbers, strings, and lists, tuples and dictionaries of them, which can be read "
-                f"without running code: {error}"
-            ) from error
-        sync(path)
-        return _size_and_sum(path)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+        _load(path, mapped=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            "Expected tensors, numbers, strings, and lists, tuples and dictionaries of them, which can be read "
+            f"without running code: {error}"
+        ) from error
+    sync(path)
+    return _size_and_sum(path)
 
 
 def _load(path: Path, mapped: bool) -> Any:
