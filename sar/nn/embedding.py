@@ -75,6 +75,8 @@ class DistEmbedding(nn.Module):
     Attributes:
         weight: this worker's rows, (N_i, D); a leaf of autograd.
         node_ids: the global IDs of their nodes, (N_i,) int64, ascending.
+        original_ids: names under which rows are saved, (N_i,) int64; the data's `orig_id`, or whatever else outlasts the
+            partitioning. None for global IDs.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class DistEmbedding(nn.Module):
             self._ends = torch.tensor([end for _, end in graph.node_ranges])
             rows = _initial_rows(init_func, (len(self.node_ids), embedding_dim), dtype, group.rank)
             self._what = f"{self.num_embeddings} {ntype or 'nodes'}"
-            self._original_ids = graph.original_ids(ntype)
+            self.original_ids = graph.original_ids(ntype)
             self._partitioning = graph._structure.signature
             self._call = f"DistEmbedding of {self._what}, width {embedding_dim}, {rows.dtype}"
             group.agree(f"making a {self._call}")
@@ -228,7 +230,7 @@ class DistEmbedding(nn.Module):
         """What there is to save of this worker's rows, optimizers' state included, or `empty` memory to load it."""
         names = f"IDs in the input graph of {self._what}"
         if node_ids is None:
-            node_ids = self._original_ids
+            node_ids = self.original_ids
         if node_ids is None:
             node_ids, names = self.node_ids, f"global IDs of {self._what} in the partitioning {self._partitioning}"
         columns: dict[str, Tensor] = {"weight": self.weight.detach()}

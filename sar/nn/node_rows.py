@@ -72,7 +72,7 @@ def _check(version: Version, saved: Mapping[str, Any], wanted: Rows) -> None:
     if saved["names"] != wanted.names:
         raise CheckpointError(
             f"{version.path} has rows by {saved['names']}; this worker asks for them by {wanted.names}. Global IDs "
-            "serve for one partitioning only: save and load with original IDs (node_ids=...)."
+            "serve for one partitioning only: save with original_ids of the embedding."
         )
     shapes = {name: tuple(column.shape[1:]) for name, column in saved["columns"].items()}
     expected = {name: tuple(column.shape[1:]) for name, column in wanted.columns.items()}
