@@ -75,7 +75,7 @@ class DistEmbedding(nn.Module):
     Attributes:
         weight: this worker's rows, (N_i, D); a leaf of autograd.
         node_ids: the global IDs of their nodes, (N_i,) int64, ascending.
-        original_ids: names under which rows are saved, (N_i,) int64; the data's `orig_id`, or whatever else outlasts the
+        original_ids: names under which rows are saved, (N_i,) int64: the data's `orig_id`, or what else outlasts the
             partitioning. None for global IDs.
     """
 
