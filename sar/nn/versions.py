@@ -121,15 +121,14 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
             if group.rank == 0:
                 with _writing(folder):
                     _put_in_place(folder, draft, step, group.world_size, files)
+                for old in _versions(folder)[keep:]:
+                    _remove(old.path)
             group.agree(f"{call}: the version is in place")
         except BaseException:
             # Others may be past this, so that the draft is worker 0's alone.
             if group.rank == 0:
                 shutil.rmtree(draft, ignore_errors=True)
             raise
-        if group.rank == 0:
-            for old in _versions(folder)[keep:]:
-                _remove(old.path)
 
 
 def newest_version(folder: str | os.PathLike[str], step: int | None = None) -> Version | None:

@@ -136,7 +136,7 @@ def test_training_goes_on_bit_for_bit(pool, world_size, num_workers, tmp_path):
         assert step == 5
         assert numbers[-6:] == all_numbers[-6:]
         assert all(map(torch.equal, state, expected_state))
-    running_means = [state[2] for _, state in expected]
+    running_means = [state[4] for _, state in expected]
     assert world_size == 1 or not torch.equal(*running_means)
 
 
@@ -204,6 +204,7 @@ def keep_and_choose(folder):
     for step in (1, 2, 3, 2):
         simple.save(folder, step, keep=3)
     kept = names_in(folder)
+    sar.comm.all_reduce(torch.zeros(1))  # or the next save would be seen
     newest, chosen = simple.load(folder), simple.load(folder, step=3)
     simple.save(folder, 4, keep=1)
     return first, kept, newest, chosen, names_in(folder)
@@ -241,7 +242,7 @@ class Countdown:
 
             def write(self, data):
                 self.calls += 1
-                if self.calls % 8 == 0:
+                if self.calls % 16 == 0:
                     countdown.count()
                 return file.write(data)
 
@@ -398,7 +399,7 @@ def load_damaged(folder, damages):
         max_size=20,
     )
 )
-@hypothesis.settings(max_examples=5)
+@hypothesis.settings(max_examples=3)
 def test_damage_is_found_and_the_earlier_checkpoint_taken(pool, world_size, tmp_path, damages):
     [found] = pool.run(load_damaged, tmp_path / "x", damages)
     for (name, _, _), first, alone in zip(damages, found[::2], found[1::2], strict=True):
