@@ -154,7 +154,7 @@ class _Structure:
         spec, content, inner, edges = self._spec, self._content, graph.is_inner, graph.edges
         num_edges = int(spec.edge_ranges[-1, -1, 1])
         num_types, num_nodes, parts = spec.edge_ranges.shape[1], len(node_id), spec.num_parts
-        read = torch.zeros(num_types * num_nodes, dtype=torch.bool)  # by edge type, then node
+        read = [torch.empty(0, dtype=torch.int64)]  # pairs of edge type and halo node, as one number
         came_in = torch.zeros(num_types * parts, dtype=torch.int64)  # by edge type, then part
         wrong: dict[str, list[Tensor]] = {}
         own_ids = []
@@ -164,7 +164,7 @@ class _Structure:
             own_ids.append(ids[comes_in])
             known = ids.clamp(0, max(num_edges - 1, 0))
             kind = types_of(known, spec.edge_ranges).long()
-            read[kind[comes_in] * num_nodes + src[comes_in]] = True
+            read.append((kind * num_nodes + src)[comes_in & ~inner[src]].unique())
             came_in += torch.bincount(kind[comes_in] * parts + owner[src[comes_in]], minlength=num_types * parts)
             found = {
                 f"edges end at nodes of other parts than the ranges in {spec.path.name} say": (
@@ -193,10 +193,12 @@ class _Structure:
             if len(bad):
                 self._say(f"{len(bad)} {problem}, edge {int(bad[0])} for one")
         self._owned_once("edges", torch.cat(own_ids) if own_ids else edges[EID], spec.edge_ranges)
-        read = read.view(num_types, num_nodes) & ~inner
-        content.read_from += torch.bincount(owner[read.any(0)], minlength=parts).numpy()
+        pairs = torch.cat(read).unique()
+        kind, src = pairs // max(num_nodes, 1), pairs % max(num_nodes, 1)
+        content.read_from += torch.bincount(owner[src.unique()], minlength=parts).numpy()
         content.edges_from = came_in.view(num_types, parts).numpy()
-        content.rows_from = np.stack([torch.bincount(owner[rows], minlength=parts).numpy() for rows in read])
+        rows_from = torch.bincount(kind * parts + owner[src], minlength=num_types * parts)
+        content.rows_from = rows_from.view(num_types, parts).numpy()
 
     def _misses_type(self, kind: Tensor, src_type: Tensor, dst_type: Tensor) -> Tensor:
         """Whether edges of a type lead from or to nodes of another than its canonical name says, (E,)."""
