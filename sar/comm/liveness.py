@@ -25,7 +25,7 @@ from sar.logging_setup import logger
 
 BEAT_SECONDS = 3.0
 """Between two signs of life."""
-SILENCE_SECONDS = 45.0
+SILENCE_SECONDS = 40.0
 """After which a worker without a new sign is given up; above what any computation may hold Python's lock for."""
 STALL_SECONDS = 30.0
 """Length of a wait that is reported; then again at twice that, and so on."""

@@ -11,6 +11,7 @@ import torch
 
 import sar
 from tests import leftovers
+from tests.core.attempts import catch_and_recover
 from tests.matrix import corner
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
@@ -79,6 +80,26 @@ def test_same_batches_with_processes(pool, world_size, numbers, given):
             assert torch.equal(torch.cat(chosen).sort().values, seeds.sort().values)
             for described, ids in zip(batches, chosen, strict=True):
                 check_blocks(parts, described, ids, FANOUTS, False)
+
+
+def epoch_after_an_error(mine):
+    """Worker 1 fails where the others start their processes; then all go on."""
+
+    def fail():
+        loader = make_loader(mine, num_workers=1)
+        if sar.rank() == 1:
+            raise ValueError("on purpose")
+        next(iter(loader))
+
+    failure = catch_and_recover(fail)
+    return failure, len(list(make_loader(mine, num_workers=1)))
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_processes_start_after_an_error(pool, world_size, given):
+    for failure, batches in pool.run(epoch_after_an_error, per_rank=given[1], timeout=100):
+        assert failure is not None
+        assert batches > 1
 
 
 def typed_epoch(partition, num_workers):
