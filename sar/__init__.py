@@ -35,7 +35,7 @@ from sar.core.graph.feature_lookup import suffix_key_lookup  # noqa: E402
 from sar.core.passing.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
-from sar.nn import DistributedBN1D, edge_softmax, fetch_rows  # noqa: E402
+from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows  # noqa: E402
 from sar.sampling import DataLoader, DistNeighborSampler, split_seeds  # noqa: E402
 
 __version__ = "0.1.0"
@@ -87,6 +87,7 @@ __all__ = [
     "common_tuples",
     "construct_full_graph",
     "construct_mfgs",
+    "convert_batchnorm",
     "convert_dist_graph",
     "core",
     "ddp_sum_hook",

@@ -27,6 +27,7 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "cache_constant_inputs": _SWITCH,
     "wire_dtype_features": _WIRE,
     "wire_dtype_gradients": _WIRE,
+    "check_replicas": _SWITCH,
     "timeout": (
         lambda value: isinstance(value, int | float) and type(value) is not bool and value > 0,
         "a positive number of seconds",
@@ -90,6 +91,10 @@ class Config(metaclass=_Checked):
 
     wire_dtype_gradients: ClassVar[torch.dtype | None] = None
     """As `wire_dtype_features`, for gradients on their way back."""
+
+    check_replicas: ClassVar[bool] = True
+    """Compare the workers' models after steps of torch's optimizers, bit for bit; a difference is an error. Turn it off
+    on all workers where models are meant to differ, or where hosts with different processors round differently."""
 
     timeout: ClassVar[float] = 1800.0
     """Seconds that one wait for other workers may take. A peer's death is noticed at once, whatever this says."""

@@ -1,21 +1,29 @@
 """Collective operations on whole tensors, for users and for the layers; each is agreed on before it starts."""
 
+import json
+import warnings
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
+from hashlib import blake2b
+from itertools import zip_longest
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
-from torch.nn import Module
+from torch.nn import Module, SyncBatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sar.comm.ddp import refuse_second_sum
 from sar.comm.group import Group
+from sar.comm.replicas import all_gather_text
+from sar.comm.replicas import described as _described
 from sar.comm.session import current_group
 from sar.comm.statistics import counters
 from sar.config import Config
-from sar.errors import ConfigError
+from sar.errors import ConfigError, DisagreementError
 
 BUCKET_ELEMENTS = 2**22
 REDUCED_DTYPES = (
@@ -196,12 +204,17 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
 
 
 def sync_params(model: Module) -> None:
-    """Copy all parameters and buffers of worker 0 to every worker."""
-    tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
+    """Copy all parameters and buffers of worker 0 to every worker.
+
+    Raises:
+        DisagreementError: where the workers' models differ in the number, shapes or dtypes of these.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    tensors = [tensor.detach() for _, tensor in named]
     group = current_group()
     with group.guard(), torch.no_grad():
-        call = f"sync_params of {len(tensors)} tensors, {sum(t.numel() for t in tensors)} elements"
-        group.agree(call)
+        call = "sync_params"
+        _agree_on_model(group, call, model, named)
         for tensor in tensors if group.world_size > 1 else []:
             travelling = tensor.to(group.device, copy=True, memory_format=torch.contiguous_format)
             _broadcast(group, travelling, call)
@@ -217,13 +230,15 @@ def gather_grads(model: Module) -> None:
 
     Raises:
         ConfigError: for a model in `DistributedDataParallel`, which needs `ddp_sum_hook` instead.
+        DisagreementError: where the workers' models differ in the number, shapes or dtypes of their parameters.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    parameters = [p for _, p in named]
     group = current_group()
     with group.guard(), torch.no_grad():
         refuse_second_sum(model)
-        call = f"gather_grads of {len(parameters)} parameters, {sum(p.numel() for p in parameters)} elements"
-        group.agree(call)
+        call = "gather_grads"
+        _agree_on_model(group, call, model, named)
         if group.world_size == 1 or not parameters:
             return
         present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=group.device)
@@ -236,6 +251,36 @@ def gather_grads(model: Module) -> None:
             for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 total = total.view_as(p).to(p.device)
                 p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
+
+
+def _agree_on_model(group: Group, call: str, model: Module, named: Sequence[tuple[str, Tensor]]) -> None:
+    """Agree on a call over tensors of a model, which have to be alike on all workers."""
+    layout = "; ".join(_described(tensor) for _, tensor in named)
+    layouts = group.agree(call, int.from_bytes(blake2b(layout.encode(), digest_size=7).digest(), "little"))
+    if len(set(layouts)) > 1:
+        own = json.dumps([[name, _described(tensor)] for name, tensor in named])
+        models = [json.loads(text) for text in all_gather_text(partial(group.all_gather, call=call), own)]
+        for of_all in zip_longest(*models, fillvalue=["nothing", ""]):
+            if len({layout for _, layout in of_all}) > 1:
+                lines = "\n".join(f"  worker {rank}: {name} {layout}" for rank, (name, layout) in enumerate(of_all))
+                raise DisagreementError(f"The workers gave different models to {call}. The first difference:\n{lines}")
+    if group.replicas is not None and group.replicas.share(model, call):
+        _warn_of_own_statistics(call, model)
+
+
+def _warn_of_own_statistics(call: str, model: Module) -> None:
+    """Tell of batch normalisation over each worker's own rows; for that in DGL's layers there is `patch_dgl`."""
+    layers = [module for module in model.modules() if type(module).__module__.startswith("dgl.")]
+    covered = {id(inner) for layer in layers for inner in layer.modules()}
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) and id(module) not in covered:
+            warnings.warn(
+                f"{call}: {name or 'the model'} is a {type(module).__name__}, which normalises by the rows of one "
+                "worker, so that results depend on the partitioning. model = sar.convert_batchnorm(model) makes it "
+                "normalise by those of all workers.",
+                stacklevel=4,
+            )
+            return
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
@@ -308,7 +353,3 @@ def _check_device(group: Group, tensor: Tensor, move: bool) -> None:
         raise ConfigError(
             f"The tensor is on {tensor.device}, but tensors travel on {group.device}; pass move_to_comm_device=True."
         )
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -38,6 +38,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 import torch
@@ -49,6 +50,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from sar.comm import board
 from sar.comm.board import POLL_SECONDS, Abandonable, Board, SilentStoreError
 from sar.comm.liveness import Liveness, Wait
+from sar.comm.replicas import Replicas
 from sar.comm.statistics import counters
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, DisagreementError, PeerError
@@ -83,6 +85,7 @@ class Group:
         waiting: what this worker waits for.
         stopped: what ended this generation; None while it works.
         final: whether the group cannot recover.
+        replicas: compares the workers' models, where they are to be compared: see [Note: replicas].
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Group:
         self.waiting: Wait | None = None
         self.stopped: str | None = None
         self.final = False
+        self.replicas: Replicas | None = None
         self._root_store = store
         self._board = Board(store, rank, world_size)
         self._liveness: Liveness | None = None
@@ -146,6 +150,8 @@ class Group:
         with self._lock:
             self.generation += 1
             self.stopped = None
+        if self.replicas is not None:
+            self.replicas.take_checksum()  # of a step that some workers took, and that is to be repeated
         with self.guard():
             self._connect(min(Config.timeout, REBUILD_TIMEOUT))
             return min(self.agree("recover", step))
@@ -279,14 +285,15 @@ class Group:
             flags: up to 63 bits that may differ between workers.
 
         Raises:
-            DisagreementError: where the workers' signatures differ.
+            DisagreementError: where the workers' signatures differ, or their models after an optimizer's step.
             PeerError, CommunicationTimeout: where a worker is gone or does not come.
         """
         if self.world_size == 1:
             return [flags]
         self._claim(call)
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
-        gathered = self.all_gather(torch.tensor([digest, flags], device="cpu"), call)
+        model = 0 if self.replicas is None else self.replicas.take_checksum()
+        gathered = self.all_gather(torch.tensor([digest, flags, model], device="cpu"), call)
         self.calls += 1
         self._latest = call
         if any(int(theirs[0]) != digest for theirs in gathered):
@@ -297,6 +304,9 @@ class Group:
                     "Every worker must make the same calls in the same order, with the same widths, dtypes and Config, "
                     "and its loss must reach every one of them (times 0 if need be)."
                 )
+        if self.replicas is not None and any(int(theirs[2]) != model for theirs in gathered):
+            with self.guard():
+                self.replicas.compare([int(theirs[2]) for theirs in gathered], partial(self.all_gather, call=call))
         return [int(theirs[1]) for theirs in gathered]
 
     def _claim(self, call: str) -> None:

@@ -16,6 +16,7 @@ from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
 from sar.comm.launcher import find_place, local_rank
 from sar.comm.rendezvous import stop_announcing
+from sar.comm.replicas import Replicas
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, NotInitializedError
 from sar.logging_setup import logger
@@ -84,6 +85,8 @@ def initialize_comms(
         raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
     store = dist.distributed_c10d._get_default_store()
     group = Group(store, dist.get_rank(), dist.get_world_size(), device, nccl)
+    if group.world_size > 1:
+        group.replicas = Replicas()
     with group.guard():
         group.agree("initialize_comms")
     stop_announcing()

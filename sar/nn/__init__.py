@@ -1,9 +1,17 @@
 """Layers, embeddings and functions for distributed graphs, free of DGL."""
 
-from sar.nn.batch_norm import DistributedBN1D
+from sar.nn.batch_norm import DistributedBN1D, convert_batchnorm
 from sar.nn.edge_softmax import edge_softmax
 from sar.nn.embedding import DistEmbedding
 from sar.nn.fetch_rows import fetch_rows
 from sar.nn.sparse_optimizers import SparseAdagrad, SparseAdam
 
-__all__ = ["DistEmbedding", "DistributedBN1D", "SparseAdagrad", "SparseAdam", "edge_softmax", "fetch_rows"]
+__all__ = [
+    "DistEmbedding",
+    "DistributedBN1D",
+    "SparseAdagrad",
+    "SparseAdam",
+    "convert_batchnorm",
+    "edge_softmax",
+    "fetch_rows",
+]

@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sar.comm import session
 from sar.comm.group import Group
 from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
-from sar.errors import GraphError
+from sar.errors import ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 
 
@@ -91,6 +92,51 @@ class DistributedBN1D(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.n_feats}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}"
+
+
+def convert_batchnorm(model: nn.Module) -> nn.Module:
+    """Replace every `torch.nn.BatchNorm1d` in a model by a `DistributedBN1D` with its parameters and statistics.
+
+    The parameters stay the same objects, so that an optimizer made before goes on with them.
+
+    Args:
+        model: changed in place; or a `BatchNorm1d` itself.
+
+    Returns:
+        The model, or what replaces it.
+
+    Raises:
+        ConfigError: for batch normalisation of other dimensions, or one that has not seen its input yet; nothing is
+            changed then.
+    """
+    made: dict[nn.Module, nn.Module] = {}
+    for name, module in model.named_modules():
+        if type(module) is nn.BatchNorm1d:
+            made[module] = _converted(module)
+        elif isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            raise ConfigError(
+                f"convert_batchnorm found {name or 'a'} {type(module).__name__}; expected BatchNorm1d, as features of "
+                "nodes are (nodes, features). Run a lazy module once before, and replace others by hand."
+            )
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if child in made:
+                setattr(parent, name, made[child])
+    return made.get(model, model)
+
+
+def _converted(module: nn.BatchNorm1d) -> DistributedBN1D:
+    norm = DistributedBN1D(
+        module.num_features,
+        module.eps,
+        module.affine,
+        momentum=module.momentum,
+        track_running_stats=module.track_running_stats,
+    )
+    norm.weight, norm.bias = module.weight, module.bias
+    norm.running_mean, norm.running_var = module.running_mean, module.running_var
+    norm.num_batches_tracked = module.num_batches_tracked
+    return norm.train(module.training)
 
 
 @uncompiled

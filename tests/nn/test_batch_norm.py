@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 import sar
+from sar.errors import ConfigError
 from tests.core.attempts import catch_and_recover
 from tests.matrix import corner
 from tests.parity.harness import assert_close, merge, weighted_sum
@@ -156,3 +157,42 @@ def test_state_dicts_are_interchangeable_with_torch(pool, world_size):
     for ours, theirs, same_keys in pool.run(state_dict_of_torch):
         assert same_keys
         assert_close(ours, theirs)
+
+
+def converted_model(shared):
+    """A model with one normalisation twice, a frozen weight, statistics and an optimizer made before."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(4, eps=1e-3, momentum=None)
+    model = nn.Sequential(nn.Linear(4, 4), norm, nn.ModuleDict({"inner": nn.BatchNorm1d(4, affine=False)}), shared)
+    model.append(norm)
+    norm.weight.requires_grad_(False)
+    norm(torch.randn(7, 4))
+    model.eval()
+    return model
+
+
+def test_convert_batchnorm_keeps_parameters_statistics_and_settings():
+    model = converted_model(nn.BatchNorm1d(4, track_running_stats=False))
+    state, parameters = model.state_dict(), list(model.parameters())
+    x = torch.randn(5, 4)
+    before = model[1](x), model[2]["inner"](x)
+    assert sar.convert_batchnorm(model) is model
+    norms = [model[1], model[2]["inner"], model[3], model[4]]
+    assert all(type(norm) is sar.DistributedBN1D and not norm.training for norm in norms)
+    assert model[1] is model[4], "one module in two places stays one"
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert (model[1].eps, model[1].momentum, model[3].running_mean) == (1e-3, None, None)
+    assert not model[1].weight.requires_grad
+    assert torch.equal(model[1](x), before[0])
+    assert torch.equal(model[2]["inner"](x), before[1])
+    assert type(sar.convert_batchnorm(nn.BatchNorm1d(3))) is sar.DistributedBN1D
+
+
+@pytest.mark.parametrize("other", [nn.BatchNorm2d(4), nn.LazyBatchNorm1d()], ids=lambda norm: type(norm).__name__)
+def test_convert_batchnorm_refuses_other_dimensions(other):
+    model = converted_model(other)
+    with pytest.raises(ConfigError, match=f"found 3 {type(other).__name__}; expected BatchNorm1d"):
+        sar.convert_batchnorm(model)
+    assert type(model[1]) is nn.BatchNorm1d, "nothing is changed"

@@ -1,0 +1,153 @@
+"""Whether the model is the same on all workers: checksums of what optimizers have stepped.
+
+[Note: replicas]
+Every worker has a copy of the model, and nothing but equal beginnings and equal gradients keeps the copies equal. So
+after a step of an optimizer a checksum of its parameters' bits rides along in the next agreement, at the cost of no
+message. Where the workers' checksums differ, they tell each other those of every parameter. A parameter that has been
+in `sync_params` or `gather_grads` must be the same everywhere; so must others, if all workers have as many of that
+shape. What is left is a worker's own, such as rows for its nodes or a model that it alone trains, and no longer counts.
+Tensors that are no `torch.nn.Parameter`, such as the rows of a `DistEmbedding`, never do.
+"""
+
+import json
+import zlib
+from collections.abc import Callable
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sar.config import Config
+from sar.errors import DisagreementError
+from sar.logging_setup import logger
+
+NOT_STEPPED: Final = 0
+NOT_CHECKED: Final = 1
+"""What an agreement carries where no optimizer has stepped, and where `Config.check_replicas` is off."""
+
+
+class _Stepped(NamedTuple):
+    """A parameter after a step.
+
+    key: parameters with equal keys are compared with each other, in order.
+    shared: whether it has been in `sync_params` or `gather_grads`.
+    """
+
+    key: str
+    name: str
+    seen_by: list[str]
+    checksum: int
+
+
+class Replicas:
+    """What this worker's optimizers have stepped since the latest agreement: see [Note: replicas]."""
+
+    def __init__(self) -> None:
+        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> (its name, `seen_by`)
+        self._serials: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._stepped: dict[int, list[_Stepped]] = {}  # by the optimizer's serial
+        self._told: list[_Stepped] = []  # what the latest agreement was about
+        self._own: set[str] = set()  # keys of what is not compared
+        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._look(optimizer))
+
+    def share(self, model: Module, call: str) -> bool:
+        """Note that a model's parameters should be the same on all workers; return whether any of them is new."""
+        before = len(self._shared)
+        for name, parameter in model.named_parameters():
+            _, seen_by = self._shared.setdefault(parameter, (name, []))
+            if call not in seen_by:
+                seen_by.append(call)
+        return len(self._shared) > before
+
+    def take_checksum(self) -> int:
+        """What the next agreement carries, once."""
+        self._told = [one for steps in self._stepped.values() for one in steps if one.key not in self._own]
+        self._stepped = {}
+        if not Config.check_replicas:
+            return NOT_CHECKED
+        text = repr([(one.key, one.checksum) for one in self._told])
+        return 1 << 32 | zlib.crc32(text.encode()) if self._told else NOT_STEPPED
+
+    def compare(self, checksums: list[int], gather: Callable[[Tensor], list[Tensor]]) -> None:
+        """Find out, together with all workers, why their checksums differ.
+
+        Args:
+            checksums: of the workers, by rank.
+            gather: `Group.all_gather`.
+
+        Raises:
+            DisagreementError: where a parameter is not the same on all workers.
+        """
+        if NOT_CHECKED in checksums:
+            off = [rank for rank, checksum in enumerate(checksums) if checksum == NOT_CHECKED]
+            raise DisagreementError(f"Config.check_replicas is False on workers {off} only; set it alike on all.")
+        texts = all_gather_text(gather, json.dumps(self._told))
+        workers = [[_Stepped(*one) for one in json.loads(text)] for text in texts]
+        known = {one.key: one for worker in workers for one in worker}
+        for key, one in known.items():
+            theirs = [[other.checksum for other in worker if other.key == key] for worker in workers]
+            if all(checksums == theirs[0] for checksums in theirs):
+                continue
+            if one.seen_by or len({len(checksums) for checksums in theirs}) == 1:
+                raise DisagreementError(self._message(one, theirs))
+            logger.warning("%s is not on all workers alike, and is not compared", one.name)
+            self._own.add(key)
+
+    def _message(self, one: _Stepped, theirs: list[list[int]]) -> str:
+        other = next(rank for rank, checksums in enumerate(theirs) if checksums != theirs[0])
+        found = f"The workers' models are not the same: {one.name} differs between worker 0 and worker {other}"
+        idle = [rank for rank, checksums in enumerate(theirs) if not checksums]
+        if idle:
+            return f"{found}: no optimizer has stepped it on workers {idle}. Call optimizer.step() on all, or on none."
+        hints = {
+            "sync_params": "sync_params(model), which gives all workers the model of worker 0, has not been called. ",
+            "gather_grads": "gather_grads(model), which sums the gradients once per step, before optimizer.step(), has "
+            "not been called (nor, perhaps, ddp_sum_hook registered). ",
+        }
+        missing = "".join(hint for call, hint in hints.items() if call not in one.seen_by)
+        why = missing or "Something has changed it on some workers only, after sync_params and gather_grads. "
+        return (
+            f"{found} after optimizer.step(). {why}\nWhere a parameter is meant to differ, set Config.check_replicas = "
+            "False on all workers, or make it a tensor that requires a gradient, not a torch.nn.Parameter."
+        )
+
+    def _look(self, optimizer: Optimizer) -> None:
+        """Take the checksums of what an optimizer has just stepped."""
+        if not Config.check_replicas or torch.compiler.is_compiling():
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if _counts(p)]
+        serial = self._serials.setdefault(optimizer, len(self._serials))
+        steps = [self._stepped_now(p, f"parameter {i} of {type(optimizer).__name__}") for i, p in enumerate(parameters)]
+        self._stepped[serial] = steps
+
+    def _stepped_now(self, parameter: Parameter, place: str) -> _Stepped:
+        shape = described(parameter)
+        checksum = zlib.crc32(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        if parameter not in self._shared:
+            return _Stepped(shape, f"{place}, {shape},", [], checksum)
+        name, seen_by = self._shared[parameter]
+        return _Stepped(f"{name} {shape}", f"{name}, {shape},", seen_by, checksum)
+
+
+def _counts(parameter: Tensor) -> bool:
+    """Whether it may be a replica whose bits can be read."""
+    plain = isinstance(parameter, Parameter) and type(parameter.data) is Tensor
+    return plain and parameter.layout is torch.strided and not parameter.is_meta
+
+
+def described(tensor: Tensor) -> str:
+    """Dtype and shape, for texts."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def all_gather_text(gather: Callable[[Tensor], list[Tensor]], text: str) -> list[str]:
+    """Every worker's text, by rank, within an agreed call; `gather` is `Group.all_gather`."""
+    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+    lengths = [int(length) for length in gather(torch.tensor([len(own)], device="cpu"))]
+    padded = torch.cat([own, own.new_zeros(max(lengths) - len(own))])
+    return [bytes(theirs[:length].tolist()).decode() for theirs, length in zip(gather(padded), lengths, strict=True)]

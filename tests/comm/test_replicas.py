@@ -1,0 +1,225 @@
+"""Workers whose copies of the model drift apart hear of it in the next distributed call."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import sar
+from tests.core.attempts import assert_disagreement, catch
+
+RIGHT = {"sync": True, "gather": True, "skip": False, "check": True}
+
+
+def model_of(seed, dtype):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).to(dtype)
+
+
+def train(sync, gather, skip, check, dtype, make_optimizer):
+    """Two steps on other rows on every worker, and a distributed call."""
+    sar.Config.check_replicas = check
+    model = model_of(sar.rank(), dtype)
+    if sync:
+        sar.sync_params(model)
+    optimizer = make_optimizer(model)
+    rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(sar.rank())).to(dtype)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(rows).square().sum().backward()
+        if gather:
+            sar.gather_grads(model)
+        if not (skip and sar.rank() == 1):
+            optimizer.step()
+    sar.comm.all_reduce(torch.ones(1))
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def two_groups(model):
+    """The second half of the parameters comes later."""
+    optimizer = torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.1}], lr=0.01, momentum=0.9)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    return optimizer
+
+
+def failed(forgotten, dtype, make_optimizer):
+    return catch(train, *(RIGHT | forgotten).values(), dtype, make_optimizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("make_optimizer", [adam, two_groups])
+@pytest.mark.parametrize("world_size", [2])
+def test_a_right_loop(pool, make_optimizer, dtype):
+    first, second = pool.run(train, *RIGHT.values(), dtype, make_optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    "forgotten, words",
+    [
+        ({"sync": False}, ["0.weight, float32[3, 4]", "sync_params(model), which"]),
+        ({"gather": False}, ["0.weight, float32[3, 4]", "gather_grads(model), which"]),
+        (
+            {"sync": False, "gather": False},
+            ["parameter 0 of Adam, float32[3, 4]", "sync_params(model)", "gather_grads(model)"],
+        ),
+        ({"skip": True}, ["0.weight", "no optimizer has stepped it on workers [1]"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_what_makes_workers_drift(pool, forgotten, words):
+    failures = pool.run(failed, forgotten, torch.float32, adam)
+    assert_disagreement(failures, *words, "Config.check_replicas" if "skip" not in forgotten else "optimizer.step()")
+
+
+@pytest.mark.parametrize("make_optimizer, name", [(adam, "0.weight"), (two_groups, "0.weight")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("world_size", [2])
+def test_half_precision_and_several_groups(pool, make_optimizer, name, dtype):
+    assert_disagreement(pool.run(failed, {"gather": False}, dtype, make_optimizer), name)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_it_can_be_turned_off_but_on_all_workers(pool):
+    off = {"gather": False, "check": False}
+    first, second = pool.run(train, *(RIGHT | off).values(), torch.float32, adam)
+    assert not torch.equal(first[0], second[0])
+    assert_disagreement(pool.run(off_on_one), "Config.check_replicas is False on workers [1] only")
+
+
+def off_on_one():
+    sar.Config.check_replicas = sar.rank() != 1
+    return catch(sar.comm.all_reduce, torch.ones(1))
+
+
+def last_layer(change):
+    """Everything is right, until worker 0 alone changes one element of the last bias."""
+    model = model_of(0, torch.float32)
+    sar.sync_params(model)
+    optimizer = adam(model)
+    sar.gather_grads(model)
+    optimizer.step()
+    with torch.no_grad():
+        if sar.rank() == 0 and change == "sign of zero":
+            model[2].bias.zero_().neg_()
+        elif change == "sign of zero":
+            model[2].bias.zero_()
+        elif sar.rank() == 0:
+            model[2].bias.copy_(model[2].bias.flip(0))
+    optimizer.step()
+    return catch(sar.gather_grads, model)
+
+
+@pytest.mark.parametrize("change", ["sign of zero", "order"])
+@pytest.mark.parametrize("world_size", [2])
+def test_the_parameter_that_differs_is_named(pool, change):
+    assert_disagreement(pool.run(last_layer, change), "2.bias, float32[2], differs", "Something has changed it")
+
+
+def trained_with_ddp():
+    model = DistributedDataParallel(model_of(sar.rank(), torch.float32))
+    model.register_comm_hook(None, sar.ddp_sum_hook)
+    optimizer = adam(model)
+    rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(sar.rank()))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(rows).square().sum().backward()
+        optimizer.step()
+        sar.comm.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_ddp_with_the_sum_hook(pool):
+    pool.run(trained_with_ddp)
+
+
+def own_parameters():
+    """Rows for a worker's nodes, as a parameter and as a tensor; a model of worker 0 alone; and then replicas drift."""
+    model = model_of(0, torch.float32)
+    sar.sync_params(model)
+    rows = nn.Parameter(torch.randn(3 + sar.rank(), 4))
+    tensor = torch.full((4,), float(sar.rank()), requires_grad=True)
+    optimizer = torch.optim.SGD([rows, tensor, *model.parameters()], lr=0.1)
+    alone = torch.optim.SGD(model_of(7, torch.float32).parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (model(rows) @ torch.ones(2) + tensor.sum()).sum().backward()
+        sar.gather_grads(model)
+        optimizer.step()
+        if sar.rank() == 0:
+            alone.step()
+        sar.comm.all_reduce(torch.ones(1))
+    with torch.no_grad():
+        model[0].weight += sar.rank()
+    optimizer.step()
+    return catch(sar.gather_grads, model)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_what_is_a_workers_own_is_left_out(pool):
+    assert_disagreement(pool.run(own_parameters), "0.weight, float32[3, 4], differs")
+
+
+class Sized(nn.Module):
+    """A layer of another width on worker 1, after one that is the same everywhere."""
+
+    def __init__(self, width, more):
+        super().__init__()
+        self.first = nn.Linear(2, 3)
+        self.second = nn.Linear(3, width, bias=more)
+
+
+def give(call, width, more):
+    return catch(call, Sized(width, more))
+
+
+@pytest.mark.parametrize("call", [sar.sync_params, sar.gather_grads])
+@pytest.mark.parametrize(
+    "sizes, lines",
+    [
+        ([(4, True), (5, True)], ["worker 0: second.weight float32[4, 3]", "worker 1: second.weight float32[5, 3]"]),
+        ([(4, True), (4, False)], ["worker 0: second.bias float32[4]", "worker 1: nothing"]),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_different_models(pool, call, sizes, lines):
+    arguments = [(call, *size) for size in sizes]
+    assert_disagreement(pool.run(give_all, per_rank=arguments), call.__name__, *lines)
+
+
+def give_all(arguments):
+    return give(*arguments)
+
+
+def warned(make):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model = make()
+        sar.sync_params(model)
+        for _ in range(2):
+            sar.gather_grads(model)
+    return [str(warning.message) for warning in found]
+
+
+def with_batch_norm():
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+def converted():
+    return sar.convert_batchnorm(with_batch_norm())
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_batch_norm_of_one_worker_is_told_once(pool):
+    for messages in pool.run(warned, with_batch_norm):
+        [message] = messages
+        assert "1 is a BatchNorm1d" in message
+        assert "sar.convert_batchnorm(model)" in message
+    assert pool.run(warned, converted) == [[], []]
