@@ -48,6 +48,18 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     return None
 
 
+def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """What the launcher calls this job: the same in all of its processes, and in no others on these hosts."""
+    if environ.get("TORCHELASTIC_RUN_ID", "none") != "none":  # torchrun's default
+        return f"torchrun {environ['TORCHELASTIC_RUN_ID']}"
+    place = find_place(environ)
+    if place is not None and place.launcher == "Slurm" and "SLURM_JOB_ID" in environ:
+        return f"Slurm {environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', '')}"
+    if place is not None and place.launcher == "Open MPI" and "PMIX_NAMESPACE" in environ:
+        return f"Open MPI {environ['PMIX_NAMESPACE']}"
+    return None
+
+
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """This process's number on its own host, where a launcher says so."""
     return next((_integer(environ, key) for key in _LOCAL_RANK if key in environ), None)

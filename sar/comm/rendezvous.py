@@ -6,6 +6,9 @@ that port, with the nonce, until `initialize_comms` has connected everybody; it 
 an address only when its port echoes the nonce; until then they read the file again. A file of a dead run answers
 nothing, and a living run that is past its set-up no longer answers either. Two runs that start on one file at the same
 time cannot be told apart: give each its own.
+
+The answer also names the port that worker 0 has taken for the job's store, which is free for sure, and the nonce tells
+this job from others: see [Note: one job].
 """
 
 import fcntl
@@ -17,6 +20,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError
@@ -24,9 +28,30 @@ from sar.errors import CommunicationTimeout, ConfigError
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
 _NONCE_BYTES = 16
+_ANSWER_BYTES = 64  # more than nonce and port
 _SIOCGIFADDR = 0x8915
 
 _announcement: "_Announcement | None" = None
+_meeting: "Meeting | None" = None
+
+
+class Meeting(NamedTuple):
+    """What `nfs_ip_init` found out, for `initialize_comms`.
+
+    address, port: of the store.
+    nonce: the job's.
+    listener: the socket of that port, on worker 0.
+    """
+
+    address: str
+    port: int
+    nonce: str
+    listener: socket.socket | None = None
+
+
+def meeting() -> Meeting | None:
+    """What the latest `nfs_ip_init` of this process found out."""
+    return _meeting
 
 
 def nfs_ip_init(_rank: int, ip_file: str) -> str:
@@ -43,18 +68,21 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
         ConfigError: where worker 0 cannot write the file.
         CommunicationTimeout: where no living worker 0 shows up within `Config.timeout`.
     """
-    global _announcement
+    global _announcement, _meeting
     path = Path(ip_file)
     if _rank == 0:
         stop_announcing()
         _announcement = _Announcement(path)
-        return _announcement.address
+        _meeting = _announcement.meeting
+        return _meeting.address
     deadline = time.monotonic() + Config.timeout
     found = "no file"
     while time.monotonic() < deadline:
         try:
             address, port, nonce = path.read_text().split()
-            if _confirmed(address, int(port), nonce):
+            store_port = _confirmed_port(address, int(port), nonce)
+            if store_port is not None:
+                _meeting = Meeting(address, store_port, nonce)
                 return address
             found = f"an old file: {address}:{port} does not confirm it"
         except FileNotFoundError:
@@ -80,11 +108,11 @@ class _Announcement:
     """Worker 0's file, and the thread that answers for it."""
 
     def __init__(self, path: Path) -> None:
-        self.address = _own_address()
+        address = _own_address()
         self._path = path
-        self._server = socket.create_server(("", 0))
-        nonce = secrets.token_hex(_NONCE_BYTES // 2)
-        self._text = f"{self.address} {self._server.getsockname()[1]} {nonce}\n"
+        self._server, listener = socket.create_server((address, 0)), socket.create_server((address, 0))
+        self.meeting = Meeting(address, listener.getsockname()[1], secrets.token_hex(_NONCE_BYTES // 2), listener)
+        self._text = f"{address} {self._server.getsockname()[1]} {self.meeting.nonce}\n"
         try:
             with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
                 file.write(self._text)
@@ -92,10 +120,12 @@ class _Announcement:
             os.replace(file.name, path)
         except OSError as error:
             self._server.close()
+            listener.close()
             raise ConfigError(f"Worker 0 cannot write its address to {path}: {error}") from error
-        threading.Thread(target=self._answer, args=(nonce.encode(),), name="sar-announce", daemon=True).start()
+        threading.Thread(target=self._answer, name="sar-announce", daemon=True).start()
 
-    def _answer(self, nonce: bytes) -> None:
+    def _answer(self) -> None:
+        answer = f"{self.meeting.nonce} {self.meeting.port}".encode()
         while True:
             try:
                 connection, _ = self._server.accept()
@@ -104,7 +134,7 @@ class _Announcement:
             with connection:
                 connection.settimeout(_CONNECT_SECONDS)
                 try:
-                    connection.sendall(nonce)
+                    connection.sendall(answer)
                 except OSError:
                     continue  # that worker will ask again
 
@@ -112,6 +142,8 @@ class _Announcement:
         # close() alone would leave accept() blocked in the thread.
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+        if self.meeting.listener is not None:
+            self.meeting.listener.close()  # unless it has become the store's
         try:
             if self._path.read_text() == self._text:
                 self._path.unlink()
@@ -119,14 +151,16 @@ class _Announcement:
             pass  # somebody else's by now
 
 
-def _confirmed(address: str, port: int, nonce: str) -> bool:
+def _confirmed_port(address: str, port: int, nonce: str) -> int | None:
+    """The store's port, where what listens there knows the nonce."""
     try:
         with socket.create_connection((address, port), _CONNECT_SECONDS) as connection:
             connection.settimeout(_CONNECT_SECONDS)
             with connection.makefile("rb") as stream:
-                return stream.read(len(nonce)) == nonce.encode()
+                answer = stream.read(_ANSWER_BYTES).decode("ascii", "replace").split()
     except OSError:
-        return False
+        return None
+    return int(answer[1]) if len(answer) == 2 and answer[0] == nonce else None
 
 
 def _own_address() -> str:

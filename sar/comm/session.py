@@ -14,11 +14,12 @@ import torch.distributed as dist
 from sar.comm.allocator import set_allocator
 from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
-from sar.comm.launcher import find_place, local_rank
-from sar.comm.rendezvous import stop_announcing
+from sar.comm.joining import check_in, open_store
+from sar.comm.launcher import find_place, job_id, local_rank
+from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
 from sar.config import Config
-from sar.errors import CommunicationError, ConfigError, NotInitializedError
+from sar.errors import CommunicationError, ConfigError, NotInitializedError, SarError
 from sar.logging_setup import logger
 
 DEFAULT_PORT = 12345
@@ -57,11 +58,14 @@ def initialize_comms(
         backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker); `mpi` and `ccl` are
             passed to `torch.distributed` (untested), and sar itself then talks over gloo.
         _comm_device: device on which tensors travel; default the CPU, with nccl this process's CUDA device.
-        master_port_number: TCP port of worker 0; a launcher's MASTER_PORT goes before the default.
+        master_port_number: TCP port of worker 0; the one that `nfs_ip_init` has announced, or a launcher's MASTER_PORT,
+            goes before the default.
 
     Raises:
-        ConfigError: where arguments are missing or contradict each other or the existing process group.
-        CommunicationError: where the workers cannot be reached within `Config.timeout`.
+        ConfigError: where arguments are missing or contradict each other or the existing process group, or the workers
+            have different versions of sar, torch or DGL.
+        CommunicationError: where the workers cannot be reached within `Config.timeout`, or what is reached is another
+            job: see [Note: one job].
     """
     global _current
     if backend is not None and backend not in BACKENDS:
@@ -71,7 +75,8 @@ def initialize_comms(
         set_allocator()
     _choose_interface(master_ip_address)
     master: tuple[str | None, int | None] = (None, None)
-    if not dist.is_initialized():
+    found = dist.is_initialized()
+    if not found:
         master = _start(_rank, _world_size, master_ip_address, backend or "gloo", master_port_number)
     _check_same("rank", _rank, dist.get_rank())
     _check_same("world size", _world_size, dist.get_world_size())
@@ -84,6 +89,8 @@ def initialize_comms(
     if (device.type == "cuda") != (nccl is not None):
         raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
     store = dist.distributed_c10d._get_default_store()
+    if found and dist.get_world_size() > 1:
+        check_in(store, dist.get_rank(), dist.get_world_size(), os.environ.get("SAR_JOB_ID") or job_id())
     group = Group(store, dist.get_rank(), dist.get_world_size(), device, nccl)
     if group.world_size > 1:
         group.replicas = Replicas()
@@ -168,11 +175,10 @@ def _shut_down(started: bool) -> None:
 def _start(
     given_rank: int | None, given_size: int | None, given_master: str | None, backend: str, given_port: int
 ) -> tuple[str, int]:
-    place = find_place()
+    place, met = find_place(), meeting()
     rank = given_rank if given_rank is not None else place.rank if place else None
     size = given_size if given_size is not None else place.world_size if place else None
     master = given_master or (place.master if place else None)
-    port = place.port if place and place.port and given_port == DEFAULT_PORT and given_master is None else given_port
     if rank is None or size is None or master is None:
         given = {"_rank": rank, "_world_size": size, "master_ip_address": master}
         missing = [name for name, value in given.items() if value is None]
@@ -182,19 +188,30 @@ def _start(
         )
     if not 0 <= rank < size:
         raise ConfigError(f"Rank {rank} is not below the world size {size}; ranks count from 0.")
+    port, listener, job = given_port, None, os.environ.get("SAR_JOB_ID")
+    if met is not None and met.address == given_master:
+        job = job or met.nonce
+        if given_port == DEFAULT_PORT:
+            port, listener = met.port, met.listener
+    elif given_port == DEFAULT_PORT and given_master is None and place is not None and place.port is not None:
+        port = place.port
+    if given_rank is None or (place is not None and place.launcher == "torchrun"):
+        job = job or job_id()
     _choose_interface(master)
-    address = f"[{master}]" if ":" in master else master
-    # torchrun's agent hosts the store itself, which only env:// knows about.
-    by_environment = place is not None and place.launcher == "torchrun" and given_master is None
+    # torchrun's agent hosts the store itself.
+    agent = given_master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
+        store = open_store(master, port, hosts=rank == 0 and not agent, listener=listener)
         dist.init_process_group(
             backend,
-            init_method="env://" if by_environment else f"tcp://{address}:{port}",
+            store=check_in(store, rank, size, job),
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=Config.timeout),
         )
-    except (RuntimeError, ValueError) as error:
+    except SarError:
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
         raise CommunicationError(
             f"Worker {rank} of {size} could not join the process group at {master}:{port}: {error} "
             "Check that worker 0 runs there, that the port is free, and that all workers name the same size."

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import secrets
 import signal
 import threading
 import time
@@ -68,6 +69,7 @@ def run_workers(
         "MASTER_PORT": store.port,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_RUN_ID": secrets.token_hex(8),
         "OMP_NUM_THREADS": n_threads,
         "NUMBA_NUM_THREADS": n_threads,
     }

@@ -119,7 +119,7 @@ def convert_batchnorm(model: nn.Module) -> nn.Module:
                 "nodes are (nodes, features). Run a lazy module once before, and replace others by hand."
             )
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
+        for name, child in list(parent._modules.items()):  # named_children() leaves out repeated ones
             if child in made:
                 setattr(parent, name, made[child])
     return made.get(model, model)

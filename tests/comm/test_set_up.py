@@ -68,6 +68,26 @@ def test_torchrun(tmp_path):
     assert_connected(finish([process], timeout=90))
 
 
+@pytest.mark.slow
+def test_torchrun_restarts(tmp_path):
+    """In the first attempt worker 1 dies once it is connected; in the second all go through."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, signal, sar
+sar.initialize_comms()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sar.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+{REPORT}
+""")
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.5"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+    )
+    assert_connected(finish([process], timeout=120))
+
+
 @pytest.mark.parametrize(
     "environ, rank, size, master, port",
     [

@@ -1,0 +1,195 @@
+"""Joining a job: the store over which its workers find each other, and what they must have in common.
+
+[Note: one job]
+Whoever reaches the port reaches the store, and workers of two jobs on one port would add up each other's numbers. So
+worker 0 first writes down which job it is: SAR_JOB_ID, else the nonce of `nfs_ip_init`, else what the launcher calls
+it. A worker of another job leaves with an error; the job goes on without it, and warns. Then every worker signs under
+its rank, which can be had once, and reads what the others have signed. Where ranks, world sizes or versions clash, all
+of them raise. What is not known where nobody names the job stands in SECURITY.md.
+
+Keys begin with the launcher's count of restarts, as the store may outlive the processes, and with "sar", so that other
+programs that share torch's default port are no workers.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+import torch.distributed as dist
+
+from sar.config import Config
+from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
+from sar.logging_setup import logger
+
+POLL_SECONDS: Final = 0.05
+HEARD_SECONDS: Final = 5.0
+"""How long the process that hosts the store stays, after an error, for the others to hear of it."""
+COMPARED: Final = ("sar", "torch", "dgl")
+
+
+class Signature(NamedTuple):
+    """What a worker says of itself.
+
+    versions: of those of `COMPARED` that are imported.
+    """
+
+    rank: int
+    world_size: int
+    job: str | None
+    where: str
+    versions: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"Worker {self.rank} of {self.world_size} of {_job_in_words(self.job)} ({self.where})"
+
+
+def open_store(host: str, port: int, *, hosts: bool, listener: socket.socket | None = None) -> dist.Store:
+    """The job's store: a connection to it, and in one process the store itself.
+
+    Args:
+        host: where the store is.
+        port: its TCP port.
+        hosts: whether this process hosts it. It listens on the address only where that is one, or is "localhost"; a
+            host's name may stand for another address elsewhere.
+        listener: the socket to host it on, where there is one already.
+    """
+    limit = timedelta(seconds=Config.timeout)
+    if not hosts:
+        return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+    listener = _listen(host, port) if listener is None else listener
+    return dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listener.detach()
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        address = None
+    if address is not None:
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        try:
+            return socket.create_server((str(address), port), family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            logger.warning("%s is no address of this host; listening on all", host)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=both)
+
+
+def check_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> dist.Store:
+    """Wait for all workers of this job, and see that they belong together: see [Note: one job].
+
+    Args:
+        store: over which they find each other.
+        rank: this worker.
+        world_size: number of workers.
+        job: what tells this job from others; None where nothing does.
+
+    Returns:
+        The job's part of the store.
+
+    Raises:
+        CommunicationError: where the store is another job's, or two workers have one rank.
+        ConfigError: where world sizes or versions differ.
+        CommunicationTimeout: where a worker does not come within `Config.timeout`.
+    """
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    table = dist.PrefixStore(f"sar/{restart}/joining", store)
+    where = f"{socket.gethostname()}, process {os.getpid()}"
+    mine = Signature(rank, world_size, job, where, versions())
+    try:
+        _sign(table, mine)
+        _wait_for([f"worker/{other}" for other in range(world_size)], table, mine)
+        signed = [_read(table, f"worker/{other}") for other in range(world_size)]
+        _compare_versions(signed)
+    except (CommunicationError, ConfigError):
+        if rank == 0:  # whose end may be the store's
+            deadline = time.monotonic() + HEARD_SECONDS
+            while table.add("heard", 0) < world_size - 1 and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+        raise
+    finally:
+        if rank != 0:
+            with contextlib.suppress(RuntimeError):  # gone with worker 0
+                table.add("heard", 1)
+    return dist.PrefixStore(f"sar/{restart}/{job}", store)
+
+
+def versions() -> dict[str, str]:
+    """The versions of what is imported, without what says how it was built."""
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in COMPARED}
+    return {name: str(version).partition("+")[0] for name, version in found.items() if version is not None}
+
+
+def _sign(table: dist.Store, mine: Signature) -> None:
+    """Write down who this worker is, after worker 0 and if the job is its."""
+    if mine.rank != 0:
+        _wait_for(["worker/0"], table, mine)
+        first = _read(table, "worker/0")
+        if first.job != mine.job:
+            table.set(f"stranger/{table.add('strangers', 1)}", str(mine))
+            raise CommunicationError(
+                f"{mine} has come to the store of {first}. Two jobs share the port: give each "
+                "its own. If these are one job, set SAR_JOB_ID to the same on all of its workers."
+            )
+        if first.world_size != mine.world_size:
+            clash = f"{first} and {mine} name different world sizes; name the same."
+            table.compare_set("clash", "", clash)
+            raise ConfigError(clash)
+    if table.add(f"signatures/{mine.rank}", 1) > 1:
+        clash = (
+            f"{mine} comes after {_read(table, f'worker/{mine.rank}')}. Two workers have one rank, or two jobs share "
+            "the port: set another port, or another SAR_JOB_ID, for each."
+        )
+        table.compare_set("clash", "", clash)
+        raise CommunicationError(clash)
+    table.set(f"worker/{mine.rank}", json.dumps(mine))
+
+
+def _wait_for(keys: Sequence[str], table: dist.Store, mine: Signature) -> None:
+    """Wait until all keys are there; raise where workers clash meanwhile, and warn of those of other jobs."""
+    deadline = time.monotonic() + Config.timeout
+    told = 0
+    while not table.check(list(keys)):
+        if table.check(["clash"]):
+            raise CommunicationError(table.get("clash").decode())
+        if mine.rank == 0 and table.add("strangers", 0) > told and table.check([f"stranger/{told + 1}"]):
+            told += 1
+            logger.warning("%s tried to join %s", table.get(f"stranger/{told}").decode(), _job_in_words(mine.job))
+        if time.monotonic() > deadline:
+            missing = [key for key in keys if not table.check([key])]
+            strangers = [table.get(f"stranger/{k + 1}").decode() for k in range(told)]
+            others = f" Others came, and were refused: {', '.join(strangers)}." if strangers else ""
+            raise CommunicationTimeout(
+                f"{mine} waited {Config.timeout:g} s (Config.timeout) for {', '.join(missing)} to join; "
+                f"check that it runs, and names the same address and port.{others}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _read(table: dist.Store, key: str) -> Signature:
+    return Signature(*json.loads(table.get(key)))
+
+
+def _compare_versions(signed: Sequence[Signature]) -> None:
+    for name in COMPARED:
+        having = [one for one in signed if name in one.versions]
+        if len({one.versions[name] for one in having}) > 1:
+            lines = "\n".join(f"  worker {one.rank} ({one.where}): {one.versions[name]}" for one in having)
+            raise ConfigError(f"The workers have different versions of {name}:\n{lines}\nInstall the same everywhere.")
+
+
+def _job_in_words(job: str | None) -> str:
+    return "a job without SAR_JOB_ID" if job is None else f"job {job}"

@@ -1,0 +1,192 @@
+"""Workers of one job come together; those of others, or of other versions, hear why not."""
+
+import re
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import sar
+from sar.comm import joining
+from sar.comm.joining import check_in, open_store
+from sar.comm.launcher import job_id
+from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
+from tests.comm.launch import free_port, launch
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(sar.Config, "timeout", 5.0)
+
+
+def joined(workers, store=None, pause=0.0):
+    """Let workers check in, each in a thread: what each returned or raised. `workers` are (rank, world size, job)."""
+    store = store or dist.HashStore()
+
+    def join(worker):
+        threading.current_thread().name = f"worker {worker[0]}"
+        try:
+            return check_in(store, *worker)
+        except (CommunicationError, ConfigError) as error:
+            return error
+
+    with ThreadPoolExecutor(len(workers)) as executor:
+        running = []
+        for worker in workers:
+            running.append(executor.submit(join, worker))
+            time.sleep(pause)
+        return [one.result(20) for one in running]
+
+
+@pytest.mark.parametrize("job", [None, "a"])
+def test_one_job(job):
+    stores = joined([(2, 3, job), (0, 3, job), (1, 3, job)])
+    stores[0].set("greeting", "hello")
+    assert stores[1].get("greeting") == stores[2].get("greeting") == b"hello"
+
+
+def test_another_job_is_refused_and_the_first_goes_on(caplog):
+    """Worker 1 of another job finds this one's store, before this one's own worker 1 does."""
+    first, stranger, second = joined([(0, 2, "a"), (1, 2, "b"), (1, 2, "a")], pause=0.3)
+    first.set("greeting", "hello")
+    assert second.get("greeting") == b"hello"
+    assert type(stranger) is CommunicationError
+    for words in ("Worker 1 of 2 of job b", "worker 0 of 2 of job a", "SAR_JOB_ID"):
+        assert words.lower() in str(stranger).lower()
+    assert any("Worker 1 of 2 of job b" in line and "job a" in line for line in caplog.messages), caplog.messages
+
+
+def test_who_was_refused_is_told_when_nobody_comes(monkeypatch):
+    monkeypatch.setattr(sar.Config, "timeout", 1.0)
+    monkeypatch.setattr(joining, "HEARD_SECONDS", 0.0)
+    late, stranger = joined([(0, 2, "a"), (1, 2, None)])
+    assert type(stranger) is CommunicationError
+    assert type(late) is CommunicationTimeout
+    assert "worker/1" in str(late)
+    assert "a job without SAR_JOB_ID" in str(late)
+
+
+def test_a_rank_can_be_had_once():
+    """Two jobs on one port that nobody named: all that is known is that there are two workers 1."""
+    errors = joined([(0, 3, None), (1, 3, None), (1, 3, None)])
+    for error in errors:
+        assert type(error) is CommunicationError, error
+        assert re.search(r"Worker 1 of 3 .* comes after Worker 1 of 3", str(error)), error
+
+
+def test_world_sizes_differ():
+    errors = joined([(0, 2, None), (1, 3, None)])
+    for error in errors:
+        assert isinstance(error, CommunicationError | ConfigError)
+        assert "Worker 0 of 2" in str(error)
+        assert "Worker 1 of 3" in str(error)
+
+
+@pytest.mark.parametrize("name", ["sar", "torch", "dgl"])
+def test_versions_differ(monkeypatch, name):
+    def of_this_thread():
+        return {"sar": "1", "torch": "2", name: "9" if threading.current_thread().name == "worker 1" else "8"}
+
+    monkeypatch.setattr(joining, "versions", of_this_thread)
+    for error in joined([(0, 3, "a"), (1, 3, "a"), (2, 3, "a")]):
+        assert type(error) is ConfigError
+        assert f"different versions of {name}" in str(error)
+        for rank, version in enumerate("898"):
+            assert re.search(rf"worker {rank} \(.*\): {version}", str(error))
+
+
+def test_dgl_imported_on_some_workers_only(monkeypatch):
+    def of_this_thread():
+        return {"torch": "2"} | ({"dgl": "1"} if threading.current_thread().name == "worker 1" else {})
+
+    monkeypatch.setattr(joining, "versions", of_this_thread)
+    assert not any(isinstance(found, Exception) for found in joined([(0, 2, "a"), (1, 2, "a")]))
+
+
+def test_builds_of_one_version_are_alike(monkeypatch):
+    monkeypatch.setattr("torch.__version__", "2.4.0+cu121")
+    assert joining.versions()["torch"] == "2.4.0"
+    assert joining.versions()["sar"] == sar.__version__
+
+
+def test_a_restarted_job_on_the_same_store(monkeypatch):
+    """torchrun counts restarts; without that, the ranks are taken."""
+    store = dist.HashStore()
+    workers = [(0, 2, "a"), (1, 2, "a")]
+    for restart in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
+        assert not any(isinstance(found, Exception) for found in joined(workers, store))
+    assert all(isinstance(found, CommunicationError) for found in joined(workers, store))
+
+
+@pytest.mark.parametrize(
+    "environ, job",
+    [
+        ({}, None),
+        ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x7"}, "torchrun x7"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "31", "SLURM_STEP_ID": "4"}, "Slurm 31.4"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "n@1"}, "Open MPI n@1"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, None),
+    ],
+)
+def test_what_a_launcher_calls_the_job(environ, job):
+    assert job_id(environ) == job
+
+
+def listening(port):
+    """Addresses on which a port of this host is open, as the kernel writes them."""
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    return {line[1].split(":")[0] for line in lines if line[3] == "0A" and line[1].endswith(f":{port:04X}")}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the kernel lists sockets elsewhere")
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_the_store_listens_on_the_address_asked_for(host):
+    if host == "::1" and not socket.has_ipv6:
+        pytest.skip("no IPv6")
+    port = free_port()
+    store = open_store(host, port, hosts=True)
+    assert listening(port) == {"0100007F" if host != "::1" else "00000000000000000000000001000000"}
+    other = open_store(host, port, hosts=False)
+    other.set("greeting", "hello")
+    assert store.get("greeting") == b"hello"
+
+
+def test_a_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"""
+import sar
+try:
+    sar.initialize_comms(0, 2, "127.0.0.1", master_port_number={server.getsockname()[1]})
+except sar.errors.CommunicationError as error:
+    assert "in use" in str(error) and "port is free" in str(error), error
+    print('REPORT {{"raised": true}}')
+    raise SystemExit
+"""
+        assert launch(code, [{}]) == [{"raised": True}]
+
+
+def test_jobs_with_different_ids_on_one_port():
+    """Job b's worker 1 finds the store of job a, whose own worker 1 comes later."""
+    code = f"""
+import os, time, sar
+sar.Config.timeout = 30
+name, rank = os.environ["WHO"].split()
+os.environ["SAR_JOB_ID"] = name
+time.sleep(float(os.environ["LATER"]))
+try:
+    sar.initialize_comms(int(rank), 2, "127.0.0.1", master_port_number={free_port()})
+except sar.errors.CommunicationError as error:
+    assert "job a" in str(error) and "job b" in str(error), error
+    print('REPORT {{"refused": "' + name + '"}}')
+    raise SystemExit
+"""
+    environments = [{"WHO": "a 0", "LATER": "0"}, {"WHO": "b 1", "LATER": "0"}, {"WHO": "a 1", "LATER": "1"}]
+    first, refused, second = launch(code, environments)
+    assert refused == {"refused": "b"}
+    assert [first["sum"], second["sum"]] == [3.0, 3.0]
