@@ -44,6 +44,8 @@ class PartitionData(NamedTuple):
     node_type_names: node types; `_TYPE` holds indices into this list.
     edge_type_names: canonical edge types (source type, relation, destination type).
     partition_book: DGL's partition book, or None for data made in memory or where DGL is not installed.
+    directory: digest of the description of the directory that it is from, which workers compare; empty for data made in
+        memory.
     """
 
     all_shard_edges: list[ShardEdgesAndFeatures]
@@ -52,3 +54,4 @@ class PartitionData(NamedTuple):
     node_type_names: list[str]
     edge_type_names: list[CanonicalEtype]
     partition_book: Any = None
+    directory: str = ""

@@ -93,6 +93,7 @@ def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int
         node_type_names=first.node_type_names,
         edge_type_names=first.edge_type_names,
         partition_book=first.partition_book,
+        directory=first.directory,
     )
 
 

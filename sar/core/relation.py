@@ -235,6 +235,8 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     check_partition(data, part, group.world_size)
     names, etypes = data.node_type_names, data.edge_type_names
     graph = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"
+    if data.directory:
+        graph += f", from a partition directory with the digest {data.directory}"
     group.agree(f"constructing the graph with {graph}")
     ids_by_type, positions = _number_within_types(data, part)
     counts = torch.tensor([len(ids) for ids in ids_by_type.values()])

@@ -4,6 +4,7 @@ Written by `dgl.distributed.partition_graph` (any DGL since 0.5, as `<graph name
 (as `metadata.json`).
 """
 
+import hashlib
 import json
 import os
 import re
@@ -48,6 +49,7 @@ class PartitionJson:
         under the keys of `ORIG_ID_FILES`, whether they are there or not.
     edge_fix: how to repair a directory whose edges do not add up.
     name, method: of the graph, and of its partitioning; empty where the file has none.
+    digest: of all that the file says, in whatever order.
     """
 
     path: Path
@@ -60,6 +62,7 @@ class PartitionJson:
     edge_fix: str
     name: str = ""
     method: str = ""
+    digest: str = ""
 
     @property
     def partition_ranges(self) -> list[tuple[int, int]]:
@@ -104,6 +107,7 @@ def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outsi
         edge_fix=edge_fix,
         name=str(content.get("graph_name", "")),
         method=str(content.get("part_method", "")),
+        digest=hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest(),
     )
 
 

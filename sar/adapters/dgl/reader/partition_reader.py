@@ -122,6 +122,7 @@ def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData
         node_type_names=spec.node_types,
         edge_type_names=edge_types,
         partition_book=_partition_book(spec, part, edge_types),
+        directory=spec.digest,
     )
 
 

@@ -1,6 +1,7 @@
 """Every node, edge and feature that the reader returns, against the graph that was partitioned."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tests.adapters.dgl.directories import (
     to_dispatch,
     write_directory,
 )
+from tests.core.attempts import assert_disagreement, catch
 
 GRAPHS = {"homogeneous": homogeneous_graph, "heterogeneous": heterogeneous_graph}
 
@@ -325,6 +327,24 @@ def test_any_number_of_workers(pool, tmp_path, name, num_parts, world_size):
     Oracle(directory).check(partitions)
     edges = [sum(len(shard.edges[0]) for shard in data.all_shard_edges) for data in partitions]
     assert max(edges) <= 1.5 * sum(edges) / world_size + 20
+
+
+def construct_from(path):
+    data = load_dgl_partition_data(path, sar.rank(), "cpu")
+    return catch(sar.construct_full_graph, data)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_directories_of_other_descriptions(pool, tmp_path):
+    """Worker 1 has the directory of another run: equal ranges, and a JSON file that says something else."""
+    directory = write_directory(tmp_path / "one", homogeneous_graph(), 2)
+    shutil.copytree(directory.path.parent, tmp_path / "other")
+    other = tmp_path / "other" / directory.path.name
+    content = directory.json()
+    other.write_text(json.dumps(dict(reversed(content.items()))))
+    assert pool.run(construct_from, per_rank=[directory.path, other]) == [None, None], "the order means nothing"
+    other.write_text(json.dumps(content | {"part_method": "by hand"}))
+    assert_disagreement(pool.run(construct_from, per_rank=[directory.path, other]), "partition directory")
 
 
 @pytest.mark.parametrize("name", GRAPHS)
