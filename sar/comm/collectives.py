@@ -18,8 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sar.comm.ddp import refuse_second_sum
 from sar.comm.group import Group
-from sar.comm.replicas import all_gather_text
-from sar.comm.replicas import described as _described
+from sar.comm.replicas import all_gather_text, described
 from sar.comm.session import current_group
 from sar.comm.statistics import counters
 from sar.config import Config
@@ -46,7 +45,7 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device:
         ConfigError: where gloo cannot combine tensors of this dtype, or the tensor is on another device.
     """
     group = current_group()
-    call = f"all_reduce({op}) of {_described(tensor)}"
+    call = f"all_reduce({op}) of {described(tensor)}"
     with group.guard():
         _check_device(group, tensor, move_to_comm_device)
         if group.nccl is None and tensor.dtype not in REDUCED_DTYPES:
@@ -107,7 +106,7 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
             )
         sample = tensors[0]
         _check_alike(tensors)
-        call = f"exchange_tensors of {_described(sample[:0])} rows"
+        call = f"exchange_tensors of {described(sample[:0])} rows"
         group.agree(call)
         sizes = group.all_gather(torch.tensor([len(t) for t in tensors], device="cpu"), call)
         arriving = [int(theirs[group.rank]) for theirs in sizes]
@@ -255,10 +254,10 @@ def gather_grads(model: Module) -> None:
 
 def _agree_on_model(group: Group, call: str, model: Module, named: Sequence[tuple[str, Tensor]]) -> None:
     """Agree on a call over tensors of a model, which have to be alike on all workers."""
-    layout = "; ".join(_described(tensor) for _, tensor in named)
+    layout = "; ".join(described(tensor) for _, tensor in named)
     layouts = group.agree(call, int.from_bytes(blake2b(layout.encode(), digest_size=7).digest(), "little"))
     if len(set(layouts)) > 1:
-        own = json.dumps([[name, _described(tensor)] for name, tensor in named])
+        own = json.dumps([[name, described(tensor)] for name, tensor in named])
         models = [json.loads(text) for text in all_gather_text(partial(group.all_gather, call=call), own)]
         for of_all in zip_longest(*models, fillvalue=["nothing", ""]):
             if len({layout for _, layout in of_all}) > 1:
@@ -342,10 +341,10 @@ def _swap(group: Group, source: int, received: Tensor, reader: int, sent: Tensor
 
 def _check_alike(tensors: Sequence[Tensor]) -> None:
     """What differs would be read as something else at the other end, or end its process."""
-    rows = _described(tensors[0][:0])
+    rows = described(tensors[0][:0])
     for tensor in tensors:
-        if _described(tensor[:0]) != rows:
-            raise ConfigError(f"There is {_described(tensor)} among tensors with rows like {rows}; give all one form.")
+        if described(tensor[:0]) != rows:
+            raise ConfigError(f"There is {described(tensor)} among tensors with rows like {rows}; give all one form.")
 
 
 def _check_device(group: Group, tensor: Tensor, move: bool) -> None:
