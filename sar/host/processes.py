@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -61,7 +62,9 @@ def run_workers(
         WorkerError: a worker failed; the others are killed.
         CommunicationTimeout: the time limit passed.
     """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    listener = socket.create_server(("127.0.0.1", 0))  # torch's own would listen on all interfaces
+    port = listener.getsockname()[1]
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     shared = {
         "WORLD_SIZE": n_workers,
         "LOCAL_WORLD_SIZE": n_workers,
