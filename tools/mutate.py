@@ -123,7 +123,7 @@ MUTANTS = [
         "sar/comm/group.py",
         "self.abort(error)",
         "pass",
-        "tests/core/test_failures.py::test_an_error_inside_a_call_reaches_everybody",
+        "tests/core/test_failures.py::test_an_error_inside_local_scope_reaches_everybody",
     ),
     Mutant(
         "one worker's gradient only",
