@@ -152,7 +152,7 @@ def _assignment(
     options: AssigningOptions, staging: Staging, graph: GraphSource, memory: int | None, progress: Progress
 ) -> tuple[Array, Choice]:
     """The part of every node, (N,), made by the first process, and kept for a run that resumes this one."""
-    file, team = staging.scratch / "assignment", staging.team
+    file, team = staging.assignment, staging.team
     dtype = np.min_scalar_type(options.parts - 1)
 
     def first_assigns() -> list[str]:

@@ -21,6 +21,7 @@ from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, GraphSource, index_dtype
+from sar.partition.ingest.tables import check_edges
 from sar.partition.stored import ArrayFile, StoredArray
 
 _MEMORY = 256 << 20
@@ -57,7 +58,8 @@ def clean_up(
     Raises:
         ConfigError: self-loops are to be added to edges with features, which the loops would lack; or a relation has
             the name of a reversed one.
-        PartitionError: the disk is full.
+        PartitionError: an edge ends at no node, or the disk is full. Where nothing is cleaned up, edges are not read,
+            and `write_partitions` looks at their ends.
     """
     Path(scratch).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="edges-", dir=scratch))
@@ -68,6 +70,7 @@ def clean_up(
     for number, (etype, source) in enumerate(graph.edges.items()):
         between = etype[0] != etype[2]
         relation = _Relation(
+            ":".join(etype),
             source,
             graph.edge_data.get(etype, {}),
             (graph.num_nodes[etype[0]], graph.num_nodes[etype[2]]),
@@ -124,6 +127,7 @@ class _Range(NamedTuple):
 class _Relation:
     """Edges of one type, and what is to be done with them."""
 
+    name: str
     edges: EdgeSource
     columns: Mapping[str, Column]
     num_nodes: tuple[int, int]
@@ -175,6 +179,7 @@ class _Relation:
         for forward in (True, False) if self.both_ways else (True,):
             row = 0
             for ends in self.edges.chunks(rows):
+                check_edges(*ends, self.num_nodes, f"edges of {self.name}", row)
                 records = np.empty(len(ends[0]), self.record)
                 records[_SRC], records[_DST] = ends if forward else ends[::-1]
                 for number, column in enumerate(self.columns.values()):

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sar.adapters.dgl.part_sums import MEND, SUMS, damage
 from sar.adapters.dgl.reader.feature_files import Feature, FeatureFiles
 from sar.adapters.dgl.reader.part_inspection import PartContent, What, inspect_part
 from sar.adapters.dgl.reader.partition_json import (
@@ -23,7 +25,7 @@ from sar.partition.once import Once
 
 
 def inspect_directory(
-    path: str | PathLike[str], *, values: bool = False, allow_outside: bool = False
+    path: str | PathLike[str], *, values: bool = False, verify: bool = False, allow_outside: bool = False
 ) -> DirectoryReport:
     """Find what a partition directory holds, and whether its files fit together.
 
@@ -32,6 +34,7 @@ def inspect_directory(
     Args:
         path: the directory's JSON file, or the directory.
         values: also look for NaN in features.
+        verify: also compare every byte with the checksums of its part.
         allow_outside: whether the directory may lead to files outside of it.
 
     Returns:
@@ -41,11 +44,11 @@ def inspect_directory(
         PartitionError: the JSON file is missing or damaged, names a file outside, or its ranges of IDs contradict each
             other.
     """
-    return inspect_parts(path, values=values, allow_outside=allow_outside)[0]
+    return inspect_parts(path, values=values, verify=verify, allow_outside=allow_outside)[0]
 
 
 def inspect_parts(
-    path: str | PathLike[str], *, values: bool = False, allow_outside: bool = False
+    path: str | PathLike[str], *, values: bool = False, verify: bool = False, allow_outside: bool = False
 ) -> tuple[DirectoryReport, list[PartContent]]:
     """As `inspect_directory`, with what the files of each part hold."""
     spec = read_partition_json(path, allow_outside=allow_outside)
@@ -55,7 +58,9 @@ def inspect_parts(
         content = inspect_part(spec, part, values=values)
         originals.take(part, content)
         contents.append(content)
-    problems = [problem for content in contents for problem in content.problems]
+    folders = [path.parent for files in spec.files for path in [*files.values()][:1]] if verify else []
+    problems = [problem for folder in folders for problem in _damage(folder)]
+    problems += [problem for content in contents for problem in content.problems]
     problems += originals.problems() + _edges_of_both_ends(spec, contents) + _features_of_all(spec, contents)
     edge_types = next((c.edge_types for c in contents if c.edge_types), None)
     edge_names = spec.edge_types if edge_types is None else [":".join(etype) for etype in edge_types]
@@ -82,6 +87,16 @@ def inspect_parts(
         problems=problems,
     )
     return report, contents
+
+
+def _damage(folder: Path) -> list[str]:
+    """What the checksums of a part say of its files."""
+    if not (folder / SUMS).exists():
+        return [f"{folder} has no {SUMS}: there are no checksums to verify its files by, as sar writes them."]
+    try:
+        return [f"{problem}. {MEND}" for problem in damage(folder)]
+    except PartitionError as error:
+        return [str(error)]
 
 
 def largest_value(path: str | PathLike[str], name: str) -> float:

@@ -1,8 +1,9 @@
 """Where a directory is made: beside its place, under another name, until it is complete and moved there.
 
 A run that is killed leaves `DIR.partial` behind, with a record of the steps that it has finished; a run that is asked
-to resume goes on from there. The record outlives the process, not a crash of the machine: nothing waits for the disk.
-A run that fails removes what it made, but for one that is asked to resume.
+to resume goes on from there. Only the last step waits for the disk, so the record outlives the process, but not the
+machine: after a restart it is not believed, and the steps are taken again. A run that fails removes what it made, but
+for one that is asked to resume.
 """
 
 import contextlib
@@ -16,12 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sar.durable import put_in_place, sync
 from sar.errors import ConfigError, PartitionError
 from sar.partition.write.team import Team
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _LOCK = "lock"
-_SCRATCH = "scratch"
+_SCRATCH, _ASSIGNMENT = "scratch", "assignment"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Staging:
@@ -29,18 +33,21 @@ class Staging:
 
     target: where the directory will be.
     path: where it is until then.
-    scratch: for files that are not part of it; the same on processes that share the directory.
+    scratch: for files that are not part of it, and that finished steps do not need; the same on processes that share
+        the directory.
+    assignment: the file with the part of every node.
     leads: whether this process speaks for those that share the directory.
     """
 
     def __init__(self, target: Path, team: Team, digest: str) -> None:
         self.target, self.team = target, team
         self.path = target.with_name(f"{target.name}.partial")
-        self.scratch = self.path / _SCRATCH
+        self.scratch, self.assignment = self.path / _SCRATCH, self.path / _ASSIGNMENT
         self.leads = True
         self._record = self.path / f"progress-{team.rank}.json"
         self._digest = digest
         self._done: dict[str, Any] = {}
+        self._boot = _BOOT.read_text() if _BOOT.exists() else ""
 
     def step(self, name: str, work: Callable[[], Any]) -> Any:
         """What `work` returns, which JSON can hold; it is not called again when a killed run is resumed after it.
@@ -61,7 +68,7 @@ class Staging:
 
     def _save(self) -> None:
         unfinished = self._record.with_suffix(".new")
-        unfinished.write_text(json.dumps({"digest": self._digest, "steps": self._done}))
+        unfinished.write_text(json.dumps({"digest": self._digest, "boot": self._boot, "steps": self._done}))
         unfinished.replace(self._record)
 
     def _begin(self, resume: bool) -> BinaryIO:
@@ -72,13 +79,18 @@ class Staging:
                 "Resume that run (--resume), or remove it."
             )
         self.path.mkdir(parents=True, exist_ok=resume)
-        lock = (self.path / _LOCK).open("ab")
+        try:
+            lock = (self.path / _LOCK).open("ab")
+            self.scratch.mkdir(exist_ok=True)
+        except OSError:
+            if not resume:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.close()
             raise ConfigError(f"another run is making '{self.path}'; wait for it, or choose another place.") from error
-        self.scratch.mkdir(exist_ok=True)
         return lock
 
     def _recall(self) -> None:
@@ -96,14 +108,19 @@ class Staging:
                 f"'{self.path}' was begun with other input, options or number of processes, and cannot be resumed with "
                 "these. Give it the same again, or remove it."
             )
-        self._done = found["steps"]
+        self._done = found["steps"] if found["boot"] == self._boot else {}
 
     def _finish(self) -> None:
-        """Move the directory to its place."""
+        """Move the directory to its place, once it is on the disk.
+
+        Killed before the first record is gone, it is resumed from the records; after that, from the start.
+        """
         shutil.rmtree(self.scratch)
-        for file in (*self.path.glob("progress-*"), self.path / _LOCK):
-            file.unlink()
-        self.path.replace(self.target)
+        for path in self.path.rglob("*"):
+            sync(path)
+        for file in (*self.path.glob("progress-*"), self.assignment, self.path / _LOCK):
+            file.unlink(missing_ok=True)
+        put_in_place(self.path, self.target)
 
 
 @contextlib.contextmanager
@@ -119,18 +136,20 @@ def staged(target: Path, team: Team, digest: str, *, resume: bool, local: bool =
 
     Raises:
         ConfigError: the place is taken, or what was left there was begun with another digest.
+            or it cannot be made there.
         PartitionError: the disk is full.
     """
     target = target.resolve() if target.is_symlink() else Path(os.path.abspath(target))
-    _check_free(target)
+    _check_free(target, resume)
     staging = Staging(target, team, digest)
     staging.leads = team.lowest_rank_with(f"{socket.gethostname() if local else ''}:{target}") == team.rank
     with contextlib.ExitStack() as stack:
         if staging.leads:
-            stack.enter_context(staging._begin(resume))
+            with _disk_explained(staging.path):
+                stack.enter_context(staging._begin(resume))
         team.all(True)  # from here on a failure removes it
         try:
-            with _full_disk_explained(staging.path):
+            with _disk_explained(staging.path):
                 staging._recall()
                 yield staging
                 team.all(True)
@@ -143,13 +162,16 @@ def staged(target: Path, team: Team, digest: str, *, resume: bool, local: bool =
             raise
 
 
-def _check_free(target: Path) -> None:
+def _check_free(target: Path, resume: bool) -> None:
     """Refuse what is there already."""
     if target.is_dir():
         names = sorted(file.name for file in target.iterdir())
         if names:
             some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            raise ConfigError(f"'{target}' already holds {some}, and nothing is overwritten; name another directory.")
+            done = " If the run that was to be resumed has made it, it is complete." if resume else ""
+            raise ConfigError(
+                f"'{target}' already holds {some}, and nothing is overwritten; name another directory.{done}"
+            )
         if target.is_mount():
             raise ConfigError(f"'{target}' is a mount point, which cannot be replaced; name a directory inside it.")
     elif target.exists():
@@ -157,10 +179,14 @@ def _check_free(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _full_disk_explained(path: Path) -> Iterator[None]:
+def _disk_explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in _FORBIDDEN:
+            raise ConfigError(
+                f"'{error.filename or path}' cannot be made ({error.strerror}); name a directory elsewhere."
+            ) from error
         if error.errno not in _FULL:
             raise
         raise PartitionError(

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sar.adapters.dgl.writer.partition_writer import write_partition_json
+from sar.adapters.dgl.part_sums import write_sums
+from sar.adapters.dgl.writer.partition_writer import part_folder, write_partition_json
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress
 from sar.partition.write.edge_buckets import EdgeBuckets
@@ -112,6 +113,7 @@ def write_parts(job: WriteJob, name: str, method: str) -> Written:
         edge_range = int(edge_ranges[part, 0, 0]), int(edge_ranges[part, -1, 1])
         step = partial(write_part_graph, job, buckets, part, local, edge_range)
         origins[:, part] = staging.own_step(f"graph of part {part}", step)
+        staging.own_step(f"sums of part {part}", partial(write_sums, part_folder(staging.path, part)))
     edges_from, rows_from = staging.team.sum(origins)
     if staging.leads:
         etypes = [":".join(etype) for etype in job.etypes]

@@ -1,0 +1,204 @@
+"""Written directories are on the disk before they have their names, damage to them is told, and kills lose nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sar.adapters.dgl.part_sums import SUMS
+from sar.cli import main
+from sar.durable import SLICE_BYTES
+from sar.errors import ConfigError, PartitionError
+from sar.partition.assign.assigning import AssigningOptions
+from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.inspect.inspection import inspect_directory
+from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
+from sar.partition.write.write import write_partitions
+from tests.partition.written import content_of, typed_graph, write
+from tests.workers import REPOSITORY
+
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Two parts, whose files have several pages, in which no byte is zero by chance."""
+    rng = np.random.default_rng(0)
+    etype = ("_N", "_E", "_N")
+    edges = ArrayEdges(rng.integers(0, 300, 4000), rng.integers(0, 300, 4000))
+    node_data = {"_N": {"feat": rng.random((300, 500))}}
+    graph = GraphSource({"_N": 300}, {etype: edges}, node_data, {etype: {"w": rng.random((4000, 4))}})
+    folder = tmp_path_factory.mktemp("pristine") / "parts"
+    write_partitions(graph, rng.integers(0, 2, 300), 2, folder, "graph", method="custom")
+    return content_of(folder)
+
+
+@pytest.fixture
+def directory(tmp_path: Path, pristine: dict[str, bytes]) -> Path:
+    for name, content in pristine.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def zero_page(file: Path, page: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(page * PAGE)
+        opened.write(bytes(PAGE))
+
+
+FILES = ["graph.dgl", "node_feat.dgl", "edge_feat.dgl"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_page_of_zeros_is_found(directory: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(directory), "--verify"]) == 0
+    file = directory / "part1" / name
+    page = file.stat().st_size // PAGE // 2
+    zero_page(file, page)
+    assert main(["inspect", str(directory), "--verify"]) == 1
+    first = page * PAGE // SLICE_BYTES * SLICE_BYTES
+    said = capsys.readouterr().out
+    assert f"{file} is not what was written: the checksum is another in 1 slices of {SLICE_BYTES} bytes, " in said
+    assert f"the first at byte {first}. Copy it again" in said
+    assert "part0" not in said.partition("not sound")[2]
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda part: (part / "orig_nids.dgl").unlink(), "orig_nids.dgl is missing, of which"),
+        (lambda part: os.truncate(part / "edge_feat.dgl", PAGE), rf"has {PAGE} bytes, but \d+ were written"),
+        (lambda part: zero_page(part / SUMS, 0), "holds no checksums that this version of sar knows"),
+        (lambda part: (part / SUMS).write_text("[]"), "holds no checksums that this version of sar knows"),
+        (lambda part: (part / SUMS).write_text('{"kind": "MD5", "files": {}}'), "expected the CRC-32 of each 1048576"),
+        (lambda part: (part / SUMS).unlink(), f"has no {SUMS}: there are no checksums to verify"),
+    ],
+)
+def test_other_damage(directory: Path, damage: Callable[[Path], None], words: str) -> None:
+    assert inspect_directory(directory, verify=True).problems == []
+    damage(directory / "part1")
+    problems = inspect_directory(directory, verify=True).problems
+    assert len(problems) >= 1
+    pytest.raises(PartitionError, raise_first, problems).match(words)
+    if words.startswith("has no"):
+        assert inspect_directory(directory).problems == []
+
+
+def raise_first(problems: list[str]) -> None:
+    raise PartitionError(problems[0])
+
+
+def test_everything_is_on_the_disk_before_the_directory_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    target = tmp_path / "parts"
+
+    def record(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append(str(path.relative_to(tmp_path)))
+        assert target.exists() == (path == tmp_path)
+
+    monkeypatch.setattr(os, "fsync", record)
+    write(typed_graph(), target)
+    written = [path.relative_to(target) for path in (target, *target.rglob("*"))]
+    assert {f"parts.partial/{path}" for path in written} - {"parts.partial/."} <= {*synced}
+    assert synced[-2:] == ["parts.partial", "."]
+
+
+# -- kills
+
+WATCHED = {"open", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}
+
+
+def options(folder: Path) -> tuple[InputOptions, AssigningOptions, OutputOptions]:
+    source = InputOptions(str(folder / "edges.csv"), node_features={"feat": str(folder / "feat.npy")}, undirected=True)
+    return source, AssigningOptions(2, "random"), OutputOptions(folder / "parts", name="graph", resume=True)
+
+
+def write_edges(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savetxt(folder / "edges.csv", rng.integers(0, 40, (150, 2)), "%d", ",")
+    np.save(folder / "feat.npy", rng.random((40, 3)))
+
+
+def killed_at_every_change(folder: Path, every: int, from_last_step: bool) -> None:
+    """Kill a run at one change of files after the other, resume it, and look at the result; runs in a process alone."""
+    write_edges(folder)
+    run_partition(*options(folder))
+    expected = content_of(folder / "parts")
+    point, killed = 0, 0
+    while True:
+        (folder / "parts").rename(folder / "old")
+        subprocess.run(["rm", "-r", str(folder / "old")], check=True)
+        child = os.fork()
+        if child == 0:
+            kill_at(point, str(folder / "parts"), from_last_step)
+            run_partition(*options(folder))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            assert status == 0
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        killed += 1
+        try:
+            run_partition(*options(folder))
+        except ConfigError as error:
+            assert "it is complete" in str(error) and not (folder / "parts.partial").exists()  # noqa: PT018
+        assert content_of(folder / "parts") == expected, point
+        assert sorted(os.listdir(folder)) == ["edges.csv", "feat.npy", "parts"], point
+        point += every
+    assert killed > 10
+    assert content_of(folder / "parts") == expected
+
+
+def kill_at(point: int, where: str, from_last_step: bool) -> None:
+    """Arrange for this process to be killed before its `point`-th change of files, of all or of those at the end."""
+    counted, begun = 0, not from_last_step
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal counted, begun
+        if event not in WATCHED or not str(arguments[0]).startswith(where):
+            return
+        begun = begun or (event == "shutil.rmtree" and str(arguments[0]).endswith("parts.partial/scratch"))
+        counted += begun
+        if counted > point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+@pytest.mark.parametrize(
+    "every, from_last_step", [(1, True), (29, False), pytest.param(1, False, marks=pytest.mark.slow)]
+)
+def test_a_run_killed_anywhere_resumes(tmp_path: Path, every: int, from_last_step: bool) -> None:
+    arguments = f"p.Path({str(tmp_path)!r}), {every}, {from_last_step}"
+    call = f"import pathlib as p, tests.partition.test_integrity as t; t.killed_at_every_change({arguments})"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", call], cwd=REPOSITORY, timeout=300, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_record_from_before_a_restart_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop_at_parts(doing: str, _share: float) -> None:
+        if doing == "writing parts":
+            raise KeyboardInterrupt
+
+    graph = typed_graph()
+    with pytest.raises(KeyboardInterrupt):
+        write(graph, tmp_path / "parts", resume=True, progress=stop_at_parts)
+    [zeroed] = tmp_path.glob("parts.partial/part1/node_feat.dgl")
+    zeroed.write_bytes(bytes(zeroed.stat().st_size))
+    (tmp_path / "boot").write_text("another")
+    monkeypatch.setattr("sar.partition.write.staging._BOOT", tmp_path / "boot")
+    write(graph, tmp_path / "parts", resume=True)
+    write(graph, tmp_path / "expected")
+    assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
