@@ -1,7 +1,7 @@
 """Puts what was computed part by part back into the order of the input graph, out of core."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from math import prod
 from os import PathLike
@@ -22,11 +22,13 @@ from sar.adapters.dgl.reader.stored_tensor import load
 from sar.adapters.dgl.reader.tensor_file import open_tensors
 from sar.adapters.dgl.reader.worker_share import WorkerShare
 from sar.comm.session import current_group
-from sar.errors import ConfigError, PartitionError
+from sar.durable import put_in_place
+from sar.errors import ConfigError, PartitionError, SarError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
 from sar.partition.once import Once
 from sar.partition.stored import tensor_column
+from sar.partition.write.team import Team
 
 Values = Tensor | Array | str | PathLike[str]
 
@@ -49,7 +51,7 @@ def to_original_order(
         values: one entry for each part, (N_i, ...) each: a tensor, an array, an `.npy` file (memory-mapped) or a file
             of one DGL tensor; or one for each worker of a job with more or fewer workers than parts, which has dealt
             them out by itself. In a running job also the rows of this worker alone; then all workers call this
-            together, each writes its rows, and `out` names one file that all of them see.
+            together, worker 0 writes the rows of all, and `out` names one file that all of them see.
         directory: the partition directory, or its JSON file; it has the original IDs.
         ntype: the node type that the rows belong to; may be left out where there is one.
         out: an `.npy` file to write; it appears when it is complete, in place of an earlier one.
@@ -59,7 +61,7 @@ def to_original_order(
         (N, ...): an array, or with `out` the file, memory-mapped.
 
     Raises:
-        PartitionError: the directory has no original IDs, or they are not a permutation.
+        PartitionError: the directory has no original IDs, or they are not a permutation; or the disk is full.
         ConfigError: rows, dtypes or widths of the values do not fit the directory or each other.
         CommunicationError: another worker failed.
     """
@@ -80,7 +82,7 @@ def to_original_order(
     with _created(out, (total, *rows[0].shape[1:]), rows[0].dtype) as result:
         seen = Once(total)
         for entry, cuts in zip(rows, shares, strict=True):
-            _scatter(spec, type_id, entry, cuts, result, seen)
+            _scatter(_placed(spec, type_id, entry, cuts), result, seen)
         if not seen.is_permutation:
             raise _no_permutation(spec, seen)
     return result
@@ -166,22 +168,27 @@ def _original_ids(spec: PartitionJson, part: int, type_id: int) -> NDArray[np.in
     return graph.orig_node_id[owned][order].long().numpy()
 
 
-def _scatter(
-    spec: PartitionJson, type_id: int, rows: Column, cuts: Mapping[int, slice], result: Array, seen: Once
-) -> None:
-    """Write the rows of a worker to their places, part by part."""
-    row_bytes = prod(rows.shape[1:]) * rows.dtype.itemsize
-    step, first = max(1, _SLICE_BYTES // max(1, row_bytes)), 0
+def _placed(
+    spec: PartitionJson, type_id: int, rows: Column, cuts: Mapping[int, slice]
+) -> Iterator[tuple[NDArray[np.int64], Array]]:
+    """Rows of a worker and their places in the input, part by part and as many at a time as fit `_SLICE_BYTES`."""
+    step, first = max(1, _SLICE_BYTES // max(1, prod(rows.shape[1:]) * rows.dtype.itemsize)), 0
     for part, cut in cuts.items():
         ids = _original_ids(spec, part, type_id)[cut]
-        seen.add(ids)
-        if seen.outside:
-            return
         for start in range(0, len(ids), step):
             places = ids[start : start + step]
-            order = np.argsort(places)  # ascending, which disks like
-            result[places[order]] = rows[first + start : first + start + len(places)][order]
+            yield places, rows[first + start : first + start + len(places)]
         first += len(ids)
+
+
+def _scatter(placed: Iterable[tuple[NDArray[np.int64], Array]], result: Array, seen: Once) -> None:
+    """Write rows to their places, up to one that there is not."""
+    for places, rows in placed:
+        seen.add(places)
+        if seen.outside:
+            return
+        order = np.argsort(places)  # ascending, which disks like
+        result[places[order]] = rows[order]
 
 
 def _no_permutation(spec: PartitionJson, seen: Once) -> PartitionError:
@@ -203,19 +210,34 @@ def _created(out: str | PathLike[str] | None, shape: tuple[int, ...], dtype: np.
         return
     if Path(out).suffix != ".npy":
         raise ConfigError(f"out is '{os.fspath(out)}'; expected the name of an .npy file.")
-    result = np.lib.format.open_memmap(_unfinished(out), "w+", dtype, shape)
+    size = prod(shape) * dtype.itemsize
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     try:
+        with _unfinished(out).open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            file.flush()
+            # All of it now: where the disk is full, writing to memory mapped to a hole kills the process.
+            os.posix_fallocate(file.fileno(), 0, file.tell() + size)
+        result: np.memmap[Any, Any] = np.load(_unfinished(out), mmap_mode="r+")
         yield result
         result.flush()
-        os.replace(_unfinished(out), out)
-    except BaseException:
+        put_in_place(_unfinished(out), Path(out))
+    except BaseException as error:
         with suppress(OSError):
             _unfinished(out).unlink()
+        if isinstance(error, OSError) and not isinstance(error, SarError):
+            raise PartitionError(
+                f"'{os.fspath(out)}' of {size:,} bytes cannot be written ({error.strerror}); make room there, or name "
+                "another place."
+            ) from error
         raise
 
 
 def _together(rows: Column, spec: PartitionJson, type_id: int, out: str | PathLike[str] | None) -> Array:
-    """Every worker writes its rows into one file; inside `group.guard()`."""
+    """Worker 0 writes the rows of all into one file; inside `group.guard()`.
+
+    One alone, because hosts that map one file over NFS write whole pages, with other hosts' rows as they once were.
+    """
     group = current_group()
     if out is None:
         raise ConfigError("the rows of one worker alone need `out`, a file in which the workers' rows meet.")
@@ -224,14 +246,18 @@ def _together(rows: Column, spec: PartitionJson, type_id: int, out: str | PathLi
     total = _num_nodes(spec, type_id)
     shape, what = (total, *rows.shape[1:]), f"to_original_order, {spec.node_types[type_id]}"
     group.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
-    with _created(out, shape, rows.dtype) if group.rank == 0 else nullcontext():
+    with _created(out, shape, rows.dtype) if group.rank == 0 else nullcontext(np.empty(0)) as result:
         group.agree(f"{what}: the file is there")
-        seen = Once(total)
-        result: np.memmap[Any, Any] = np.load(_unfinished(out), mmap_mode="r+")
-        _scatter(spec, type_id, rows, cuts, result, seen)
-        if seen.outside or seen.repeated:
+        seen, team = Once(total if group.rank == 0 else 0), Team.here()
+        placed, nothing = _placed(spec, type_id, rows, cuts), (np.empty(0, np.int64), rows[:0])
+        while not team.all((own := next(placed, None)) is None):
+            places, values = (
+                [arrived for _, arrived in team.deliver(sent, np.eye(1, team.size, dtype=np.int64)[0] * len(sent))]
+                for sent in own or nothing
+            )
+            _scatter(zip(places, values, strict=True), result, seen)
+        if group.rank == 0 and not seen.is_permutation:
             raise _no_permutation(spec, seen)
-        result.flush()
         group.agree(f"{what}: all rows are written")
     group.agree(f"{what}: the file has its name")
-    return result
+    return cast(Array, np.load(out, mmap_mode="r+"))

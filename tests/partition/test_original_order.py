@@ -1,5 +1,6 @@
 """Rows of all parts, back in the order of the input graph."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.adapters.dgl.directories import (
     to_dispatch,
     write_directory,
 )
+from tests.partition.small_disk import run_on_small_disk
 
 WRITERS = {
     "0.9": to_dgl_09,
@@ -149,3 +151,21 @@ def test_a_directory_without_original_ids_is_refused(tmp_path: Path) -> None:
     directory = write_directory(tmp_path, homogeneous_graph(), 2)
     with pytest.raises(PartitionError, match=r"Part 0 .* has no original IDs"):
         sar.to_original_order(parts_of(directory, "_N", torch.arange(60)), directory.path)
+
+
+def put_back_until_there_is_room(folder: str, path: str) -> None:
+    """On a disk of 1 MiB: results of 24 MiB, and then of 2 KiB."""
+    sizes = np.diff(np.array(json.loads(Path(path).read_text())["node_map"]["_N"]), axis=1)[:, 0]
+    with pytest.raises(PartitionError, match=r"out\.npy' of 24,000,000 bytes cannot be written \(No space left"):
+        sar.to_original_order([np.ones((size, 50_000)) for size in sizes], path, out=f"{folder}/out.npy")
+    assert list(Path(folder).iterdir()) == []
+    sar.to_original_order([np.ones((size, 4)) for size in sizes], path, out=f"{folder}/out.npy")
+    assert [file.name for file in Path(folder).iterdir()] == ["out.npy"]
+
+
+def test_a_full_disk_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
+    directory = WRITERS["dispatch"](write_directory(tmp_path / "parts", homogeneous_graph(), 2))
+    names = f"{str(tmp_path / 'disk')!r}, {str(directory.path)!r}"
+    call = f"import tests.partition.test_original_order as t; t.put_back_until_there_is_room({names})"
+    done = run_on_small_disk(tmp_path / "disk", "1m", call)
+    assert done.returncode == 0, done.stderr[-2000:]

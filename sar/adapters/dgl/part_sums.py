@@ -36,16 +36,16 @@ def damage(folder: Path) -> Iterator[str]:
         PartitionError: the sums themselves, or a file, cannot be read.
     """
     for file, known in _read(folder / SUMS).items():
+        if not file.is_file():
+            yield f"{file} is missing, of which {folder / SUMS} has the checksums"
+            continue
         try:
             size = file.stat().st_size
-            found = slice_sums(file) if size == known["bytes"] else iter(())
-            if size != known["bytes"]:
-                yield f"{file} has {size} bytes, but {known['bytes']} were written"
-            elif wrong := [i for i, (a, b) in enumerate(zip_longest(found, known["sums"])) if a != b]:
+            if size != known.get("bytes"):
+                yield f"{file} has {size} bytes, but {known.get('bytes')} were written"
+            elif wrong := [i for i, (a, b) in enumerate(zip_longest(slice_sums(file), known["sums"])) if a != b]:
                 slices = f"{len(wrong)} slices of {SLICE_BYTES} bytes, the first at byte {wrong[0] * SLICE_BYTES}"
                 yield f"{file} is not what was written: the checksum is another in {slices}"
-        except FileNotFoundError:
-            yield f"{file} is missing, of which {folder / SUMS} has the checksums"
         except OSError as error:
             raise PartitionError(f"Cannot read {file} ({error.strerror}). Copy it again.") from error
 
@@ -64,17 +64,18 @@ MEND = f"Copy it again, or partition again; if it was changed on purpose, remove
 
 
 def _read(path: Path) -> dict[Path, dict[str, Any]]:
+    """What is known of each file; nothing of it is trusted."""
+    if not path.is_file():
+        return {}
     try:
         content = json.loads(path.read_text())
         files = {path.parent / Path(name).name: known for name, known in content["files"].items()}
-        if content["kind"] != _KIND or not all({"bytes", "sums"} <= known.keys() for known in files.values()):
+        if content["kind"] != _KIND or not all(isinstance(known["sums"], list) for known in files.values()):
             raise ValueError(f"expected the {_KIND}")
         return files
-    except FileNotFoundError:
-        return {}
     except OSError as error:
         raise PartitionError(f"Cannot read {path} ({error.strerror}). Copy it again.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PartitionError(
             f"{path} holds no checksums that this version of sar knows ({error}). Copy it again, or remove it to go "
             "without."

@@ -1,6 +1,7 @@
 """Read one partition of a directory that DGL's partitioners wrote, with features streamed from disk."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from os import PathLike
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sar import comm
+from sar.adapters.dgl.part_sums import check_sums
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.local_graph import DST, PART_ID, LocalGraph, PartFile
@@ -33,6 +35,7 @@ def load_dgl_partition_data(
     *,
     parts: Sequence[int] | None = None,
     allow_outside: bool = False,
+    verify: bool = True,
 ) -> PartitionData:
     """Load a worker's share of a directory written by `dgl.distributed.partition_graph` or DGL's dispatch pipeline.
 
@@ -50,15 +53,17 @@ def load_dgl_partition_data(
         parts: the partitions of this worker, in place of consecutive ones; each is with one worker. Where they are not
             consecutive, global IDs count through the workers' partitions in their order, other than DGL's own.
         allow_outside: whether the JSON file, or links beside it, may lead to files outside of its directory.
+        verify: compare the partition's files with the checksums that `sar partition` and `partition_graph` leave beside
+            them; a second thread reads them for it. Directories without checksums are taken as they are.
 
     Returns:
         The nodes, in-edges and features. `orig_id` counts within types. `partition_book` is that of DGL's partitions;
         None where DGL cannot be imported or IDs are not its own. Nothing else needs it.
 
     Raises:
-        PartitionError: a file is missing, damaged, truncated or outside; `own_partition_idx` or `parts` do not fit; or
-            the directory was written without reshuffling, without halo, or for GraphBolt only. The other workers get a
-            `PeerError` from their next distributed call.
+        PartitionError: a file is missing, damaged, truncated, outside or not what was written; `own_partition_idx` or
+            `parts` do not fit; or the directory was written without reshuffling, without halo, or for GraphBolt only.
+            The other workers get a `PeerError` from their next distributed call.
     """
     device = torch.device(device)
     with current_group().guard() if comm.is_initialized() else nullcontext():
@@ -69,11 +74,11 @@ def load_dgl_partition_data(
                 f"own_partition_idx is {own_partition_idx!r}; expected a number from 0 to {workers - 1}, sar.rank()."
             )
         if parts is None and workers == spec.num_parts:
-            return _load(spec, own_partition_idx, device)
-        return _on_device(_load_share(spec, own_partition_idx, parts), device)
+            return _load_part(spec, own_partition_idx, device, verify)
+        return _on_device(_load_share(spec, own_partition_idx, parts, verify), device)
 
 
-def _load_share(spec: PartitionJson, worker: int, parts: Sequence[int] | None) -> PartitionData:
+def _load_share(spec: PartitionJson, worker: int, parts: Sequence[int] | None, verify: bool) -> PartitionData:
     """Load what a worker has of partitions that are not one for each worker."""
     if not comm.is_initialized():
         raise PartitionError("parts are chosen together by all workers; call sar.initialize_comms() first.")
@@ -90,7 +95,8 @@ def _load_share(spec: PartitionJson, worker: int, parts: Sequence[int] | None) -
         order, share = chosen_share(spec, parts, group)
     everywhere = group.all_gather(torch.tensor([share.start, share.end]), "node ranges")
     node_ranges = [(int(start), int(end)) for start, end in everywhere]
-    loaded = {order.index(part): renumber(_load(spec, part, torch.device("cpu")), part, order) for part in share.parts}
+    cpu = torch.device("cpu")
+    loaded = {order.index(p): renumber(_load_part(spec, p, cpu, verify), p, order) for p in share.parts}
     return regroup(loaded, node_ranges, worker)
 
 
@@ -103,6 +109,17 @@ def _on_device(data: PartitionData, device: torch.device) -> PartitionData:
     ]
     node_features = {name: values.to(device) for name, values in data.node_features.items()}
     return data._replace(all_shard_edges=shards, node_features=node_features)
+
+
+def _load_part(spec: PartitionJson, part: int, device: torch.device, verify: bool) -> PartitionData:
+    """As `_load`, while a second thread compares checksums."""
+    with ThreadPoolExecutor(1) as beside:
+        checked = beside.submit(check_sums, graph_path(spec, part).parent) if verify else None
+        try:
+            return _load(spec, part, device)
+        finally:
+            if checked is not None:
+                checked.result()  # what it raises explains what loading may have stumbled over
 
 
 def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData:

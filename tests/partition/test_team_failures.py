@@ -1,0 +1,136 @@
+"""Processes that write together: where one is killed or raises, in any phase, the others end and nothing is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.distributed import TCPStore
+
+from sar.cli import main
+from sar.partition import pipeline
+from sar.partition.write import write
+from sar.partition.write.edge_buckets import EdgeBuckets
+from sar.partition.write.staging import Staging
+from tests.partition.written import content_of
+from tests.workers import REPOSITORY, Err
+
+PHASES: dict[str, tuple[object, str, int]] = {  # what fails, and on which process
+    "reading": (pipeline, "open_input", 1),
+    "assigning": (pipeline, "assign", 0),
+    "dividing edges": (EdgeBuckets, "_divide", 1),
+    "dividing fields": (write, "write_node_fields", 1),
+    "part graphs": (write, "write_part_graph", 1),
+    "checksums": (write, "write_sums", 0),
+    "moving": (Staging, "_finish", 0),
+}
+
+
+def die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(*_: Any, **__: Any) -> None:
+    raise MemoryError("none is left")
+
+
+def partition(folder: Path, phase: str, rank: int, what: Callable[..., None]) -> int:
+    """Run `sar partition`; process `rank` of those that do fails in a phase."""
+    edges, features = folder / "edges.csv", f"feat={folder}/feat.npy"
+    options = ["--parts", "3", "--method", "random", "--resume", "--node-feature", features, "--name", "graph"]
+    with pytest.MonkeyPatch.context() as patch:
+        if phase and PHASES[phase][2] == rank:
+            patch.setattr(*PHASES[phase][:2], what)
+        return main(["partition", str(edges), *options, "--out", str(folder / "parts")])
+
+
+def write_input(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savetxt(folder / "edges.csv", rng.integers(0, 40, (150, 2)), "%d", ",")
+    np.save(folder / "feat.npy", rng.random((40, 3)))
+
+
+def start(folder: Path, phase: str) -> list[subprocess.Popen[str]]:
+    """Two processes, as a launcher starts them; one is killed in a phase."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    shared |= {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RESTART_COUNT": 0, "GLOO_SOCKET_IFNAME": "lo"}
+    started = []
+    for rank in range(2):
+        environment = {name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        call = "import sys, pathlib as p, tests.partition.test_team_failures as t; "
+        call += f"sys.exit(t.partition(p.Path({str(folder)!r}), {phase!r}, {rank}, t.die))"
+        command = [sys.executable, "-W", "ignore", "-c", call]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(
+            subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | environment, text=True, **pipes)  # type: ignore[call-overload]
+        )
+    started[0].store = store  # as long as the processes
+    return started
+
+
+def ended(started: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit status and last words of each; all end within 60 s of the first."""
+    try:
+        while all(process.poll() is None for process in started):
+            time.sleep(0.1)
+        return [(process.returncode, said[1]) for process in started for said in [process.communicate(timeout=60)]]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    "phase", ["part graphs", *(pytest.param(one, marks=pytest.mark.slow) for one in PHASES if one != "part graphs")]
+)
+def test_where_one_is_killed_the_others_end_and_the_run_resumes(tmp_path: Path, phase: str) -> None:
+    write_input(tmp_path)
+    dead = PHASES[phase][2]
+    found = ended(start(tmp_path, phase))
+    assert found[dead][0] == -signal.SIGKILL
+    status, said = found[1 - dead]
+    assert status == 1, said
+    assert "its process died" in said, said
+    assert f"worker {dead}: no answer" in said, said
+    assert sorted(os.listdir(tmp_path)) == ["edges.csv", "feat.npy", "parts.partial"]
+    assert [status for status, _ in ended(start(tmp_path, ""))] == [0, 0]
+    assert sorted(os.listdir(tmp_path)) == ["edges.csv", "feat.npy", "parts"]
+    together = content_of(tmp_path / "parts")
+    (tmp_path / "parts").rename(tmp_path / "together")
+    assert partition(tmp_path, "", 0, die) == 0
+    assert content_of(tmp_path / "parts") == together
+
+
+def partition_here(folder: Path, phase: str) -> None:
+    import sar
+
+    options = (
+        pipeline.InputOptions(str(folder / "edges.csv"), node_features={"feat": str(folder / "feat.npy")}),
+        pipeline.AssigningOptions(3, "random"),
+        pipeline.OutputOptions(folder / "parts", name="graph"),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if phase and PHASES[phase][2] == sar.rank():
+            patch.setattr(*PHASES[phase][:2], fail)
+        pipeline.run_partition(*options)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_where_one_raises_all_end_and_nothing_is_left(pool, world_size, tmp_path):
+    write_input(tmp_path)
+    for phase, (_, _, culprit) in PHASES.items():
+        outcomes = pool.outcomes(partition_here, tmp_path, phase)
+        assert all(isinstance(outcome, Err) for outcome in outcomes), phase
+        assert outcomes[culprit].kind == "MemoryError"
+        assert outcomes[1 - culprit].kind == "PeerError"
+        assert f"Worker {culprit} raised MemoryError: none is left" in outcomes[1 - culprit].message
+        assert sorted(os.listdir(tmp_path)) == ["edges.csv", "feat.npy"], phase
+    pool.run(partition_here, tmp_path, "")
+    assert "parts" in os.listdir(tmp_path)
