@@ -36,6 +36,7 @@ class Staging:
     scratch: for files that are not part of it, and that finished steps do not need; the same on processes that share
         the directory.
     assignment: the file with the part of every node.
+    lock: held by who makes the directory; the first file to go where that fails.
     leads: whether this process speaks for those that share the directory.
     """
 
@@ -43,6 +44,7 @@ class Staging:
         self.target, self.team = target, team
         self.path = target.with_name(f"{target.name}.partial")
         self.scratch, self.assignment = self.path / _SCRATCH, self.path / _ASSIGNMENT
+        self.lock = self.path / _LOCK
         self.leads = True
         self._record = self.path / f"progress-{team.rank}.json"
         self._digest = digest
@@ -80,7 +82,7 @@ class Staging:
             )
         self.path.mkdir(parents=True, exist_ok=resume)
         try:
-            lock = (self.path / _LOCK).open("ab")
+            lock = self.lock.open("ab")
             self.scratch.mkdir(exist_ok=True)
         except OSError:
             if not resume:
@@ -118,7 +120,7 @@ class Staging:
         shutil.rmtree(self.scratch)
         for path in self.path.rglob("*"):
             sync(path)
-        for file in (*self.path.glob("progress-*"), self.assignment, self.path / _LOCK):
+        for file in (*self.path.glob("progress-*"), self.assignment, self.lock):
             file.unlink(missing_ok=True)
         put_in_place(self.path, self.target)
 
@@ -151,13 +153,17 @@ def staged(target: Path, team: Team, digest: str, *, resume: bool, local: bool =
         try:
             with _disk_explained(staging.path):
                 staging._recall()
+                team.all(True)  # all have seen it, before one that fails removes it
                 yield staging
                 team.all(True)
                 if staging.leads:
                     staging._finish()
                 team.all(True)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, FileNotFoundError) and not staging.lock.exists():
+                team.all(True)  # raises why another process has failed, which then removed what was there
             if not resume:
+                staging.lock.unlink(missing_ok=True)
                 shutil.rmtree(staging.path, ignore_errors=True)
             raise
 
