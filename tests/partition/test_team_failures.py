@@ -131,6 +131,7 @@ def test_where_one_raises_all_end_and_nothing_is_left(pool, world_size, tmp_path
         assert outcomes[culprit].kind == "MemoryError"
         assert outcomes[1 - culprit].kind == "PeerError", (phase, outcomes[1 - culprit])
         assert f"Worker {culprit} raised MemoryError: none is left" in outcomes[1 - culprit].message
-        assert sorted(os.listdir(tmp_path)) == ["edges.csv", "feat.npy"], phase
+        left = [str(path) for path in tmp_path.rglob("*")]
+        assert sorted(os.listdir(tmp_path)) == ["edges.csv", "feat.npy"], (phase, left)
     pool.run(partition_here, tmp_path, "")
     assert "parts" in os.listdir(tmp_path)

@@ -160,11 +160,12 @@ def staged(target: Path, team: Team, digest: str, *, resume: bool, local: bool =
                     staging._finish()
                 team.all(True)
         except BaseException as error:
-            if isinstance(error, FileNotFoundError) and not staging.lock.exists():
-                team.all(True)  # raises why another process has failed, which then removed what was there
+            removed = isinstance(error, FileNotFoundError) and not staging.lock.exists()
             if not resume:
                 staging.lock.unlink(missing_ok=True)
                 shutil.rmtree(staging.path, ignore_errors=True)
+            if removed:
+                team.all(True)  # raises why another process has failed, which then removed what was there
             raise
 
 
