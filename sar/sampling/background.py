@@ -19,7 +19,7 @@ from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
 from sar.sampling.batch import Batch, SamplingSource
 from sar.sampling.channel import receive, send
-from sar.sampling.process import TAKEN, Failure, Job
+from sar.sampling.process import TAKEN, Failure, ProcessSettings
 
 CLOSE_SECONDS = 5.0
 """How long a process may take to end before it is killed."""
@@ -50,7 +50,9 @@ class Processes:
         self._processes: list[_Process] = []
         self._finalizer = weakref.finalize(self, _end, self._processes)
         self._processes += [_Process(number) for number in range(count)]
-        job = Job(group.rank, group.world_size, address, f"sar/sampling/{name:x}", Config.timeout, ahead, source)
+        job = ProcessSettings(
+            group.rank, group.world_size, address, f"sar/sampling/{name:x}", Config.timeout, ahead, source
+        )
         send(job, *(process.channel for process in self._processes))
 
     @property

@@ -35,7 +35,7 @@ TAKEN: Final = "taken"
 
 
 @dataclass(frozen=True)
-class Job:
+class ProcessSettings:
     """What a process has to know.
 
     rank, world_size: the worker's.
@@ -71,7 +71,7 @@ def main(descriptor: int, number: int) -> None:
     channel = Connection(descriptor)
     orders: queue.Queue[list[tuple[Tensor, int]]] = queue.Queue()
     try:
-        job: Job = receive(channel, mapped=True)
+        job: ProcessSettings = receive(channel, mapped=True)
         allowed = threading.Semaphore(job.ahead)
         threading.Thread(target=_listen, args=(channel, orders, allowed), daemon=True).start()
         Config.timeout = job.timeout
@@ -102,7 +102,7 @@ def _listen(
         os._exit(0)  # also out of a wait for other workers
 
 
-def _connect(job: Job, number: int) -> Group:
+def _connect(job: ProcessSettings, number: int) -> Group:
     """A group of the processes of this number on all workers."""
     store: dist.Store = dist.HashStore()
     if job.store is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+
+from sar.kernels.code_cache import compile_cached
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,20 +24,12 @@ _OPTIONS = {
 }
 
 _njit: Any = numba.njit
+_SOURCES = Path(__file__).parent, Path(__file__).parent.parent / "attention_operands.py"
 
 
 def kernel(function: F) -> F:
-    """Compile an entry point and keep its code on disk.
-
-    Numba keeps code beside the source, else in the user's cache directory; where it can write neither, nothing is kept.
-    It looks for changes only in the file of the entry point, but keeps code under the function's qualified name, which
-    therefore gets a digest of all files that the code may come from.
-    """
-    function.__qualname__ = f"{function.__name__}_{_sources_digest()}"
-    try:
-        compiled: F = _njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:
-        compiled = _njit(**_OPTIONS)(function)
+    """Compile an entry point and keep its code on disk."""
+    compiled: F = compile_cached(function, _njit, _OPTIONS, *_SOURCES)
     return compiled
 
 
@@ -45,12 +37,3 @@ def inline(function: F) -> F:
     """Compile a helper into each kernel that calls it."""
     compiled: F = _njit(forceinline=True, **_OPTIONS)(function)
     return compiled
-
-
-@cache
-def _sources_digest() -> str:
-    digest = hashlib.blake2b(digest_size=4)
-    here = Path(__file__).parent
-    for path in (*sorted(here.rglob("*.py")), here.parent / "attention_operands.py"):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -12,10 +12,8 @@ import numpy as np
 from sar.partition.assign.capacity import FULL, Capacity, add_load, draw, emptiest, fullness
 from sar.partition.assign.compiled import compiled
 from sar.partition.assign.external_csr import ExternalCsr, Tally, Window, add_up, clear
+from sar.partition.assign.ldg import CONVERGED
 from sar.partition.graph_data import Array
-
-CONVERGED = 0.001
-"""Share of the nodes: passes end when fewer move."""
 
 
 def cluster(
