@@ -240,7 +240,9 @@ def _build(folder: Path, num_nodes: int, pieces: Pieces, bucket: int, weighted: 
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise ConfigError(f"the disk of '{folder}' is full; name another one, with more space, for scratch.") from error
+        raise ConfigError(
+            f"the disk of '{folder}' is full, where neighbour lists go; free some of it, or write to another."
+        ) from error
     finally:
         unsorted.unlink(missing_ok=True)
     return ExternalCsr(folder, indptr, weighted)
