@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FILES = ("vectors", "aggregate", "gradients", "attention", "softmax", "neighbor_sampling")
+FILES = {
+    "kernels": ("vectors", "aggregate", "gradients", "attention", "softmax", "neighbor_sampling"),
+    "partition": ("methods_streaming", "spring", "edge_partitioners", "balance"),
+}
 
 
 @pytest.mark.slow
-def test_the_loops_are_right_without_the_compiler():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.kernels.plain_vectors", "-k", "not reference"]
+@pytest.mark.parametrize("folder", FILES)
+def test_the_loops_are_right_without_the_compiler(folder):
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.kernels.plain_vectors", "-k", "not reference-"]
     done = subprocess.run(
-        [*command, "-W", "ignore::RuntimeWarning", *(f"tests/kernels/test_{name}.py" for name in FILES)],
+        [*command, "-W", "ignore::RuntimeWarning", *(f"tests/{folder}/test_{name}.py" for name in FILES[folder])],
         cwd=REPOSITORY,
         env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
         capture_output=True,
