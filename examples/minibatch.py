@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     sampler = sar.DistNeighborSampler(
         arguments.fanouts, input_node_features={"feat": x}, output_node_features={"label": task.labels}
     )
+    torch.manual_seed(arguments.seed)  # of batches too
     loader = sar.DataLoader(
         graph,
         seeds,
@@ -50,7 +51,6 @@ def main(argv: list[str] | None = None) -> None:
         precompute_optimized_batches=False,  # which would shuffle batches, but not their nodes
         num_workers=arguments.num_workers,
     )
-    torch.manual_seed(arguments.seed)
     model = GraphSAGE(x.shape[1], arguments.hidden, task.num_classes, len(arguments.fanouts))
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr, weight_decay=arguments.weight_decay)
