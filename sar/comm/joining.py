@@ -7,8 +7,10 @@ it. A worker of another job leaves with an error; the job goes on without it, an
 its rank, which can be had once, and reads what the others have signed. Where ranks, world sizes or versions clash, all
 of them raise. What is not known where nobody names the job stands in SECURITY.md.
 
-Keys begin with the launcher's count of restarts, as the store may outlive the processes, and with "sar", so that other
-programs that share torch's default port are no workers.
+The store may outlive the processes: torchrun's agent keeps it when it restarts them, and counts restarts on every host
+for itself. So worker 0 begins an attempt, and says when all have signed that. A worker whose rank is taken already in
+the attempt that it finds, or who finds one that worker 0 gave up, waits for the next. Keys begin with "sar", so that
+other programs that share torch's default port are no workers.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -105,15 +107,22 @@ def check_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> 
         ConfigError: where world sizes or versions differ.
         CommunicationTimeout: where a worker does not come within `Config.timeout`.
     """
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    table = dist.PrefixStore(f"sar/{restart}/joining", store)
+    joining = dist.PrefixStore("sar/joining", store)
     where = f"{socket.gethostname()}, process {os.getpid()}"
     mine = Signature(rank, world_size, job, where, versions())
+    if rank == 0:
+        attempt = str(joining.add("attempts", 1))
+        table: dist.Store = dist.PrefixStore(attempt, joining)
+        table.set("worker/0", json.dumps(mine))
+        joining.set("latest", attempt)
+    else:
+        attempt, table = _join_attempt(joining, mine)
     try:
-        _sign(table, mine)
-        _wait_for([f"worker/{other}" for other in range(world_size)], table, mine)
-        signed = [_read(table, f"worker/{other}") for other in range(world_size)]
-        _compare_versions(signed)
+        if rank == 0:
+            keys = [f"worker/{other}" for other in range(world_size)]
+            _wait(lambda: table.check(keys), table, mine, keys)
+            table.set("complete", "")
+        _compare_versions([_read(table, f"worker/{other}") for other in range(world_size)])
     except (CommunicationError, ConfigError):
         if rank == 0:  # whose end may be the store's
             deadline = time.monotonic() + HEARD_SECONDS
@@ -124,7 +133,29 @@ def check_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> 
         if rank != 0:
             with contextlib.suppress(RuntimeError):  # gone with worker 0
                 table.add("heard", 1)
-    return dist.PrefixStore(f"sar/{restart}/{job}", store)
+    return dist.PrefixStore(f"sar/{attempt}/{job}", store)
+
+
+def _join_attempt(joining: dist.Store, mine: Signature) -> tuple[str, dist.Store]:
+    """Sign in the latest attempt that becomes complete; returns it and its keys."""
+    attempt: str | None = None
+
+    def newer() -> bool:
+        return joining.check(["latest"]) and joining.get("latest").decode() != attempt
+
+    while True:
+        _wait(newer, joining, mine, ["worker/0"])
+        attempt = joining.get("latest").decode()
+        table = dist.PrefixStore(attempt, joining)
+        try:
+            if _sign(table, mine):
+                _wait(lambda: table.check(["complete"]) or newer(), table, mine, ["all workers"])  # noqa: B023
+                if table.check(["complete"]):
+                    return attempt, table
+        except (CommunicationError, ConfigError):
+            with contextlib.suppress(RuntimeError):
+                table.add("heard", 1)
+            raise
 
 
 def versions() -> dict[str, str]:
@@ -133,22 +164,22 @@ def versions() -> dict[str, str]:
     return {name: str(version).partition("+")[0] for name, version in found.items() if version is not None}
 
 
-def _sign(table: dist.Store, mine: Signature) -> None:
-    """Write down who this worker is, after worker 0 and if the job is its."""
-    if mine.rank != 0:
-        _wait_for(["worker/0"], table, mine)
-        first = _read(table, "worker/0")
-        if first.job != mine.job:
-            table.set(f"stranger/{table.add('strangers', 1)}", str(mine))
-            raise CommunicationError(
-                f"{mine} has come to the store of {first}. Two jobs share the port: give each "
-                "its own. If these are one job, set SAR_JOB_ID to the same on all of its workers."
-            )
-        if first.world_size != mine.world_size:
-            clash = f"{first} and {mine} name different world sizes; name the same."
-            table.compare_set("clash", "", clash)
-            raise ConfigError(clash)
+def _sign(table: dist.Store, mine: Signature) -> bool:
+    """Write down who this worker is, if the job is its; returns whether its rank was free."""
+    first = _read(table, "worker/0")
+    if first.job != mine.job:
+        table.set(f"stranger/{table.add('strangers', 1)}", str(mine))
+        raise CommunicationError(
+            f"{mine} has come to the store of {first}. Two jobs share the port: give each its own. If these are one "
+            "job, set SAR_JOB_ID to the same on all of its workers."
+        )
+    if first.world_size != mine.world_size:
+        clash = f"{first} and {mine} name different world sizes; name the same."
+        table.compare_set("clash", "", clash)
+        raise ConfigError(clash)
     if table.add(f"signatures/{mine.rank}", 1) > 1:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return False
         clash = (
             f"{mine} comes after {_read(table, f'worker/{mine.rank}')}. Two workers have one rank, or two jobs share "
             "the port: set another port, or another SAR_JOB_ID, for each."
@@ -156,25 +187,26 @@ def _sign(table: dist.Store, mine: Signature) -> None:
         table.compare_set("clash", "", clash)
         raise CommunicationError(clash)
     table.set(f"worker/{mine.rank}", json.dumps(mine))
+    return True
 
 
-def _wait_for(keys: Sequence[str], table: dist.Store, mine: Signature) -> None:
-    """Wait until all keys are there; raise where workers clash meanwhile, and warn of those of other jobs."""
+def _wait(until: Callable[[], bool], table: dist.Store, mine: Signature, what: Sequence[str]) -> None:
+    """Wait for what others do; raise where workers clash meanwhile, and warn of those of other jobs."""
     deadline = time.monotonic() + Config.timeout
     told = 0
-    while not table.check(list(keys)):
+    while not until():
         if table.check(["clash"]):
             raise CommunicationError(table.get("clash").decode())
-        if mine.rank == 0 and table.add("strangers", 0) > told and table.check([f"stranger/{told + 1}"]):
+        if mine.rank == 0 and table.check([f"stranger/{told + 1}"]):
             told += 1
             logger.warning("%s tried to join %s", table.get(f"stranger/{told}").decode(), _job_in_words(mine.job))
         if time.monotonic() > deadline:
-            missing = [key for key in keys if not table.check([key])]
+            missing = [key for key in what if not table.check([key])]
             strangers = [table.get(f"stranger/{k + 1}").decode() for k in range(told)]
             others = f" Others came, and were refused: {', '.join(strangers)}." if strangers else ""
             raise CommunicationTimeout(
-                f"{mine} waited {Config.timeout:g} s (Config.timeout) for {', '.join(missing)} to join; "
-                f"check that it runs, and names the same address and port.{others}"
+                f"{mine} waited {Config.timeout:g} s (Config.timeout) for {', '.join(missing)} to join; check that all "
+                f"run, and name the same address and port.{others}"
             )
         time.sleep(POLL_SECONDS)
 

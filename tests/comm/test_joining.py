@@ -113,14 +113,23 @@ def test_builds_of_one_version_are_alike(monkeypatch):
     assert joining.versions()["sar"] == sar.__version__
 
 
-def test_a_restarted_job_on_the_same_store(monkeypatch):
-    """torchrun counts restarts; without that, the ranks are taken."""
+def test_restarts_on_the_same_store(monkeypatch):
+    """torchrun's agent keeps the store: what an attempt that failed or ended has left is not believed."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     store = dist.HashStore()
-    workers = [(0, 2, "a"), (1, 2, "a")]
-    for restart in ("0", "1"):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
-        assert not any(isinstance(found, Exception) for found in joined(workers, store))
-    assert all(isinstance(found, CommunicationError) for found in joined(workers, store))
+    assert not any(isinstance(found, Exception) for found in joined([(0, 2, "a"), (1, 2, "a")], store))
+    late = joined([(1, 2, "a"), (0, 2, "a")], store, pause=0.3)  # worker 1 comes before the new worker 0
+    late[0].set("greeting", "hello")
+    assert late[1].get("greeting") == b"hello"
+
+    monkeypatch.setattr(sar.Config, "timeout", 0.3)
+    monkeypatch.setattr(joining, "HEARD_SECONDS", 0.0)
+    [dead] = joined([(0, 2, "a")], store)
+    assert type(dead) is CommunicationTimeout
+    monkeypatch.setattr(sar.Config, "timeout", 5.0)
+    again = joined([(1, 2, "a"), (0, 2, "a")], store, pause=0.3)  # worker 1 signs where nobody waits for it any more
+    again[0].set("greeting", "again")
+    assert again[1].get("greeting") == b"again"
 
 
 @pytest.mark.parametrize(
