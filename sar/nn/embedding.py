@@ -25,6 +25,7 @@ from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
 from sar.errors import CheckpointError, ConfigError, GraphError
+from sar.nn.fetch_rows import RowOwners
 from sar.nn.node_rows import Rows, find_rows
 from sar.nn.versions import newest_version, write_version
 
@@ -93,12 +94,10 @@ class DistEmbedding(nn.Module):
         with group.guard():
             if not isinstance(embedding_dim, int) or embedding_dim < 1:
                 raise ConfigError(f"embedding_dim is {embedding_dim!r}; expected an integer of at least 1.")
-            if graph.is_block:
-                raise GraphError("A message flow graph has only some of the nodes; make DistEmbedding for the whole.")
-            self.node_ids = graph.node_ids(ntype)
+            self._owners = RowOwners(graph, ntype)
+            self.node_ids = self._owners.node_ids
             self.num_embeddings = graph.num_nodes_global(ntype)
             self.embedding_dim = embedding_dim
-            self._ends = torch.tensor([end for _, end in graph.node_ranges])
             rows = _initial_rows(init_func, (len(self.node_ids), embedding_dim), dtype, group.rank)
             self._what = f"{self.num_embeddings} {ntype or 'nodes'}"
             self.original_ids = graph.original_ids(ntype)
@@ -127,10 +126,10 @@ class DistEmbedding(nn.Module):
         group = session.current_group()
         with group.guard():
             group.agree(f"lookup in a {self._call}")
-            wanted, place = self._checked(node_ids).unique(return_inverse=True)
-            asked = exchange_tensors(self._by_owner(wanted, wanted))
+            wanted, place = self._owners.checked(node_ids).unique(return_inverse=True)
+            asked = exchange_tensors(self._owners.split(wanted, wanted))
             own = self.weight.detach()
-            rows = torch.cat(exchange_tensors([own[self._rows(ids)] for ids in asked])).to(own.device)
+            rows = torch.cat(exchange_tensors([own[self._owners.rows(ids)] for ids in asked])).to(own.device)
         if torch.is_grad_enabled() and self.weight.requires_grad:
             rows.requires_grad_().register_post_accumulate_grad_hook(partial(self._remember, wanted))
         return rows[place]
@@ -164,8 +163,13 @@ class DistEmbedding(nn.Module):
                 ids = [self.node_ids[:0].cpu(), *(lookup.ids for lookup in self._lookups.values())]
                 values = [self.weight.detach()[:0].cpu(), *(lookup.gradient for lookup in self._lookups.values())]
                 fetched, sums = _summed(torch.cat(ids), torch.cat(values))
-                used += [self._rows(theirs) for theirs in exchange_tensors(self._by_owner(fetched, fetched))]
-                grads += [theirs.to(self.weight.device) for theirs in exchange_tensors(self._by_owner(fetched, sums))]
+                used += [
+                    self._owners.rows(theirs).to(self.weight.device)
+                    for theirs in exchange_tensors(self._owners.split(fetched, fetched))
+                ]
+                grads += [
+                    theirs.to(self.weight.device) for theirs in exchange_tensors(self._owners.split(fetched, sums))
+                ]
         return (used[0], grads[0]) if len(used) == 1 else _summed(torch.cat(used), torch.cat(grads))
 
     def forget_gradients(self) -> None:
@@ -261,37 +265,6 @@ class DistEmbedding(nn.Module):
         self.weight.data = fn(self.weight.data)
         self.node_ids = fn(self.node_ids)
         return self
-
-    def _checked(self, node_ids: Tensor) -> Tensor:
-        """The IDs as int64, once it is sure that somebody owns them."""
-        if node_ids.dim() != 1 or (node_ids.numel() and node_ids.dtype not in (torch.int64, torch.int32)):
-            raise GraphError(
-                f"DistEmbedding got {node_ids.dtype} {tuple(node_ids.shape)}; expected global IDs, (K,) int64."
-            )
-        ids, bound = node_ids.detach().cpu().long(), int(self._ends[-1])
-        outside = ids[(ids < 0) | (ids >= bound)]
-        if len(outside):
-            raise GraphError(
-                f"{len(outside)} of the IDs given to DistEmbedding, such as {int(outside[0])}, are not of the graph's "
-                f"nodes; expected global IDs from 0 to {bound - 1}."
-            )
-        return ids
-
-    def _by_owner(self, ids: Tensor, values: Tensor) -> list[Tensor]:
-        """Values of ascending `ids`, (K,), as one piece for each worker."""
-        ends = torch.searchsorted(ids, self._ends)
-        return list(values.split(ends.diff(prepend=ends.new_zeros(1)).tolist()))
-
-    def _rows(self, ids: Tensor) -> Tensor:
-        """The rows of own nodes, by global ID."""
-        ids = ids.to(self.node_ids.device)
-        rows = torch.searchsorted(self.node_ids, ids)
-        found = self.node_ids[rows.clamp(max=max(len(self.node_ids) - 1, 0))] == ids if len(self.node_ids) else rows < 0
-        if not bool(found.all()):
-            raise GraphError(
-                f"A worker looked up node {int(ids[~found][0])}, which is not of the type of this {self._call}."
-            )
-        return rows
 
     def _remember(self, ids: Tensor, rows: Tensor) -> None:
         self._lookups[id(rows)] = _Lookup(ids, rows)

@@ -226,13 +226,12 @@ CASES = {
     "a lookup of a node that is not there": Case(
         lambda: embedding(3)(torch.tensor([99])),
         "GraphError",
-        "1 of the IDs given to DistEmbedding, such as 99, are not of the graph's nodes; expected global IDs from "
-        "0 to 19.",
+        "1 of the IDs, such as 99, are not of the graph's nodes; expected global IDs from 0 to 19.",
     ),
     "a lookup by a number that is no ID": Case(
         lambda: embedding(3)(torch.tensor([1.0])),
         "GraphError",
-        "DistEmbedding got torch.float32 (1,); expected global IDs, (K,) int64.",
+        "The nodes are torch.float32 (1,); expected global IDs, (K,) int64.",
     ),
     "parameters for an optimizer of embeddings": Case(
         lambda: sar.nn.SparseAdam([torch.nn.Parameter(torch.ones(2))]),
