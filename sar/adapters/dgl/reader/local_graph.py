@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from sar.adapters.dgl.reader.graph_file import StoredGraph, open_graph
-from sar.adapters.dgl.reader.partition_json import REWRITE
+from sar.adapters.dgl.reader.partition_json import REWRITE, PartitionJson
 from sar.adapters.dgl.reader.stored_tensor import load
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID
 from sar.errors import PartitionError
@@ -71,6 +72,21 @@ class PartFile:
             orig_node_id=load(self.nodes[ORIG_ID]) if ORIG_ID in self.nodes else None,
             edges={SRC: src, DST: dst} | fields,
         )
+
+
+def check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
+    """Raise `PartitionError` where a partition's graph has other nodes than the JSON file says."""
+    path = spec.files[part]["part_graph"]
+    own = graph.node_id[graph.is_inner].sort().values
+    start, end = spec.partition_ranges[part]
+    if len(own) != end - start or not torch.equal(own, torch.arange(start, end)):
+        raise PartitionError(
+            f"{path} holds {len(own)} nodes of partition {part}; expected one for every node ID in [{start}, {end}), "
+            f"as {spec.path.name} says. {REWRITE}"
+        )
+    num_nodes = spec.partition_ranges[-1][1]
+    if not bool(((graph.node_id >= 0) & (graph.node_id < num_nodes)).all()):
+        raise PartitionError(f"{path} has node IDs outside [0, {num_nodes}), the nodes of {spec.path.name}. {REWRITE}")
 
 
 def _no_partition(graph: StoredGraph, found: str) -> PartitionError:

@@ -13,8 +13,8 @@ from sar import comm
 from sar.adapters.dgl.part_sums import check_sums
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
-from sar.adapters.dgl.reader.local_graph import DST, PART_ID, LocalGraph, PartFile
-from sar.adapters.dgl.reader.partition_json import REWRITE, PartitionJson, graph_path, read_partition_json
+from sar.adapters.dgl.reader.local_graph import DST, PART_ID, LocalGraph, PartFile, check_node_ids
+from sar.adapters.dgl.reader.partition_json import PartitionJson, graph_path, read_partition_json
 from sar.adapters.dgl.reader.shards import build_shards
 from sar.adapters.dgl.reader.stored_tensor import load
 from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
@@ -125,6 +125,7 @@ def _load_part(spec: PartitionJson, part: int, device: torch.device, verify: boo
 def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData:
     file = PartFile(graph_path(spec, part))
     graph = file.read()
+    check_node_ids(spec, part, graph)
     from_dispatch = PART_ID not in file.nodes and spec.path.name == DISPATCH_JSON
     edge_types = canonical_edge_types(spec, graph, part)
     node_features = _node_features(spec, part, graph, from_dispatch, device)
@@ -148,7 +149,6 @@ def _node_features(
 ) -> dict[str, Tensor]:
     """Features of the partition's own nodes, in the order of their global IDs."""
     node_id, order = graph.node_id[graph.is_inner].sort()
-    _check_node_ids(spec, part, graph, node_id)
     features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
     files = FeatureFiles.of_nodes(spec, part, from_dispatch=from_dispatch)
     orig_ids = [load(one.stored, device) for one in files.original_ids()]
@@ -161,19 +161,6 @@ def _node_features(
         is_mask = one.name in SPLIT and values.dtype == torch.uint8  # DGL's files have no bool
         features[f"{spec.node_types[one.type_id]}/{one.name}"] = values.bool() if is_mask else values
     return features
-
-
-def _check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph, own: Tensor) -> None:
-    path = spec.files[part]["part_graph"]
-    start, end = spec.partition_ranges[part]
-    if len(own) != end - start or not torch.equal(own, torch.arange(start, end)):
-        raise PartitionError(
-            f"{path} holds {len(own)} nodes of partition {part}; expected one for every node ID in [{start}, {end}), "
-            f"as {spec.path.name} says. {REWRITE}"
-        )
-    num_nodes = spec.partition_ranges[-1][1]
-    if not bool(((graph.node_id >= 0) & (graph.node_id < num_nodes)).all()):
-        raise PartitionError(f"{path} has node IDs outside [0, {num_nodes}), the nodes of {spec.path.name}. {REWRITE}")
 
 
 def _check_edge_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.reader.local_graph import DST, LocalGraph, PartFile
+from sar.adapters.dgl.reader.local_graph import DST, LocalGraph, PartFile, check_node_ids
 from sar.adapters.dgl.reader.partition_json import PartitionJson, graph_path
 from sar.comm.group import Group
 from sar.core.regroup import deal_parts, deal_workers, equal_runs, runs_of
@@ -35,7 +35,9 @@ class WorkerShare(NamedTuple):
         dealt = deal_workers(edges, workers)
         part = next(part for part, sharing in enumerate(dealt) if worker in sharing)
         first = ranges[part][0]
-        runs = equal_runs(node_costs(PartFile(graph_path(spec, part)).read(), ranges[part]), len(dealt[part]))
+        graph = PartFile(graph_path(spec, part)).read()
+        check_node_ids(spec, part, graph)
+        runs = equal_runs(node_costs(graph, ranges[part]), len(dealt[part]))
         start, end = runs[worker - dealt[part][0]]
         return cls([part], first + start, first + end)
 

@@ -9,9 +9,11 @@ import torch
 
 from sar.adapters.dgl.file_layout import COO_MARK
 from sar.adapters.dgl.reader.graph_file import open_graph
+from sar.adapters.dgl.reader.partition_json import read_partition_json
 from sar.adapters.dgl.reader.partition_reader import load_dgl_partition_data
 from sar.adapters.dgl.reader.stored_tensor import StoredTensor, load
 from sar.adapters.dgl.reader.tensor_file import open_tensors
+from sar.adapters.dgl.reader.worker_share import WorkerShare
 from sar.errors import PartitionError
 from sar.partition.inspect.inspection import inspect_directory
 from tests.adapters.dgl.directories import (
@@ -134,6 +136,9 @@ def test_ranges_beyond_the_files(tmp_path, key, end):
     directory.edit(extend)
     with pytest.raises(PartitionError, match=r"expected (one for every|a range that)"):
         load_dgl_partition_data(directory.path, 0, "cpu")
+    if end < 2**63 and key == "node_map":
+        with pytest.raises(PartitionError, match="expected one for every"):
+            WorkerShare.of(read_partition_json(directory.path), 0, 4)
     if end < 2**63:
         assert any("are missing" in problem for problem in inspect_directory(directory.path).problems)
 

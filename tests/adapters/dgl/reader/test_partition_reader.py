@@ -373,3 +373,12 @@ def test_chosen_partitions(pool, tmp_path, name):
         for (src, dst), fields in data.all_shard_edges:
             pairs = list(zip(old[src].tolist(), old[dst].tolist(), strict=True))
             assert pairs == [ends[edge] for edge in fields["_ID"].tolist()]
+
+
+def test_a_directory_stands_for_its_json_file(tmp_path):
+    directory = write_directory(tmp_path, homogeneous_graph(), 2)
+    (tmp_path / "report.json").write_text("{}")
+    directory.path = tmp_path
+    partitions = load_all(directory)
+    directory.path = tmp_path / "graph.json"
+    Oracle(directory).check(partitions)
