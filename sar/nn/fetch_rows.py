@@ -66,7 +66,7 @@ class RowOwners:
         rows = torch.searchsorted(self.node_ids, ids)
         found = self.node_ids[rows.clamp(max=max(len(self.node_ids) - 1, 0))] == ids if len(self.node_ids) else rows < 0
         if not bool(found.all()):
-            raise GraphError(f"A worker asked for node {int(ids[~found][0])}, which is not among the {self.ntype}.")
+            raise GraphError(f"A worker asked for node {int(ids[~found][0])}, which is not of the type {self.ntype!r}.")
         return rows
 
 

@@ -91,7 +91,7 @@ def other_widths(graph, x):
 @pytest.mark.parametrize(
     "program, words",
     [
-        (of_another_type, "which is not among the user"),
+        (of_another_type, "which is not of the type 'user'"),
         (outside, "1 of the IDs, such as 23, are not of the graph's nodes; expected global IDs from 0 to 22"),
         (no_type, "several node types; name one"),
         (wrong_length, "expected 7 rows, one for each of this worker's user"),
