@@ -121,9 +121,13 @@ class Group:
     def gloo(self) -> Any:
         """The gloo group of this generation; built, together with all other workers, on first use."""
         gloo = self._gloo
+        self.check()
+        return self._connect(Config.timeout) if gloo is None else gloo
+
+    def check(self) -> None:
+        """Raise what has stopped this generation, if anything has."""
         if self.stopped is not None:
             raise self._stop_error()
-        return self._connect(Config.timeout) if gloo is None else gloo
 
     @property
     def call_id(self) -> int:

@@ -21,6 +21,7 @@ from sar.sampling.batch import Batch, SamplingSource
 from sar.sampling.channel import receive, send
 from sar.sampling.process import TAKEN, Failure, ProcessSettings
 
+POLL_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 """How long a process may take to end before it is killed."""
 
@@ -101,10 +102,13 @@ class _Process:
 
     def receive(self, who: str) -> Any:
         """Its next message; an error where it is gone, or makes none."""
-        if not self.channel.poll(Config.timeout + CLOSE_SECONDS):  # its own error comes first
-            raise CommunicationTimeout(
-                f"The {who} made no batch within {Config.timeout:g} s (Config.timeout); is another worker's stuck?"
-            )
+        deadline = time.monotonic() + Config.timeout + CLOSE_SECONDS  # its own error comes first
+        while not self.channel.poll(POLL_SECONDS):
+            session.current_group().check()  # another worker may have heard first that it is frozen
+            if time.monotonic() > deadline:
+                raise CommunicationTimeout(
+                    f"The {who} made no batch within {Config.timeout:g} s (Config.timeout); is another worker's stuck?"
+                )
         try:
             return receive(self.channel)
         except (EOFError, OSError) as error:

@@ -195,7 +195,8 @@ def kill_one(mine, victim):
         for _ in loader:
             began = time.monotonic()
             if sar.rank() == 0:
-                os.kill(pids[0] if victim == "process" else os.getpid(), signal.SIGKILL)
+                end = signal.SIGSTOP if victim == "frozen process" else signal.SIGKILL
+                os.kill(os.getpid() if victim == "trainer" else pids[0], end)
     except sar.SarError as error:
         return type(error).__name__, str(error), time.monotonic() - began, leftovers.alive(pids)
 
@@ -208,6 +209,17 @@ def test_dead_process_is_an_error_everywhere(pool, world_size, given):
     for kind, message, seconds, left in ends:
         assert kind in ("SamplingError", "PeerError")
         assert "sampling process 0" in message
+        assert seconds < 60
+        assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2])
+def test_a_frozen_process_is_an_error_everywhere(pool, world_size, given):
+    ends = pool.run(kill_one, "frozen process", per_rank=given[1], timeout=200)
+    for kind, message, seconds, left in ends:
+        assert kind in ("SamplingError", "PeerError")
+        assert "has shown no sign of life" in message
         assert seconds < 60
         assert left == []
 
