@@ -4,8 +4,9 @@
 Every worker has a copy of the model, and nothing but equal beginnings and equal gradients keeps the copies equal. So
 after a step of an optimizer a checksum of its parameters' bits rides along in the next agreement, at the cost of no
 message. Where the workers' checksums differ, they tell each other those of every parameter. A parameter that has been
-in `sync_params` or `gather_grads` must be the same everywhere; so must others, if all workers have as many of that
-shape. What is left is a worker's own, such as rows for its nodes or a model that it alone trains, and no longer counts.
+in `sync_params` or `gather_grads` must be the same everywhere. Where none of a step has, because both were forgotten,
+so must all of which every worker has as many of that shape. What is left is a worker's own, such as rows for its nodes or a model
+that it alone trains, and no longer counts.
 Tensors that are no `torch.nn.Parameter`, such as the rows of a `DistEmbedding`, never do.
 """
 
@@ -89,11 +90,12 @@ class Replicas:
         texts = all_gather_text(gather, json.dumps(self._told))
         workers = [[_Stepped(*one) for one in json.loads(text)] for text in texts]
         known = {one.key: one for worker in workers for one in worker}
+        any_shared = any(one.seen_by for one in known.values())
         for key, one in known.items():
             theirs = [[other.checksum for other in worker if other.key == key] for worker in workers]
             if all(checksums == theirs[0] for checksums in theirs):
                 continue
-            if one.seen_by or len({len(checksums) for checksums in theirs}) == 1:
+            if one.seen_by or (not any_shared and len({len(checksums) for checksums in theirs}) == 1):
                 raise DisagreementError(self._message(one, theirs))
             logger.warning("%s is not on all workers alike, and is not compared", one.name)
             self._own.add(key)

@@ -141,16 +141,17 @@ def test_ddp_with_the_sum_hook(pool):
 
 
 def own_parameters():
-    """Rows for a worker's nodes, as a parameter and as a tensor; a model of worker 0 alone; and then replicas drift."""
+    """Rows for a worker's nodes, as parameters of different and of equal shape and as a tensor; a model of worker 0
+    alone; and then replicas drift."""
     model = model_of(0, torch.float32)
     sar.sync_params(model)
-    rows = nn.Parameter(torch.randn(3 + sar.rank(), 4))
+    rows, others = nn.Parameter(torch.randn(3 + sar.rank(), 4)), nn.Parameter(torch.full((4,), float(sar.rank())))
     tensor = torch.full((4,), float(sar.rank()), requires_grad=True)
-    optimizer = torch.optim.SGD([rows, tensor, *model.parameters()], lr=0.1)
+    optimizer = torch.optim.SGD([rows, others, tensor, *model.parameters()], lr=0.1)
     alone = torch.optim.SGD(model_of(7, torch.float32).parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
-        (model(rows) @ torch.ones(2) + tensor.sum()).sum().backward()
+        (model(rows) @ torch.ones(2) + tensor.sum() + others.sum()).sum().backward()
         sar.gather_grads(model)
         optimizer.step()
         if sar.rank() == 0:
