@@ -9,7 +9,18 @@ FAST := test_architecture.py test_graphs.py test_mutants.py comm/test_collective
   sampling/test_seeds.py sampling/test_training.py adapters/dgl/reader/test_partition_reader.py partition/test_write.py \
   cli/test_inspect.py
 
-.PHONY: venv demo bench test test-fast .fast-kernels .fast-rest test-all mutants check clean
+# `make test` runs two parts side by side, as most tests use one core: these, and all others. Of the others, those that compile
+# most come last: by then the first part has left the kernels in the cache.
+ENGINE := $(addprefix tests/,kernels core nn parity)
+COMPILING := $(addprefix tests/,sampling train examples benchmarks)
+OTHERS := $(filter-out $(ENGINE) $(COMPILING),$(wildcard tests/test_*.py) $(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
+SIDE_BY_SIDE = @$(MAKE) --jobs 2 --no-print-directory
+# Each line of a part's output begins with the part's name; the status is that of pytest, not of sed.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+NAMED = | sed -u 's/^/$(subst .,,$@): /'
+
+.PHONY: venv demo bench test .test-engine .test-others test-fast .fast-kernels .fast-rest test-all mutants check clean
 
 venv: $(VENV)/.made
 
@@ -21,17 +32,19 @@ bench: $(VENV)/.installed-plot
 	$(BIN)/python -m benchmarks $(BENCH)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(SIDE_BY_SIDE) .test-engine .test-others
+
+.test-engine .test-others:
+	@$(BIN)/python -m pytest -q -m "not slow" $(if $(filter .test-engine,$@),$(ENGINE),$(OTHERS) $(COMPILING)) $(NAMED)
 
 # Kernels, frames, the engine against DGL, mini-batches, and directories written and read, on up to two workers: within three
 # minutes on two cores, compiling included. Random cases are fewer than in `make test`.
 test-fast: $(VENV)/.installed-test
-	@echo "Two parts run side by side; each says how it went when it is done."
-	@$(MAKE) --jobs 2 --output-sync --no-print-directory .fast-kernels .fast-rest
+	$(SIDE_BY_SIDE) .fast-kernels .fast-rest
 
 .fast-kernels .fast-rest:
 	@$(BIN)/python -m pytest -q -m "not slow" --most-workers 2 --hypothesis-profile fast \
-	  $(addprefix tests/,$(if $(filter .fast-kernels,$@),kernels,$(FAST)))
+	  $(addprefix tests/,$(if $(filter .fast-kernels,$@),kernels,$(FAST))) $(NAMED)
 
 # All tests, and which lines and branches of sar/ they reach, child processes included; kernels are compiled anew, as their
 # making is measured too. Then the mutants.

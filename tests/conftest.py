@@ -47,6 +47,10 @@ def pool(world_size: int) -> WorkerPool:
     return shared_pool(world_size)
 
 
+def _left(shared_memory: set[str]) -> list[str]:
+    return leftovers.marked_processes() + leftovers.abandoned_shared_memory(shared_memory)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """After the last test no process, shared memory or directory of ours is left."""
@@ -54,9 +58,9 @@ def nothing_left_behind() -> Iterator[None]:
     shared_memory = leftovers.shared_memory()
     yield
     close_shared_pool()
+    # Processes take a moment to end, and entries that another session uses may go while they are looked at.
     deadline = time.monotonic() + 5
-    while leftovers.marked_processes() and time.monotonic() < deadline:
+    while _left(shared_memory) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert leftovers.marked_processes() == []
-    assert leftovers.abandoned_shared_memory(shared_memory) == []
+    assert _left(shared_memory) == []
     assert leftovers.pool_directories() == set()
