@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.assign.compiled import compiled
+from sar.partition.assign.crossing import count_crossing
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource
 
@@ -75,21 +75,6 @@ def measure_quality(
         raise ConfigError(
             f"parts run from {part_of.min()} to {part_of.max()}; expected 0 to {num_parts - 1} for {num_parts} parts."
         )
-    edges, halo = np.zeros((2, num_parts, num_parts), np.int64)
-    seen = np.zeros((graph.total_nodes, (num_parts + 7) // 8), np.uint8)
-    for src, dst in graph.chunks(_ROWS):
-        _count(src, dst, part_of, edges, halo, seen)
+    edges, halo = count_crossing(graph.chunks(_ROWS), part_of, num_parts)
     sums = {name: np.bincount(part_of, weights=weight, minlength=num_parts) for name, weight in (weights or {}).items()}
     return Quality(np.bincount(part_of, minlength=num_parts), edges, halo, sums)
-
-
-@compiled
-def _count(src: Array, dst: Array, part_of: Array, edges: Array, halo: Array, seen: Array) -> None:
-    """Add some edges to the two matrices; bit q of row v of `seen` tells whether v is in the halo of part q already."""
-    for i in range(src.size):
-        p, q = part_of[src[i]], part_of[dst[i]]
-        edges[p, q] += 1
-        bit = np.uint8(1 << (q & 7))
-        if p != q and not seen[src[i], q >> 3] & bit:
-            seen[src[i], q >> 3] |= bit
-            halo[p, q] += 1

@@ -6,15 +6,19 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from sar.adapters.dgl.layers.models import KINDS
 from sar.cli.graph_input import add_input, default_name, input_options, options_of, progress_bar
+from sar.cli.model_options import add_model, model_of, process_bytes
+from sar.cli.sizes import parse_bytes
 from sar.comm import initialize_comms
 from sar.comm.launcher import find_place
 from sar.config import Config
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions
+from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, PartsRule
 from sar.partition.assign.methods import method_names
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 from sar.partition.write.team import Team
+from sar.train.parts_rule import FootprintRule, ReserveRule
 
 HELP = "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read."
 
@@ -25,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar partition` takes."""
     add_input(parser)
     parser.add_argument(
-        "--parts", type=int, required=True, metavar="P", help="number of parts; any number of workers can train on them"
+        "--parts",
+        type=_parts,
+        required=True,
+        metavar="P",
+        help="number of parts; any number of workers can train on them; auto: as --workers and their memory need",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory to make")
     parser.add_argument("--name", help="of the graph and of its JSON file; default: its own, or that of the first file")
@@ -36,6 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--local-output", action="store_true", help="with several processes: each host has its own disk for DIR"
     )
     _add_assigning(parser.add_argument_group("assignment"))
+    fitting = parser.add_argument_group("for --parts auto, such as --workers 4 --memory-per-worker 8GiB --model gat")
+    fitting.add_argument("--workers", type=int, metavar="Q", help="the fewest parts: one for each")
+    fitting.add_argument("--memory-per-worker", type=parse_bytes, metavar="SIZE", help="that each part has to fit")
+    add_model(fitting)
+    fitting.add_argument(
+        "--reserve",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="in place of a model: what a worker needs beside graph and features (T of SDT-GNN)",
+    )
+
+
+def _parts(text: str) -> int | str:
+    return text if text == AUTO else int(text)
 
 
 def _add_assigning(group: "argparse._ArgumentGroup") -> None:
@@ -66,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the directory, print the report, and return 0."""
     if (arguments.out is None) != arguments.assign_only:
         raise ConfigError("name a directory to make, --out DIR; or with --assign-only none but --write-assignment DIR.")
-    assigning = options_of(AssigningOptions, arguments, balance=tuple(arguments.balance))
+    balance = tuple(arguments.balance)
+    assigning = options_of(AssigningOptions, arguments, parts=_number_of_parts(arguments), balance=balance)
     if arguments.assign_only:
         with _stoppable(), progress_bar() as progress:
             assigned = run_assignment(input_options(arguments), assigning, arguments.memory, progress)
@@ -84,6 +107,28 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{outcome.report.as_text()}\n\nmethod {outcome.assigned.method or 'unknown'}: {outcome.assigned.why}")
         print(f"wrote {outcome.json_file}")
     return 0
+
+
+def _number_of_parts(arguments: argparse.Namespace) -> int | PartsRule:
+    """The number, or what finds it."""
+    workers, memory, model, reserve = (
+        getattr(arguments, name) for name in ("workers", "memory_per_worker", "model", "reserve")
+    )
+    given = [one is not None for one in (workers, memory, model, reserve)]
+    if isinstance(arguments.parts, int):
+        if any(given):
+            raise ConfigError("--workers, --memory-per-worker, --model and --reserve are for --parts auto.")
+        return arguments.parts
+    if given not in ([True, True, True, False], [True, True, False, True]):
+        raise ConfigError("--parts auto takes --workers, --memory-per-worker, and either --model or --reserve.")
+    if model is None:
+        return ReserveRule(workers, memory, reserve)
+    shape = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads")} if model in KINDS else {}
+    described = ", ".join([model, *(f"{name} {value}" for name, value in shape.items())])
+    make_model, process = model_of(arguments), process_bytes()
+    return FootprintRule(
+        workers, memory, described, make_model, process, in_width=arguments.features, num_classes=arguments.classes
+    )
 
 
 @contextlib.contextmanager

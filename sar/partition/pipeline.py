@@ -15,9 +15,8 @@ from typing import Literal
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import AssigningOptions, assign, write_once
+from sar.partition.assign.assigning import Assigned, AssigningOptions, assign, write_once
 from sar.partition.assign.auto import Choice
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest import open_graph
 from sar.partition.ingest.cleanup import clean_up
@@ -95,7 +94,7 @@ def run_partition(
         ConfigError: options do not fit each other or the graph, or the directory is taken.
         PartitionError: the input is damaged, or the disk is full.
     """
-    if assigning.parts < 1:
+    if isinstance(assigning.parts, int) and assigning.parts < 1:
         raise ConfigError(f"{assigning.parts} parts were asked for; expected at least 1.")
     team = Team.here()
     with team.guard():
@@ -106,14 +105,14 @@ def run_partition(
             graph = open_input(source, scratch, output.memory, assigning.seed)
             name = output.name or graph.name or "graph"
             check_writable(graph, name)
-            part_of, assigned = _assignment(assigning, staging, graph, output.memory, progress)
-            method = assigned.method or "custom"
-            job = WriteJob.of(staging, graph, part_of, assigning.parts, output.memory, progress)
+            part_of, num_parts, choice = _assignment(assigning, staging, graph, output.memory, progress)
+            method = choice.method or "custom"
+            job = WriteJob.of(staging, graph, part_of, num_parts, output.memory, progress)
             written = write_parts(job, name, method)
             report = written_report(graph, part_of, written, name, method)
             if staging.leads:
                 report.save(staging.path)
-    return Outcome(staging.target / f"{name}.json", assigned, report)
+    return Outcome(staging.target / f"{name}.json", choice, report)
 
 
 def run_assignment(
@@ -134,9 +133,9 @@ def run_assignment(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sar-assignment-", dir=folder) as scratch:
         graph = open_input(source, Path(scratch), memory, assigning.seed)
-        part_of, assigned = assign(assigning, graph, Path(scratch) / "method", memory, progress)
-        write_once(assigning.write_assignment, graph, part_of, assigning.parts, assigned.method)
-    return assigned
+        assigned = assign(assigning, graph, Path(scratch) / "method", memory, progress)
+        write_once(assigning.write_assignment, graph, assigned)
+    return assigned.choice
 
 
 def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: int) -> GraphSource:
@@ -150,25 +149,25 @@ def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: in
 
 def _assignment(
     options: AssigningOptions, staging: Staging, graph: GraphSource, memory: int | None, progress: Progress
-) -> tuple[Array, Choice]:
-    """The part of every node, (N,), made by the first process, and kept for a run that resumes this one."""
+) -> Assigned:
+    """The part of every node, made by the first process, and kept for a run that resumes this one."""
     file, team = staging.assignment, staging.team
-    dtype = np.min_scalar_type(options.parts - 1)
 
     def first_assigns() -> list[str]:
         if team.rank:
-            return ["", ""]
-        part_of, assigned = assign(options, graph, staging.scratch / "method", memory, progress)
+            return []
+        part_of, num_parts, choice = assign(options, graph, staging.scratch / "method", memory, progress)
         with file.open("wb") as opened:
-            opened.write(part_of.astype(dtype).data)
-        return list(assigned)
+            opened.write(part_of.astype(np.min_scalar_type(num_parts - 1)).data)
+        return [str(num_parts), *choice]
 
-    said = staging.step("assignment", first_assigns)
+    parts, method, why = team.broadcast_strings(staging.step("assignment", first_assigns))
+    dtype = np.min_scalar_type(int(parts) - 1)
     part_of = np.fromfile(file, dtype) if team.rank == 0 else np.empty(graph.total_nodes, dtype)
+    assigned = Assigned(team.broadcast(part_of), int(parts), Choice(method, why))
     if options.write_assignment is not None and team.rank == 0:
-        write_once(options.write_assignment, graph, part_of, options.parts, said[0])
-    method, why = team.broadcast_strings(said)
-    return team.broadcast(part_of), Choice(method, why)
+        write_once(options.write_assignment, graph, assigned)
+    return assigned
 
 
 def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOptions, team: Team) -> str:

@@ -11,7 +11,8 @@ PROCESS = 480 * 10**6
 """Bytes of Python, torch, DGL, sar and the compiler of the kernels, before the first epoch, with DGL 1.1.3 on a CPU."""
 FIRST_EPOCH = 12 * 10**6
 """Bytes that the first epoch brings beside tensors: code above all, and holes in the heap."""
-_PARTS = ("process", "data", "structure", "activations", "parameters", "buffers")
+PARTS = ("process", "data", "structure", "activations", "parameters", "buffers")
+"""What a `MemoryPlan` adds up."""
 _BACKWARD = "backward of "
 _GATHERING = "gather_grads"
 
@@ -81,6 +82,11 @@ class MemoryPlan:
         """What does not fall with the number of workers."""
         return self.process + self.parameters + self.buffers
 
+    def workers_to_fit(self, workers: int, memory: int) -> int | None:
+        """Where this is one of so many workers, the number of which one takes `memory` bytes, by proportion."""
+        room = memory - self.fixed
+        return -(-(self.total - self.fixed) * workers // room) if room > 0 else None
+
 
 @dataclass(frozen=True)
 class WorkerPlan:
@@ -103,11 +109,10 @@ class TrainingPlan:
         """
         fewest = 1
         for worker in self.workers:
-            room = memory - worker.memory.fixed
-            if room <= 0:
+            of_worker = worker.memory.workers_to_fit(len(self.workers), memory)
+            if of_worker is None:
                 return None
-            divided = (worker.memory.total - worker.memory.fixed) * len(self.workers)
-            fewest = max(fewest, -(-divided // room))
+            fewest = max(fewest, of_worker)
         return fewest
 
     def summary(self) -> dict[str, Any]:
@@ -129,12 +134,12 @@ class TrainingPlan:
         sent: list[tuple[str, ...]] = [
             ("worker", *(f"call {k}" for k in range(len(calls))), "parameters", "MB an epoch")
         ]
-        memory: list[tuple[str, ...]] = [("worker", *_PARTS, "MB at peak", "rise in training")]
+        memory: list[tuple[str, ...]] = [("worker", *PARTS, "MB at peak", "rise in training")]
         for rank, worker in enumerate(self.workers):
             layers = [layer.forward + layer.backward for layer in worker.traffic.layers]
-            sent.append((str(rank), *map(_mega, (*layers, worker.traffic.parameters, worker.traffic.sent))))
-            parts = [getattr(worker.memory, part) for part in _PARTS]
-            memory.append((str(rank), *map(_mega, (*parts, worker.memory.total, worker.memory.rise))))
+            sent.append((str(rank), *map(mega, (*layers, worker.traffic.parameters, worker.traffic.sent))))
+            parts = [getattr(worker.memory, part) for part in PARTS]
+            memory.append((str(rank), *map(mega, (*parts, worker.memory.total, worker.memory.rise))))
         blocks = [
             "\n".join(f"call {k}: {layer.call}" for k, layer in enumerate(calls)),
             f"sent, MB an epoch\n{as_text(sent, left=1)}",
@@ -145,7 +150,7 @@ class TrainingPlan:
     def advice(self, memory: int) -> str:
         """Whether `memory` bytes for each worker are enough, and how many workers would be."""
         largest = max(worker.memory.total for worker in self.workers)
-        verdict = f"{len(self.workers)} workers {'fit' if largest <= memory else 'do not fit'} {_mega(memory)} MB each"
+        verdict = f"{len(self.workers)} workers {'fit' if largest <= memory else 'do not fit'} {mega(memory)} MB each"
         fewest = self.fewest_workers(memory)
         if fewest is None:
             return f"{verdict}; nor would any number of workers, as code and buffers alone take more."
@@ -166,11 +171,13 @@ def plan_training(counts: GraphCounts, make_model: MakeModel, *, process: int = 
     Raises:
         ConfigError: the model cannot be run without values.
     """
-    workers = []
-    for part in range(counts.num_parts):
-        trial = try_epoch(counts, part, make_model)
-        workers.append(WorkerPlan(_traffic(trial), _memory(trial, counts.data_bytes(part), process)))
-    return TrainingPlan(workers)
+    return TrainingPlan([plan_worker(counts, part, make_model, process) for part in range(counts.num_parts)])
+
+
+def plan_worker(counts: GraphCounts, part: int, make_model: MakeModel, process: int) -> WorkerPlan:
+    """What the worker of one part takes, as in `plan_training`."""
+    trial = try_epoch(counts, part, make_model)
+    return WorkerPlan(_traffic(trial), _memory(trial, counts.data_bytes(part), process))
 
 
 def _traffic(trial: TrialEpoch) -> EpochTraffic:
@@ -209,5 +216,6 @@ def _memory(trial: TrialEpoch, data: int, process: int) -> MemoryPlan:
     )
 
 
-def _mega(count: float) -> str:
+def mega(count: float) -> str:
+    """Millions of bytes."""
     return f"{count / 1e6:,.1f}"

@@ -1,12 +1,12 @@
 """How many nodes, edges and halo rows each worker of a partitioned graph has: all that a plan knows of the graph."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
 
 import torch
 
-from sar.adapters.dgl.reader.part_inspection import PartContent
 from sar.common_tuples import EID, CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport
@@ -95,35 +95,51 @@ def count_graph(
     report, contents = inspect_parts(path)
     if report.problems:
         raise ConfigError(f"the directory is not sound, see `sar inspect`. {report.problems[0]}")
-    if num_classes is None:
-        num_classes = _classes(path, report)
-    etypes = contents[0].edge_types
+    crossing = {
+        etype: ([of.edges_from[number].tolist() for of in contents], [of.rows_from[number].tolist() for of in contents])
+        for number, etype in enumerate(contents[0].edge_types)
+    }
+    return counts_of(report, crossing, in_width, num_classes, lambda: largest_value(path, LABEL))
+
+
+def counts_of(
+    report: DirectoryReport,
+    crossing: Mapping[CanonicalEtype, tuple[list[list[int]], list[list[int]]]],
+    in_width: int | None,
+    num_classes: int | None,
+    largest_label: Callable[[], float],
+) -> GraphCounts:
+    """What a report on parts says in numbers.
+
+    Args:
+        report: on all parts.
+        crossing: `RelationCounts.edges` and `halo` of each edge type.
+        in_width, num_classes: as in `count_graph`.
+        largest_label: the greatest value of `label`, asked for where `num_classes` is None and there are labels.
+
+    Raises:
+        ConfigError: the graph lacks a feature that would say what is left out.
+    """
     info = GraphInfo(
         ntypes=list(report.num_nodes),
-        canonical_etypes=etypes,
+        canonical_etypes=list(crossing),
         num_nodes=report.num_nodes,
         in_widths=_in_widths(report, in_width),
-        num_classes=num_classes,
+        num_classes=_classes(report, largest_label) if num_classes is None else num_classes,
     )
     return GraphCounts(
         info=info,
         nodes=[part.nodes for part in report.parts],
         train_nodes=[part.split.get(TRAIN_MASK, part.num_nodes) for part in report.parts],
-        relations=[_relation(report, contents, number) for number in range(len(etypes))],
+        relations=[RelationCounts(etype, *counted, _edge_forms(report, etype)) for etype, counted in crossing.items()],
         node_bytes={ntype: _node_bytes(report, ntype) for ntype in report.num_nodes},
-        edge_bytes=[_edge_bytes(report, ":".join(etype)) for etype in etypes],
+        edge_bytes=[_edge_bytes(report, ":".join(etype)) for etype in crossing],
     )
 
 
-def _relation(report: DirectoryReport, contents: list[PartContent], number: int) -> RelationCounts:
-    etype = contents[0].edge_types[number]
+def _edge_forms(report: DirectoryReport, etype: CanonicalEtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     features = {one.name: _form(one) for one in report.features if (one.of, one.type) == ("edges", ":".join(etype))}
-    return RelationCounts(
-        etype,
-        [content.edges_from[number].tolist() for content in contents],
-        [content.rows_from[number].tolist() for content in contents],
-        {**features, EID: ((), torch.int64)},
-    )
+    return {**features, EID: ((), torch.int64)}
 
 
 def _form(feature: FeatureReport) -> tuple[tuple[int, ...], torch.dtype]:
@@ -156,7 +172,7 @@ def _in_widths(report: DirectoryReport, in_width: int | None) -> dict[str, int]:
     return found
 
 
-def _classes(path: str | PathLike[str], report: DirectoryReport) -> int:
+def _classes(report: DirectoryReport, largest_label: Callable[[], float]) -> int:
     if not any((one.of, one.name, one.shape) == ("nodes", LABEL, ()) for one in report.features):
         raise ConfigError("there is no node feature 'label'; say how many classes there are: --classes C.")
-    return int(largest_value(path, LABEL)) + 1
+    return int(largest_label()) + 1

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sar import load_dgl_partition_data
+from sar import load_dgl_partition_data, unpatch_dgl
 from sar.cli import main
 from sar.cli import partition as command
 from sar.common_tuples import SPLIT
@@ -21,6 +22,15 @@ from sar.partition.ingest import open_graph
 from sar.partition.inspect.inspection import inspect_directory
 from tests.partition.written import content_of
 from tests.workers import REPOSITORY
+
+AUTOMATIC = "--parts", "auto", "--workers", "2", "--memory-per-worker", "1GiB"
+
+
+@pytest.fixture(autouse=True)
+def dgl_as_it_was() -> Iterator[None]:
+    """A plan patches DGL, which the command's process does not outlive."""
+    yield
+    unpatch_dgl()
 
 
 @pytest.fixture
@@ -53,6 +63,14 @@ def test_it_says_what_it_has_written(tmp_path: Path, edges: Path, capfd: pytest.
         (["a:b:c=d.csv", "--parts", "2"], "edges.csv: expected NTYPE:RELATION:NTYPE=FILE"),
         (["--parts", "2", "--assign-only"], "name a directory to make, --out DIR; or with --assign-only none"),
         (["--parts", "2", "--split", "0.9,0.2,0.2"], "the split is 0.9, 0.2, 0.2; expected three shares"),
+        (["--parts", "2", "--workers", "2"], "--workers, --memory-per-worker, --model and --reserve are for --parts"),
+        (["--parts", "auto", "--model", "gcn"], "--parts auto takes --workers, --memory-per-worker, and either --mod"),
+        ([*AUTOMATIC, "--model", "gcn", "--reserve", "1MB"], "--parts auto takes --workers"),
+        ([*AUTOMATIC, "--reserve", "1GiB"], "1,073.7 MB of a worker's 1,073.7 MB are reserved"),
+        ([*AUTOMATIC, "--model", "gcn"], "there is no node feature 'feat' of one dimension"),
+        ([*AUTOMATIC, "--model", "gcn", "--features", "2"], "there is no node feature 'label'"),
+        ([*AUTOMATIC, "--model", "nix"], "--model nix: expected one of sage, gcn, gat, or FILE.py:FUNCTION"),
+        ([*AUTOMATIC, "--model", "gcn", "--layers", "0"], "--layers 0: expected at least 1"),
     ],
 )
 def test_mistakes_are_told(
@@ -115,6 +133,21 @@ def test_tables_with_labels_and_a_split_make_what_a_script_needs(tmp_path: Path,
     assert all(data[name].dtype == torch.bool for name in SPLIT)
     assert [int(data[name].sum()) for name in SPLIT] == [30, 10, 10]
     assert int(sum(data[name].int() for name in SPLIT).max()) == 1
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_as_many_parts_as_fit(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str], alone: bool) -> None:
+    written = ["--assign-only", "--write-assignment", str(tmp_path / "assigned")] if alone else []
+    typed = ["partition", str(edges), *AUTOMATIC, "--method", "random"]
+    typed += written or ["--out", str(tmp_path / "parts")]
+    assert main([*typed, "--model", "gat", "--hidden", "8", "--features", "5", "--classes", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "\nmethod random: asked for\n2 parts: 2 workers hold one each" in f"\n{said}"
+    assert "planned for gat, layers 3, hidden 8, heads 4, 1,073.7 MB a worker\nthe largest of 2 parts takes" in said
+    if alone:
+        assert read_assignment(tmp_path / "assigned", {"_N": 50}).num_parts == 2
+    else:
+        assert len(inspect_directory(tmp_path / "parts").parts) == 2
 
 
 def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ def test_whole_numbers_may_be_rounded_up(tmp_path: Path, caplog: pytest.LogCaptu
     graph = GraphSource({"_N": 10}, {("_N", "_E", "_N"): edges}, {"_N": fields}, {})
     options = AssigningOptions(parts=2, method="random", balance=(balance,))
     with caplog.at_level(logging.WARNING, logger="sar"):
-        part_of, _ = assign(options, graph, tmp_path / "scratch", None, lambda doing, share: None)
+        part_of, *_ = assign(options, graph, tmp_path / "scratch", None, lambda doing, share: None)
     assert sorted(np.bincount(part_of[five]).tolist()) == [2, 3]
     assert caplog.records == []
 
@@ -38,7 +38,7 @@ def test_every_type_of_nodes_and_edges_is_balanced(tmp_path: Path, method: str) 
     }
     graph = GraphSource(counts, edges, {}, {})
     options = AssigningOptions(parts=2, method=method, balance=(IN_EDGES,), imbalance=0.1)
-    part_of, _ = assign(options, graph, tmp_path / "scratch", None, lambda doing, share: None)
+    part_of, *_ = assign(options, graph, tmp_path / "scratch", None, lambda doing, share: None)
     assert np.bincount(part_of[:400], minlength=2).max() <= 220
     assert np.bincount(part_of[400:800], minlength=2).max() <= 220
     for (_, _, destination), of_type in edges.items():

@@ -1,9 +1,10 @@
 """Which part each node belongs to: by a method, or by files that were made elsewhere."""
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,11 +21,30 @@ IN_EDGES = "in_edges"
 """What to balance that is no field: the number of edges into a part, of each type."""
 
 
+class Assigned(NamedTuple):
+    """What came of assigning.
+
+    part_of: (N,) the part of every node.
+    num_parts: P.
+    choice: the method that found it, whose name is empty if files do not say.
+    """
+
+    part_of: Array
+    num_parts: int
+    choice: Choice
+
+
+class PartsRule(Protocol):
+    """Finds the number of parts by assignments to several; its `repr` says all that decides about the result."""
+
+    def __call__(self, graph: GraphSource, assign_to: Callable[[int], Assigned], /) -> Assigned: ...
+
+
 @dataclass(frozen=True)
 class AssigningOptions:
     """What is asked for.
 
-    parts: P.
+    parts: P, or what finds it.
     method: one that `method_named` knows.
     seed: of every random choice.
     balance: node fields of which each part is to have about an equal sum, or `IN_EDGES`: edges, type by type. The nodes
@@ -34,7 +54,7 @@ class AssigningOptions:
     write_assignment: directory to write the assignment to.
     """
 
-    parts: int
+    parts: int | PartsRule
     method: str = AUTO
     seed: int = 0
     balance: tuple[str, ...] = ()
@@ -45,8 +65,8 @@ class AssigningOptions:
 
 def assign(
     options: AssigningOptions, graph: GraphSource, scratch: Path, memory: int | None, progress: Progress
-) -> tuple[Array, Choice]:
-    """Find the part of every node, (N,), and the method that found it, whose name is empty if files do not say.
+) -> Assigned:
+    """Find the part of every node.
 
     Args:
         options: what is asked for.
@@ -60,9 +80,13 @@ def assign(
     """
     if options.write_assignment is not None and _taken(options.write_assignment):
         raise ConfigError(f"'{options.write_assignment}' holds something already; name another directory for it.")
+    if not isinstance(options.parts, int):
+        if options.assignment is not None:
+            raise ConfigError(f"'{options.assignment}' has a number of parts of its own; name that number.")
+        return options.parts(graph, lambda p: assign(replace(options, parts=p), graph, scratch, memory, progress))
     if options.assignment is not None:
         found = read_assignment(options.assignment, graph.num_nodes, options.parts)
-        return found.parts, Choice(found.algo_name, f"read from {options.assignment}")
+        return Assigned(found.parts, options.parts, Choice(found.algo_name, f"read from {options.assignment}"))
     weights = balance_weights(graph, options.balance)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
@@ -70,22 +94,22 @@ def assign(
     choice = choose(task) if options.method == AUTO else Choice(options.method, "asked for")
     part_of = _checked(method_named(choice.method)(task), choice.method, task)
     shutil.rmtree(scratch)
-    return part_of, choice
+    return Assigned(part_of, options.parts, choice)
 
 
-def write_once(folder: Path, graph: GraphSource, part_of: Array, num_parts: int, method: str) -> None:
+def write_once(folder: Path, graph: GraphSource, assigned: Assigned) -> None:
     """Write an assignment, unless a run that was killed thereafter has written it.
 
     Raises:
         ConfigError: there is something else.
     """
     if _taken(folder):
-        if np.array_equal(read_assignment(folder, graph.num_nodes, num_parts).parts, part_of):
+        if np.array_equal(read_assignment(folder, graph.num_nodes, assigned.num_parts).parts, assigned.part_of):
             return
         raise ConfigError(f"'{folder}' holds another assignment; name another directory, or remove it.")
     unfinished = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
-    write_assignment(unfinished, graph.num_nodes, part_of, num_parts, method)
+    write_assignment(unfinished, graph.num_nodes, assigned.part_of, assigned.num_parts, assigned.choice.method)
     unfinished.replace(folder)
 
 

@@ -1,0 +1,211 @@
+"""How many parts a graph needs, for workers of a given memory.
+
+[Note: how many parts]
+For q workers (Huang et al., SDT-GNN, section III-C): q parts where these fit, else the fewest of which one fits.
+Where the paper takes two thirds of a worker's memory for computations, `FootprintRule` plans the largest part from the
+counts of an assignment, as `sar plan` does from a directory. Equal parts that read nothing from each other say from
+which number on to try, as fewer parts cannot fit; each number that is tried takes an assignment.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from sar.errors import ConfigError
+from sar.partition.assign.assigning import Assigned
+from sar.partition.assign.auto import Choice
+from sar.partition.graph_source import GraphSource
+from sar.train.counted_graph import counted_graph
+from sar.train.counting_group import CountingGroup
+from sar.train.footprint import PARTS, MemoryPlan, mega, plan_worker
+from sar.train.graph_counts import GraphCounts
+from sar.train.source_counts import count_source, even_share
+from sar.train.trial_epoch import MakeModel
+
+_FALL = 0.95
+"""What depends on the number of parts has to become as much of it with twice as many, or no number will do."""
+_MOST = 1024
+"""More parts are not tried, unless there are more workers: the time to plan one part grows with their number."""
+
+AssignTo = Callable[[int], Assigned]
+
+
+@dataclass(frozen=True)
+class FootprintRule:
+    """Finds the fewest parts, one for each worker at least, of which each fits a worker by its planned footprint.
+
+    workers: q.
+    memory: bytes that a worker has.
+    model: what is trained, in words that say all about it.
+    make_model: makes it, as in `sar.train.trial_epoch.try_epoch`.
+    process: bytes that code takes.
+    in_width, num_classes: as in `sar.train.graph_counts.count_graph`.
+    """
+
+    workers: int
+    memory: int
+    model: str
+    make_model: MakeModel = field(repr=False)
+    process: int = field(repr=False)
+    in_width: int | None = None
+    num_classes: int | None = None
+
+    def __call__(self, graph: GraphSource, assign_to: AssignTo, /) -> Assigned:
+        """The assignment; why so many parts is said after why by this method: see [Note: how many parts].
+
+        Raises:
+            ConfigError: no number of parts fits, or the model cannot be planned.
+        """
+        _check(self.workers, self.memory)
+        most = max(self.workers, min(graph.total_nodes, _MOST))
+        best, tried = None, dict[int, MemoryPlan]()
+        parts = self._fewest_equal(graph, most)
+        fails = parts - 1
+        while best is None or best.num_parts - fails > 1:
+            assigned = assign_to(parts)
+            tried[parts] = largest = self._largest(self._count(graph, assigned))
+            if largest.total <= self.memory:
+                best = assigned
+            else:
+                fails = parts
+                if parts == most or _falls_no_more(tried):
+                    raise ConfigError(self._refusal(largest, f"the largest of {parts} parts", tried))
+            if best is not None:
+                parts = (fails + best.num_parts) // 2
+            else:
+                estimate = largest.workers_to_fit(parts, self.memory)
+                parts = min(estimate if estimate and len(tried) == 1 else max(estimate or 0, 2 * parts), most)
+        return _explained(best, self._reason(best.num_parts, tried))
+
+    def _fewest_equal(self, graph: GraphSource, most: int) -> int:
+        """The fewest parts, q at least, that would fit if they were equal and read nothing from each other."""
+        whole = self._count(graph, _undivided(graph))
+        plan_share = cache(lambda parts: self._plan(even_share(whole, parts), 0))
+        numbers = range(self.workers, most + 1)
+        place = bisect_left(numbers, True, key=lambda parts: plan_share(parts).total <= self.memory)
+        if place == len(numbers):
+            raise ConfigError(self._refusal(plan_share(most), f"one of {most} equal parts", {}))
+        return numbers[place]
+
+    def _count(self, graph: GraphSource, assigned: Assigned) -> GraphCounts:
+        numbers = {"in_width": self.in_width, "num_classes": self.num_classes}
+        return count_source(graph, assigned.part_of, assigned.num_parts, **numbers)
+
+    def _plan(self, counts: GraphCounts, part: int) -> MemoryPlan:
+        return plan_worker(counts, part, self.make_model, self.process).memory
+
+    def _largest(self, counts: GraphCounts) -> MemoryPlan:
+        plans = (self._plan(counts, part) for part in _candidates(counts))
+        return max(plans, key=lambda memory: memory.total)
+
+    def _reason(self, parts: int, tried: dict[int, MemoryPlan]) -> str:
+        said = [
+            _how_many(parts, self.workers),
+            f"planned for {self.model}, {mega(self.memory)} MB a worker",
+            f"the largest of {parts} parts takes {_described(tried[parts])}",
+        ]
+        if parts > self.workers:
+            fewer = tried.get(parts - 1)
+            said.append(
+                f"{parts - 1} parts are too few even if equal and without halo"
+                if fewer is None
+                else f"the largest of {parts - 1} would take {_described(fewer)}"
+            )
+        return "\n".join(said)
+
+    def _refusal(self, memory: MemoryPlan, whose: str, tried: dict[int, MemoryPlan]) -> str:
+        before = "".join(f"; the largest of {parts} {mega(one.total)} MB" for parts, one in sorted(tried.items())[:-1])
+        return (
+            f"no number of parts fits {mega(self.memory)} MB a worker: {whose} takes {_described(memory)}{before}. "
+            "Allow more memory, or make the model smaller."
+        )
+
+
+@dataclass(frozen=True)
+class ReserveRule:
+    """Finds the number of parts from what a worker needs beside graph and features, as SDT-GNN does (section III-C).
+
+    With S bytes of graph and features: q parts where S <= q (M - T), else the least number not below S / (M - T).
+
+    workers: q.
+    memory: M, bytes that a worker has.
+    reserve: T, bytes of it for code and computations.
+    """
+
+    workers: int
+    memory: int
+    reserve: int
+
+    def __call__(self, graph: GraphSource, assign_to: AssignTo, /) -> Assigned:
+        """The assignment; why so many parts is said after why by this method.
+
+        Raises:
+            ConfigError: nothing is left for graph and features.
+        """
+        _check(self.workers, self.memory)
+        room = self.memory - self.reserve
+        if room <= 0:
+            raise ConfigError(
+                f"{mega(self.reserve)} MB of a worker's {mega(self.memory)} MB are reserved; expected less than all."
+            )
+        counts = count_source(graph, *_undivided(graph)[:2], in_width=1, num_classes=1)
+        _, structure = counted_graph(counts, 0, CountingGroup(0, 1))
+        size = counts.data_bytes(0) + structure.nbytes
+        parts = max(self.workers, -(-size // room))
+        said = f"graph and features take {mega(size)} MB, and a worker has {mega(room)} MB for them"
+        return _explained(assign_to(parts), f"{_how_many(parts, self.workers)}: {said}")
+
+
+def _check(workers: int, memory: int) -> None:
+    if workers < 1 or memory < 1:
+        raise ConfigError(f"{workers} workers of {memory} bytes were named; expected at least 1 of each.")
+
+
+def _undivided(graph: GraphSource) -> Assigned:
+    return Assigned(np.zeros(graph.total_nodes, np.uint8), 1, Choice("", ""))
+
+
+def _explained(assigned: Assigned, reason: str) -> Assigned:
+    method, why = assigned.choice
+    return assigned._replace(choice=Choice(method, f"{why}\n{reason}"))
+
+
+def _how_many(parts: int, workers: int) -> str:
+    """What the number means for workers that are there."""
+    if parts == workers:
+        return f"{parts} parts: {workers} workers hold one each, with all parts in memory at once"
+    return (
+        f"{parts} parts: a worker has memory for one at a time, so {workers} workers take up to {-(-parts // workers)} "
+        f"each in turns; with all parts in memory at once, as sar trains full graphs, it takes {parts} workers"
+    )
+
+
+def _described(memory: MemoryPlan) -> str:
+    """The sum, and what it is made of, the largest first."""
+    parts = sorted(PARTS, key=lambda part: -int(getattr(memory, part)))
+    return f"{mega(memory.total)} MB: " + ", ".join(f"{part} {mega(getattr(memory, part))}" for part in parts)
+
+
+def _candidates(counts: GraphCounts) -> list[int]:
+    """The parts that no other one exceeds in everything: nodes and in-edges by type, and rows read and sent."""
+    columns = [[of_part[ntype] for of_part in counts.nodes] for ntype in counts.info.ntypes]
+    columns += [[sum(into) for into in relation.edges] for relation in counts.relations]
+    halos = sum(np.array(relation.halo) for relation in counts.relations)
+    columns.append((np.sum(halos, axis=0) + np.sum(halos, axis=1)).tolist())
+    sizes = np.array(columns).T
+    left = list(np.lexsort(sizes.T)[::-1])
+    chosen: list[int] = []
+    for part in left:
+        if not any((sizes[part] <= sizes[other]).all() for other in chosen):
+            chosen.append(int(part))
+    return chosen
+
+
+def _falls_no_more(tried: dict[int, MemoryPlan]) -> bool:
+    """Whether so many parts are about as large as half as many."""
+    sizes = {parts: memory.total - memory.process - memory.parameters for parts, memory in tried.items()}
+    most = max(sizes)
+    return any(2 * fewer <= most and sizes[most] > _FALL * sizes[fewer] for fewer in sizes)
