@@ -15,6 +15,7 @@ from sar.comm.launcher import find_place
 from sar.config import Config
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, PartsRule
+from sar.partition.assign.assignment import VOLUME_BOUND
 from sar.partition.assign.methods import method_names
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 from sar.partition.write.team import Team
@@ -78,6 +79,13 @@ def _add_assigning(group: "argparse._ArgumentGroup") -> None:
         default=0.05,
         metavar="SHARE",
         help="how much larger than the mean a part may be (%(default)s)",
+    )
+    group.add_argument(
+        "--volume-bound",
+        type=float,
+        metavar="SHARE",
+        help="of spring: above this sum of degrees a cluster takes no more nodes; of a part's mean sum, such as "
+        f"{VOLUME_BOUND}, the default",
     )
     group.add_argument("--assignment", type=Path, metavar="DIR", help="take this one: NTYPE.txt for each type")
     group.add_argument("--write-assignment", type=Path, metavar="DIR", help="write the assignment in that form")

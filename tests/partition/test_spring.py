@@ -3,24 +3,30 @@
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sar.errors import ConfigError
+from sar.partition.assign.assigning import AssigningOptions, assign
 from sar.partition.assign.methods import method_named
 from sar.partition.assign.rebalance import move_nodes
 from sar.partition.graph_data import Array
+from tests.partition.graph_tasks import source
 from tests.partition.streams import Edges, edge_task, small_graphs
 
 
-def algorithm_1(num_nodes: int, edges: Edges, p: int, beta: Fraction, seed: int) -> Array:
+def algorithm_1(
+    num_nodes: int, edges: Edges, p: int, beta: Fraction, seed: int, bound: Fraction = Fraction(1, 2)
+) -> Array:
     """Algorithm 1; what differs from the pseudo code is told in the docstring of `spring`."""
     edges = [(u, v) for u, v in edges if u != v]
     nodes = range(num_nodes)
     d = Counter(end for edge in edges for end in edge)
-    tau = d.total() // (2 * p)
+    tau = d.total() * bound // p
     k, c, vol, n = 1, dict.fromkeys(nodes, 0), defaultdict(int), {}
     members: dict[int, set[int]] = defaultdict(set)
     for u, v in edges:
@@ -83,10 +89,19 @@ def rebalanced(parts: list[int], edges: Edges, p: int, beta: Fraction, seed: int
 
 
 @settings(max_examples=150)
-@given(small_graphs(), st.integers(1, 5), st.sampled_from(["0", "0.05", "0.3", "1"]), st.integers(0, 3))
-def test_spring_is_algorithm_1(graph: tuple[int, Edges], num_parts: int, imbalance: str, seed: int) -> None:
-    expected = algorithm_1(*graph, num_parts, 1 + Fraction(imbalance), seed)
-    found = method_named("spring")(edge_task(*graph, num_parts, imbalance=float(imbalance), seed=seed))
+@given(
+    small_graphs(),
+    st.integers(1, 5),
+    st.sampled_from(["0", "0.05", "0.3", "1"]),
+    st.integers(0, 3),
+    st.sampled_from([0.125, 0.5, 0.75, 2.0]),
+)
+def test_spring_is_algorithm_1(
+    graph: tuple[int, Edges], num_parts: int, imbalance: str, seed: int, bound: float
+) -> None:
+    expected = algorithm_1(*graph, num_parts, 1 + Fraction(imbalance), seed, Fraction(bound))
+    options = {"imbalance": float(imbalance), "seed": seed, "volume_bound": bound}
+    found = method_named("spring")(edge_task(*graph, num_parts, **options))
     assert np.array_equal(found, expected)
 
 
@@ -99,6 +114,27 @@ def test_spring_is_algorithm_1_on_a_larger_graph(num_parts: int, skew: float) ->
     expected = algorithm_1(300, edges, num_parts, Fraction("1.05"), seed=1)
     found = method_named("spring")(edge_task(300, edges, num_parts, seed=1))
     assert np.array_equal(found, expected)
+
+
+def test_a_volume_bound_of_its_own_is_passed_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    src, dst = rng.integers(0, 60, (2, 240))
+    edges = [(int(u), int(v)) for u, v in zip(src, dst, strict=True)]
+    graph = source(src, dst, 60)
+
+    def assigned(bound: float | None, method: str = "spring") -> Array:
+        options = AssigningOptions(3, method, seed=2, volume_bound=bound)
+        return assign(options, graph, tmp_path / "method", None, lambda doing, share: None).part_of
+
+    expected = [algorithm_1(60, edges, 3, Fraction("1.05"), 2, Fraction(bound)) for bound in (0.0625, 0.5)]
+    assert not np.array_equal(*expected)
+    assert np.array_equal(assigned(0.0625), expected[0])
+    assert np.array_equal(assigned(None), expected[1])
+    with pytest.raises(ConfigError, match="for the method 'spring'; the method is 'random'"):
+        assigned(0.5, "random")
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="expected a number above 0"):
+            assigned(wrong)
 
 
 def test_merging_follows_the_richest_neighbour() -> None:

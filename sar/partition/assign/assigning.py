@@ -16,7 +16,7 @@ from sar.partition.assign.methods import method_named
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress
 
-AUTO = "auto"
+AUTO, SPRING = "auto", "spring"
 IN_EDGES = "in_edges"
 """What to balance that is no field: the number of edges into a part, of each type."""
 
@@ -50,6 +50,8 @@ class AssigningOptions:
     balance: node fields of which each part is to have about an equal sum, or `IN_EDGES`: edges, type by type. The nodes
         of every type are balanced in any case.
     imbalance: how much larger than the mean a part may be.
+    volume_bound: of the method `spring`: above this sum of degrees, times the mean sum of a part, a cluster takes no
+        more nodes; None: `VOLUME_BOUND`.
     assignment: directory of an assignment to take instead of a method's.
     write_assignment: directory to write the assignment to.
     """
@@ -59,6 +61,7 @@ class AssigningOptions:
     seed: int = 0
     balance: tuple[str, ...] = ()
     imbalance: float = 0.05
+    volume_bound: float | None = None
     assignment: Path | None = None
     write_assignment: Path | None = None
 
@@ -92,9 +95,19 @@ def assign(
     scratch.mkdir()
     task = AssignmentTask(graph, options.parts, scratch, options.seed, weights, options.imbalance, memory, progress)
     choice = choose(task) if options.method == AUTO else Choice(options.method, "asked for")
+    if options.volume_bound is not None:
+        task = _with_bound(task, options.volume_bound, choice.method)
     part_of = _checked(method_named(choice.method)(task), choice.method, task)
     shutil.rmtree(scratch)
     return Assigned(part_of, options.parts, choice)
+
+
+def _with_bound(task: AssignmentTask, bound: float, method: str) -> AssignmentTask:
+    if method != SPRING:
+        raise ConfigError(f"a volume bound is for the method '{SPRING}'; the method is '{method}'.")
+    if not 0 < bound < np.inf:
+        raise ConfigError(f"the volume bound is {bound}; expected a number above 0, such as 0.5.")
+    return replace(task, volume_bound=bound)
 
 
 def write_once(folder: Path, graph: GraphSource, assigned: Assigned) -> None:

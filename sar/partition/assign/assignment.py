@@ -13,6 +13,9 @@ from sar.partition.assign.balance import Constraints, balance_constraints
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource, Progress
 
+VOLUME_BOUND = 0.5
+"""Of `spring`, unless another is asked for."""
+
 
 @dataclass(frozen=True)
 class AssignmentTask:
@@ -27,6 +30,7 @@ class AssignmentTask:
     imbalance: how much larger than the mean a part may be, by number of nodes and by each of the weights: 0.05 is 5 %.
     memory: bytes that the method may use beyond what is there when it starts; None: no limit.
     progress: called now and then with what is being done and the share of it that is done, 0 to 1.
+    volume_bound: of `spring`: above this sum of degrees a cluster takes no more nodes; times the mean sum of a part.
     """
 
     graph: GraphSource
@@ -37,6 +41,7 @@ class AssignmentTask:
     imbalance: float = 0.05
     memory: int | None = None
     progress: Progress = lambda doing, share: None
+    volume_bound: float = VOLUME_BOUND
 
     def constraints(self) -> Constraints:
         """What parts may hold.

@@ -60,8 +60,9 @@ def spring(task: AssignmentTask) -> Array:
 
     The paper leaves open or says in two ways:
 
-    - tau is not given. Here it is half the mean volume of a part, so that a part is made of two clusters or more and
-      list scheduling has something to balance. Smaller values hardly change the cut; larger ones cost balance.
+    - tau is not given. Here it is `task.volume_bound` times the mean volume of a part, by default half of it, so that a
+      part is made of two clusters or more and list scheduling has something to balance. Smaller values hardly change
+      the cut; larger ones cost balance.
     - The pseudo code sorts clusters once before merging (line 21); the text puts a merged cluster at the rank of its
       new size, with the better of the two representatives. As in the text: it goes before clusters of equal size, and
       is looked at again even if it had been passed before.
@@ -80,17 +81,23 @@ def spring(task: AssignmentTask) -> Array:
     Returns:
         The part of every node, (N,) int32.
     """
+    order, merging = merged_clusters(task)
+    task.progress("assigning clusters", 1.0)
+    return rebalance(task, _assign(order, merging, task.constraints(), task.num_parts))
+
+
+def merged_clusters(task: AssignmentTask) -> tuple[Array, Merging]:
+    """Lines 2 to 25 of `spring`: the order in which clusters of equal size are taken, (K,), and the merged clusters."""
     constraints = task.constraints()
     degree = count_degrees(task)
-    half_a_part = int(degree.sum(dtype=np.int64)) // (2 * task.num_parts)
-    of_node, num_clusters, richest = _cluster_nodes(task, degree, tau=half_a_part)
+    tau = int(degree.sum(dtype=np.int64) * task.volume_bound / task.num_parts)
+    of_node, num_clusters, richest = _cluster_nodes(task, degree, tau)
     rng = np.random.default_rng(task.seed)
     neighbours = Neighbours(degree, richest, rng.permutation(len(degree)).astype(of_node.dtype))
     order = rng.permutation(num_clusters)
     merging = _describe(of_node, num_clusters, constraints, neighbours)
     _merge(order, constraints.means * (1 + task.imbalance) * (1 + _ROUND_OFF), neighbours, merging)
-    task.progress("assigning clusters", 1.0)
-    return rebalance(task, _assign(order, merging, constraints, task.num_parts))
+    return order, merging
 
 
 def _cluster_nodes(task: AssignmentTask, degree: Array, tau: int) -> tuple[Array, int, Array]:
