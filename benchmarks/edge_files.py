@@ -123,3 +123,16 @@ def _write(file: Path, pieces: Callable[[], Iterator[tuple[Array, Array]]]) -> N
         for src, dst in pieces():
             np.stack([src, dst], axis=1).astype(np.int32).tofile(stream)
     unfinished.rename(file)
+
+
+def both_ways(file: Path, num_nodes: int) -> Path:
+    """The undirected graph of a prepared one: every edge with its reverse, once each, sorted, in a file beside it."""
+    undirected = file.with_name(f"{file.stem}-undirected.edges")
+
+    def edges() -> tuple[Array, Array]:
+        src, dst = np.fromfile(file, np.int32).reshape(-1, 2).astype(np.int64).T
+        codes = np.unique(np.concatenate([src * num_nodes + dst, dst * num_nodes + src]))
+        return codes // num_nodes, codes % num_nodes
+
+    _write(undirected, lambda: iter([edges()]))
+    return undirected

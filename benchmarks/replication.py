@@ -1,0 +1,196 @@
+"""SDT-GNN's comparison of partition methods, on graphs of our own: `python -m benchmarks.replication`.
+
+Replication factors by method and number of parts (its figure 6), and SPRING's clusters before and after they are merged
+(its table II). All graphs are made undirected, as there. Neither figure depends on how busy the machine is.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+from benchmarks import command
+from benchmarks.edge_files import GeneratedEdges, both_ways, graph_of, prepare
+from benchmarks.quality import measure_quality
+from benchmarks.report import describe_setting, write_section
+from benchmarks.results import read, save, setting
+from sar.partition.assign.assigning import AUTO, SPRING
+from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.methods import method_named, method_names
+from sar.partition.assign.spring import merged_clusters
+from sar.partition.graph_data import Array
+from sar.partition.inspect.text_tables import as_markdown, as_text
+
+GENERATED = "sbm", "rmat"
+REAL = "amazon_computers", "coauthor_cs", "dblp_citation", "tolokers", "soc_epinions", "web_notredame", "road_bay"
+BASELINES = "dbh", "greedy", "hdrf", "2ps-l"
+"""What the paper compares SPRING with: DBH, PowerGraph's greedy rule, HDRF and 2PS-L."""
+PARTS = 4, 8, 16, 32
+"""The first is that of the clusters; the paper has no 32, and does not say of how many its clusters are."""
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clusters with nodes in them: how many, and mean and standard deviation of their numbers of nodes."""
+
+    count: int
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, sizes: Array) -> "Clusters":
+        """Of all sizes that are not 0."""
+        sizes = sizes[sizes > 0]
+        return cls(len(sizes), float(sizes.mean()), float(sizes.std()))
+
+    def cells(self) -> tuple[str, str]:
+        """For a table."""
+        return f"{self.count:,}", f"{self.mean:,.0f} ± {self.deviation:,.0f}"
+
+
+@dataclass(frozen=True)
+class GraphResult:
+    """One graph.
+
+    factors: (nodes + halo nodes of all parts) / nodes, by method, one for each number of parts.
+    uneven: the largest part's nodes over the mean, the greatest of all these.
+    clustered, merged: SPRING's clusters before and after merging.
+    """
+
+    graph: str
+    nodes: int
+    edges: int
+    factors: dict[str, list[float]]
+    uneven: float
+    clustered: Clusters
+    merged: Clusters
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure, or read earlier results, and write the tables."""
+    size = GeneratedEdges(nodes=100_000, edges=2_000_000)
+    methods = [name for name in method_names() if name != AUTO]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replication", description=__doc__)
+    command.add_paths(parser)
+    parser.add_argument(
+        "--graphs",
+        nargs="+",
+        metavar="NAME",
+        help=f"default: {', '.join(GENERATED)}, and of {', '.join(REAL)} those there",
+    )
+    parser.add_argument("--methods", nargs="+", choices=methods, default=methods, metavar="NAME", help="(all)")
+    parser.add_argument("--parts", nargs="+", type=int, default=list(PARTS), metavar="P", help="(%(default)s)")
+    parser.add_argument("--nodes", type=int, default=size.nodes, metavar="N", help="of generated graphs")
+    parser.add_argument("--edges", type=int, default=size.edges, metavar="N", help="of generated graphs")
+    parser.add_argument("--seed", type=int, default=0, help="of graphs and methods (%(default)s)")
+    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write replication.json anew")
+    arguments = parser.parse_args(argv)
+    with command.work_directory(arguments.work) as work:
+        if arguments.earlier is None:
+            conditions = setting(command.shown("benchmarks.replication", argv), {"parts": _listed(arguments.parts)})
+            results = _measure_all(arguments, work, conditions)
+        else:
+            conditions, results = read(arguments.earlier, lambda content: (content["setting"], _results(content)))
+    numbers = conditions["parts"].split(", ")
+    tables = [factor_table(results, numbers), cluster_table(results)]
+    print("\n\n".join(map(as_text, tables)))
+    compared = f"Clusters of nodes with {numbers[0]} parts in view:"
+    sections = [describe_setting(conditions), as_markdown(tables[0]), compare(results), compared]
+    arguments.docs.mkdir(parents=True, exist_ok=True)
+    write_section(arguments.docs / "benchmarks.md", "replication", "\n\n".join([*sections, as_markdown(tables[1])]))
+
+
+def factor_table(results: Sequence[GraphResult], numbers: Sequence[str]) -> list[tuple[str, ...]]:
+    """A line for each graph and method."""
+    lines = [("graph", "nodes", "edges", "method", *(f"{number} parts" for number in numbers))]
+    for one in results:
+        for method, factors in one.factors.items():
+            size = f"{one.nodes:,}", f"{one.edges:,}"
+            lines.append((one.graph, *size, method, *(f"{factor:.2f}" for factor in factors)))
+    return lines
+
+
+def cluster_table(results: Sequence[GraphResult]) -> list[tuple[str, ...]]:
+    """A line for each graph."""
+    header = ("graph", "clusters", "nodes in one", "merged clusters", "nodes in one of them", "fewer by")
+    lines: list[tuple[str, ...]] = [header]
+    for one in results:
+        times = f"{one.clustered.count / one.merged.count:,.1f} x"
+        lines.append((one.graph, *one.clustered.cells(), *one.merged.cells(), times))
+    return lines
+
+
+def compare(results: Sequence[GraphResult]) -> str:
+    """How much smaller SPRING's factors are than those of the paper's baselines, over all graphs and numbers."""
+    said, means = [], []
+    for baseline in BASELINES:
+        pairs = [
+            (ours, theirs)
+            for one in results
+            for ours, theirs in zip(one.factors.get(SPRING, []), one.factors.get(baseline, []), strict=False)
+        ]
+        if pairs:
+            means.append(100 * mean(1 - ours / theirs for ours, theirs in pairs))
+            wins = sum(ours < theirs for ours, theirs in pairs)
+            said.append(f"{means[-1]:.0f} % below `{baseline}`'s (lower in {wins} of {len(pairs)} cases)")
+    uneven = f"The largest part has {max(one.uneven for one in results):.2f} times the mean number of nodes."
+    if not said:
+        return uneven
+    return f"SPRING's factor is on average {', '.join(said)}; {mean(means):.0f} % below all of these. {uneven}"
+
+
+def _measure_all(arguments: argparse.Namespace, work: Path, conditions: dict[str, str]) -> list[GraphResult]:
+    """Measure every graph, in this process; results are saved after each."""
+    size = GeneratedEdges(arguments.nodes, arguments.edges)
+    there = [name for name in REAL if (arguments.data / f"{name}.npz").exists()]
+    results: list[GraphResult] = []
+    for name in arguments.graphs or [*GENERATED, *there]:
+        directed, num_nodes = prepare(name, size, arguments.data, work, arguments.seed)
+        results.append(measure(Path(name).stem, both_ways(directed, num_nodes), num_nodes, arguments))
+        print(as_text(factor_table(results[-1:], list(map(str, arguments.parts)))), flush=True)
+        save({"setting": conditions, "results": results}, work / "replication.json")
+    return results
+
+
+def measure(name: str, edges: Path, num_nodes: int, arguments: argparse.Namespace) -> GraphResult:
+    """All methods and numbers of parts on one graph.
+
+    Args:
+        name: of the graph.
+        edges: its file.
+        num_nodes: N.
+        arguments: with `methods`, `parts` and `seed`.
+    """
+    graph = graph_of(edges, num_nodes)
+    factors: dict[str, list[float]] = {method: [] for method in arguments.methods}
+    uneven = 1.0
+    for method in arguments.methods:
+        for parts in arguments.parts:
+            with tempfile.TemporaryDirectory(dir=edges.parent) as scratch:
+                part_of = method_named(method)(AssignmentTask(graph, parts, Path(scratch), arguments.seed))
+            quality = measure_quality(graph, part_of, parts)
+            factors[method].append(quality.replication_factor)
+            uneven = max(uneven, quality.balance["nodes"])
+    _, merging = merged_clusters(AssignmentTask(graph, arguments.parts[0], Path("unused"), arguments.seed))
+    clustered = Clusters.of(np.bincount(merging.of_node))
+    return GraphResult(name, num_nodes, graph.total_edges, factors, uneven, clustered, Clusters.of(merging.size))
+
+
+def _results(content: dict[str, list[dict[str, dict[str, float]]]]) -> list[GraphResult]:
+    kinds = ("clustered", "merged")
+    return [
+        GraphResult(**one | {kind: Clusters(**one[kind]) for kind in kinds})  # type: ignore[arg-type]
+        for one in content["results"]
+    ]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+if __name__ == "__main__":
+    command.run_main(main)
