@@ -51,7 +51,8 @@ def test_what_is_said_of_the_baselines() -> None:
     other = GraphResult("b", 5, 6, {"spring": [1.0, 1.0], "dbh": [2.0, 2.0]}, 1.01, few, few)
     assert replication.compare([one, other]) == (
         "SPRING's factor is on average 38 % below `dbh`'s (lower in 3 of 4 cases), "
-        "12 % below `hdrf`'s (lower in 1 of 2 cases); 25 % below all of these. The largest part has 1.04 times the mean number of nodes."
+        "12 % below `hdrf`'s (lower in 1 of 2 cases); 25 % below all of these. "
+        "The largest part has 1.04 times the mean number of nodes."
     )
     assert replication.compare([replace(one, factors={"random": [9.0]})]).startswith("The largest part")
 
