@@ -32,6 +32,7 @@ own.
 
 import hashlib
 import re
+import secrets
 import sys
 import threading
 import time
@@ -297,7 +298,7 @@ class Group:
         self._claim(call)
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
-        gathered = self.all_gather(torch.tensor([digest, flags, model], device="cpu"), call)
+        gathered = self.all_gather(torch.tensor([digest, flags, model]), call)
         self.calls += 1
         self._latest = call
         if any(int(theirs[0]) != digest for theirs in gathered):
@@ -329,7 +330,8 @@ class Group:
         raise clash
 
     def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
-        """Gather one small CPU tensor of equal shape from every worker; only inside an agreed call."""
+        """Gather one small tensor of equal shape from every worker, on the CPU; only inside an agreed call."""
+        tensor = tensor.cpu()  # a default device may have put it elsewhere
         if self.world_size == 1:
             return [tensor]
         options = AllgatherOptions()
@@ -339,6 +341,13 @@ class Group:
         counters.bytes_sent += tensor.nbytes * (self.world_size - 1)
         counters.bytes_received += tensor.nbytes * (self.world_size - 1)
         return gathered
+
+    def new_name(self, call: str) -> str:
+        """A name that worker 0 draws for all, and that no other job has; only inside an agreed call.
+
+        A number that counts would not do: a restarted job has the store and the files of the one before it.
+        """
+        return f"{int(self.all_gather(torch.tensor(secrets.randbits(62)), call)[0]):x}"
 
     # -- waiting
 

@@ -11,7 +11,6 @@ see one folder, as over NFS, and one job at a time writes to it.
 import json
 import os
 import pickle
-import secrets
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -97,7 +96,7 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
     with group.guard():
         call = f"saving step {step}, keeping {keep}"
         group.agree(call)
-        draft = folder / f".draft-{int(group.all_gather(torch.tensor(secrets.randbits(62)), call)[0]):x}"
+        draft = folder / f".draft-{group.new_name(call)}"
         try:
             with _writing(folder):
                 if group.rank == 0:

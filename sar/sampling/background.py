@@ -1,7 +1,6 @@
 """The trainer's side of background processes: starting them, handing out work, and noticing how they end."""
 
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -43,8 +42,7 @@ class Processes:
     def __init__(self, source: SamplingSource, count: int, ahead: int) -> None:
         group, call = session.current_group(), f"starting {count} sampling processes, {ahead} batches ahead each"
         group.agree(call)
-        # A restarted job has the store of the one before it, whose keys a number that counts would meet.
-        name = int(group.all_gather(torch.tensor(secrets.randbits(62)), call)[0])
+        name = group.new_name(call)
         self.source = source
         self._rank = group.rank
         address = _store_address() if group.world_size > 1 else None
@@ -52,7 +50,7 @@ class Processes:
         self._finalizer = weakref.finalize(self, _end, self._processes)
         self._processes += [_Process(number) for number in range(count)]
         job = ProcessSettings(
-            group.rank, group.world_size, address, f"sar/sampling/{name:x}", Config.timeout, ahead, source
+            group.rank, group.world_size, address, f"sar/sampling/{name}", Config.timeout, ahead, source
         )
         send(job, *(process.channel for process in self._processes))
 
