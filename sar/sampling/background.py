@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Pipe
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
