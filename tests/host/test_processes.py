@@ -1,9 +1,11 @@
 """Worker processes: what comes back from them, and that none outlives the call."""
 
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -40,11 +42,13 @@ def add_ranks(report: Callable[[Any], None], start: float) -> tuple[float, int, 
 
 def fail_on_worker_one(report: Callable[[Any], None], how: str) -> None:
     report(os.getpid())
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
     if os.environ["RANK"] != "1":
+        store.set("worker 0 has reported", "")
         if how == "echo":
             raise PeerError("worker 1 failed")
         time.sleep(100)
-    time.sleep(0.5)
+    store.wait(["worker 0 has reported"], timedelta(seconds=30))
     if how == "signal":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exit":
@@ -87,5 +91,5 @@ def test_workers_that_overrun_their_time_are_killed() -> None:
     processes: list[int] = []
     with pytest.raises(CommunicationTimeout, match=r"\[0, 1\] did not finish within 8 s"):
         run_workers(sleep, n_workers=2, n_threads=1, time_limit=8, on_progress=processes.append)
-    assert len(processes) == 2
     assert not any(alive(process) for process in processes)
+    assert multiprocessing.active_children() == []  # nor those that had no time to report
