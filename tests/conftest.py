@@ -8,7 +8,7 @@ import pytest
 
 import sar  # noqa: F401  before anything imports dgl
 from tests import leftovers
-from tests.workers import WorkerPool, close_shared_pool, shared_pool
+from tests.workers import WorkerPool, close_shared_pool, end_helper_processes, shared_pool
 
 hypothesis.settings.register_profile(
     "sar",
@@ -58,6 +58,7 @@ def nothing_left_behind() -> Iterator[None]:
     shared_memory = leftovers.shared_memory()
     yield
     close_shared_pool()
+    end_helper_processes()
     # Processes take a moment to end, and entries that another session uses may go while they are looked at.
     deadline = time.monotonic() + 5
     while _left(shared_memory) and time.monotonic() < deadline:

@@ -7,6 +7,9 @@ shared memory, so nothing outlives the workers.
     pool.run(case, 1, 2)                           # [case(1, 2) on rank 0, case(1, 2) on rank 1]
     pool.run(case, 1, per_rank=["a", "b"])         # [case("a", 1), case("b", 1)]
     pool.outcomes(case, 1, 2)                      # [Ok(value=...), Err(kind="ZeroDivisionError", ...)]
+
+The processes are forked from a server (Python's own, of multiprocessing) that has imported torch, DGL and sar and has
+no threads: importing would take each of them seconds, and tests of failures need hundreds.
 """
 
 import atexit
@@ -15,16 +18,16 @@ import datetime
 import faulthandler
 import importlib
 import io
+import multiprocessing
 import os
 import pickle
 import random
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
@@ -38,8 +41,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 START_LIMIT = 120.0
 """Seconds that the workers of a pool may take to import torch, DGL and sar and to find each other."""
 CLOSE_LIMIT = 10.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 GRACE = 3.0
 """Seconds by which the parent waits longer than the worker's own watchdog, which leaves a traceback behind."""
+
+_forked = multiprocessing.get_context("forkserver")
+_forked.set_forkserver_preload(["sar", "dgl", "tests.workers"])
 
 
 @dataclass(frozen=True)
@@ -81,23 +88,12 @@ class _Worker:
 
     def __init__(self, rank: int, world_size: int, directory: Path):
         self.log = directory / f"worker-{rank}.log"
+        self.log.touch()
         self.channel, theirs = Pipe()
-        environment = {
-            "GLOO_SOCKET_IFNAME": "lo",
-            "TMPDIR": str(directory / "tmp"),
-            "OMP_NUM_THREADS": "1",
-            "NUMBA_NUM_THREADS": "1",
-        }
-        with open(self.log, "wb") as log, theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", f"import tests.workers as w; w._serve({theirs.fileno()}, {rank}, {world_size})"],
-                cwd=REPOSITORY,
-                env=os.environ | environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-            )
+        environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(directory / "tmp")} | ONE_THREAD
+        with theirs:
+            self.process = _forked.Process(target=_serve, args=(theirs, rank, world_size, environment, self.log))
+            self.process.start()
 
     def send(self, message: bytes) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead worker is noticed when it is heard
@@ -105,12 +101,16 @@ class _Worker:
 
     def epitaph(self, kind: str, reason: str) -> Err:
         """Kill the process if need be, and say how it ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(GRACE)
-        self.process.kill()
-        status = self.process.wait()
+        self.process.join(GRACE)
+        self.end()
+        status = self.process.exitcode or 0
         end = f"signal {-status}" if status < 0 else f"exit status {status}"
         return Err(kind, f"{reason} ({end})", self.log.read_text(errors="replace")[-8000:])
+
+    def end(self) -> None:
+        """Kill the process, if it lives, and reap it."""
+        self.process.kill()
+        self.process.join()
 
 
 class WorkerPool:
@@ -163,7 +163,7 @@ class WorkerPool:
             worker.send(_pickle((*name, arguments, timeout, self._stopped)))
         outcomes = self._collect(timeout)
         # What one rank's failure left in the others is unknown, unless all raised.
-        died = any(worker.process.poll() is not None for worker in self._workers)
+        died = any(worker.process.exitcode is not None for worker in self._workers)
         if died or self._final or len({type(outcome) for outcome in outcomes}) > 1:
             self._kill()
         return outcomes
@@ -174,15 +174,15 @@ class WorkerPool:
             worker.channel.close()
         deadline = time.monotonic() + CLOSE_LIMIT
         for worker in self._workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-        statuses = [worker.process.poll() for worker in self._workers]
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+        statuses = [worker.process.exitcode for worker in self._workers]
         self._kill()
         return [-9 if status is None else status for status in statuses]
 
     def _start(self) -> None:
         if self._workers:
             return
+        _ensure_fork_server()
         self._directory = tempfile.TemporaryDirectory(prefix=f"sar-workers-{os.getpid()}-")
         directory = Path(self._directory.name)
         (directory / "tmp").mkdir()
@@ -233,8 +233,7 @@ class WorkerPool:
 
     def _kill(self) -> None:
         for worker in self._workers:
-            worker.process.kill()
-            worker.process.wait()
+            worker.end()
             worker.channel.close()
         self._workers = []
         if self._directory is not None:
@@ -257,6 +256,23 @@ def shared_pool(world_size: int) -> WorkerPool:
 def close_shared_pool() -> None:
     if _shared:
         _shared.pop().close()
+
+
+def end_helper_processes() -> None:
+    """End what multiprocessing keeps beside its processes: the server first, as it holds a pipe to the tracker."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+def _ensure_fork_server() -> None:
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)  # read when torch and numba are imported
+    forkserver.ensure_running()
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
 
 
 class _Pickler(pickle.Pickler):
@@ -283,9 +299,14 @@ def _tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Te
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
 
 
-def _serve(descriptor: int, rank: int, world_size: int) -> None:
+def _serve(channel: Connection, rank: int, world_size: int, environment: dict[str, str], log: Path) -> None:
     """The worker's main loop: receive a case, run it, send back how it ended; until the pipe closes."""
-    channel = Connection(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     faulthandler.enable()
     torch.set_num_threads(1)
     reset = _join(channel, rank, world_size)

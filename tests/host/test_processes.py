@@ -4,9 +4,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import resource_tracker
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ import torch.distributed as dist
 
 from sar.errors import CommunicationTimeout, PeerError
 from sar.host.processes import WorkerError, run_workers
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_resource_tracker() -> Iterator[None]:
-    """End multiprocessing's own helper, which otherwise lives as long as the program that once started a process."""
-    yield
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 def alive(process: int) -> bool:

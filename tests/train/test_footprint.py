@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,15 +217,7 @@ def train_in_process(_: Any, json_file: str, shape: Shape) -> tuple[list[int], i
     return train(json_file, shape.make, 3)
 
 
-@pytest.fixture
-def no_resource_tracker() -> Iterator[None]:
-    """End multiprocessing's own helper, which otherwise lives as long as the program that once started a process."""
-    yield
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_resource_tracker")
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads peak memory from Linux's /proc")
 @pytest.mark.parametrize("kind, hidden", [("sage", 448), ("gcn", 448), ("gat", 512)])
 def test_peak_memory_is_predicted_to_15_percent(tmp_path: Path, kind: Any, hidden: int) -> None:
