@@ -50,7 +50,7 @@ test-fast: $(VENV)/.installed-test
 # making is measured too. Then the mutants.
 test-all: $(VENV)/.installed-test
 	rm -rf .coverage .coverage.* $(VENV)/kernels
-	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels $(BIN)/coverage run -m pytest; status=$$?; \
+	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels $(BIN)/coverage run -m pytest --hypothesis-profile all; status=$$?; \
 	  $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
 	$(MAKE) mutants
 

@@ -10,17 +10,19 @@ import sar  # noqa: F401  before anything imports dgl
 from tests import leftovers
 from tests.workers import WorkerPool, close_shared_pool, end_helper_processes, shared_pool
 
-hypothesis.settings.register_profile(
-    "sar",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    # An example may train on four workers: one that fails is reported as it was drawn, not shrunk for minutes.
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.register_profile("fast", hypothesis.settings.get_profile("sar"), max_examples=20)
-hypothesis.settings.load_profile("sar")  # `--hypothesis-profile fast` chooses the other
+# Random examples for each test: of `make test-all`, `make test` and `make test-fast`.
+for name, examples in (("all", 100), ("sar", 50), ("fast", 20)):
+    hypothesis.settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        # An example may train on four workers: one that fails is reported as it was drawn, not shrunk for minutes.
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("sar")  # `--hypothesis-profile` chooses another
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

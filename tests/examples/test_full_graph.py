@@ -16,6 +16,7 @@ from sar.cli.demo.community_graph import community_graph
 from sar.partition.graph_data import write_npz
 from sar.partition.ingest.datasets import load_dataset
 from tests.graphs import DATA
+from tests.matrix import corner
 from tests.workers import REPOSITORY
 
 CORA = DATA / "cora.npz"
@@ -55,7 +56,7 @@ def losses_of_one_process(file: Path, epochs: int) -> list[float]:
     ("graph", "workers"),
     [
         pytest.param("cora", 2, marks=pytest.mark.skipif(not CORA.exists(), reason="SAR_TEST_DATA names its folder")),
-        ("generated", 3),
+        corner("generated", 3),
     ],
 )
 def test_partition_then_train(tmp_path: Path, graph: str, workers: int) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 import sar
 from tests.graphs import EdgeList, partition_in_memory
 from tests.hetero_graphs import load_hetero, partition_hetero
+from tests.matrix import corner
 from tests.parity.harness import build
 from tests.parity.scenarios import scattered
 
@@ -178,7 +179,7 @@ def assert_same(by_rank, expected, num_test: int) -> None:
         assert found[1] == right
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, corner(3)])
 @pytest.mark.parametrize("name, model", [("aifb_het", RGCN), ("acm_het", HGT)])
 def test_one_graph_with_types(pool, world_size, name, model):
     typed, _ = prepared(name)
@@ -200,7 +201,7 @@ def test_one_graph_with_types(pool, world_size, name, model):
         assert_same(by_rank, expected, num_test)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, corner(3)])
 @pytest.mark.parametrize("name", ["aifb_het", "acm_het"])
 def test_several_relations(pool, world_size, name, tmp_path):
     graph, target = prepared(name)
