@@ -108,6 +108,7 @@ class FootprintRule:
             f"the largest of {parts} parts takes {_described(tried[parts])}",
         ]
         if parts > self.workers:
+            said[-1] += f"; beside code and parameters, {_limit(tried[parts])} limit most"
             fewer = tried.get(parts - 1)
             said.append(
                 f"{parts - 1} parts are too few even if equal and without halo"
@@ -181,6 +182,11 @@ def _how_many(parts: int, workers: int) -> str:
         f"{parts} parts: a worker has memory for one at a time, so {workers} workers take up to {-(-parts // workers)} "
         f"each in turns; with all parts in memory at once, as sar trains full graphs, it takes {parts} workers"
     )
+
+
+def _limit(memory: MemoryPlan) -> str:
+    """The largest part of what falls with the number of parts."""
+    return max(("data", "structure", "activations", "buffers"), key=lambda part: int(getattr(memory, part)))
 
 
 def _described(memory: MemoryPlan) -> str:

@@ -15,14 +15,17 @@ from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
 from sar.partition.assign.auto import Choice
 from sar.partition.graph_data import write_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.ingest import from_memory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_assignment, run_partition
 from sar.partition.write.write import write_partitions
 from sar.train.footprint import FIRST_EPOCH, plan_training
 from sar.train.graph_counts import count_graph
 from sar.train.parts_rule import FootprintRule, ReserveRule
 from sar.train.source_counts import count_source
-from tests.partition.graph_tasks import source
+from tests.partition.graph_tasks import odd_graphs, source
+from tests.partition.test_write import small_types
 from tests.partition.written import random_source
+from tests.train.test_footprint import CLASSES, Typed
 
 PROCESS = 10**5 - FIRST_EPOCH
 """Code that takes a tenth of a megabyte in all."""
@@ -80,9 +83,10 @@ def test_widths_and_classes_are_those_of_the_directory(tmp_path: Path, graph: Gr
 
 
 def test_the_fewest_parts_that_fit_are_chosen(tmp_path: Path, graph: GraphSource) -> None:
-    four, five = (largest(graph, parts, tmp_path) for parts in (4, 5))
-    assigned = divide(graph, rule(2, (four + five) // 2), tmp_path)
-    assert five < four
+    """To the byte, though parts that are smaller than others in everything are not planned."""
+    five = largest(graph, 5, tmp_path)
+    assert divide(graph, rule(2, five - 1), tmp_path).num_parts == 6
+    assigned = divide(graph, rule(2, five), tmp_path)
     assert assigned.num_parts == 5
     assert (assigned.part_of == divide(graph, 5, tmp_path).part_of).all()
     asked, many, _, takes, fewer = assigned.choice.why.split("\n")
@@ -90,6 +94,7 @@ def test_the_fewest_parts_that_fit_are_chosen(tmp_path: Path, graph: GraphSource
     assert many.startswith("5 parts: a worker has memory for one at a time, so 2 workers take up to 3 each")
     assert many.endswith("it takes 5 workers")
     assert f"the largest of 5 parts takes {five / 1e6:,.1f} MB: activations" in takes
+    assert takes.endswith("; beside code and parameters, activations limit most")
     assert fewer.startswith(("the largest of 4 would take", "4 parts are too few even if equal"))
 
 
@@ -132,8 +137,19 @@ def test_where_no_number_of_parts_fits(tmp_path: Path, graph: GraphSource) -> No
     )
     memory = whole.workers[0].memory
     limit = memory.fixed + (memory.total - memory.fixed) // 2
-    with pytest.raises(ConfigError, match=r"the largest of \d+ parts takes .* structure .*; the largest of \d+ \d"):
+    # One node has all edges: that more parts are of no use is told before there is a part for each of 50 nodes.
+    with pytest.raises(ConfigError, match=r"the largest of \d parts takes .* structure .*; the largest of \d+ \d"):
         divide(star, rule(2, limit, (1, 2, 1), **given), tmp_path)
+
+
+def test_types_and_graphs_without_edges(tmp_path: Path) -> None:
+    typed = from_memory(small_types())
+    found = divide(typed, FootprintRule(2, 22_000, "typed", Typed, -FIRST_EPOCH, num_classes=CLASSES), tmp_path)
+    assert found.num_parts == 3
+    assert "structure" in found.choice.why
+    for name in ("no nodes", "no edges"):
+        one = rule(3, 2**30, (1, 2, 1), in_width=1, num_classes=1)
+        assert divide(odd_graphs()[name], one, tmp_path).num_parts == 3
 
 
 @pytest.mark.parametrize("workers, memory", [(0, 10**9), (2, 0)])
