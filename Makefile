@@ -14,13 +14,14 @@ FAST := test_architecture.py test_graphs.py test_mutants.py comm/test_collective
 ENGINE := $(addprefix tests/,kernels core nn parity)
 COMPILING := $(addprefix tests/,sampling train examples benchmarks)
 OTHERS := $(filter-out $(ENGINE) $(COMPILING),$(wildcard tests/test_*.py) $(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
+PART = $(if $(findstring engine,$@),$(ENGINE),$(OTHERS) $(COMPILING))
 SIDE_BY_SIDE = @$(MAKE) --jobs 2 --no-print-directory
 # Each line of a part's output begins with the part's name; the status is that of pytest, not of sed.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 NAMED = | sed -u 's/^/$(subst .,,$@): /'
 
-.PHONY: venv demo bench test .test-engine .test-others test-fast .fast-kernels .fast-rest test-all mutants check clean
+.PHONY: venv demo bench test .test-engine .test-others .all-engine .all-others test-fast .fast-kernels .fast-rest test-all mutants check clean
 
 venv: $(VENV)/.made
 
@@ -35,7 +36,7 @@ test: $(VENV)/.installed-test
 	$(SIDE_BY_SIDE) .test-engine .test-others
 
 .test-engine .test-others:
-	@$(BIN)/python -m pytest -q -m "not slow" $(if $(filter .test-engine,$@),$(ENGINE),$(OTHERS) $(COMPILING)) $(NAMED)
+	@$(BIN)/python -m pytest -q -m "not slow" $(PART) $(NAMED)
 
 # Kernels, frames, the engine against DGL, mini-batches, and directories written and read, on up to two workers: within three
 # minutes on two cores, compiling included. Random cases are fewer than in `make test`.
@@ -50,9 +51,12 @@ test-fast: $(VENV)/.installed-test
 # making is measured too. Then the mutants.
 test-all: $(VENV)/.installed-test
 	rm -rf .coverage .coverage.* $(VENV)/kernels
-	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels $(BIN)/coverage run -m pytest --hypothesis-profile all; status=$$?; \
+	$(SIDE_BY_SIDE) --keep-going .all-engine .all-others; status=$$?; \
 	  $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
 	$(MAKE) mutants
+
+.all-engine .all-others:
+	@NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels $(BIN)/coverage run -m pytest -q --hypothesis-profile all $(PART) $(NAMED)
 
 # Breaks central lines, one at a time, and checks that a fast test fails on each.
 mutants: $(VENV)/.installed-test
