@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reserve",
         type=parse_bytes,
         metavar="SIZE",
-        help="in place of a model: what a worker needs beside graph and features (T of SDT-GNN)",
+        help="in place of a model: what a worker needs beside graph and features, such as 3GiB (T of SDT-GNN)",
     )
 
 

@@ -102,6 +102,7 @@ def test_a_part_for_each_worker_is_the_least(tmp_path: Path, graph: GraphSource)
     assigned = divide(graph, rule(3, 2**30), tmp_path)
     assert assigned.num_parts == 3
     assert "3 parts: 3 workers hold one each, with all parts in memory at once" in assigned.choice.why
+    assert repr(rule(3, 2**30)) == repr(rule(3, 2**30))  # by which a killed run is known
     assert len(assigned.choice.why.split("\n")) == 4  # nothing is said of fewer parts
 
 
