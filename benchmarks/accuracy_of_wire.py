@@ -17,7 +17,7 @@ from sar.cli.demo.training import MODELS, Job, train_distributed
 from sar.errors import ConfigError
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
@@ -98,7 +98,7 @@ def _train_all(arguments: argparse.Namespace, name: str, work: Path) -> dict[tup
     num_classes = int(data.node_data["label"].max()) + 1
     folder = work / f"wire-{Path(name).stem}-{arguments.workers}"
     shutil.rmtree(folder, ignore_errors=True)
-    partitions = partition_graph(data, folder, "graph", arguments.workers).json_file
+    partitions = divide(data, folder, "graph", arguments.workers).json_file
     jobs = [
         Job(model, num_classes, arguments.epochs, 0.01, seed) for seed in range(arguments.seeds) for model in MODELS
     ]

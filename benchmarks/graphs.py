@@ -9,7 +9,7 @@ import numpy as np
 
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array, GraphData, read_npz, write_npz
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 
 QUADRANTS = 0.57, 0.19, 0.19
@@ -57,7 +57,7 @@ class Prepared:
         if not folder.exists():
             unfinished = self.folder / f"unfinished-{num_parts}"
             shutil.rmtree(unfinished, ignore_errors=True)
-            partition_graph(self.data, unfinished, "graph", num_parts)
+            divide(self.data, unfinished, "graph", num_parts)
             unfinished.rename(folder)
         return folder / "graph.json"
 

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from sar.partition.graph_data import GraphData
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -32,7 +32,7 @@ def main() -> None:
     else:
         graph, script = graph.without(arguments.leave_out).with_reverse_edges(), "rgcn.py"
     name = Path(arguments.dataset).stem
-    report = partition_graph(graph, arguments.out, name, arguments.parts)
+    report = divide(graph, arguments.out, name, arguments.parts)
     print(
         f"{sum(report.nodes):,} nodes and {sum(report.edges):,} edges "
         f"in parts of {report.nodes} nodes, {report.edges} edges"

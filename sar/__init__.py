@@ -41,6 +41,7 @@ from sar.sampling import DataLoader, DistNeighborSampler, split_seeds  # noqa: E
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from sar.partition.in_memory import partition_graph
     from sar.partition.ingest import open_graph
     from sar.partition.ingest.cleanup import clean_up
     from sar.partition.original_order import to_original_order
@@ -53,6 +54,7 @@ else:
     _OFFLINE = {
         "clean_up": "ingest.cleanup",
         "open_graph": "ingest",
+        "partition_graph": "in_memory",
         "to_original_order": "original_order",
         "write_chunked": "write.chunked_writer",
         "write_partitions": "write.write",
@@ -103,6 +105,7 @@ __all__ = [
     "nfs_ip_init",
     "nn",
     "open_graph",
+    "partition_graph",
     "patch_dgl",
     "patched_edge_softmax",
     "rank",

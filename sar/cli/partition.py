@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory to make")
     parser.add_argument("--name", help="of the graph and of its JSON file; default: its own, or that of the first file")
     parser.add_argument(
+        "--num-hops",
+        type=int,
+        metavar="H",
+        help="keep a halo of H hops and the edges out of a part, as dgl.distributed.partition_graph does; else only the "
+        "edges into a part, which is all that sar reads",
+    )
+    parser.add_argument(
         "--resume", action="store_true", help="go on where a run has stopped that was killed, or failed with --resume"
     )
     parser.add_argument(

@@ -1,36 +1,203 @@
-"""Divide a graph that is in memory with METIS: what the examples and the demo do in one call."""
+"""Divide a graph that is in memory, in one call: `dgl.distributed.partition_graph` with sar's methods and writer."""
 
-import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import index
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import IN_EDGES, balance_weights
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.metis import metis
-from sar.partition.graph_data import GraphData, HeteroGraphData
+from sar.partition.assign.assigning import IN_EDGES, AssigningOptions
+from sar.partition.graph_data import Array, GraphData, HeteroGraphData
+from sar.partition.graph_source import GraphSource
 from sar.partition.ingest import from_memory
-from sar.partition.write.write import PartitionReport, write_partitions
+from sar.partition.ingest.objects import as_array, from_object
+from sar.partition.pipeline import assignment, write_with_report
+from sar.partition.write.staging import staged
+from sar.partition.write.team import Team
+from sar.partition.write.write import PartitionReport
+from sar.partition.write.write_job import WriteJob, check_hops, check_writable
+
+Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
+
+_MOST_KINDS = 64
+_TRAINER = "trainer_id"
 
 
 def partition_graph(
+    g: Any,
+    graph_name: str,
+    num_parts: int,
+    out_path: str | PathLike[str],
+    num_hops: int = 1,
+    part_method: str = "metis",
+    balance_ntypes: Any = None,
+    balance_edges: bool = False,
+    return_mapping: bool = False,
+    num_trainers_per_machine: int = 1,
+    objtype: str = "cut",
+    graph_formats: str | Sequence[str] | None = None,
+    use_graphbolt: bool = False,
+    *,
+    seed: int = 0,
+) -> Mapped | None:
+    """Divide a graph in memory into parts, as `dgl.distributed.partition_graph` does, which has the same arguments.
+
+    A part may be without nodes or edges of some type, or of any. The graph is not changed.
+
+    Args:
+        g: a `DGLGraph`, a `Data` or `HeteroData` of PyTorch Geometric, or a graph of `sar.partition.graph_data`.
+        graph_name: the directory gets `graph_name.json`.
+        num_parts: P, from 1 to the number of nodes.
+        out_path: directory to make; an empty one is replaced, one with something in it refused.
+        num_hops: hops of the halo, from 1 on, as in `sar.write_partitions`.
+        part_method: `metis`, `random`, or another method that `sar partition --help` lists.
+        balance_ntypes: integers that say of what kind a node is, of which parts get equally many of each: (N,), with
+            several node types in their order; or by node type (N_t,), where the other types are one kind each.
+        balance_edges: balance in-edges too, of each edge type.
+        return_mapping: return original IDs.
+        num_trainers_per_machine: T: nodes are assigned to P T trainers, T consecutive ones make a part, and nodes and
+            edges get the trainer's number (an edge, its destination's) as the field `trainer_id`.
+        objtype: only `cut`.
+        graph_formats: only `coo`, from which DGL makes the others when it loads a part.
+        use_graphbolt: only False.
+        seed: of every random choice of the method.
+
+    Returns:
+        With `return_mapping` the original IDs of nodes and of edges, in the order of the new ones: (N,) and (E,) int64,
+        or by node type and canonical edge type where there are several. Else None.
+
+    Raises:
+        ConfigError: an argument is none of these, does not fit the graph, or the directory is taken.
+        PartitionError: the disk is full.
+    """
+    graph_formats = [graph_formats] if isinstance(graph_formats, str) else graph_formats
+    for name, value, can, why in (
+        ("objtype", objtype, objtype == "cut", "'cut': methods minimise the edges that are cut"),
+        ("graph_formats", graph_formats, set(graph_formats or ["coo"]) == {"coo"}, "'coo', which DGL converts"),
+        ("use_graphbolt", use_graphbolt, not use_graphbolt, "False: parts are written as DGLGraphs"),
+        ("num_trainers_per_machine", num_trainers_per_machine, num_trainers_per_machine >= 1, "1 or more"),
+    ):
+        if not can:
+            raise ConfigError(f"{name} is {value!r}; expected {why}.")
+    graph, num_trainers = from_object(g), index(num_parts) * num_trainers_per_machine
+    options = AssigningOptions(num_trainers, part_method, seed, balance=(IN_EDGES,) if balance_edges else ())
+    kinds = _kinds(graph, balance_ntypes)
+    _, part_of = _divided(graph, index(num_parts), options, out_path, graph_name, num_hops, kinds)
+    return _original_ids(graph, part_of) if return_mapping else None
+
+
+def divide(
     data: GraphData | HeteroGraphData, out_dir: str | PathLike[str], name: str, num_parts: int
 ) -> PartitionReport:
-    """Divide a graph with METIS, balancing nodes and in-edges, and write it in the format of `dgl.distributed`.
+    """Divide a graph with METIS, balancing nodes and in-edges: what the examples and the demo do.
 
     Args:
         data: the whole graph; all its node fields are written.
         out_dir: directory to make; an empty one is replaced.
         name: the directory gets `name.json` and `part0`, `part1`, ...
-        num_parts: number of parts, which is the number of workers that can train on them.
+        num_parts: number of parts.
 
     Raises:
         ConfigError: the number of parts does not fit, or there is something in the directory already.
     """
-    graph = from_memory(data)
+    options = AssigningOptions(num_parts, "metis", balance=(IN_EDGES,))
+    return _divided(from_memory(data), num_parts, options, out_dir, name)[0]
+
+
+def _divided(
+    graph: GraphSource,
+    num_parts: int,
+    options: AssigningOptions,
+    out: str | PathLike[str],
+    name: str,
+    num_hops: int | None = None,
+    kinds: Mapping[str, Array] | None = None,
+) -> tuple[PartitionReport, Array]:
+    """Assign nodes as `options` say, whose parts may be several of each part, and write the parts.
+
+    Returns:
+        What came of it, and the part of every node, (N,).
+    """
+    team = Team.here()
     if not 1 <= num_parts <= graph.total_nodes:
         expected = f"expected 1 to {graph.total_nodes}"
         raise ConfigError(f"cannot divide {graph.total_nodes} nodes into {num_parts} parts; {expected}.")
-    with tempfile.TemporaryDirectory() as scratch:
-        part_of = metis(AssignmentTask(graph, num_parts, Path(scratch), weights=balance_weights(graph, [IN_EDGES])))
-    return write_partitions(graph, part_of, num_parts, out_dir, name, method="metis")
+    with team.guard():
+        check_hops(num_hops, team, local_output=False)
+        with staged(Path(out), team, "", resume=False) as staging:
+            check_writable(graph, name)
+            trainer_of, num_trainers, choice = assignment(options, staging, graph, None, _silent, kinds)
+            part_of = trainer_of // (num_trainers // num_parts)
+            if num_trainers > num_parts:
+                graph = _with_trainers(graph, trainer_of)
+            job = WriteJob.of(staging, graph, part_of, num_parts, None, _silent, num_hops)
+            written, _ = write_with_report(job, name, choice.method)
+    return written.report(staging.target / f"{name}.json"), part_of
+
+
+def _silent(doing: str, share: float) -> None:
+    """Says nothing of progress."""
+
+
+def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:
+    """Which nodes are of a kind, (N,) bool each; `given` as `balance_ntypes`."""
+    spans = {ntype: (graph.first_node[ntype], count) for ntype, count in graph.num_nodes.items()}
+    if given is not None and not isinstance(given, Mapping):
+        spans, given = {"nodes": (0, graph.total_nodes)}, {"nodes": given}
+    kinds: dict[str, Array] = {}
+    for ntype, some in (given or {}).items():
+        values = as_array(f"balance_ntypes of {ntype}", some)
+        first, count = spans.get(ntype, (0, -1))
+        if values.shape != (count,) or values.dtype.kind not in "biu":
+            expected = {name: count for name, (_, count) in spans.items()}
+            form = f"shape {values.shape} and type {values.dtype} for {ntype!r}"
+            raise ConfigError(f"balance_ntypes has {form}; expected integers, as many as there are nodes: {expected}.")
+        for value in np.unique(values)[: _MOST_KINDS + 1]:
+            mine = kinds[f"{ntype} of kind {value}"] = np.zeros(graph.total_nodes, np.bool_)
+            mine[first : first + count] = values == value
+    if len(kinds) > _MOST_KINDS:
+        raise ConfigError(f"balance_ntypes has more than {_MOST_KINDS} kinds of nodes; expected at most so many.")
+    return kinds
+
+
+def _with_trainers(graph: GraphSource, trainer_of: Array) -> GraphSource:
+    """The graph with the trainer of every node and of every edge, which is its destination's, as `trainer_id`."""
+    trainer_of = trainer_of.astype(np.int64)
+    nodes, edges = _by_type(graph, trainer_of), _by_edge(graph, trainer_of)
+    node_data = {ntype: {**graph.node_data.get(ntype, {}), _TRAINER: rows} for ntype, rows in nodes.items()}
+    edge_data = {etype: {**graph.edge_data.get(etype, {}), _TRAINER: rows} for etype, rows in edges.items()}
+    return replace(graph, node_data=node_data, edge_data=edge_data)
+
+
+def _original_ids(graph: GraphSource, part_of: Array) -> Mapped:
+    """Original IDs of nodes and edges by new ones: within a type these go by part, and then as in the graph."""
+    nodes = {ntype: _sorted_by(parts) for ntype, parts in _by_type(graph, part_of).items()}
+    edges = {etype: _sorted_by(parts) for etype, parts in _by_edge(graph, part_of).items()}
+    if len(nodes) == len(edges) == 1:
+        return next(iter(nodes.values())), next(iter(edges.values()))
+    return nodes, edges
+
+
+def _by_type(graph: GraphSource, values: Array) -> dict[str, Array]:
+    """Values of all nodes, (N,), by their type."""
+    return {ntype: values[first : first + graph.num_nodes[ntype]] for ntype, first in graph.first_node.items()}
+
+
+def _by_edge(graph: GraphSource, values: Array) -> dict[CanonicalEtype, Array]:
+    """The value of each edge's destination, by edge type; `values` of all nodes, (N,)."""
+    of_type = _by_type(graph, values)
+    return {
+        etype: np.concatenate([values[:0], *(of_type[etype[2]][dst] for _, dst in edges.chunks())])
+        for etype, edges in graph.edges.items()
+    }
+
+
+def _sorted_by(parts: Array) -> Tensor:
+    return torch.from_numpy(np.argsort(parts, kind="stable"))

@@ -17,6 +17,7 @@ import numpy as np
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, assign, write_once
 from sar.partition.assign.auto import Choice
+from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest import open_graph
 from sar.partition.ingest.cleanup import clean_up
@@ -26,8 +27,8 @@ from sar.partition.inspect.directory_report import DirectoryReport
 from sar.partition.inspect.written_report import written_report
 from sar.partition.write.staging import Staging, staged
 from sar.partition.write.team import Team
-from sar.partition.write.write import write_parts
-from sar.partition.write.write_job import WriteJob, check_writable
+from sar.partition.write.write import Written, write_parts
+from sar.partition.write.write_job import WriteJob, check_hops, check_writable
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class OutputOptions:
     directory: as in `sar.partition.write.write.write_partitions`.
     name: as there; empty: the graph's own, else `graph`.
     memory: bytes that each step may use beyond what the process has when it starts.
+    num_hops: as there.
     resume: as there; a run that was killed can be resumed even if it did not have this option.
     local_output: as there.
     """
@@ -64,6 +66,7 @@ class OutputOptions:
     directory: Path
     name: str = ""
     memory: int | None = None
+    num_hops: int | None = None
     resume: bool = False
     local_output: bool = False
 
@@ -98,6 +101,7 @@ def run_partition(
         raise ConfigError(f"{assigning.parts} parts were asked for; expected at least 1.")
     team = Team.here()
     with team.guard():
+        check_hops(output.num_hops, team, output.local_output)
         digest = _digest(source, assigning, output, team)
         with staged(output.directory, team, digest, resume=output.resume, local=output.local_output) as staging:
             scratch = staging.scratch / f"input-{team.rank}"
@@ -105,13 +109,10 @@ def run_partition(
             graph = open_input(source, scratch, output.memory, assigning.seed)
             name = output.name or graph.name or "graph"
             check_writable(graph, name)
-            part_of, num_parts, choice = _assignment(assigning, staging, graph, output.memory, progress)
+            part_of, num_parts, choice = assignment(assigning, staging, graph, output.memory, progress)
             method = choice.method or "custom"
-            job = WriteJob.of(staging, graph, part_of, num_parts, output.memory, progress)
-            written = write_parts(job, name, method)
-            report = written_report(graph, part_of, written, name, method)
-            if staging.leads:
-                report.save(staging.path)
+            job = WriteJob.of(staging, graph, part_of, num_parts, output.memory, progress, output.num_hops)
+            report = write_with_report(job, name, method)[1]
     return Outcome(staging.target / f"{name}.json", choice, report)
 
 
@@ -147,16 +148,30 @@ def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: in
     return graph if split is None else with_split(graph, split, seed)
 
 
-def _assignment(
-    options: AssigningOptions, staging: Staging, graph: GraphSource, memory: int | None, progress: Progress
+def write_with_report(job: WriteJob, name: str, method: str) -> tuple[Written, DirectoryReport]:
+    """Write the parts into a directory in the making, and `report.json`; `name` and `method` as in `write_parts`."""
+    written = write_parts(job, name, method)
+    report = written_report(job.graph, job.numbering.part_of, written, name, method)
+    if job.staging.leads:
+        report.save(job.staging.path)
+    return written, report
+
+
+def assignment(
+    options: AssigningOptions,
+    staging: Staging,
+    graph: GraphSource,
+    memory: int | None,
+    progress: Progress,
+    more: Mapping[str, Array] | None = None,
 ) -> Assigned:
-    """The part of every node, made by the first process, and kept for a run that resumes this one."""
+    """As `assign`, by the first process, and kept for a run that resumes this one."""
     file, team = staging.assignment, staging.team
 
     def first_assigns() -> list[str]:
         if team.rank:
             return []
-        part_of, num_parts, choice = assign(options, graph, staging.scratch / "method", memory, progress)
+        part_of, num_parts, choice = assign(options, graph, staging.scratch / "method", memory, progress, more)
         with file.open("wb") as opened:
             opened.write(part_of.astype(np.min_scalar_type(num_parts - 1)).data)
         return [str(num_parts), *choice]
@@ -172,7 +187,7 @@ def _assignment(
 
 def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOptions, team: Team) -> str:
     """Of all that decides about the result: options, the number of processes, and size and time of input files."""
-    said = [repr(source), repr(assigning), output.name, output.memory, team.size]
+    said = [repr(source), repr(assigning), output.name, output.memory, output.num_hops, team.size]
     named = source.path.values() if isinstance(source.path, Mapping) else [source.path]
     files = [*named, *source.node_features.values(), *source.edge_features.values()]
     if assigning.assignment is not None:

@@ -11,7 +11,7 @@ import sar
 from sar.cli import main
 from sar.cli.demo.community_graph import community_graph
 from sar.cli.sizes import parse_bytes
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 from tests.partition.test_write import small_types
 
 
@@ -26,7 +26,7 @@ def dgl_as_it_was() -> Iterator[None]:
 def folder(tmp_path_factory) -> str:
     graph = community_graph(300, 2400, num_features=6, num_classes=4).with_split().with_self_loops()
     folder = tmp_path_factory.mktemp("parts")
-    partition_graph(graph, folder, "small", 2)
+    divide(graph, folder, "small", 2)
     return str(folder)
 
 
@@ -105,7 +105,7 @@ def test_a_model_that_is_not_there(folder: str, tmp_path: Path, capsys, name: st
 
 
 def test_our_own_models_are_for_one_type(tmp_path: Path, capsys) -> None:
-    json_file = partition_graph(small_types(), tmp_path, "typed", 2).json_file
+    json_file = divide(small_types(), tmp_path, "typed", 2).json_file
     assert main(["plan", str(json_file)]) == 1
     assert "4 node types and 5 edge types" in capsys.readouterr().err
 
@@ -125,7 +125,7 @@ def test_what_makes_no_model_is_refused(folder: str, capsys, options: list[str],
 
 def test_an_unsound_directory_is_refused(folder: str, tmp_path: Path, capsys) -> None:
     graph = community_graph(60, 240)
-    broken = partition_graph(graph, tmp_path, "broken", 2).json_file
+    broken = divide(graph, tmp_path, "broken", 2).json_file
     (tmp_path / "part1" / "node_feat.dgl").unlink()
     assert main(["plan", str(broken), "--features", "3", "--classes", "2"]) == 1
     assert "not sound" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from torch.nn import functional
 import sar
 from sar.cli.demo.community_graph import community_graph
 from sar.partition.graph_data import GraphData, HeteroGraphData
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 from tests.examples.test_full_graph import run
 from tests.graphs import DATA
@@ -178,7 +178,7 @@ def test_a_model_is_the_same_as_on_one_machine(
     pool: WorkerPool, tmp_path: Path, communities: GraphData, case: str, world_size: int
 ) -> None:
     alone, options = MODELS[case]
-    json_file = partition_graph(communities, tmp_path, "graph", world_size).json_file
+    json_file = divide(communities, tmp_path, "graph", world_size).json_file
     name = case.split()[0]
     argv = ["--partition-json", str(json_file), "--epochs", "5", "--hidden", "16", *options]
     results = pool.run(run_on_worker, name, argv)
@@ -237,7 +237,7 @@ def test_rgcn_is_the_same_as_on_one_machine(
     pool: WorkerPool, tmp_path: Path, graph: Callable[[], HeteroGraphData], world_size: int
 ) -> None:
     data = graph()
-    json_file = partition_graph(data, tmp_path, "typed", world_size).json_file
+    json_file = divide(data, tmp_path, "typed", world_size).json_file
     argv = ["--partition-json", str(json_file), "--epochs", "3"]
     results = pool.run(run_on_worker, "rgcn", argv, timeout=120)
     compare(results, *rgcn(data, json_file, world_size, example("rgcn").parser.parse_args(argv)))

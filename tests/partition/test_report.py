@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import PartitionError
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.inspect.report_picture import draw_traffic
 from sar.partition.once import Once
@@ -107,7 +107,7 @@ def spelled(value: torch.Tensor) -> str:
 
 def test_our_own_writer_with_splits_saved_and_drawn(tmp_path: Path) -> None:
     graph = community_graph(300, 2400, num_features=4).with_split().with_self_loops()
-    written = partition_graph(graph, tmp_path / "parts", "small", 3)
+    written = divide(graph, tmp_path / "parts", "small", 3)
     report = inspect_directory(tmp_path / "parts", values=True)
     assert report.problems == []
     assert [part.num_nodes for part in report.parts] == written.nodes

@@ -11,7 +11,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_data import HeteroGraphData
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
@@ -22,7 +22,7 @@ def test_dgl_reads_the_whole_graph_back(tmp_path: Path, num_parts: int) -> None:
     import dgl.distributed
 
     graph = community_graph(300, 2400, num_features=4).with_split().with_self_loops()
-    report = partition_graph(graph, tmp_path / "parts", "small", num_parts)
+    report = divide(graph, tmp_path / "parts", "small", num_parts)
     assert report.json_file == tmp_path / "parts" / "small.json"
 
     edges, original, part_of = [], np.full(300, -1), np.empty(300, dtype=int)
@@ -52,7 +52,7 @@ def test_dgl_reads_the_whole_graph_back(tmp_path: Path, num_parts: int) -> None:
 
 def test_metis_finds_the_communities(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     graph = community_graph(2000, 20_000, num_classes=4)
-    report = partition_graph(graph, tmp_path, "communities", 2)
+    report = divide(graph, tmp_path, "communities", 2)
     assert report.edge_cut < 0.35  # half of the edges would be cut at random
     assert max(report.nodes) < 1.1 * 1000
     assert max(report.edges) < 1.15 * 10_000
@@ -61,10 +61,10 @@ def test_metis_finds_the_communities(tmp_path: Path, capfd: pytest.CaptureFixtur
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     graph = community_graph(100, 800)
-    partition_graph(graph, tmp_path, "one", 2)
+    divide(graph, tmp_path, "one", 2)
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
     with pytest.raises(ConfigError, match=r"already holds .*part0, part1"):
-        partition_graph(graph, tmp_path, "two", 2)
+        divide(graph, tmp_path, "two", 2)
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
 
 
@@ -88,7 +88,7 @@ def small_types() -> HeteroGraphData:
 @pytest.mark.parametrize("num_parts", [1, 3])
 def test_a_heterogeneous_graph_is_read_back_whole(tmp_path: Path, num_parts: int) -> None:
     graph = small_types()
-    report = partition_graph(graph, tmp_path, "typed", num_parts)
+    report = divide(graph, tmp_path, "typed", num_parts)
     loaded = [sar.load_dgl_partition_data(report.json_file, part, "cpu") for part in range(num_parts)]
     assert loaded[0].node_type_names == sorted(graph.num_nodes)
     assert loaded[0].edge_type_names == sorted(graph.edges)
@@ -121,5 +121,5 @@ def test_a_heterogeneous_graph_is_read_back_whole(tmp_path: Path, num_parts: int
 @pytest.mark.parametrize("num_parts", [0, 101])
 def test_a_number_of_parts_that_does_not_fit_is_refused(tmp_path: Path, num_parts: int) -> None:
     with pytest.raises(ConfigError, match=f"100 nodes into {num_parts} parts"):
-        partition_graph(community_graph(100, 800), tmp_path / "parts", "graph", num_parts)
+        divide(community_graph(100, 800), tmp_path / "parts", "graph", num_parts)
     assert not (tmp_path / "parts").exists()

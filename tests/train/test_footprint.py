@@ -21,7 +21,7 @@ from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 from sar.train.footprint import plan_training
 from sar.train.graph_counts import GraphInfo, count_graph
 from sar.train.trial_epoch import MakeModel
@@ -159,7 +159,7 @@ def directory(tmp_path_factory):
 
     def of(parts: int) -> Path:
         if parts not in made:
-            made[parts] = partition_graph(graph, tmp_path_factory.mktemp("parts"), "small", parts).json_file
+            made[parts] = divide(graph, tmp_path_factory.mktemp("parts"), "small", parts).json_file
         return made[parts]
 
     return of
@@ -190,7 +190,7 @@ def test_bytes_are_predicted_to_the_byte(pool, world_size, directory, settings, 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_bytes_of_a_heterogeneous_model(pool, world_size, tmp_path: Path) -> None:
-    json_file = partition_graph(small_types(), tmp_path, "typed", world_size).json_file
+    json_file = divide(small_types(), tmp_path, "typed", world_size).json_file
     plan = plan_training(count_graph(json_file, num_classes=CLASSES), Typed)
     found = pool.run(bytes_sent_by_types, str(json_file))
     assert found == [worker.traffic.sent for worker in plan.workers]
@@ -223,7 +223,7 @@ def train_in_process(_: Any, json_file: str, shape: Shape) -> tuple[list[int], i
 def test_peak_memory_is_predicted_to_15_percent(tmp_path: Path, kind: Any, hidden: int) -> None:
     """Where tensors dominate: the rise above the level before the first epoch, and all that is resident."""
     graph = random_graph(40_000, 300_000, 128)
-    json_file = partition_graph(graph, tmp_path, "random", 2).json_file
+    json_file = divide(graph, tmp_path, "random", 2).json_file
     shape = Shape(kind, (128, hidden, hidden, 16), heads=4)
     command = [sys.executable, "-m", "sar.cli", "plan", str(json_file), "--json", "--model", kind, "--hidden"]
     done = subprocess.run(
@@ -231,7 +231,7 @@ def test_peak_memory_is_predicted_to_15_percent(tmp_path: Path, kind: Any, hidde
     )
     planned = json.loads(done.stdout)
     assert planned["model"]["widths"] == list(shape.widths)
-    tiny = partition_graph(random_graph(100, 500, 128), tmp_path / "tiny", "random", 2).json_file
+    tiny = divide(random_graph(100, 500, 128), tmp_path / "tiny", "random", 2).json_file
     for path in (tiny, json_file):  # first on a tiny graph, so that no worker compiles kernels while it is measured
         measured = run_workers(train_in_process, str(path), shape, n_workers=2, n_threads=1, time_limit=240)
     for worker, (sent, start, rise) in zip(planned["workers"], measured, strict=True):

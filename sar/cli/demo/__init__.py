@@ -15,7 +15,7 @@ from sar.cli.demo.training import MODELS, Epoch, Job, train_distributed, train_s
 from sar.errors import ConfigError
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData, HeteroGraphData, write_npz
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
@@ -88,7 +88,7 @@ def _compare(arguments: argparse.Namespace, graph: GraphData, name: str, folder:
         f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges with self-loops, "
         f"{graph.node_data['feat'].shape[1]} features, {num_classes} classes"
     )
-    parts = partition_graph(graph, folder / "partitions", "graph", arguments.parts)
+    parts = divide(graph, folder / "partitions", "graph", arguments.parts)
     sizes = " + ".join(f"{nodes:,}" for nodes in parts.nodes)
     print(f"METIS: {sizes} nodes; {parts.edge_cut:.1%} of the edges lead from one part to another")
     write_npz(graph, folder / "graph.npz")

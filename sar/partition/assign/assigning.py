@@ -1,7 +1,7 @@
 """Which part each node belongs to: by a method, or by files that were made elsewhere."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -67,7 +67,12 @@ class AssigningOptions:
 
 
 def assign(
-    options: AssigningOptions, graph: GraphSource, scratch: Path, memory: int | None, progress: Progress
+    options: AssigningOptions,
+    graph: GraphSource,
+    scratch: Path,
+    memory: int | None,
+    progress: Progress,
+    more: Mapping[str, Array] | None = None,
 ) -> Assigned:
     """Find the part of every node.
 
@@ -77,6 +82,7 @@ def assign(
         scratch: directory for a method's files, made and removed again.
         memory: bytes that the method may use beyond what is there now.
         progress: called now and then.
+        more: what else to balance, (N,) numbers each.
 
     Raises:
         ConfigError: options do not fit the graph, or an assignment's files do not.
@@ -86,11 +92,11 @@ def assign(
     if not isinstance(options.parts, int):
         if options.assignment is not None:
             raise ConfigError(f"'{options.assignment}' has a number of parts of its own; name that number.")
-        return options.parts(graph, lambda p: assign(replace(options, parts=p), graph, scratch, memory, progress))
+        return options.parts(graph, lambda p: assign(replace(options, parts=p), graph, scratch, memory, progress, more))
     if options.assignment is not None:
         found = read_assignment(options.assignment, graph.num_nodes, options.parts)
         return Assigned(found.parts, options.parts, Choice(found.algo_name, f"read from {options.assignment}"))
-    weights = balance_weights(graph, options.balance)
+    weights = balance_weights(graph, options.balance) | dict(more or {})
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     task = AssignmentTask(graph, options.parts, scratch, options.seed, weights, options.imbalance, memory, progress)

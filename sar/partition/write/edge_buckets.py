@@ -6,7 +6,7 @@ beyond a chunk.
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -37,12 +37,22 @@ class EdgeBuckets:
             self.counts[job.own_parts, number] = job.staging.step(f"edges of {etype}", step)
         self.counts = job.staging.team.sum(self.counts)
 
+    @cached_property
+    def ranges(self) -> Array:
+        """[start, end) of new edge IDs by part and type, (P, R, 2)."""
+        ends = self.counts.cumsum().reshape(self.counts.shape)
+        return np.stack([ends - self.counts, ends], axis=2)
+
+    @cached_property
+    def rows_read(self) -> int:
+        """Edges that are read at once."""
+        return self._job.rows_in_slice(_EDGE_BYTES)
+
     def read(self, part: int) -> Iterator[tuple[int, Array]]:
         """Edges into a part, in their order: the type, and some of its edges."""
-        rows = self._job.rows_in_slice(_EDGE_BYTES)
         for number in range(len(self._job.etypes)):
             with self._file(number, part).open("rb") as file:
-                while len(found := np.fromfile(file, self._job.id_type, 3 * rows)):
+                while len(found := np.fromfile(file, self._job.id_type, 3 * self.rows_read)):
                     yield number, found.reshape(-1, 3)
 
     def parts(self, number: int) -> Iterator[Array]:

@@ -10,34 +10,36 @@ from sar.adapters.dgl.writer.partition_writer import GRAPH, ORIGINAL_EDGES, part
 from sar.common_tuples import EID, ETYPE, NID, NTYPE
 from sar.partition.graph_data import Array
 from sar.partition.write.edge_buckets import EdgeBuckets
+from sar.partition.write.outer_edges import OuterEdges
 from sar.partition.write.write_job import WriteJob
 
 _NODE_BYTES = 64  # with all fields and copies
 
 
-def write_part_graph(
-    job: WriteJob, buckets: EdgeBuckets, part: int, local: Array, edge_range: tuple[int, int]
-) -> tuple[list[int], list[int]]:
-    """Write a part's nodes, the edges into them, the halo that these come from, and the edges' original IDs.
+def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[list[int], list[int]]:
+    """Write a part's nodes, the edges into them, those that it keeps of others, their halo, and original edge IDs.
 
     Args:
         job: what is written.
         buckets: its edges.
         part: the part.
         local: a table of (N,) integers to work with, overwritten: the number inside the part of every new ID.
-        edge_range: the part's new edge IDs [start, end).
 
     Returns:
         By the part of their source the number of edges, (P,), and of distinct sources, (P,), 0 for the part itself.
     """
     edges_from, rows_from = _mark_halo(job, buckets, part, local)
     start, end = job.numbering.bounds(part)
-    layout = part_graph_layout(end - start + sum(rows_from), edge_range[1] - edge_range[0])
+    outer = OuterEdges(job, buckets, part)
+    outer.find(local)
+    halo = np.count_nonzero(local[:start]) + np.count_nonzero(local[end:])
+    layout = part_graph_layout(end - start + halo, int(buckets.counts[part].sum()) + outer.count)
     path = part_folder(job.staging.path, part) / GRAPH
     layout.create(path)
     with path.open("r+b") as file:
         _fill_nodes(job, file, layout, part, local)
-        _fill_edges(buckets, file, layout, part, local, edge_range[0])
+        _fill_edges(buckets, outer, file, layout, part, local)
+    outer.remove()
     _write_original_edges(job, buckets, part)
     return edges_from, rows_from
 
@@ -85,8 +87,9 @@ def _own_then_halo(local: Array, start: int, end: int, rows: int) -> Iterator[Ar
 
 
 def _fill_edges(
-    buckets: EdgeBuckets, file: BinaryIO, layout: FileLayout, part: int, local: Array, first_id: int
+    buckets: EdgeBuckets, outer: OuterEdges, file: BinaryIO, layout: FileLayout, part: int, local: Array
 ) -> None:
+    first_id = int(buckets.ranges[part, 0, 0])
     sources, destinations = (layout.writer(file, name) for name in ("src", "dst"))
     new_ids, types, inner = (layout.writer(file, f"edge/{name}") for name in (EID, ETYPE, "inner_edge"))
     for number, edges in buckets.read(part):
@@ -96,6 +99,12 @@ def _fill_edges(
         types.append(np.full(len(edges), number))
         inner.append(np.ones(len(edges)))
         first_id += len(edges)
+    for edges in outer.read():
+        for writer, column in zip((sources, destinations), edges[:, :2].T, strict=True):
+            writer.append(local[column])
+        new_ids.append(edges[:, 2])
+        types.append(edges[:, 3])
+        inner.append(np.zeros(len(edges)))
 
 
 def _write_original_edges(job: WriteJob, buckets: EdgeBuckets, part: int) -> None:

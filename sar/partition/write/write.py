@@ -17,7 +17,7 @@ from sar.partition.write.field_files import write_edge_fields, write_node_fields
 from sar.partition.write.part_graph import write_part_graph
 from sar.partition.write.staging import staged
 from sar.partition.write.team import Team
-from sar.partition.write.write_job import WriteJob, check_writable
+from sar.partition.write.write_job import WriteJob, check_hops, check_writable
 
 
 class Written(NamedTuple):
@@ -63,6 +63,7 @@ def write_partitions(
     *,
     method: str,
     memory: int | None = None,
+    num_hops: int | None = None,
     resume: bool = False,
     local_output: bool = False,
     progress: Progress = lambda doing, share: None,
@@ -80,6 +81,9 @@ def write_partitions(
         name: the directory gets `name.json` and `part0`, `part1`, ...
         method: what made the assignment, in a word, for the JSON file.
         memory: bytes to use at most, beside what is in use when this is called; None for slices of 32 MiB.
+        num_hops: H: parts also keep edges of others, as `dgl.distributed.partition_graph` writes them: a halo of H hops
+            against the direction of the edges, and the edges out of their own nodes. It takes H passes over all edges
+            for each part. None: the edges into own nodes, which is all that sar reads.
         resume: go on with what an earlier call with the same input has done, if it was killed; and keep what is done if
             this one fails, which otherwise removes it. All of the input is read once more, to see that it is the same.
         local_output: each host has a disk of its own, on which its workers leave their parts.
@@ -91,10 +95,12 @@ def write_partitions(
     """
     team = Team.here()
     with team.guard():
-        digest = _digest(graph, part_of, num_parts, name, method, memory, team.size) if resume else ""
+        check_hops(num_hops, team, local_output)
+        digest = _digest(graph, part_of, num_parts, name, method, memory, num_hops, team.size) if resume else ""
         with staged(Path(out_dir), team, digest, resume=resume, local=local_output) as staging:
             check_writable(graph, name)
-            written = write_parts(WriteJob.of(staging, graph, part_of, num_parts, memory, progress), name, method)
+            job = WriteJob.of(staging, graph, part_of, num_parts, memory, progress, num_hops)
+            written = write_parts(job, name, method)
     return written.report(staging.target / f"{name}.json")
 
 
@@ -104,20 +110,18 @@ def write_parts(job: WriteJob, name: str, method: str) -> Written:
     buckets = EdgeBuckets(job)
     write_node_fields(job)
     write_edge_fields(job, buckets)
-    ends = buckets.counts.cumsum().reshape(buckets.counts.shape)
-    edge_ranges = np.stack([ends - buckets.counts, ends], axis=2)
     origins = np.zeros((2, num_parts, num_parts), np.int64)
     local = np.empty_like(job.numbering.new_id)
     for done, part in enumerate(job.own_parts):
         job.progress("writing parts", done / len(job.own_parts))
-        edge_range = int(edge_ranges[part, 0, 0]), int(edge_ranges[part, -1, 1])
-        step = partial(write_part_graph, job, buckets, part, local, edge_range)
+        step = partial(write_part_graph, job, buckets, part, local)
         origins[:, part] = staging.own_step(f"graph of part {part}", step)
         staging.own_step(f"sums of part {part}", partial(write_sums, part_folder(staging.path, part)))
     edges_from, rows_from = staging.team.sum(origins)
     if staging.leads:
         etypes = [":".join(etype) for etype in job.etypes]
-        write_partition_json(staging.path, name, method, job.ntypes, etypes, job.numbering.ranges, edge_ranges)
+        ranges = job.numbering.ranges, buckets.ranges
+        write_partition_json(staging.path, name, method, job.ntypes, etypes, *ranges, num_hops=job.num_hops or 1)
     nodes = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
     return Written(nodes, buckets.counts, edges_from, rows_from)
 

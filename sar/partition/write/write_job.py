@@ -19,6 +19,7 @@ from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, index_dtype
 from sar.partition.write.numbering import NodeNumbering
 from sar.partition.write.staging import Staging
+from sar.partition.write.team import Team
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20
@@ -32,6 +33,7 @@ class WriteJob:
     """A graph to write, and where to.
 
     slice_bytes: that a slice of the graph may take, with all copies.
+    num_hops: as in `sar.partition.write.write.write_partitions`.
     """
 
     staging: Staging
@@ -39,6 +41,7 @@ class WriteJob:
     numbering: NodeNumbering
     slice_bytes: int
     progress: Progress
+    num_hops: int | None = None
 
     @classmethod
     def of(
@@ -49,6 +52,7 @@ class WriteJob:
         num_parts: int,
         memory: int | None,
         progress: Progress,
+        num_hops: int | None = None,
     ) -> "WriteJob":
         """The job of writing a graph by an assignment, (N,), within so much memory.
 
@@ -56,7 +60,7 @@ class WriteJob:
             ConfigError: the assignment does not fit, memory is too little, or there are more parts than open files.
         """
         size = _slice_bytes(graph.total_nodes, num_parts, memory)
-        job = cls(staging, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress)
+        job = cls(staging, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, num_hops)
         _allow_open_files(len(job.own_parts))
         return job
 
@@ -129,6 +133,23 @@ def check_writable(graph: GraphSource, name: str) -> None:
             if tuple(column.shape[:1]) != (rows[kind],):
                 found = tuple(column.shape)
                 raise ConfigError(f"field '{kind}/{key}' has shape {found}; expected {rows[kind]} rows, one for each.")
+
+
+def check_hops(num_hops: int | None, team: Team, local_output: bool) -> None:
+    """Refuse a halo that cannot be written.
+
+    Raises:
+        ConfigError: it has no hops, which would drop the edges between parts; or hosts do not see each other's edges.
+    """
+    if num_hops is not None and num_hops < 1:
+        raise ConfigError(
+            f"num_hops is {num_hops}, which would drop the edges between parts; expected 1 or more, or none."
+        )
+    if num_hops is not None and local_output and team.size > 1:
+        raise ConfigError(
+            f"num_hops={num_hops} needs the edges of other parts, which are on other hosts' disks with local_output; "
+            "leave one of them out, or use a directory that all processes share."
+        )
 
 
 def _allow_open_files(count: int) -> None:

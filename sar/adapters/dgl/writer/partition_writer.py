@@ -42,6 +42,7 @@ def write_partition_json(
     edge_types: Sequence[str],
     node_ranges: IdRanges,
     edge_ranges: IdRanges,
+    num_hops: int = 1,
 ) -> None:
     """Write the file at the head of a directory, `graph_name.json`.
 
@@ -53,6 +54,7 @@ def write_partition_json(
         edge_types: by type ID, as SOURCE:RELATION:DESTINATION.
         node_ranges: [start, end) of new IDs by part and type, (P, T, 2).
         edge_ranges: the same of edges, (P, R, 2).
+        num_hops: of the parts' halo.
     """
     content = {
         "graph_name": graph_name,
@@ -60,7 +62,7 @@ def write_partition_json(
         "num_edges": int(edge_ranges[-1, -1, 1]),
         "part_method": method,
         "num_parts": len(node_ranges),
-        "halo_hops": 1,
+        "halo_hops": num_hops,
         "node_map": {name: node_ranges[:, i].tolist() for i, name in enumerate(node_types)},
         "edge_map": {name: edge_ranges[:, i].tolist() for i, name in enumerate(edge_types)},
         "ntypes": {name: i for i, name in enumerate(node_types)},

@@ -1,0 +1,116 @@
+"""Graphs in memory, of DGL and of PyTorch Geometric, as a `GraphSource`: by their attributes, neither is imported."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from sar.common_tuples import EID, NID, CanonicalEtype
+from sar.errors import ConfigError
+from sar.partition.graph_data import Array, GraphData, HeteroGraphData, edge_ends
+from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.ingest.open import ONLY_TYPE, from_memory
+
+_OF_DGL = (NID, EID, "inner_node", "inner_edge")
+_NO_FIELDS = ("edge_index", "num_nodes")
+
+
+def from_object(graph: Any) -> GraphSource:
+    """A graph that some package has in memory as a `GraphSource`, without a copy where its tensors are on the CPU.
+
+    Args:
+        graph: a `DGLGraph`; a `Data` or `HeteroData` of PyTorch Geometric with `edge_index`; or a graph of
+            `sar.partition.graph_data`. Fields keep their names. What a `Data` holds that PyTorch Geometric takes
+            neither for an attribute of nodes nor of edges is left out, with a warning.
+
+    Raises:
+        ConfigError: it is something else, its number of nodes is not known, or a field is sparse or bfloat16.
+    """
+    if isinstance(graph, GraphData | HeteroGraphData):
+        return from_memory(graph)
+    if all(hasattr(graph, name) for name in ("canonical_etypes", "formats", "is_block")):
+        return _from_dgl(graph)
+    if all(hasattr(graph, name) for name in ("node_stores", "edge_stores")):
+        return _from_stores(graph)
+    found = f"{type(graph).__module__}.{type(graph).__qualname__}"
+    raise ConfigError(
+        f"the graph is a {found}; expected a DGLGraph, a Data or HeteroData of PyTorch Geometric, or a GraphData or "
+        "HeteroGraphData of sar.partition.graph_data."
+    )
+
+
+def _from_dgl(graph: Any) -> GraphSource:
+    if graph.is_block:
+        raise ConfigError("the graph is a block of sampled edges; expected a graph (dgl.block_to_graph makes one).")
+    edges, edge_data = {}, {}
+    for etype in graph.canonical_etypes:
+        src, dst = graph.edges(form="uv", order="eid", etype=etype)
+        edges[etype] = ArrayEdges(as_array(f"{etype}", src), as_array(f"{etype}", dst))
+        edge_data[etype] = _fields(":".join(etype), graph.edges[etype].data)
+    node_data = {ntype: _fields(ntype, graph.nodes[ntype].data) for ntype in graph.ntypes}
+    return GraphSource({ntype: graph.num_nodes(ntype) for ntype in graph.ntypes}, edges, node_data, edge_data)
+
+
+def _fields(kind: str, data: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: as_array(f"{kind}/{name}", data[name]) for name in data if name not in _OF_DGL}
+
+
+def _from_stores(graph: Any) -> GraphSource:
+    """From the stores of PyTorch Geometric, one for each type; a `Data` has one, of nodes and edges together."""
+    typed = hasattr(graph, "node_types")
+    node_stores = dict(zip(graph.node_types if typed else ONLY_TYPE[:1], graph.node_stores, strict=True))
+    edge_stores = dict(zip(graph.edge_types if typed else [ONLY_TYPE], graph.edge_stores, strict=True))
+    kept: set[tuple[int, str]] = set()
+
+    def attributes(kind: str, store: Any, is_one: Callable[[str], bool]) -> dict[str, Array]:
+        names = [name for name in store if name not in _NO_FIELDS and is_one(name)]
+        kept.update((id(store), name) for name in names)
+        return {name: as_array(f"{kind}/{name}", store[name]) for name in names}
+
+    num_nodes = {ntype: _num_nodes(ntype, store) for ntype, store in node_stores.items()}
+    edges = {etype: _edges(etype, store, num_nodes) for etype, store in edge_stores.items()}
+    node_data = {ntype: attributes(ntype, store, store.is_node_attr) for ntype, store in node_stores.items()}
+    edge_data = {e: attributes(":".join(e), store, store.is_edge_attr) for e, store in edge_stores.items()}
+    names = {name for store in graph.stores for name in store if (id(store), name) not in kept} - set(_NO_FIELDS)
+    if names:
+        left_out = ", ".join(sorted(names))
+        warnings.warn(f"{left_out}: left out, as they are no attributes of nodes or edges.", stacklevel=4)
+    return GraphSource(num_nodes, edges, node_data, edge_data)
+
+
+def _num_nodes(ntype: str, store: Any) -> int:
+    if (count := store.num_nodes) is None:
+        raise ConfigError(f"the number of nodes of type '{ntype}' is not known; set its num_nodes.")
+    return int(count)
+
+
+def _edges(etype: CanonicalEtype, store: Any, num_nodes: Mapping[str, int]) -> ArrayEdges:
+    name = ":".join(etype)
+    unknown = sorted({etype[0], etype[2]} - num_nodes.keys())
+    if unknown:
+        raise ConfigError(f"the edges {name} join nodes of types {unknown}, which are not there; set their num_nodes.")
+    if "edge_index" not in store:
+        raise ConfigError(f"the edges {name} have {sorted(store)}; expected edge_index, (2, E) node IDs.")
+    index = as_array(f"{name}/edge_index", store["edge_index"])
+    if index.ndim != 2 or len(index) != 2 or index.dtype.kind not in "iu":
+        raise ConfigError(f"{name}/edge_index has shape {index.shape} of {index.dtype}; expected (2, E) node IDs.")
+    try:
+        return ArrayEdges(*edge_ends(index[0], index[1], num_nodes[etype[0]], num_nodes[etype[2]]))
+    except ConfigError as error:
+        raise ConfigError(f"{name}/edge_index: {error}") from error
+
+
+def as_array(name: str, values: Any) -> Array:
+    """The values of a field as an array; a tensor's without a copy where it is on the CPU.
+
+    Raises:
+        ConfigError: the tensor is sparse or bfloat16.
+    """
+    if isinstance(values, torch.Tensor):
+        if values.layout != torch.strided or values.dtype == torch.bfloat16:
+            form = "bfloat16, which numpy lacks" if values.layout == torch.strided else f"of layout {values.layout}"
+            raise ConfigError(f"field '{name}' is {form}; expected a dense tensor of another type.")
+        return values.detach().cpu().numpy()
+    return np.asarray(values)
