@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-hops",
         type=int,
         metavar="H",
-        help="keep a halo of H hops and the edges out of a part, as dgl.distributed.partition_graph does; else only the "
-        "edges into a part, which is all that sar reads",
+        help="keep a halo of H hops and the edges out of each part, as dgl.distributed.partition_graph does; default: "
+        "only the edges into a part, which is all that sar reads",
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on where a run has stopped that was killed, or failed with --resume"

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import sar
 from sar.adapters.dgl.shim import require_dgl
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
+from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.write.write import write_partitions
 from tests.partition.written import (
     COUNTS,
@@ -43,16 +45,17 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_slices(monkeypatch.setattr)
 
 
-@given(sources())
+@given(sources(), st.sampled_from([None, 1, 2, 3]))
 @settings(max_examples=60)
 @pytest.mark.usefixtures("small_slices")
 def test_any_graph_is_written_whole(
-    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[GraphSource, Array, int]
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[GraphSource, Array, int], num_hops: int | None
 ) -> None:
     graph, part_of, num_parts = drawn
     folder = tmp_path_factory.mktemp("drawn") / "parts"
-    report = write_partitions(graph, part_of, num_parts, folder, "drawn", method="custom")
-    check_directory(folder, "drawn", graph, part_of, num_parts)
+    report = write_partitions(graph, part_of, num_parts, folder, "drawn", method="custom", num_hops=num_hops)
+    check_directory(folder, "drawn", graph, part_of, num_parts, num_hops)
+    assert inspect_directory(folder).problems == []
     src, dst = (
         (np.concatenate([np.zeros(0, int), *ends]) for ends in zip(*graph.chunks(), strict=True))
         if graph.total_edges
@@ -72,6 +75,10 @@ def test_slices_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     uneven = random_source(0, COUNTS, RELATIONS, uneven=True)
     write(uneven, tmp_path / "uneven")
     assert content_of(tmp_path / "large") == content_of(tmp_path / "small") == content_of(tmp_path / "uneven")
+    write(graph, tmp_path / "small halo", num_hops=2)
+    monkeypatch.undo()
+    write(graph, tmp_path / "large halo", num_hops=2)
+    assert content_of(tmp_path / "large halo") == content_of(tmp_path / "small halo") != content_of(tmp_path / "small")
 
 
 def test_dgl_loads_every_partition(tmp_path: Path) -> None:
@@ -180,6 +187,12 @@ def test_edges_that_end_at_no_node_are_named(tmp_path: Path, bad: int) -> None:
     }  # type: ignore[attr-defined]
     with pytest.raises(PartitionError, match=f"edge 70 of author:writes:paper has the source {bad}; .* 0 to 30"):
         write(replace(graph, edges=edges), tmp_path / "parts")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_halo_without_hops_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="num_hops is 0, which would drop the edges between parts"):
+        write(typed_graph(), tmp_path / "parts", num_hops=0)
     assert os.listdir(tmp_path) == []
 
 

@@ -22,17 +22,17 @@ from tests.partition.written import (
 from tests.workers import Err
 
 
-def write_together(folder: Path, local_output: bool) -> PartitionReport:
+def write_together(folder: Path, local_output: bool, num_hops: int | None = None) -> PartitionReport:
     use_small_slices()
     graph = random_source(0, COUNTS, RELATIONS, uneven=sar.world_size() > 2)
-    return write(graph, folder, local_output=local_output)
+    return write(graph, folder, local_output=local_output, num_hops=num_hops)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_workers_together_write_the_same(pool, world_size, tmp_path):
+@pytest.mark.parametrize("world_size, num_hops", [(2, None), (3, None), (3, 2)])
+def test_workers_together_write_the_same(pool, world_size, num_hops, tmp_path):
     graph = typed_graph()
-    expected = write(graph, tmp_path / "expected")
-    for report in pool.run(write_together, tmp_path / "parts", False):
+    expected = write(graph, tmp_path / "expected", num_hops=num_hops)
+    for report in pool.run(write_together, tmp_path / "parts", False, num_hops):
         assert report[1:] == expected[1:]
         assert report.json_file == tmp_path / "parts" / "graph.json"
     assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
@@ -52,6 +52,14 @@ def test_workers_with_disks_of_their_own_leave_their_parts_there(pool, world_siz
         merged |= found
         assert os.listdir(folder.parent) == ["parts"]
     assert merged == content_of(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_halo_needs_a_disk_that_all_share(pool, world_size, tmp_path):
+    for outcome in pool.outcomes(write_together, tmp_path / "parts", True, 1):
+        assert isinstance(outcome, Err)
+        assert "num_hops=1 needs the edges of other parts" in outcome.message
+    assert os.listdir(tmp_path) == []
 
 
 def write_until_the_disk_is_full(folder: Path, resume: bool, full_on: int) -> None:

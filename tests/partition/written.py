@@ -83,14 +83,16 @@ def sources(draw: st.DrawFn) -> tuple[GraphSource, Array, int]:
     return graph, np.array(part_of, dtype=draw(st.sampled_from([np.int64, np.uint8, np.int32]))), num_parts
 
 
-def check_directory(folder: Path, name: str, graph: GraphSource, part_of: Array, num_parts: int) -> None:
+def check_directory(
+    folder: Path, name: str, graph: GraphSource, part_of: Array, num_parts: int, num_hops: int | None = None
+) -> None:
     """Compare everything in a directory, as DGL reads the files, with the graph."""
     content = json.loads((folder / f"{name}.json").read_text())
     ntypes, etypes = sorted(graph.num_nodes), sorted(graph.edges)
     assert content["ntypes"] == {ntype: i for i, ntype in enumerate(ntypes)}
     assert content["etypes"] == {":".join(etype): i for i, etype in enumerate(etypes)}
     assert (content["num_parts"], content["num_nodes"]) == (num_parts, graph.total_nodes)
-    assert content["num_edges"] == graph.total_edges
+    assert (content["num_edges"], content["halo_hops"]) == (graph.total_edges, num_hops or 1)
     ends = {
         etype: [np.concatenate(end) for end in zip(*_all(edges), strict=True)] for etype, edges in graph.edges.items()
     }
@@ -105,6 +107,12 @@ def check_directory(folder: Path, name: str, graph: GraphSource, part_of: Array,
             assert content["node_map"][ntype][part] == [reached, reached + len(ids)]
             new_id[ntype][ids] = np.arange(reached, reached + len(ids))
             reached += len(ids)
+    everywhere = [(part, number) for part in range(num_parts) for number in range(len(etypes))]
+    all_src, all_dst = (
+        np.concatenate([new_id[etypes[r][2 * e]][ends[etypes[r]][e][into[p, etypes[r]]]] for p, r in everywhere])
+        for e in (0, 1)
+    )
+    all_kinds = np.repeat([r for _, r in everywhere], [len(into[p, etypes[r]]) for p, r in everywhere])
     reached = 0
     for part in range(num_parts):
         files = {kind: folder / file for kind, file in content[f"part-{part}"].items()}
@@ -118,9 +126,12 @@ def check_directory(folder: Path, name: str, graph: GraphSource, part_of: Array,
         _same(_tensors(files["edge_feats"]), expected)
 
         src = np.concatenate([new_id[e[0]][ends[e][0][into[part, e]]] for e in etypes])
-        dst = np.concatenate([new_id[e[2]][ends[e][1][into[part, e]]] for e in etypes])
         inner = np.concatenate([new_id[t][nodes[part, t]] for t in ntypes])
-        halo = np.setdiff1d(src, inner)
+        near = np.isin(all_dst, inner)
+        for _ in range(1, num_hops or 1):
+            near |= np.isin(all_dst, all_src[near])
+        outer = (near | np.isin(all_src, inner) if num_hops else near) & ~np.isin(all_dst, inner)
+        halo = np.setdiff1d(np.concatenate([src, all_src[outer], all_dst[outer]]), inner)
         [local], _ = dgl.load_graphs(str(files["part_graph"]))
         ids, kinds, owners = (
             np.concatenate([inner, halo]),
@@ -135,11 +146,12 @@ def check_directory(folder: Path, name: str, graph: GraphSource, part_of: Array,
         assert [content["edge_map"][":".join(e)][part] for e in etypes] == [
             [reached + sum(sizes[:i]), reached + sum(sizes[: i + 1])] for i in range(len(sizes))
         ]
-        fields = {"_ID": np.arange(reached, reached + sum(sizes)), "inner_edge": np.ones(sum(sizes), np.uint8)}
-        _same(local.edata, fields | {"_TYPE": np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)})
+        ids_of_edges = np.concatenate([np.arange(reached, reached + sum(sizes)), np.flatnonzero(outer)])
+        fields = {"_ID": ids_of_edges, "inner_edge": (np.arange(len(ids_of_edges)) < sum(sizes)).astype(np.uint8)}
+        _same(local.edata, fields | {"_TYPE": all_kinds[ids_of_edges].astype(np.int32)})
         found_src, found_dst = (end.numpy() for end in local.edges(order="eid"))
-        assert np.array_equal(ids[found_src], src)
-        assert np.array_equal(ids[found_dst], dst)
+        assert np.array_equal(ids[found_src], all_src[ids_of_edges])
+        assert np.array_equal(ids[found_dst], all_dst[ids_of_edges])
         reached += sum(sizes)
     assert {file.name for file in folder.iterdir()} >= {f"{name}.json", *(f"part{p}" for p in range(num_parts))}
 

@@ -44,6 +44,9 @@ def from_object(graph: Any) -> GraphSource:
 def _from_dgl(graph: Any) -> GraphSource:
     if graph.is_block:
         raise ConfigError("the graph is a block of sampled edges; expected a graph (dgl.block_to_graph makes one).")
+    allowed = [name for names in graph.formats().values() for name in names]
+    if "coo" not in allowed:
+        raise ConfigError(f"the graph allows the formats {allowed} only; expected coo: call .formats(['coo']) on it.")
     edges, edge_data = {}, {}
     for etype in graph.canonical_etypes:
         src, dst = graph.edges(form="uv", order="eid", etype=etype)

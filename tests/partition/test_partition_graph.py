@@ -1,0 +1,289 @@
+"""`partition_graph`: DGL finds in its parts what it finds in those of its own writer, and training on them is exact."""
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import sar
+from sar.errors import ConfigError
+from sar.partition.assign import assigning
+from sar.partition.inspect.inspection import inspect_directory
+from tests.adapters.dgl.directories import dgl, heterogeneous_graph, homogeneous_graph, write_directory
+from tests.adapters.dgl.reader import dist_graph_trainer as trainer
+from tests.adapters.dgl.reader import test_dist_graph
+from tests.matrix import corner
+from tests.parity.harness import assert_close
+from tests.workers import WorkerPool
+
+GRAPHS = {"homogeneous": homogeneous_graph, "heterogeneous": heterogeneous_graph}
+Mapping = tuple[Any, Any]
+
+
+def by_type(graph: Any, mapping: Mapping) -> tuple[dict[str, Tensor], dict[tuple[str, str, str], Tensor]]:
+    """What `return_mapping` returns, of any graph by type."""
+    nodes, edges = mapping
+    if isinstance(nodes, dict):
+        return nodes, edges
+    [ntype], [etype] = graph.ntypes, graph.canonical_etypes
+    return {ntype: nodes}, {etype: edges}
+
+
+def contents(file: Path, graph: Any, mapping: Mapping) -> list[dict[str, Any]]:
+    """Of each part, as DGL loads it: nodes, edges and their fields, by original ID."""
+    found = []
+    for part in range(dgl.distributed.load_partition_book(str(file), 0)[0].num_partitions()):
+        local, node_fields, edge_fields, book, _, ntypes, etypes = dgl.distributed.load_partition(str(file), part)
+        orig_nodes, orig_edges = by_type(graph, mapping)
+        kinds, ids = (column.tolist() for column in book.map_to_per_ntype(local.ndata["_ID"]))
+        nodes = [(ntypes[kind], int(orig_nodes[ntypes[kind]][i])) for kind, i in zip(kinds, ids, strict=True)]
+        kinds, ids = (column.tolist() for column in book.map_to_per_etype(local.edata["_ID"]))
+        edges = [(etypes[kind], int(orig_edges[etypes[kind]][i])) for kind, i in zip(kinds, ids, strict=True)]
+        src, dst = (end.tolist() for end in local.edges(order="eid"))
+        inner, inner_edge = local.ndata["inner_node"].tolist(), local.edata["inner_edge"].tolist()
+        fields = {}
+        for ntype in ntypes:
+            own = orig_nodes[ntype][book.partid2nids(part, ntype)]
+            fields |= {f"{ntype}/{k}": rows[own] for k, rows in graph.nodes[ntype].data.items()}
+        for etype in etypes:
+            own = orig_edges[etype][book.partid2eids(part, etype)]
+            fields |= {f"{':'.join(etype)}/{k}": rows[own] for k, rows in graph.edges[etype].data.items()}
+        loaded = node_fields | edge_fields
+        assert loaded.keys() == fields.keys()
+        for key, rows in fields.items():
+            assert torch.equal(loaded[key], rows.to(loaded[key].dtype)), key
+        found.append(
+            {
+                "nodes": sorted(zip(nodes, inner, local.ndata["part_id"].tolist(), strict=True)),
+                "edges": sorted((edges[e], nodes[src[e]], nodes[dst[e]], inner_edge[e]) for e in range(len(edges))),
+            }
+        )
+    return found
+
+
+def check(file: Path, graph: Any, mapping: Mapping) -> list[dict[str, Any]]:
+    """Compare what DGL loads of all parts with the graph; what it has loaded."""
+    parts = contents(file, graph, mapping)
+    inner = sorted(node for part in parts for node, own, _ in part["nodes"] if own)
+    assert inner == sorted((ntype, i) for ntype in graph.ntypes for i in range(graph.num_nodes(ntype)))
+    edges = {}
+    for etype in graph.canonical_etypes:
+        ends = (end.tolist() for end in graph.edges(order="eid", etype=etype))
+        for i, (src, dst) in enumerate(zip(*ends, strict=True)):
+            edges[etype, i] = (etype[0], src), (etype[2], dst)
+    assert sorted(e for part in parts for e, *_, own in part["edges"] if own) == sorted(edges)
+    assert all(edges[e] == (src, dst) for part in parts for e, src, dst, _ in part["edges"])
+    assert inspect_directory(file).problems == []
+    return parts
+
+
+def partition(graph: Any, folder: Path, num_parts: int, **options: Any) -> tuple[Path, Mapping]:
+    """Divide with sar."""
+    mapping = sar.partition_graph(graph, "graph", num_parts, folder, return_mapping=True, **options)
+    assert mapping is not None
+    return folder / "graph.json", mapping
+
+
+def test_the_arguments_are_dgls() -> None:
+    ours = inspect.signature(sar.partition_graph).parameters
+    for place, (name, theirs) in enumerate(inspect.signature(dgl.distributed.partition_graph).parameters.items()):
+        if theirs.kind is not inspect.Parameter.VAR_KEYWORD:
+            assert list(ours)[place] == name
+            assert ours[name].default == theirs.default
+
+
+@pytest.mark.parametrize("num_hops", [1, 2, 3])
+@pytest.mark.parametrize("make", GRAPHS)
+def test_parts_are_those_of_dgl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: str, num_hops: int) -> None:
+    graph = GRAPHS[make]()
+    theirs = write_directory(tmp_path / "theirs", graph, 3, num_hops=num_hops)
+    part_of = []
+    for ntype in graph.ntypes:
+        sizes = [end - start for start, end in theirs.json()["node_map"][ntype]]
+        part_of.append(np.empty(sum(sizes), np.int64))
+        part_of[-1][theirs.node_ids[ntype]] = np.repeat(np.arange(3), sizes)
+    monkeypatch.setattr(assigning, "method_named", lambda name: lambda task: np.concatenate(part_of))
+    mine, mapping = partition(graph, tmp_path / "mine", 3, num_hops=num_hops, part_method="theirs")
+    assert check(mine, graph, mapping) == check(theirs.path, graph, (theirs.node_ids, theirs.edge_ids))
+
+
+ODD = {
+    "one node": lambda: dgl.graph(([0], [0])),
+    "no edges": lambda: dgl.graph(([], []), num_nodes=5),
+    "int32": lambda: dgl.graph(([0, 1, 1, 2], [1, 2, 2, 0]), num_nodes=6, idtype=torch.int32),
+    "named types": lambda: dgl.heterograph({("a", "r", "a"): ([0, 3], [1, 1])}),
+    "two relations": lambda: dgl.heterograph({("a", "r", "a"): ([0, 3], [1, 1]), ("a", "s", "a"): ([], [])}),
+}
+
+
+@pytest.mark.parametrize("make", [*GRAPHS.values(), *ODD.values()], ids=[*GRAPHS, *ODD])
+@pytest.mark.parametrize("num_parts, method", [(1, "metis"), (3, "metis"), (2, "random"), (2, "spring"), (2, "auto")])
+def test_dgl_finds_the_graph_in_the_parts(tmp_path: Path, make: Callable[[], Any], num_parts: int, method: str) -> None:
+    graph = make()
+    if num_parts > graph.num_nodes():
+        with pytest.raises(ConfigError, match="cannot divide 1 nodes"):
+            partition(graph, tmp_path / "parts", num_parts)
+        return
+    before = {ntype: set(graph.nodes[ntype].data) for ntype in graph.ntypes}
+    file, mapping = partition(graph, tmp_path / "parts", num_parts, part_method=method)
+    assert isinstance(mapping[0], dict) == (not graph.is_homogeneous)
+    check(file, graph, mapping)
+    assert before == {ntype: set(graph.nodes[ntype].data) for ntype in graph.ntypes}
+    assert (tmp_path / "parts" / "report.json").exists()
+
+
+def test_nothing_is_returned_unless_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert sar.partition_graph(homogeneous_graph(), "graph", 2, str(tmp_path)) is None
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nodes_and_edges_get_their_trainer(tmp_path: Path) -> None:
+    graph = heterogeneous_graph()
+    file, (nodes, edges) = partition(graph, tmp_path, 2, num_trainers_per_machine=3, part_method="random")
+    trainer_of = {ntype: torch.empty(graph.num_nodes(ntype), dtype=torch.int64) for ntype in graph.ntypes}
+    for ntype, part in ((ntype, part) for ntype in graph.ntypes for part in range(2)):
+        _, fields, _, book, *_ = dgl.distributed.load_partition(str(file), part)
+        assert (fields[f"{ntype}/trainer_id"] // 3 == part).all()
+        trainer_of[ntype][nodes[ntype][book.partid2nids(part, ntype)]] = fields[f"{ntype}/trainer_id"]
+    sizes = torch.cat([*trainer_of.values()]).bincount()
+    assert len(sizes) == 6
+    assert sizes.max() - sizes.min() <= 3
+    for etype, part in ((etype, part) for etype in graph.canonical_etypes for part in range(2)):
+        _, _, fields, book, *_ = dgl.distributed.load_partition(str(file), part)
+        _, dst = graph.find_edges(edges[etype][book.partid2eids(part, etype)], etype=etype)
+        assert torch.equal(fields[f"{':'.join(etype)}/trainer_id"], trainer_of[etype[2]][dst])
+    assert "trainer_id" not in graph.nodes["paper"].data
+
+
+@pytest.mark.parametrize("method", ["metis", "random", "spring"])
+def test_kinds_of_nodes_are_balanced(tmp_path: Path, method: str) -> None:
+    graph = dgl.rand_graph(400, 2000)
+    graph.ndata["kind"] = torch.arange(400) // 100  # as far from even as can be, where parts were runs of nodes
+    file, _ = partition(graph, tmp_path, 4, part_method=method, balance_ntypes=graph.ndata["kind"])
+    for part in range(4):
+        kinds = dgl.distributed.load_partition(str(file), part)[1]["_N/kind"]
+        assert kinds.bincount(minlength=4).max() <= 26  # 5 % above the mean
+
+
+def test_kinds_of_nodes_are_balanced_by_type(tmp_path: Path) -> None:
+    graph = heterogeneous_graph()
+    graph.nodes["paper"].data["kind"] = (torch.arange(40) < 10).int()
+    file, _ = partition(
+        graph, tmp_path, 2, balance_ntypes={"paper": graph.nodes["paper"].data["kind"]}, balance_edges=True
+    )
+    report = inspect_directory(file)
+    for part in range(2):
+        kinds = dgl.distributed.load_partition(str(file), part)[1]["paper/kind"]
+        assert kinds.bincount().tolist() == [15, 5]
+        for etype, count in report.num_edges.items():
+            assert report.parts[part].in_edges[etype] <= 1.05 * count / 2 + 1
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"num_parts": 0}, "60 nodes into 0 parts; expected 1 to 60"),
+        ({"num_hops": 0}, "num_hops is 0"),
+        ({"part_method": "best"}, "no partition method 'best'; expected one of random, spring"),
+        ({"objtype": "vol"}, "objtype is 'vol'; expected 'cut'"),
+        ({"graph_formats": "csc"}, r"graph_formats is \['csc'\]; expected 'coo'"),
+        ({"graph_formats": ["coo", "csr"]}, "graph_formats"),
+        ({"use_graphbolt": True}, "use_graphbolt is True; expected False"),
+        ({"num_trainers_per_machine": 0}, "num_trainers_per_machine is 0; expected 1 or more"),
+        ({"balance_ntypes": torch.zeros(59)}, r"shape \(59,\) and type float32.*'nodes': 60"),
+        ({"balance_ntypes": torch.rand(60)}, "type float32"),
+        ({"num_parts": 61}, "60 nodes into 61 parts"),
+        ({"balance_ntypes": {"paper": torch.zeros(60).int()}}, "for 'paper'; expected .*'_N': 60"),
+        ({"graph_name": "a/b"}, r"names \['a/b'\]"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_named(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    arguments = {"g": homogeneous_graph(), "graph_name": "graph", "num_parts": 2, "out_path": tmp_path / "parts"}
+    with pytest.raises(ConfigError, match=words):
+        sar.partition_graph(**arguments | options)
+    assert os.listdir(tmp_path) == []
+
+
+def test_too_many_kinds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="more than 64 kinds"):
+        sar.partition_graph(dgl.rand_graph(99, 9), "graph", 2, tmp_path / "parts", balance_ntypes=torch.arange(99))
+
+
+def field(values: Tensor) -> Any:
+    graph = dgl.graph(([0], [1]))
+    graph.ndata["x"] = values
+    return graph
+
+
+@pytest.mark.parametrize(
+    "graph, words",
+    [
+        ("graph.dgl", "the graph is a builtins.str; expected a DGLGraph"),
+        (lambda: dgl.graph(([0], [1])).formats("csc"), r"allows the formats \['csc'\] only; expected coo"),
+        (lambda: dgl.to_block(dgl.graph(([0], [1]))), "a block of sampled edges"),
+        (lambda: field(torch.zeros(2, dtype=torch.bfloat16)), "'_N/x' is bfloat16"),
+    ],
+)
+def test_other_graphs_are_refused(tmp_path: Path, graph: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        sar.partition_graph(graph() if callable(graph) else graph, "graph", 1, tmp_path / "parts")
+    assert os.listdir(tmp_path) == []
+
+
+# -- training
+
+
+def on_worker(file: Path) -> Any:
+    data = sar.load_dgl_partition_data(file, sar.rank(), "cpu")
+    graph = sar.construct_full_graph(data)
+    for ntype, name in (key.split("/") for key in data.node_features if "/" in key):
+        graph.nodes[ntype].data[name] = data.node_features[f"{ntype}/{name}"]
+    return trainer.evaluate(graph)
+
+
+TRAINED = {"homogeneous": trainer.homogeneous_graph, "heterogeneous": trainer.heterogeneous_graph}
+
+
+@pytest.mark.parametrize(
+    "make, num_parts, num_hops, world_size",
+    [
+        ("heterogeneous", 3, 2, 1),
+        ("homogeneous", 3, 2, 2),
+        ("heterogeneous", 3, 1, 3),
+        *(corner(make, 2, hops, workers) for make in TRAINED for hops in (1, 3) for workers in (2, 3)),
+    ],
+)
+def test_outputs_and_gradients_are_those_of_one_machine(
+    pool: WorkerPool, tmp_path: Path, make: str, num_parts: int, num_hops: int, world_size: int
+) -> None:
+    graph = TRAINED[make]()
+    expected = trainer.evaluate(graph)
+    file, _ = partition(graph, tmp_path, num_parts, num_hops=num_hops, balance_edges=True)
+    found = pool.run(on_worker, file)
+    for kind in ("nodes", "edges"):
+        for name, columns in expected[kind].items():
+            numbers = torch.cat([results[kind][name]["number"] for results in found])
+            assert numbers.sort().values.equal(torch.arange(len(numbers)))
+            for key, rows in columns.items():
+                rows = rows.to(torch.uint8) if key == "mask" else rows  # as DGL writes it
+                assert_close(torch.cat([results[kind][name][key] for results in found]), rows[numbers], 1e-9)
+    for results in found:
+        for name, gradient in expected["parameters"]["grad"].items():
+            assert_close(results["parameters"]["grad"][name], gradient, 1e-9)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("make", TRAINED)
+def test_dist_graph_reads_it(pool: WorkerPool, tmp_path: Path, make: str, world_size: int) -> None:
+    graph = TRAINED[make]()
+    file, _ = partition(graph, tmp_path, 1)
+    test_dist_graph.check(graph, pool.run(test_dist_graph.convert, file))
