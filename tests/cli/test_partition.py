@@ -1,5 +1,6 @@
 """`sar partition` as it is typed: what it says, what its options mean, and several processes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from sar import load_dgl_partition_data, unpatch_dgl
+from sar.adapters.dgl.shim import require_dgl
 from sar.cli import main
 from sar.cli import partition as command
 from sar.common_tuples import SPLIT
@@ -149,6 +151,16 @@ def test_as_many_parts_as_fit(tmp_path: Path, edges: Path, capsys: pytest.Captur
         assert read_assignment(tmp_path / "assigned", {"_N": 50}).num_parts == 2
     else:
         assert len(inspect_directory(tmp_path / "parts").parts) == 2
+
+
+def test_a_halo_of_several_hops(tmp_path: Path, edges: Path) -> None:
+    options = ["--parts", "3", "--method", "random", "--num-hops", "2", "--out", str(tmp_path / "parts")]
+    assert main(["partition", str(edges), *options]) == 0
+    content = json.loads((tmp_path / "parts" / "edges.json").read_text())
+    assert content["halo_hops"] == 2
+    [graph], _ = require_dgl().load_graphs(str(tmp_path / "parts" / "part0" / "graph.dgl"))
+    assert 0 < int(graph.edata["inner_edge"].sum()) < graph.num_edges()
+    assert main(["inspect", str(tmp_path / "parts")]) == 0
 
 
 def test_an_assignment_alone(tmp_path: Path, edges: Path, capsys: pytest.CaptureFixture[str]) -> None:

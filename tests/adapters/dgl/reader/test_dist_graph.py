@@ -44,6 +44,15 @@ def check(graph: Any, by_rank: list[tuple[list[tuple[int, int]], Any]]) -> None:
             torch.testing.assert_close(results["parameters"]["grad"][name], gradient, rtol=1e-9, atol=1e-9)
 
 
+def start_cluster(folder: Path, file: Path) -> subprocess.Popen[str]:
+    """Start servers, and trainers that leave their results in `folder`."""
+    command = [sys.executable, "examples/distdgl_cluster.py", "--time-limit", "120"]
+    command += ["--partition-json", str(file), trainer.__file__, str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=REPOSITORY, env=environment, text=True, **pipes)
+
+
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[subprocess.Popen[str], Path, Any]]]:
     """A cluster for each graph, started side by side: they mostly sleep."""
@@ -51,16 +60,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tup
     for name, make in GRAPHS.items():
         folder = tmp_path_factory.mktemp(name)
         directory = write_directory(folder / "parts", make(), MACHINES)
-        command = [sys.executable, "examples/distdgl_cluster.py", "--time-limit", "120"]
-        command += ["--partition-json", str(directory.path), trainer.__file__, str(folder)]
-        process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        process = start_cluster(folder, directory.path)
         started[name] = process, folder, directory.graph
     yield started
     for process, *_ in started.values():
@@ -74,6 +74,21 @@ def test_cluster(name: str, clusters: dict[str, tuple[subprocess.Popen[str], Pat
     said, _ = process.communicate(timeout=150)
     assert process.returncode == 0, said
     check(graph, [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(MACHINES)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHS)
+def test_cluster_on_parts_of_sar(tmp_path: Path, name: str) -> None:
+    graph = GRAPHS[name]()
+    sar.partition_graph(graph, "graph", MACHINES, tmp_path / "parts", num_hops=2)
+    process = start_cluster(tmp_path, tmp_path / "parts" / "graph.json")
+    try:
+        said, _ = process.communicate(timeout=150)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+    assert process.returncode == 0, said
+    check(graph, [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(MACHINES)])
 
 
 @contextlib.contextmanager
