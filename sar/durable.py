@@ -4,9 +4,14 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-SLICE_BYTES = 1 << 20
+import numpy as np
+
+SLICE_BYTES = 1 << 18
 """Of a file, under one sum."""
+PAGE_BYTES: Final = 4096
+SUM_KIND: Final = f"CRC-32, for each {SLICE_BYTES} bytes, of the sums of {PAGE_BYTES} bytes each"
 
 
 def sync(path: Path) -> None:
@@ -28,12 +33,22 @@ def put_in_place(draft: Path, path: Path) -> None:
     sync(path.parent)
 
 
+def slice_sum(data: memoryview) -> int:
+    """32 bits that damage changes, in a tenth of the time of CRC-32.
+
+    Eight bytes are a number. The numbers of each page are added up, modulo 2**64, and the CRC-32 is that of these sums
+    and of the bytes behind the last whole page. Damage to one number changes its page's sum, and other damage all but
+    surely; the same numbers in another order within a page do not.
+    """
+    pages = np.frombuffer(data, "<u8", len(data) // PAGE_BYTES * PAGE_BYTES // 8).reshape(-1, PAGE_BYTES // 8)
+    return zlib.crc32(np.add.reduce(pages, axis=1), zlib.crc32(data[pages.nbytes :]))
+
+
 def slice_sums(path: Path) -> Iterator[int]:
-    """The CRC-32 of each `SLICE_BYTES` of a file, in order; the last slice may be shorter."""
+    """The sum of each `SLICE_BYTES` of a file, in order; the last slice may be shorter."""
     with path.open("rb", buffering=0) as file:
-        buffer = bytearray(SLICE_BYTES)
-        view = memoryview(buffer)
+        view = memoryview(bytearray(SLICE_BYTES))
         while count := file.readinto(view):
             while count < SLICE_BYTES and (more := file.readinto(view[count:])):
                 count += more
-            yield zlib.crc32(view[:count])
+            yield slice_sum(view[:count])

@@ -11,13 +11,37 @@ import json
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sar.durable import SLICE_BYTES, slice_sums
+from sar.durable import SLICE_BYTES, SUM_KIND, slice_sums
 from sar.errors import PartitionError
 
 SUMS = "sums.json"
-_KIND = f"CRC-32 of each {SLICE_BYTES} bytes"
+
+
+class FileSums(NamedTuple):
+    """What is known of a file; nothing of it is trusted.
+
+    size: in bytes.
+    sums: of its slices.
+    """
+
+    path: Path
+    size: Any
+    sums: list[Any]
+
+    def misfit(self) -> str | None:
+        """What is wrong with the file, as far as can be told without reading it."""
+        if not self.path.is_file():
+            return f"{self.path} is missing, of which {self.path.with_name(SUMS)} has the checksums"
+        if (size := self.path.stat().st_size) != self.size:
+            return f"{self.path} has {size} bytes, but {self.size} were written"
+        return None
+
+    def differ(self, count: int, first: int) -> str:
+        """What to say where so many slices differ, of which this is the first."""
+        slices = f"{count} slices of {SLICE_BYTES} bytes, the first at byte {first * SLICE_BYTES}"
+        return f"{self.path} is not what was written: the checksum is another in {slices}"
 
 
 def write_sums(folder: Path) -> None:
@@ -26,7 +50,7 @@ def write_sums(folder: Path) -> None:
         file.name: {"bytes": file.stat().st_size, "sums": list(slice_sums(file))}
         for file in sorted(folder.glob("*.dgl"))
     }
-    (folder / SUMS).write_text(json.dumps({"kind": _KIND, "files": files}))
+    (folder / SUMS).write_text(json.dumps({"kind": SUM_KIND, "files": files}))
 
 
 def damage(folder: Path) -> Iterator[str]:
@@ -35,44 +59,41 @@ def damage(folder: Path) -> Iterator[str]:
     Raises:
         PartitionError: the sums themselves, or a file, cannot be read.
     """
-    for file, known in _read(folder / SUMS).items():
-        if not file.is_file():
-            yield f"{file} is missing, of which {folder / SUMS} has the checksums"
+    for path, known in read_sums(folder).items():
+        if (problem := known.misfit()) is not None:
+            yield problem
             continue
         try:
-            size = file.stat().st_size
-            if size != known.get("bytes"):
-                yield f"{file} has {size} bytes, but {known.get('bytes')} were written"
-            elif wrong := [i for i, (a, b) in enumerate(zip_longest(slice_sums(file), known["sums"])) if a != b]:
-                slices = f"{len(wrong)} slices of {SLICE_BYTES} bytes, the first at byte {wrong[0] * SLICE_BYTES}"
-                yield f"{file} is not what was written: the checksum is another in {slices}"
+            wrong = [i for i, (a, b) in enumerate(zip_longest(slice_sums(path), known.sums)) if a != b]
         except OSError as error:
-            raise PartitionError(f"Cannot read {file} ({error.strerror}). Copy it again.") from error
+            raise PartitionError(f"Cannot read {path} ({error.strerror}). Copy it again.") from error
+        if wrong:
+            yield known.differ(len(wrong), wrong[0])
 
 
-def check_sums(folder: Path) -> None:
-    """Refuse a part with files that are not what was written.
-
-    Raises:
-        PartitionError: there is one, or it cannot be read.
-    """
-    for problem in damage(folder):
-        raise PartitionError(f"{problem}. {MEND}")
+def refused(problem: str) -> PartitionError:
+    """The error for a file that is not what was written."""
+    return PartitionError(f"{problem}. {MEND}")
 
 
 MEND = f"Copy it again, or partition again; if it was changed on purpose, remove {SUMS} beside it."
 
 
-def _read(path: Path) -> dict[Path, dict[str, Any]]:
-    """What is known of each file; nothing of it is trusted."""
+def read_sums(folder: Path) -> dict[Path, FileSums]:
+    """What is known of each file of a part; nothing where it has no sums.
+
+    Raises:
+        PartitionError: the sums cannot be read.
+    """
+    path = folder / SUMS
     if not path.is_file():
         return {}
     try:
         content = json.loads(path.read_text())
-        files = {path.parent / Path(name).name: known for name, known in content["files"].items()}
-        if content["kind"] != _KIND or not all(isinstance(known["sums"], list) for known in files.values()):
-            raise ValueError(f"expected the {_KIND}")
-        return files
+        files = [FileSums(folder / Path(name).name, of["bytes"], of["sums"]) for name, of in content["files"].items()]
+        if content["kind"] != SUM_KIND or not all(isinstance(known.sums, list) for known in files):
+            raise ValueError(f"expected the {SUM_KIND}")
+        return {known.path: known for known in files}
     except OSError as error:
         raise PartitionError(f"Cannot read {path} ({error.strerror}). Copy it again.") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -1,7 +1,6 @@
 """Read one partition of a directory that DGL's partitioners wrote, with features streamed from disk."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from os import PathLike
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sar import comm
-from sar.adapters.dgl.part_sums import check_sums
+from sar.adapters.dgl.reader.checked_file import comparing
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.local_graph import DST, PART_ID, LocalGraph, PartFile, check_node_ids
@@ -53,8 +52,8 @@ def load_dgl_partition_data(
         parts: the partitions of this worker, in place of consecutive ones; each is with one worker. Where they are not
             consecutive, global IDs count through the workers' partitions in their order, other than DGL's own.
         allow_outside: whether the JSON file, or links beside it, may lead to files outside of its directory.
-        verify: compare the partition's files with the checksums that `sar partition` and `partition_graph` leave beside
-            them; a second thread reads them for it. Directories without checksums are taken as they are.
+        verify: compare what is read with the checksums that `sar partition` and `partition_graph` leave beside the
+            files. Directories without checksums are taken as they are.
 
     Returns:
         The nodes, in-edges and features. `orig_id` counts within types. `partition_book` is that of DGL's partitions;
@@ -112,14 +111,9 @@ def _on_device(data: PartitionData, device: torch.device) -> PartitionData:
 
 
 def _load_part(spec: PartitionJson, part: int, device: torch.device, verify: bool) -> PartitionData:
-    """As `_load`, while a second thread compares checksums."""
-    with ThreadPoolExecutor(1) as beside:
-        checked = beside.submit(check_sums, graph_path(spec, part).parent) if verify else None
-        try:
-            return _load(spec, part, device)
-        finally:
-            if checked is not None:
-                checked.result()  # what it raises explains what loading may have stumbled over
+    """As `_load`, and compare what is read with the part's checksums."""
+    with comparing(graph_path(spec, part).parent) if verify else nullcontext():
+        return _load(spec, part, device)
 
 
 def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData:

@@ -6,11 +6,12 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import torch
 from torch import Tensor
 
+from sar.adapters.dgl.reader.checked_file import CheckedFile, sums_of
 from sar.errors import PartitionError
 
 _SLICE_BYTES = 4 * 2**20
@@ -69,20 +70,21 @@ def load(stored: StoredTensor, device: torch.device | str = "cpu", position: Ten
 
 
 def open_file(path: Path, advice: str = "copy it again, or write it again.") -> BinaryIO:
-    """Open a file for reading; `advice` says what to do where that is not possible.
+    """Open a file for reading; `advice` says what to do where that is not possible. See [Note: sums while reading].
 
     Raises:
         PartitionError: it is missing, cannot be read, or is a pipe or a device, which might never end.
     """
+    sums = sums_of(path)
     try:
-        file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115  the caller closes it
+        file = open(path, "rb", -1 if sums is None else 0, opener=_open_at_once)  # noqa: SIM115  the caller closes it
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
         raise PartitionError(f"Cannot read {path} ({reason}); {advice}") from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise PartitionError(f"{path} is a pipe or a device; expected a file; {advice}")
-    return file
+    return cast(BinaryIO, file if sums is None else CheckedFile(file, sums))
 
 
 def _open_at_once(name: str, flags: int) -> int:
