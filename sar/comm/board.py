@@ -121,8 +121,7 @@ class Board:
 
     def read_note(self, generation: int, patience: float = 0.0) -> Note | None:
         """The first note of a generation, if one appears within so many seconds."""
-        [text] = self._read([f"{generation}/note"], patience)
-        return None if text is None else Note(*json.loads(text))
+        return _note(self._read([f"{generation}/note"], patience)[0])
 
     # -- who is where
 
@@ -161,12 +160,18 @@ class Board:
 
     # -- signs of life
 
-    def show(self, sign: str) -> None:
-        """Show a sign of life."""
-        self.ask(lambda store: store.set(f"sign/{self.rank}", sign))
+    def beat(self, sign: str, other: int, generation: int) -> tuple[str | None, Note | None]:
+        """Show a sign of life; returns another worker's latest one and the generation's note, if they are there."""
+
+        def show_and_look(store: dist.Store) -> list[str | None]:
+            store.set(f"sign/{self.rank}", sign)
+            return _values(store, [f"sign/{other}", f"{generation}/note"])
+
+        theirs, note = self.ask(show_and_look)
+        return theirs, _note(note)
 
     def show_last(self, sign: str) -> None:
-        """As `show`, in a thread that may be left behind: while the interpreter ends, no other one can start."""
+        """Show a sign without a thread for it, as none can start while the interpreter ends."""
         self._store.set(f"sign/{self.rank}", sign)
 
     def signs(self, ranks: Sequence[int]) -> list[str | None]:
@@ -176,10 +181,14 @@ class Board:
     def _read(self, keys: Sequence[str], patience: float) -> list[str | None]:
         """The values of those keys that are there within so many seconds."""
         deadline = time.monotonic() + patience
-
-        def look(store: Any) -> list[str | None]:
-            return [store.get(key).decode() if store.check([key]) else None for key in keys]
-
-        while None in (values := self.ask(look)) and time.monotonic() < deadline:
+        while None in (values := self.ask(lambda store: _values(store, keys))) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return values
+
+
+def _values(store: Any, keys: Sequence[str]) -> list[str | None]:
+    return [store.get(key).decode() if store.check([key]) else None for key in keys]
+
+
+def _note(text: str | None) -> Note | None:
+    return None if text is None else Note(*json.loads(text))

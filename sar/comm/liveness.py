@@ -112,12 +112,10 @@ class Liveness:
     def _exchange(self, group: Watched, own: str) -> None:
         """Show a sign; look for a note and for a new sign of the neighbour, which is not silent before its first."""
         generation = group.generation
-        self._board.show(own)
-        [sign] = self._board.signs([self._neighbour])
+        sign, note = self._board.beat(own, self._neighbour, generation)
         self._store_silent = False
         if sign != self._sign or sign in (None, LEFT):
             self._sign, self._silence = sign, 0.0
-        note = self._board.read_note(generation)
         if note is not None:
             group.stop(generation, note.reason, final=note.final)
 
