@@ -81,8 +81,8 @@ class Config(metaclass=_Checked):
     cache_constant_inputs: ClassVar[bool] = False
     """Keep what built-in `update_all`s made of operands that need no gradient, such as the input features, and take it
     again as long as all workers pass tensors of the same content, whatever tensors these are. Costs the memory of these
-    results, which the calls then share: do not change them in place; and of a copy of their operands, which each call
-    is compared with; for at most 8 contents a relation."""
+    results, of which each call gets a copy, and of a copy of their operands, which each call is compared with; for at
+    most 8 contents a relation."""
 
     wire_dtype_features: ClassVar[torch.dtype | None] = None
     """torch.bfloat16 or torch.float16: round features to it on their way between workers; sums are kept in float32.

@@ -26,14 +26,13 @@ SAMPLES = 8
 class Constant:
     """One call on certain operands, which come for the second time; made of copies of them.
 
-    result: (N_dst, ...).
-    call_id: `Group.call_id` of the call that made the result; 0 where there is none.
+    call_id: `Group.call_id` of the call that made the kept result; 0 where there is none.
     """
 
     def __init__(self, operands: Sequence[Tensor]) -> None:
+        self.call_id = 0
         self._copies = [operand.clone() for operand in operands]
-        self._result: tuple[Tensor, int] | None = None
-        self._call_id = 0
+        self._result: Tensor | None = None
 
     def is_of(self, operands: Sequence[Tensor]) -> bool:
         """Whether operands of the same shapes and dtypes have the same bits."""
@@ -43,20 +42,12 @@ class Constant:
 
     @property
     def result(self) -> Tensor | None:
-        """The kept result, unless anybody has changed it."""
-        if self._result is None or self._result[0]._version != self._result[1]:
-            return None
-        return self._result[0]
-
-    @property
-    def call_id(self) -> int:
-        return 0 if self.result is None else self._call_id
+        """A copy of the kept result, (N_dst, ...), as changes through numpy or `.data` leave no trace."""
+        return None if self._result is None else self._result.clone()
 
     def keep(self, result: Tensor, call_id: int) -> None:
-        """Keep a result that was made at `call_id`; not one of inference mode, in which changes do not show."""
-        if not result.is_inference():
-            # Detached, it shares memory and version with what the caller gets, so that a change in place shows.
-            self._result, self._call_id = (result.detach(), result._version), call_id
+        """Keep a copy of a result that was made at `call_id`."""
+        self._result, self.call_id = result.detach().clone(), call_id
 
 
 class Constants:

@@ -233,9 +233,9 @@ class BuiltinCall(Collective):
         self.hit = flags[0] >> CALL_ID_BIT > 0 and all(theirs == flags[0] for theirs in flags)
 
     def forward(self, *operands: Any) -> Made:
-        known = None if self.constant is None else self.constant.result
-        if self.hit and known is not None:
-            return Made((known.detach(),))
+        known = self.constant.result if self.hit and self.constant is not None else None
+        if known is not None:
+            return Made((known,))
         made = self.messages.aggregate(operands, self.needed)
         self.kept = list(made.kept)
         if self.constant is not None and not self.needed and self.group is not None:
