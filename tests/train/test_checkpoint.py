@@ -23,6 +23,7 @@ import sar
 from sar.comm import session
 from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
+from tests.comm.test_liveness import with_quick_signs
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.graphs import partition_in_memory, random_graph
 
@@ -294,11 +295,12 @@ def test_a_kill_at_any_operation_leaves_a_whole_checkpoint(pool, world_size, tmp
     assert found.count(2) > 4  # while the old one is being removed
 
 
-def die_while_saving(folder, victim, number, signal_number):
+def killed(folder, victim, number):
+    """Save step 2 over step 1, in which a worker is killed at the n-th operation."""
     simple = Simple()
     simple.save(folder, 1)
     if sar.rank() == victim:
-        Countdown(number, folder, lambda: os.kill(os.getpid(), signal_number)).install()
+        Countdown(number, folder, lambda: os.kill(os.getpid(), signal.SIGKILL)).install()
     began = time.monotonic()
     failure = catch(lambda: simple.save(folder, 2))
     return require(failure), time.monotonic() - began
@@ -309,17 +311,69 @@ def load_simple(folder):
 
 
 @pytest.mark.parametrize(
-    "world_size, victim, number",
-    [(2, 1, 4), *(pytest.param(2, *case, marks=pytest.mark.slow) for case in [(0, 3), (0, 30), (1, 1), (1, 12)])],
+    "world_size, victim, number, left",
+    [
+        (2, 1, 4, 1),
+        *(pytest.param(2, *case, marks=pytest.mark.slow) for case in [(0, 3, 1), (0, 12, 1), (0, 26, 1), (0, 30, 2)]),
+        *(pytest.param(2, *case, marks=pytest.mark.slow) for case in [(1, 1, 1), (1, 9, 1)]),
+    ],
 )
-def test_a_worker_that_dies_while_saving(pool, world_size, victim, number, tmp_path):
-    outcomes = pool.outcomes(die_while_saving, tmp_path, victim, number, signal.SIGKILL)
+def test_a_worker_that_dies_while_saving(pool, world_size, victim, number, left, tmp_path):
+    """Worker 0 gives the version its name in the 26th operation, worker 1 has 9."""
+    outcomes = pool.outcomes(killed, tmp_path, victim, number)
     assert outcomes[victim].kind == "Died"
     failure, seconds = outcomes[1 - victim].value
     assert failure.kind == "PeerError"
     assert seconds < 60
-    assert pool.run(load_simple, tmp_path) == [1, 1]
+    assert pool.run(load_simple, tmp_path) == [left, left]
     assert victim == 0 or names_in(tmp_path) == ["step-000001"]
+
+
+def frozen(folder, victim, number, loading, quick):
+    """Step 1 is there; a worker is stopped at the n-th operation of loading it, or of saving step 2."""
+    simple, process = Simple(), folder.with_name("process")
+    simple.save(folder, 1)
+
+    def stop():
+        process.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def program():
+        if sar.rank() == victim:
+            Countdown(number, folder, stop).install()
+        if loading:
+            simple.load(folder)
+        else:
+            simple.save(folder, 2)
+
+    began = time.monotonic()
+    try:
+        return require(with_quick_signs(program) if quick else catch(program)), time.monotonic() - began
+    finally:
+        os.kill(int(process.read_text()), signal.SIGKILL)  # for the pool, which waits for all
+
+
+SLOWLY_FROZEN = [
+    *itertools.product([0], [3, 12, 26], [False], [True]),
+    *itertools.product([0, 1], [2], [True], [True]),
+    *itertools.product([0, 1], [2], [False, True], [False]),
+]
+
+
+@pytest.mark.parametrize(
+    "world_size, victim, number, loading, quick",
+    [(2, 1, 4, False, True), *(pytest.param(2, *case, marks=pytest.mark.slow) for case in SLOWLY_FROZEN)],
+)
+def test_a_worker_that_freezes(pool, world_size, victim, number, loading, quick, tmp_path):
+    outcomes = pool.outcomes(frozen, tmp_path / "x", victim, number, loading, quick, timeout=100)
+    assert outcomes[victim].kind == "Died"
+    failure, seconds = outcomes[1 - victim].value
+    assert failure.kind == "PeerError"
+    assert "frozen" in failure.message
+    assert f"orker {victim}" in failure.message
+    assert seconds < 60
+    assert pool.run(load_simple, tmp_path / "x") == [1, 1]
+    assert victim == 0 or names_in(tmp_path / "x") == ["step-000001"]
 
 
 def full(folder, how, rank):
