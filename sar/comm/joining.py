@@ -27,6 +27,9 @@ from typing import Final, NamedTuple
 
 import torch.distributed as dist
 
+from sar.comm import liveness
+from sar.comm.board import Abandonable
+from sar.comm.liveness import Stall
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from sar.logging_setup import logger
@@ -51,6 +54,40 @@ class Signature(NamedTuple):
 
     def __str__(self) -> str:
         return f"Worker {self.rank} of {self.world_size} of {_job_in_words(self.job)} ({self.where})"
+
+
+class Pulse:
+    """Counts what the store has answered."""
+
+    count = 0
+
+
+def while_it_answers(join: Callable[[Pulse], dist.Store], rank: int, where: str) -> dist.Store:
+    """Run what joins over a store, as long as the store answers: see [Note: a store that does not answer].
+
+    Args:
+        join: gives the job's store; until its pulse beats, it looks for the store.
+        rank: this worker.
+        where: the store is, in words.
+
+    Raises:
+        CommunicationTimeout: where the process that hosts the store is frozen, or gone without a word.
+    """
+    pulse = Pulse()
+    joining, stall, heard, silence = Abandonable(lambda: join(pulse)), Stall(), 0, 0.0
+    while joining.is_alive():
+        joining.join(POLL_SECONDS)
+        silence += POLL_SECONDS  # by rounds and not by the clock, as this process may have been stopped itself
+        if pulse.count != heard:
+            heard, silence = pulse.count, 0.0
+        if not heard:
+            stall.report(f"Worker {rank}", lambda: f"{where}; check that worker 0 runs")
+        if silence > liveness.SILENCE_SECONDS + (0 if heard else Config.timeout):
+            raise CommunicationTimeout(
+                f"Worker {rank} has not heard of {where} for {silence:.0f} s: the process that hosts it, usually "
+                "worker 0, is frozen, or its host has vanished."
+            )
+    return joining.result()
 
 
 def open_store(host: str, port: int, *, hosts: bool, listener: socket.socket | None = None) -> dist.Store:
@@ -90,14 +127,17 @@ def _listen(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port), family=family, dualstack_ipv6=both)
 
 
-def check_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> dist.Store:
+def check_in(store: dist.Store, rank: int, world_size: int, job: str | None, pulse: Pulse) -> dist.Store:
     """Wait for all workers of this job, and see that they belong together: see [Note: one job].
+
+    Who is missing is logged now and then: nobody can tell a worker that died before it came from one that is late.
 
     Args:
         store: over which they find each other.
         rank: this worker.
         world_size: number of workers.
         job: what tells this job from others; None where nothing does.
+        pulse: counts the store's answers.
 
     Returns:
         The job's part of the store.
@@ -109,20 +149,19 @@ def check_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> 
     """
     joining = dist.PrefixStore("sar/joining", store)
     where = f"{socket.gethostname()}, process {os.getpid()}"
-    mine = Signature(rank, world_size, job, where, versions())
+    mine, everybody = Signature(rank, world_size, job, where, versions()), [f"worker/{k}" for k in range(world_size)]
     if rank == 0:
         attempt = str(joining.add("attempts", 1))
         table: dist.Store = dist.PrefixStore(attempt, joining)
         table.set("worker/0", json.dumps(mine))
         joining.set("latest", attempt)
     else:
-        attempt, table = _join_attempt(joining, mine)
+        attempt, table = _join_attempt(joining, mine, everybody, pulse)
     try:
         if rank == 0:
-            keys = [f"worker/{other}" for other in range(world_size)]
-            _wait(lambda: table.check(keys), table, mine, keys)
+            _wait(lambda: table.check(everybody), table, mine, everybody, pulse)
             table.set("complete", "")
-        _compare_versions([_read(table, f"worker/{other}") for other in range(world_size)])
+        _compare_versions([_read(table, key) for key in everybody])
     except (CommunicationError, ConfigError):
         if rank == 0:  # whose end may be the store's
             deadline = time.monotonic() + HEARD_SECONDS
@@ -136,7 +175,9 @@ def check_in(store: dist.Store, rank: int, world_size: int, job: str | None) -> 
     return dist.PrefixStore(f"sar/{attempt}/{job}", store)
 
 
-def _join_attempt(joining: dist.Store, mine: Signature) -> tuple[str, dist.Store]:
+def _join_attempt(
+    joining: dist.Store, mine: Signature, everybody: Sequence[str], pulse: Pulse
+) -> tuple[str, dist.Store]:
     """Sign in the latest attempt that becomes complete; returns it and its keys."""
     attempt: str | None = None
 
@@ -144,12 +185,12 @@ def _join_attempt(joining: dist.Store, mine: Signature) -> tuple[str, dist.Store
         return joining.check(["latest"]) and joining.get("latest").decode() != attempt
 
     while True:
-        _wait(newer, joining, mine, ["worker/0"])
+        _wait(newer, joining, mine, ["worker/0"], pulse)
         attempt = joining.get("latest").decode()
         table = dist.PrefixStore(attempt, joining)
         try:
             if _sign(table, mine):
-                _wait(lambda: table.check(["complete"]) or newer(), table, mine, ["all workers"])  # noqa: B023
+                _wait(lambda: table.check(["complete"]) or newer(), table, mine, everybody, pulse)  # noqa: B023
                 if table.check(["complete"]):
                     return attempt, table
         except (CommunicationError, ConfigError):
@@ -190,23 +231,29 @@ def _sign(table: dist.Store, mine: Signature) -> bool:
     return True
 
 
-def _wait(until: Callable[[], bool], table: dist.Store, mine: Signature, what: Sequence[str]) -> None:
+def _wait(until: Callable[[], bool], table: dist.Store, mine: Signature, what: Sequence[str], pulse: Pulse) -> None:
     """Wait for what others do; raise where workers clash meanwhile, and warn of those of other jobs."""
     deadline = time.monotonic() + Config.timeout
-    told = 0
+    told, stall = 0, Stall()
+
+    def missing() -> str:
+        keys = [key for key in what if not table.check([key])]
+        return f"{', '.join(keys)} to join" if keys else "worker/0 to go on"
+
     while not until():
+        pulse.count += 1
+        stall.report(str(mine), missing)
         if table.check(["clash"]):
             raise CommunicationError(table.get("clash").decode())
         if mine.rank == 0 and table.check([f"stranger/{told + 1}"]):
             told += 1
             logger.warning("%s tried to join %s", table.get(f"stranger/{told}").decode(), _job_in_words(mine.job))
         if time.monotonic() > deadline:
-            missing = [key for key in what if not table.check([key])]
             strangers = [table.get(f"stranger/{k + 1}").decode() for k in range(told)]
             others = f" Others came, and were refused: {', '.join(strangers)}." if strangers else ""
             raise CommunicationTimeout(
-                f"{mine} waited {Config.timeout:g} s (Config.timeout) for {', '.join(missing)} to join; check that all "
-                f"run, and name the same address and port.{others}"
+                f"{mine} waited {Config.timeout:g} s (Config.timeout) for {missing()}; check that all run, and name "
+                f"the same address and port.{others}"
             )
         time.sleep(POLL_SECONDS)
 

@@ -18,6 +18,7 @@ import contextlib
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from sar.comm.board import LEFT, Board, SilentStoreError
@@ -29,6 +30,21 @@ SILENCE_SECONDS = 40.0
 """After which a worker without a new sign is given up; above what any computation may hold Python's lock for."""
 STALL_SECONDS = 30.0
 """Length of a wait that is reported; then again at twice that, and so on."""
+
+
+class Stall:
+    """A wait from now on, which is reported after `STALL_SECONDS`, and then once per doubling."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._reported = 0.0
+
+    def report(self, who: str, what: Callable[[], str]) -> None:
+        """Warn that a worker still waits, if it is time to."""
+        seconds = time.monotonic() - self._began
+        if seconds >= max(STALL_SECONDS, 2 * self._reported):
+            self._reported = seconds
+            logger.warning("%s has waited %.0f s for %s", who, seconds, what())
 
 
 class Wait(NamedTuple):

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from sar.comm.liveness import Stall
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError
 
@@ -76,7 +77,7 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
         _meeting = _announcement.meeting
         return _meeting.address
     deadline = time.monotonic() + Config.timeout
-    found = "no file"
+    found, stall = "no file", Stall()
     while time.monotonic() < deadline:
         try:
             address, port, nonce = path.read_text().split()
@@ -89,6 +90,7 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
             found = "no file"
         except ValueError:
             found = "a file of another form"
+        stall.report(f"Worker {_rank}", lambda: f"worker 0 to announce its address in {path}; found {found}")  # noqa: B023
         time.sleep(_POLL_SECONDS)
     raise CommunicationTimeout(
         f"Worker {_rank} waited {Config.timeout:g} s (Config.timeout) for worker 0 to announce its address in {path}; "

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from sar.comm.allocator import set_allocator
 from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
-from sar.comm.joining import check_in, open_store
+from sar.comm.joining import Pulse, check_in, open_store, while_it_answers
 from sar.comm.launcher import find_place, job_id, local_rank
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
@@ -90,7 +90,8 @@ def initialize_comms(
         raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
     store = dist.distributed_c10d._get_default_store()
     if found and dist.get_world_size() > 1:
-        check_in(store, dist.get_rank(), dist.get_world_size(), os.environ.get("SAR_JOB_ID") or job_id())
+        place, job = (dist.get_rank(), dist.get_world_size()), os.environ.get("SAR_JOB_ID") or job_id()
+        while_it_answers(lambda pulse: check_in(store, *place, job, pulse), place[0], "torch.distributed's store")
     group = Group(store, dist.get_rank(), dist.get_world_size(), device, nccl)
     if group.world_size > 1:
         group.replicas = Replicas()
@@ -200,11 +201,15 @@ def _start(
     _choose_interface(master)
     # torchrun's agent hosts the store itself.
     agent = given_master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    try:
+
+    def join(pulse: Pulse) -> dist.Store:
         store = open_store(master, port, hosts=rank == 0 and not agent, listener=listener)
+        return check_in(store, rank, size, job, pulse)
+
+    try:
         dist.init_process_group(
             backend,
-            store=check_in(store, rank, size, job),
+            store=while_it_answers(join, rank, f"the job's store at {master}:{port}"),
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=Config.timeout),

@@ -2,6 +2,8 @@
 
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +13,12 @@ import pytest
 import torch.distributed as dist
 
 import sar
-from sar.comm import joining
-from sar.comm.joining import check_in, open_store
+from sar.comm import joining, liveness
+from sar.comm.joining import Pulse, check_in, open_store, while_it_answers
 from sar.comm.launcher import job_id
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tests.comm.launch import free_port, launch
+from tests.workers import REPOSITORY
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +33,7 @@ def joined(workers, store=None, pause=0.0):
     def join(worker):
         threading.current_thread().name = f"worker {worker[0]}"
         try:
-            return check_in(store, *worker)
+            return check_in(store, *worker, Pulse())
         except (CommunicationError, ConfigError) as error:
             return error
 
@@ -68,6 +71,63 @@ def test_who_was_refused_is_told_when_nobody_comes(monkeypatch):
     assert type(late) is CommunicationTimeout
     assert "worker/1" in str(late)
     assert "a job without SAR_JOB_ID" in str(late)
+
+
+def test_who_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
+    monkeypatch.setattr(sar.Config, "timeout", 1.0)
+    monkeypatch.setattr(joining, "HEARD_SECONDS", 0.0)
+    monkeypatch.setattr(liveness, "STALL_SECONDS", 0.2)
+    assert [type(error) for error in joined([(0, 4, None), (1, 4, None)])] == [CommunicationTimeout] * 2
+    for rank in (0, 1):
+        said = [line for line in caplog.messages if re.match(rf"Worker {rank} of 4 .* has waited \d+ s for", line)]
+        assert 1 <= len(said) <= 3, caplog.messages
+        assert all("for worker/2, worker/3 to join" in line for line in said)
+
+
+def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
+    monkeypatch.setattr(sar.Config, "timeout", 1.0)
+    monkeypatch.setattr(liveness, "STALL_SECONDS", 0.2)
+    port = free_port()
+    with pytest.raises(RuntimeError):
+        while_it_answers(lambda _: open_store("127.0.0.1", port, hosts=False), 3, "the store")
+    assert any(line.startswith("Worker 3 has waited 0 s for the store") for line in caplog.messages), caplog.messages
+
+
+FROZEN = """
+import os, signal, sys, sar
+from sar.comm import liveness, joining
+rank, port = map(int, sys.argv[1:])
+liveness.SILENCE_SECONDS = 2.0
+if rank == 0:
+    def freeze(*_):
+        print("frozen", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    joining._wait = freeze
+sar.initialize_comms(rank, 3, "127.0.0.1", master_port_number=port)
+"""
+
+
+def test_a_worker_0_that_freezes_while_others_join():
+    port = free_port()
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", FROZEN, str(rank), str(port)],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert "frozen" in workers[0].stdout.readline()
+        said = workers[1].communicate(timeout=60)[0]
+        assert workers[1].returncode == 1
+        assert "CommunicationTimeout: Worker 1 has not heard of the job's store at 127.0.0.1" in said, said
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
 
 
 def test_a_rank_can_be_had_once():

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import sar
+from sar.comm import liveness
 from sar.comm.rendezvous import stop_announcing
 from sar.errors import CommunicationTimeout, ConfigError
 from tests.comm.launch import free_port, launch
@@ -78,14 +79,16 @@ def test_a_service_that_took_over_the_port_is_not_believed(tmp_path):
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_nobody_announces(tmp_path, monkeypatch):
+def test_nobody_announces(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(sar.Config, "timeout", 0.5)
+    monkeypatch.setattr(liveness, "STALL_SECONDS", 0.1)
     path = tmp_path / "ip"
     with pytest.raises(CommunicationTimeout, match="no file") as error:
         sar.nfs_ip_init(1, str(path))
     assert str(path) in str(error.value)
     assert "0.5 s" in str(error.value)
     path.write_text(closed_port())
+    assert any(line.startswith("Worker 1 has waited 0 s for worker 0 to announce") for line in caplog.messages)
     with pytest.raises(CommunicationTimeout, match="does not confirm it"):
         sar.nfs_ip_init(1, str(path))
 
