@@ -35,6 +35,7 @@ from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from sar.logging_setup import logger
 
 POLL_SECONDS: Final = 0.05
+CONNECT_SECONDS: Final = 5.0
 HEARD_SECONDS: Final = 5.0
 """How long the process that hosts the store stays, after an error, for the others to hear of it."""
 COMPARED: Final = ("sar", "torch", "dgl")
@@ -82,7 +83,7 @@ def while_it_answers(join: Callable[[Pulse], dist.Store], rank: int, where: str)
             heard, silence = pulse.count, 0.0
         if not heard:
             stall.report(f"Worker {rank}", lambda: f"{where}; check that worker 0 runs")
-        if silence > liveness.SILENCE_SECONDS + (0 if heard else Config.timeout):
+        if heard and silence > liveness.SILENCE_SECONDS:
             raise CommunicationTimeout(
                 f"Worker {rank} has not heard of {where} for {silence:.0f} s: the process that hosts it, usually "
                 "worker 0, is frozen, or its host has vanished."
@@ -90,23 +91,39 @@ def while_it_answers(join: Callable[[Pulse], dist.Store], rank: int, where: str)
     return joining.result()
 
 
-def open_store(host: str, port: int, *, hosts: bool, listener: socket.socket | None = None) -> dist.Store:
+def open_store(host: str, port: int, pulse: Pulse, *, hosts: bool, listener: socket.socket | None = None) -> dist.Store:
     """The job's store: a connection to it, and in one process the store itself.
 
     Args:
         host: where the store is.
         port: its TCP port.
+        pulse: beats once there is a store.
         hosts: whether this process hosts it. It listens on the address only where that is one, or is "localhost"; a
             host's name may stand for another address elsewhere.
         listener: the socket to host it on, where there is one already.
     """
     limit = timedelta(seconds=Config.timeout)
     if not hosts:
+        _wait_for_port(host, port)
+        pulse.count += 1
         return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
     listener = _listen(host, port) if listener is None else listener
     return dist.TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listener.detach()
     )
+
+
+def _wait_for_port(host: str, port: int) -> None:
+    """Wait for somebody to listen, as torch, where a frozen process does, would wait for ever."""
+    deadline = time.monotonic() + Config.timeout
+    while True:
+        try:
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_SECONDS)
 
 
 def _listen(host: str, port: int) -> socket.socket:

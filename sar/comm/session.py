@@ -203,7 +203,7 @@ def _start(
     agent = given_master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     def join(pulse: Pulse) -> dist.Store:
-        store = open_store(master, port, hosts=rank == 0 and not agent, listener=listener)
+        store = open_store(master, port, pulse, hosts=rank == 0 and not agent, listener=listener)
         return check_in(store, rank, size, job, pulse)
 
     try:
@@ -217,8 +217,9 @@ def _start(
     except SarError:
         raise
     except (RuntimeError, ValueError, OSError) as error:
+        why = str(error).rstrip(". ")
         raise CommunicationError(
-            f"Worker {rank} of {size} could not join the process group at {master}:{port}: {error} "
+            f"Worker {rank} of {size} could not join the process group at {master}:{port}: {why}. "
             "Check that worker 0 runs there, that the port is free, and that all workers name the same size."
         ) from error
     return master, port

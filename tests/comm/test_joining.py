@@ -88,8 +88,8 @@ def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, cap
     monkeypatch.setattr(sar.Config, "timeout", 1.0)
     monkeypatch.setattr(liveness, "STALL_SECONDS", 0.2)
     port = free_port()
-    with pytest.raises(RuntimeError):
-        while_it_answers(lambda _: open_store("127.0.0.1", port, hosts=False), 3, "the store")
+    with pytest.raises(ConnectionRefusedError):
+        while_it_answers(lambda pulse: open_store("127.0.0.1", port, pulse, hosts=False), 3, "the store")
     assert any(line.startswith("Worker 3 has waited 0 s for the store") for line in caplog.messages), caplog.messages
 
 
@@ -219,9 +219,9 @@ def test_the_store_listens_on_the_address_asked_for(host):
     if host == "::1" and not socket.has_ipv6:
         pytest.skip("no IPv6")
     port = free_port()
-    store = open_store(host, port, hosts=True)
+    store = open_store(host, port, Pulse(), hosts=True)
     assert listening(port) == {"0100007F" if host != "::1" else "00000000000000000000000001000000"}
-    other = open_store(host, port, hosts=False)
+    other = open_store(host, port, Pulse(), hosts=False)
     other.set("greeting", "hello")
     assert store.get("greeting") == b"hello"
 
