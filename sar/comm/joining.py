@@ -5,7 +5,8 @@ Whoever reaches the port reaches the store, and workers of two jobs on one port 
 worker 0 first writes down which job it is: SAR_JOB_ID, else the nonce of `nfs_ip_init`, else what the launcher calls
 it. A worker of another job leaves with an error; the job goes on without it, and warns. Then every worker signs under
 its rank, which can be had once, and reads what the others have signed. Where ranks, world sizes or versions clash, all
-of them raise. What is not known where nobody names the job stands in SECURITY.md.
+of them raise. What is not known where nobody names the job stands in SECURITY.md. Nobody can tell a worker that died
+before it came from one that is late: whoever waits logs now and then for whom.
 
 The store may outlive the processes: torchrun's agent keeps it when it restarts them, and counts restarts on every host
 for itself. So worker 0 begins an attempt, and says when all have signed that. A worker whose rank is taken already in
@@ -146,8 +147,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def check_in(store: dist.Store, rank: int, world_size: int, job: str | None, pulse: Pulse) -> dist.Store:
     """Wait for all workers of this job, and see that they belong together: see [Note: one job].
-
-    Who is missing is logged now and then: nobody can tell a worker that died before it came from one that is late.
 
     Args:
         store: over which they find each other.
