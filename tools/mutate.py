@@ -140,6 +140,13 @@ MUTANTS = [
         "tests/core/test_constants.py::test_constant_inputs",
     ),
     Mutant(
+        "a kept result that its caller can change",
+        "sar/core/constants.py",
+        "self._result.clone()",
+        "self._result",
+        "tests/core/test_constants.py::test_constant_inputs",
+    ),
+    Mutant(
         "degrees without clamp",
         "sar/core/relation.py",
         "return self.in_degrees.clamp(min=1).to(values.dtype)",
@@ -212,9 +219,16 @@ MUTANTS = [
     Mutant(
         "a sum over all slices but the last bytes",
         "sar/durable.py",
-        "zlib.crc32(view[:count])",
-        "zlib.crc32(view[: count - 1])",
+        "slice_sum(view[:count])",
+        "slice_sum(view[: count - 1])",
         "tests/test_durable.py::test_every_slice_has_its_sum",
+    ),
+    Mutant(
+        "a slice that is read and not compared",
+        "sar/adapters/dgl/reader/checked_file.py",
+        "[slice_sum(place)] != self._sums.sums[number : number + 1]",
+        "False",
+        "tests/partition/test_integrity.py::test_a_page_of_zeros_is_found",
     ),
     Mutant(
         "nodes numbered with a gap",
