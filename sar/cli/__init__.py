@@ -3,12 +3,22 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from sar.cli import chunk, demo, inspect, launch, partition, plan
 from sar.errors import SarError
 
-COMMANDS = {"chunk": chunk, "demo": demo, "inspect": inspect, "launch": launch, "partition": partition, "plan": plan}
-"""Each command is a module with `HELP`, `add_arguments(parser)` and `run(arguments)`, which returns the exit status."""
+COMMANDS = {
+    "chunk": "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it.",
+    "demo": "Train GraphSAGE and GAT with several workers and with one process, and compare.",
+    "inspect": "Show what is in a partition directory, and check that its files fit together.",
+    "launch": "Start the workers of one host, as torchrun does, with threads and network set up.",
+    "partition": "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read.",
+    "plan": "Predict bytes sent and peak memory of every worker for a model on a partition directory.",
+}
+"""Each command is a module of this name with `add_arguments(parser)` and `run(arguments)`, which returns the status.
+
+Only the one that is run is imported: others load Numba, torchrun and more, which takes longer than a short command.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,14 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None takes them from the command line.
     """
+    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="sar", description="Train graph neural networks on whole graphs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
-        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
-        module.add_arguments(command)
+    for name, what in COMMANDS.items():
+        command = commands.add_parser(name, help=what, description=what)
+        if name in argv[:1]:
+            import_module(f"sar.cli.{name}").add_arguments(command)
     arguments = parser.parse_args(argv)
     try:
-        status: int = COMMANDS[arguments.command].run(arguments)
+        status: int = import_module(f"sar.cli.{arguments.command}").run(arguments)
     except SarError as error:
         print(f"sar {arguments.command}: {error}", file=sys.stderr)
         return 1

@@ -8,8 +8,6 @@ from sar.cli.graph_input import add_input, default_name, input_options
 from sar.partition.pipeline import open_input
 from sar.partition.write.chunked_writer import write_chunked
 
-HELP = "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar chunk` takes."""

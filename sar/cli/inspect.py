@@ -5,14 +5,16 @@ import json
 from pathlib import Path
 
 from sar.errors import PartitionError
+from sar.partition.inspect.by_worker import by_worker
 from sar.partition.inspect.inspection import inspect_directory
-
-HELP = "Show what is in a partition directory, and check that its files fit together."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar inspect` takes."""
     parser.add_argument("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
+    parser.add_argument(
+        "--workers", type=int, metavar="W", help="also show what each of so many workers would hold and exchange"
+    )
     parser.add_argument("--values", action="store_true", help="also look for NaN in features")
     parser.add_argument("--verify", action="store_true", help="also compare every byte with the parts' checksums")
     parser.add_argument("--allow-outside", action="store_true", help="read files outside of the directory, too")
@@ -31,9 +33,22 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         print(json.dumps({"problems": [str(error)]}))
         return 1
-    print(json.dumps(report.summary()) if arguments.json else report.as_text())
+    found, text = report.summary(), report.as_text()
+    if arguments.workers is not None and not report.problems:
+        on_workers, contents = by_worker(
+            arguments.directory, report, arguments.workers, allow_outside=arguments.allow_outside
+        )
+        shares = [content.share for content in contents]
+        found["workers"] = on_workers.figures | {"shares": [share._asdict() for share in shares]}
+        names = ["worker: parts", *(f"{worker}: {_run(share.parts)}" for worker, share in enumerate(shares))]
+        text = f"{text}\n\n{on_workers.parts_as_text(names)}"
+    print(json.dumps(found) if arguments.json else text)
     if arguments.picture is not None:
         from sar.partition.inspect.report_picture import draw_traffic  # needs matplotlib
 
         draw_traffic(report, arguments.picture)
     return 1 if report.problems else 0
+
+
+def _run(parts: list[int]) -> str:
+    return str(parts[0]) if len(parts) == 1 else f"{parts[0]}-{parts[-1]}"

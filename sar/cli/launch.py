@@ -14,8 +14,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from sar.adapters.dgl.reader.partition_json import read_partition_json
 from sar.errors import ConfigError
 
-HELP = "Start the workers of one host, as torchrun does, with threads and network set up."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar launch` takes."""

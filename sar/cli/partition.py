@@ -21,8 +21,6 @@ from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 from sar.partition.write.team import Team
 from sar.train.parts_rule import FootprintRule, ReserveRule
 
-HELP = "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read."
-
 _WHOLE_DAY = 86_400.0
 
 

@@ -11,13 +11,12 @@ from sar.cli.sizes import parse_bytes
 from sar.train.footprint import plan_training
 from sar.train.graph_counts import count_graph
 
-HELP = "Predict bytes sent and peak memory of every worker for a model on a partition directory."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar plan` takes."""
     parser.add_argument("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
     add_model(parser, default="sage")
+    parser.add_argument("--workers", type=int, metavar="W", help="to plan for; default: one for each part")
     parser.add_argument("--memory", type=parse_bytes, metavar="SIZE", help="of one worker, such as 8GiB: how many fit?")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
@@ -25,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 where the directory is not sound."""
     make_model, process = model_of(arguments), process_bytes()
-    counts = count_graph(arguments.directory, in_width=arguments.features, num_classes=arguments.classes)
+    counts = count_graph(
+        arguments.directory,
+        workers=arguments.workers,
+        in_width=arguments.features,
+        num_classes=arguments.classes,
+    )
     described: dict[str, Any] = {"source": arguments.model}
     title = arguments.model
     if arguments.model in KINDS:

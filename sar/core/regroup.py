@@ -125,10 +125,13 @@ def _shards(
 ) -> list[ShardEdgesAndFeatures]:
     """The edges into the nodes in the range `own`, by the worker that owns their source, in visible order."""
     shards = [shard for part in parts for shard in part.all_shard_edges]
+    counts = [len(shard.edges[0]) for shard in shards]
+    keys = dict.fromkeys(key for shard in shards for key in shard.edge_features)
+    joined = {key: _field(shards, key, counts) for key in (EID, ETYPE) if key in keys}  # others are found by these
     src, dst = (torch.cat([shard.edges[end] for shard in shards]) for end in (0, 1))
     rows = ((dst >= own[0]) & (dst < own[1])).nonzero().squeeze(1)
-    if any(EID in shard.edge_features for shard in shards):
-        rows = rows[_field(shards, EID, [len(shard.edges[0]) for shard in shards])[rows].argsort()]
+    if EID in joined:
+        rows = rows[joined[EID][rows].argsort()]
     owner = torch.searchsorted(torch.tensor([end for _, end in node_ranges], device=src.device), src[rows], right=True)
     order = (owner * (own[1] - own[0]) + dst[rows] - own[0]).argsort(stable=True)
     rows, owner = rows[order], owner[order]
@@ -137,15 +140,16 @@ def _shards(
     del src
 
     etypes = parts[0].edge_type_names
-    counts, kinds, names = [len(shard.edges[0]) for shard in shards], None, {}
+    kinds, names = None, {}
     if len(etypes) > 1:
-        kinds = _field(shards, ETYPE, counts)
+        kinds = joined[ETYPE]
         names = {":".join(etype): kind for kind, etype in enumerate(etypes)}
         by_kind = torch.stack([piece.bincount(minlength=len(etypes)) for piece in kinds.split(counts)])
-    for key in dict.fromkeys(key for shard in shards for key in shard.edge_features):
+    for key in keys:
         kind = names.get(key.partition("/")[0])
         if kinds is None or kind is None:
-            columns[key] = _field(shards, key, counts)[rows], columns[""][1]
+            values = joined.pop(key) if key in joined else _field(shards, key, counts)
+            columns[key] = values[rows], columns[""][1]
         else:
             mine = kinds == kind
             of_kind = mine[rows]
@@ -166,11 +170,8 @@ def _bounds(owner: Tensor, workers: int) -> list[int]:
 
 
 def _field(shards: Sequence[ShardEdgesAndFeatures], key: str, counts: Sequence[int]) -> Tensor:
-    """A field of the edges of all shards, one after the other; taken out of them, unless others are found by it."""
-    pieces = [shard.edge_features.get(key) for shard in shards]
-    if key not in (EID, ETYPE):
-        for shard in shards:
-            shard.edge_features.pop(key, None)
+    """A field of the edges of all shards, one after the other; taken out of them."""
+    pieces = [shard.edge_features.pop(key, None) for shard in shards]
     return _joined(f"edge feature {key!r}", pieces, counts)
 
 

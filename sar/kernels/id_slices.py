@@ -1,8 +1,11 @@
 """Work on long lists of IDs in pieces, so that temporaries stay small beside the lists."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 PIECE = 2**17
@@ -46,6 +49,19 @@ def number_distinct(ids: Tensor, bound: int) -> tuple[Tensor, Tensor]:
     for piece in pieces(len(ids)):
         places[piece] = position[ids[piece].long()]
     return present.nonzero().squeeze(1).to(torch.int32), places
+
+
+def first_of_equals(ascending: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of ascending IDs differ from the one before, (n,)."""
+    first = np.ones(len(ascending), np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
+    return first
+
+
+def distinct(ids: Tensor) -> Tensor:
+    """As `ids.unique()` on the CPU, several times faster: NumPy sorts with vector instructions."""
+    ascending = np.sort(ids.numpy())
+    return torch.from_numpy(ascending[first_of_equals(ascending)])
 
 
 def is_sorted(keys: Tensor, ties: Tensor | None) -> bool:

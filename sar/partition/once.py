@@ -5,6 +5,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from sar.kernels.id_slices import first_of_equals
+
 _CHUNK = 2**18
 
 
@@ -35,17 +37,12 @@ class Once:
             piece = np.sort(ids[start : start + _CHUNK])
             inside = piece[(piece >= 0) & (piece < self.count)]
             self.outside += len(piece) - len(inside)
-            new = inside[_first_of_equals(inside)]
+            new = inside[first_of_equals(inside)]
             new = new[(self._seen[new >> 3] >> (new & 7).astype(np.uint8)) & 1 == 0]
             self.repeated += len(inside) - len(new)
             self.found += len(new)
             places = new >> 3
-            firsts = _first_of_equals(places).nonzero()[0]
+            firsts = first_of_equals(places).nonzero()[0]
             if len(firsts):
                 bits = np.left_shift(1, new & 7).astype(np.uint8)
                 self._seen[places[firsts]] |= np.bitwise_or.reduceat(bits, firsts)
-
-
-def _first_of_equals(ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which numbers differ from the one before, (n,); several times faster than `np.unique`, which does not know."""
-    return np.diff(ascending, prepend=-1) != 0

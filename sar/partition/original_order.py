@@ -1,8 +1,9 @@
 """Puts what was computed part by part back into the order of the input graph, out of core."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -75,14 +76,15 @@ def to_original_order(
     if not entries:
         raise ConfigError(f"there are no values; expected an entry for each of {spec.num_parts} parts, or each worker.")
     rows = [_opened(entry, f"of entry {number}") for number, entry in enumerate(entries)]  # type: ignore[arg-type]
-    shares = [_cuts(spec, WorkerShare.of(spec, worker, len(rows)), type_id) for worker in range(len(rows))]
+    shares = [share.rows(spec, type_id) for share in WorkerShare.all(spec, len(rows))]
     for number, (entry, cuts) in enumerate(zip(rows, shares, strict=True)):
         _check_form(spec, type_id, f"entry {number} of {len(rows)}", cuts, entry, rows[0])
     total = _num_nodes(spec, type_id)
     with _created(out, (total, *rows[0].shape[1:]), rows[0].dtype) as result:
         seen = Once(total)
+        ids_of = lru_cache(maxsize=1)(partial(_original_ids, spec, type_id))  # workers of one part come in turn
         for entry, cuts in zip(rows, shares, strict=True):
-            _scatter(_placed(spec, type_id, entry, cuts), result, seen)
+            _scatter(_placed(ids_of, entry, cuts), result, seen)
         if not seen.is_permutation:
             raise _no_permutation(spec, seen)
     return result
@@ -120,16 +122,6 @@ def _num_nodes(spec: PartitionJson, type_id: int) -> int:
     return int((spec.node_ranges[:, type_id, 1] - spec.node_ranges[:, type_id, 0]).sum())
 
 
-def _cuts(spec: PartitionJson, share: WorkerShare, type_id: int) -> dict[int, slice]:
-    """Which of a part's nodes of the type a worker has, by part."""
-    cuts = {}
-    for part in share.parts:
-        start, end = spec.node_ranges[part, type_id].tolist()
-        low, high = max(share.start, start), max(min(share.end, end), start)
-        cuts[part] = slice(min(low, high) - start, high - start)
-    return cuts
-
-
 def _check_form(
     spec: PartitionJson, type_id: int, whose: str, cuts: Mapping[int, slice], rows: Column, like: Column
 ) -> None:
@@ -146,7 +138,7 @@ def _check_form(
         )
 
 
-def _original_ids(spec: PartitionJson, part: int, type_id: int) -> NDArray[np.int64]:
+def _original_ids(spec: PartitionJson, type_id: int, part: int) -> NDArray[np.int64]:
     """Of a part's nodes of one type, (N_i,), in the order of their global IDs."""
     stored = [one.stored for one in FeatureFiles.of_nodes(spec, part).original_ids() if one.type_id == type_id]
     if stored:
@@ -169,12 +161,12 @@ def _original_ids(spec: PartitionJson, part: int, type_id: int) -> NDArray[np.in
 
 
 def _placed(
-    spec: PartitionJson, type_id: int, rows: Column, cuts: Mapping[int, slice]
+    ids_of: Callable[[int], NDArray[np.int64]], rows: Column, cuts: Mapping[int, slice]
 ) -> Iterator[tuple[NDArray[np.int64], Array]]:
     """Rows of a worker and their places in the input, part by part and as many at a time as fit `_SLICE_BYTES`."""
     step, first = max(1, _SLICE_BYTES // max(1, prod(rows.shape[1:]) * rows.dtype.itemsize)), 0
     for part, cut in cuts.items():
-        ids = _original_ids(spec, part, type_id)[cut]
+        ids = ids_of(part)[cut]
         for start in range(0, len(ids), step):
             places = ids[start : start + step]
             yield places, rows[first + start : first + start + len(places)]
@@ -242,7 +234,7 @@ def _together(rows: Column, spec: PartitionJson, type_id: int, out: str | PathLi
     group = current_group()
     if out is None:
         raise ConfigError("the rows of one worker alone need `out`, a file in which the workers' rows meet.")
-    cuts = _cuts(spec, WorkerShare.of(spec, group.rank, group.world_size), type_id)
+    cuts = WorkerShare.of(spec, group.rank, group.world_size).rows(spec, type_id)
     _check_form(spec, type_id, f"worker {group.rank}", cuts, rows, rows)
     total = _num_nodes(spec, type_id)
     shape, what = (total, *rows.shape[1:]), f"to_original_order, {spec.node_types[type_id]}"
@@ -250,7 +242,8 @@ def _together(rows: Column, spec: PartitionJson, type_id: int, out: str | PathLi
     with _created(out, shape, rows.dtype) if group.rank == 0 else nullcontext(np.empty(0)) as result:
         group.agree(f"{what}: the file is there")
         seen, team = Once(total if group.rank == 0 else 0), Team.here()
-        placed, nothing = _placed(spec, type_id, rows, cuts), (np.empty(0, np.int64), rows[:0])
+        placed = _placed(partial(_original_ids, spec, type_id), rows, cuts)
+        nothing = (np.empty(0, np.int64), rows[:0])
         while not team.all((own := next(placed, None)) is None):
             places, values = (
                 [arrived for _, arrived in team.deliver(sent, np.eye(1, team.size, dtype=np.int64)[0] * len(sent))]

@@ -15,26 +15,26 @@ from sar.train.graph_counts import GraphCounts, RelationCounts
 META = torch.device("meta")
 
 
-def counted_graph(counts: GraphCounts, part: int, group: Group) -> tuple[GraphShardManager, Structure]:
-    """The graph of the worker that has a part, with its edge features and IDs.
+def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[GraphShardManager, Structure]:
+    """The graph of one worker, with its edge features and IDs.
 
     Args:
-        counts: of all parts.
-        part: the part.
-        group: stands for all workers, one for each part.
+        counts: of all workers.
+        worker: which one.
+        group: stands for all workers.
     """
     nodes = NodeSet(
-        {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[part].items()},
-        {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[part].items()},
+        {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[worker].items()},
+        {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[worker].items()},
         counts.info.num_nodes,
     )
-    ends = torch.tensor([sum(of_part.values()) for of_part in counts.nodes]).cumsum(0).tolist()
+    ends = torch.tensor([sum(of_worker.values()) for of_worker in counts.nodes]).cumsum(0).tolist()
     node_ranges = list(zip([0, *ends[:-1]], ends, strict=True))
-    relations = [_relation(counts, relation, part) for relation in counts.relations]
+    relations = [_relation(counts, relation, worker) for relation in counts.relations]
     structure = Structure(group, META, node_ranges, nodes, nodes, relations, "planned")
     features = [
         {
-            name: torch.empty(sum(relation.edges[part]), *shape, dtype=dtype, device=META)
+            name: torch.empty(sum(relation.edges[worker]), *shape, dtype=dtype, device=META)
             for name, (shape, dtype) in relation.features.items()
         }
         for relation in counts.relations
@@ -42,22 +42,22 @@ def counted_graph(counts: GraphCounts, part: int, group: Group) -> tuple[GraphSh
     return make_graph(structure, features, None), structure
 
 
-def _relation(counts: GraphCounts, relation: RelationCounts, part: int) -> Relation:
+def _relation(counts: GraphCounts, relation: RelationCounts, worker: int) -> Relation:
     source, _, destination = relation.etype
-    nodes = counts.nodes[part]
+    nodes = counts.nodes[worker]
     blocks: list[EdgeBlock] = []
     offset = 0
-    for p, edges in enumerate(relation.edges[part]):
-        num_src = nodes[source] if p == part else relation.halo[part][p]
+    for p, edges in enumerate(relation.edges[worker]):
+        num_src = nodes[source] if p == worker else relation.halo[worker][p]
         blocks.append(CountedBlock(edges, num_src, nodes[destination], offset))
         offset += edges
-    send_rows = [_ids(reader[part], torch.int32) for reader in relation.halo]
-    mean_rows = sum(of_part[source] for of_part in counts.nodes) // counts.num_parts
+    send_rows = [_ids(reader[worker], torch.int32) for reader in relation.halo]
+    mean_rows = sum(of_worker[source] for of_worker in counts.nodes) // counts.num_workers
     return Relation(
         etype=relation.etype,
         blocks=blocks,
-        halos=[_ids(rows, torch.int32) for rows in relation.halo[part]],
-        plan=HaloPlan(part, send_rows, torch.tensor(relation.halo).T, mean_rows),
+        halos=[_ids(rows, torch.int32) for rows in relation.halo[worker]],
+        plan=HaloPlan(worker, send_rows, torch.tensor(relation.halo).T, mean_rows),
         num_src=nodes[source],
         num_dst=nodes[destination],
         num_edges_global=sum(map(sum, relation.edges)),

@@ -158,7 +158,7 @@ class TrainingPlan:
 
 
 def plan_training(counts: GraphCounts, make_model: MakeModel, *, process: int = PROCESS) -> TrainingPlan:
-    """Predict bytes and memory of full-graph training, one worker for each part, with `Config` as it is.
+    """Predict bytes and memory of full-graph training with `Config` as it is.
 
     Bytes are exact for a training loop with one `gather_grads` an epoch. Memory is within 15 % where a worker's tensors
     are most of it. For what is assumed, see [Note: what is assumed] in `trial_epoch.py`.
@@ -171,13 +171,13 @@ def plan_training(counts: GraphCounts, make_model: MakeModel, *, process: int = 
     Raises:
         ConfigError: the model cannot be run without values.
     """
-    return TrainingPlan([plan_worker(counts, part, make_model, process) for part in range(counts.num_parts)])
+    return TrainingPlan([plan_worker(counts, worker, make_model, process) for worker in range(counts.num_workers)])
 
 
-def plan_worker(counts: GraphCounts, part: int, make_model: MakeModel, process: int) -> WorkerPlan:
-    """What the worker of one part takes, as in `plan_training`."""
-    trial = try_epoch(counts, part, make_model)
-    return WorkerPlan(_traffic(trial), _memory(trial, counts.data_bytes(part), process))
+def plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, process: int) -> WorkerPlan:
+    """What one worker takes, as in `plan_training`."""
+    trial = try_epoch(counts, worker, make_model)
+    return WorkerPlan(_traffic(trial), _memory(trial, counts.data_bytes(worker), process))
 
 
 def _traffic(trial: TrialEpoch) -> EpochTraffic:

@@ -1,14 +1,16 @@
 """How many nodes, edges and halo rows each worker of a partitioned graph has: all that a plan knows of the graph."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
 
 import torch
 
+from sar.adapters.dgl.reader.part_inspection import PartContent
 from sar.common_tuples import EID, CanonicalEtype
 from sar.errors import ConfigError
+from sar.partition.inspect.by_worker import WorkerContent, by_worker
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport
 from sar.partition.inspect.inspection import inspect_parts, largest_value
 
@@ -39,8 +41,8 @@ class GraphInfo:
 class RelationCounts:
     """The edges of one type, counted.
 
-    edges: [r][p] is the number of edges from part p into part r.
-    halo: [r][p] is the number of distinct nodes of part p that these come from; 0 where p is r.
+    edges: [r][p] is the number of edges from worker p into worker r.
+    halo: [r][p] is the number of distinct nodes of worker p that these come from; 0 where p is r.
     features: trailing shape and dtype of each edge feature.
     """
 
@@ -54,8 +56,8 @@ class RelationCounts:
 class GraphCounts:
     """A partitioned graph in numbers.
 
-    nodes: of each type, by part.
-    train_nodes: that `train_mask` chooses in each part; all nodes where there is no mask.
+    nodes: of each type, by worker.
+    train_nodes: that `train_mask` chooses on each worker; all nodes where there is no mask.
     node_bytes: bytes of a node's features and IDs, by type.
     edge_bytes: bytes of an edge's features and IDs, by edge type in the order of `relations`.
     """
@@ -68,23 +70,28 @@ class GraphCounts:
     edge_bytes: list[int]
 
     @property
-    def num_parts(self) -> int:
+    def num_workers(self) -> int:
         return len(self.nodes)
 
-    def data_bytes(self, part: int) -> int:
-        """Bytes of the features and IDs of a part."""
-        of_nodes = sum(count * self.node_bytes[ntype] for ntype, count in self.nodes[part].items())
+    def data_bytes(self, worker: int) -> int:
+        """Bytes of the features and IDs of a worker."""
+        of_nodes = sum(count * self.node_bytes[ntype] for ntype, count in self.nodes[worker].items())
         counted = zip(self.relations, self.edge_bytes, strict=True)
-        return of_nodes + sum(sum(relation.edges[part]) * size for relation, size in counted)
+        return of_nodes + sum(sum(relation.edges[worker]) * size for relation, size in counted)
 
 
 def count_graph(
-    path: str | PathLike[str], *, in_width: int | None = None, num_classes: int | None = None
+    path: str | PathLike[str],
+    *,
+    workers: int | None = None,
+    in_width: int | None = None,
+    num_classes: int | None = None,
 ) -> GraphCounts:
     """Count the nodes, edges and halo rows of a partition directory.
 
     Args:
         path: the directory, or its JSON file.
+        workers: W; default one for each part.
         in_width: width of the input features; default that of the node feature `feat`.
         num_classes: width of the output; default one more than the greatest `label`.
 
@@ -95,8 +102,11 @@ def count_graph(
     report, contents = inspect_parts(path)
     if report.problems:
         raise ConfigError(f"the directory is not sound, see `sar inspect`. {report.problems[0]}")
+    readers: Sequence[PartContent | WorkerContent] = contents
+    if workers is not None and workers != len(report.parts):
+        report, readers = by_worker(path, report, workers)
     crossing = {
-        etype: ([of.edges_from[number].tolist() for of in contents], [of.rows_from[number].tolist() for of in contents])
+        etype: ([of.edges_from[number].tolist() for of in readers], [of.rows_from[number].tolist() for of in readers])
         for number, etype in enumerate(contents[0].edge_types)
     }
     return counts_of(report, crossing, in_width, num_classes, lambda: largest_value(path, LABEL))
@@ -109,10 +119,10 @@ def counts_of(
     num_classes: int | None,
     largest_label: Callable[[], float],
 ) -> GraphCounts:
-    """What a report on parts says in numbers.
+    """What a report on parts, or on workers in place of them, says in numbers.
 
     Args:
-        report: on all parts.
+        report: on all parts or workers.
         crossing: `RelationCounts.edges` and `halo` of each edge type.
         in_width, num_classes: as in `count_graph`.
         largest_label: the greatest value of `label`, asked for where `num_classes` is None and there are labels.

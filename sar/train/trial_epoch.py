@@ -1,10 +1,9 @@
 """Runs a user's model on one worker's graph without values, forward, backward and optimiser, and counts.
 
 [Note: what is assumed]
-One worker for each part, Adam, cross-entropy on the nodes of `train_mask`, and `PartitionData` let go of after
-`construct_full_graph`. The allocator gives freed memory back, as `initialize_comms` sets it (`docs/memory.md`): then
-resident memory is what is live. What code takes before the first epoch differs between installations: `sar plan`
-measures it.
+Adam, cross-entropy on the nodes of `train_mask`, and `PartitionData` let go of after `construct_full_graph`. The
+allocator gives freed memory back, as `initialize_comms` sets it (`docs/memory.md`): then resident memory is what is
+live. What code takes before the first epoch differs between installations: `sar plan` measures it.
 
 [Note: which epoch]
 The second one is counted. By then there is all that the first one makes for good: edges grouped by source, tiles, and
@@ -56,24 +55,24 @@ class TrialEpoch:
     buffers: int
 
 
-def try_epoch(counts: GraphCounts, part: int, make_model: MakeModel) -> TrialEpoch:
+def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel) -> TrialEpoch:
     """Train for two epochs without values and count the second: see [Note: which epoch].
 
     Args:
-        counts: of all parts.
-        part: that of the worker to look at.
+        counts: of all workers.
+        worker: the one to look at.
         make_model: called with the `GraphInfo`; its model is called as `model(graph, x)`, with x (N_i, F) features of
             this worker's nodes, or a dictionary of them by node type where there are several.
 
     Raises:
         ConfigError: the model cannot be run without values.
     """
-    group, memory = CountingGroup(part, counts.num_parts), MetaMemory()
+    group, memory = CountingGroup(worker, counts.num_workers), MetaMemory()
     with session.standing_in(group, CountedPool(memory)):
-        graph, structure = counted_graph(counts, part, group)
+        graph, structure = counted_graph(counts, worker, group)
         structure_before = structure.nbytes
         model = _on_meta(make_model, counts.info)
-        trainer = _Trainer(counts, part, graph, model)
+        trainer = _Trainer(counts, worker, graph, model)
         with memory:
             before = memory.live
             trainer.epoch()
@@ -97,8 +96,8 @@ def try_epoch(counts: GraphCounts, part: int, make_model: MakeModel) -> TrialEpo
 class _Trainer:
     """The loop of a training script."""
 
-    def __init__(self, counts: GraphCounts, part: int, graph: GraphShardManager, model: nn.Module) -> None:
-        nodes = counts.nodes[part]
+    def __init__(self, counts: GraphCounts, worker: int, graph: GraphShardManager, model: nn.Module) -> None:
+        nodes = counts.nodes[worker]
         features = {
             ntype: torch.empty(nodes[ntype], width, device=META) for ntype, width in counts.info.in_widths.items()
         }
@@ -106,7 +105,7 @@ class _Trainer:
         self._graph = graph
         self._model = model
         self._optimizer = torch.optim.Adam(model.parameters())
-        self._train_nodes = counts.train_nodes[part]
+        self._train_nodes = counts.train_nodes[worker]
 
     def epoch(self) -> None:
         try:

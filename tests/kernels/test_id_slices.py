@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sar.kernels import id_slices
-from sar.kernels.id_slices import count_ids, is_sorted, less_first, number_distinct
+from sar.kernels.id_slices import count_ids, distinct, is_sorted, less_first, number_distinct
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +20,16 @@ def some_ids(count, bound=100):
 @pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 400])
 def test_distinct_nodes_are_numbered_in_order(count, dtype):
     nodes = some_ids(count).to(dtype)
-    distinct, places = number_distinct(nodes, 100)
-    assert distinct.dtype == places.dtype == torch.int32
-    assert distinct.tolist() == sorted(set(nodes.tolist()))
-    assert torch.equal(distinct[places.long()].long(), nodes.long())
+    numbered, places = number_distinct(nodes, 100)
+    assert numbered.dtype == places.dtype == torch.int32
+    assert numbered.tolist() == sorted(set(nodes.tolist()))
+    assert torch.equal(numbered[places.long()].long(), nodes.long())
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 400])
+def test_distinct_ids(count):
+    ids = some_ids(count) - 50
+    assert torch.equal(distinct(ids), ids.unique())
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 400])

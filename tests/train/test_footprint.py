@@ -15,7 +15,9 @@ from torch.nn import functional
 
 import sar
 from sar.adapters.dgl.layers.models import LayerStack
+from sar.adapters.dgl.reader.partition_json import read_partition_json
 from sar.adapters.dgl.shim import require_dgl
+from sar.cli import main
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
@@ -151,15 +153,17 @@ def patched_dgl() -> Iterator[None]:
     sar.unpatch_dgl()
 
 
+SMALL = community_graph(500, 4000, num_features=7, num_classes=CLASSES).with_split().with_self_loops()
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """Partitions of a small graph by number of parts, made when asked for."""
-    graph = community_graph(500, 4000, num_features=7, num_classes=CLASSES).with_split().with_self_loops()
     made: dict[int, Path] = {}
 
     def of(parts: int) -> Path:
         if parts not in made:
-            made[parts] = divide(graph, tmp_path_factory.mktemp("parts"), "small", parts).json_file
+            made[parts] = divide(SMALL, tmp_path_factory.mktemp("parts"), "small", parts).json_file
         return made[parts]
 
     return of
@@ -188,10 +192,46 @@ def test_bytes_are_predicted_to_the_byte(pool, world_size, directory, settings, 
         assert found == [worker.traffic.sent for worker in plan.workers]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_bytes_of_a_heterogeneous_model(pool, world_size, tmp_path: Path) -> None:
-    json_file = divide(small_types(), tmp_path, "typed", world_size).json_file
-    plan = plan_training(count_graph(json_file, num_classes=CLASSES), Typed)
+def own_original_ids(json_file: str) -> Tensor:
+    ids: Tensor = sar.load_dgl_partition_data(json_file, sar.rank(), "cpu").node_features["orig_id"]
+    return ids
+
+
+def rows_sent(graph: GraphData, owner: Tensor) -> list[int]:
+    """Of each owner's nodes, those with an edge into another owner, once for each of these."""
+    src, dst = torch.as_tensor(graph.src), owner[torch.as_tensor(graph.dst)]
+    pairs = torch.stack([src, dst], dim=1)[owner[src] != dst].unique(dim=0)
+    return owner[pairs[:, 0]].bincount(minlength=int(owner.max()) + 1).tolist()
+
+
+@pytest.mark.parametrize("parts, world_size", [(4, 2), (5, 2), (8, 3), (2, 3)])
+def test_bytes_are_those_of_the_workers_and_not_of_the_parts(
+    pool, world_size, parts, directory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the engine counts, what `sar plan` says, and the distinct rows by the edges of the input."""
+    path, shape = str(directory(parts)), Shape("sage", (7, 12, 12, 5))
+    sent = pool.run(bytes_sent, path, shape.make, {})
+    assert main(["plan", path, "--workers", str(world_size), "--hidden", "12", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["workers"]
+    assert [worker["bytes_sent"] for worker in planned] == sent
+    ids = pool.run(own_original_ids, path)
+    owner = (
+        torch.cat(ids).argsort().bucketize(torch.tensor([len(of_worker) for of_worker in ids]).cumsum(0), right=True)
+    )
+    rows = rows_sent(SMALL, owner)
+    for worker, expected in zip(planned, rows, strict=True):
+        assert 0 <= worker["layers"][0]["forward"] - expected * 7 * 4 < 400
+    if parts > world_size:
+        spec = read_partition_json(path)
+        ends = torch.tensor([end for _, end in spec.partition_ranges])
+        by_part = rows_sent(SMALL, torch.cat(ids).argsort().bucketize(ends, right=True))
+        assert sum(by_part) > 1.2 * sum(rows)
+
+
+@pytest.mark.parametrize("parts, world_size", [(2, 2), (3, 3), (5, 2), (2, 3)])
+def test_bytes_of_a_heterogeneous_model(pool, world_size, parts, tmp_path: Path) -> None:
+    json_file = divide(small_types(), tmp_path, "typed", parts).json_file
+    plan = plan_training(count_graph(json_file, workers=world_size, num_classes=CLASSES), Typed)
     found = pool.run(bytes_sent_by_types, str(json_file))
     assert found == [worker.traffic.sent for worker in plan.workers]
 

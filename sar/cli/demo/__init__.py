@@ -19,8 +19,6 @@ from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
-HELP = "Train GraphSAGE and GAT with several workers and with one process, and compare."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar demo` takes."""

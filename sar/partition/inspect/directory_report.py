@@ -129,9 +129,10 @@ class DirectoryReport:
         """(P, P): entry [p][q] is the number of rows that p sends to q when every node's features travel once."""
         return [[reader.rows_from[p] for reader in self.parts] for p in range(len(self.parts))]
 
-    def summary(self) -> dict[str, Any]:
-        """Everything here in types that JSON has, with the figures that follow from it."""
-        figures = {
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What follows from the counts of the parts."""
+        return {
             "edge_cut": self.edge_cut,
             "replication_factor": self.replication_factor,
             "balances": self.balances,
@@ -140,7 +141,10 @@ class DirectoryReport:
             "halo": [part.halo for part in self.parts],
             "traffic": self.traffic,
         }
-        return dataclasses.asdict(self) | figures
+
+    def summary(self) -> dict[str, Any]:
+        """Everything here in types that JSON has, with the figures that follow from it."""
+        return dataclasses.asdict(self) | self.figures
 
     def save(self, folder: str | PathLike[str]) -> Path:
         """Write `report.json`, which replaces an earlier one, and return its path."""
@@ -154,12 +158,18 @@ class DirectoryReport:
             self._heading(),
             as_text([("type", "of", "number", "largest / mean"), *self._type_rows()]),
             as_text([("feature", "of", "dtype", "width"), *self._feature_rows()], left=3) if self.features else "",
-            as_text(self._part_rows(), left=1),
-            f"edge cut {self.edge_cut:.2%}, replication factor {self.replication_factor:.3f}; largest / mean: "
-            + ", ".join(f"{name} {value:.3f}" for name, value in self.balances.items()),
+            self.parts_as_text(),
             "\n".join(["not sound:", *(f"  {problem}" for problem in self.problems)]) if self.problems else "sound",
         ]
         return "\n\n".join(block for block in blocks if block)
+
+    def parts_as_text(self, names: Sequence[str] | None = None) -> str:
+        """A table of the parts, and the cut, replication and balances; `names` are for something in place of parts."""
+        return (
+            f"{as_text(self._part_rows(names), left=1)}\n\n"
+            f"edge cut {self.edge_cut:.2%}, replication factor {self.replication_factor:.3f}; largest / mean: "
+            + ", ".join(f"{name} {value:.3f}" for name, value in self.balances.items())
+        )
 
     def _heading(self) -> str:
         nodes, edges = sum(self.num_nodes.values()), sum(self.num_edges.values())
@@ -185,12 +195,13 @@ class DirectoryReport:
             for one in self.features
         ]
 
-    def _part_rows(self) -> list[tuple[str, ...]]:
+    def _part_rows(self, names: Sequence[str] | None) -> list[tuple[str, ...]]:
         masks = [mask.removesuffix("_mask") for mask in self.masks]
-        rows = [("part", "nodes", "halo", "in-edges", "cut", *masks)]
+        heading, *firsts = names or ("part", *map(str, range(len(self.parts))))
+        rows = [(heading, "nodes", "halo", "in-edges", "cut", *masks)]
         for p, part in enumerate(self.parts):
             counts = (part.num_nodes, part.halo, part.num_edges, self.cut_edges[p])
-            rows.append((str(p), *(f"{n:,}" for n in (*counts, *(part.split.get(mask, 0) for mask in self.masks)))))
+            rows.append((firsts[p], *(f"{n:,}" for n in (*counts, *(part.split.get(mask, 0) for mask in self.masks)))))
         return rows
 
 

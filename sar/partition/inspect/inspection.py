@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sar.adapters.dgl.part_sums import MEND, SUMS, damage
 from sar.adapters.dgl.reader.feature_files import Feature, FeatureFiles
-from sar.adapters.dgl.reader.part_inspection import PartContent, What, inspect_part
+from sar.adapters.dgl.reader.part_inspection import PartContent, What, inspect_part, one_thread
 from sar.adapters.dgl.reader.partition_json import (
     ORIG_ID_FILES,
     PartitionJson,
@@ -54,10 +54,11 @@ def inspect_parts(
     spec = read_partition_json(path, allow_outside=allow_outside)
     originals = _Originals(spec)
     contents = []
-    for part in range(spec.num_parts):
-        content = inspect_part(spec, part, values=values)
-        originals.take(part, content)
-        contents.append(content)
+    with one_thread():
+        for part in range(spec.num_parts):
+            content = inspect_part(spec, part, values=values)
+            originals.take(part, content)
+            contents.append(content)
     folders = [path.parent for files in spec.files for path in [*files.values()][:1]] if verify else []
     problems = [problem for folder in folders for problem in _damage(folder)]
     problems += [problem for content in contents for problem in content.problems]

@@ -54,6 +54,8 @@ def split_edge_type(name: str) -> CanonicalEtype | None:
 
 def types_of(ids: torch.Tensor, ranges: IdRanges) -> torch.Tensor:
     """Type IDs (int32, as DGL stores them) of nodes or edges from their global IDs."""
+    if ranges.shape[1] == 1:
+        return torch.zeros(len(ids), dtype=torch.int32)
     ends = torch.from_numpy(np.ascontiguousarray(ranges[:, :, 1]).reshape(-1))
     return torch.searchsorted(ends, ids, right=True, out_int32=True).remainder_(ranges.shape[1])
 

@@ -3,10 +3,12 @@
 [Note: one part at a time]
 A directory is inspected part by part, holding one `graph.dgl` and slices of features. Of the edges between parts only
 counts and fingerprints are kept: sums of hashes of (edge ID, source, destination), which are equal where both parts
-have stored the same edges, in whatever order.
+have stored the same edges, in whatever order. One thread does it: steps on slices are too short to divide, and where
+cores are busy, threads that wait for each other after every step take ten times as long.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sar.adapters.dgl.reader.edge_sources import EdgeSources
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
 from sar.adapters.dgl.reader.local_graph import DST, INNER_EDGE, PART_ID, SRC, LocalGraph, PartFile
@@ -24,7 +27,7 @@ from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON
 from sar.adapters.dgl.reader.stored_tensor import StoredTensor, load
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype
 from sar.errors import PartitionError
-from sar.kernels.id_slices import pieces
+from sar.kernels.id_slices import distinct, pieces
 
 What = Literal["nodes", "edges"]
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -83,6 +86,17 @@ class PartContent:
     orig_ids: dict[What, list[Tensor]] = field(default_factory=dict)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: see [Note: one part at a time]."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent:
     """Read all files of a part.
 
@@ -133,8 +147,9 @@ class _Structure:
         own = (ids >= start) & (ids < end)
         self._each("halo nodes are the part's own nodes", ~inner & own, ids)
         halo = ids[~inner]
-        if len(halo.unique()) < len(halo):
-            self._say(f"{len(halo) - len(halo.unique())} halo nodes are there more than once; expected each once")
+        repeated = len(halo) - len(distinct(halo))
+        if repeated:
+            self._say(f"{repeated} halo nodes are there more than once; expected each once")
         ids = ids.clamp(0, max(num_nodes - 1, 0))
         owner = _owner(ids, spec.node_ranges)
         if PART_ID in file.nodes:
@@ -153,9 +168,7 @@ class _Structure:
         """Check edges in chunks, and add up what comes from and goes to other parts."""
         spec, content, inner, edges = self._spec, self._content, graph.is_inner, graph.edges
         num_edges = int(spec.edge_ranges[-1, -1, 1])
-        num_types, num_nodes, parts = spec.edge_ranges.shape[1], len(node_id), spec.num_parts
-        read = [torch.empty(0, dtype=torch.int64)]  # pairs of edge type and halo node, as one number
-        came_in = torch.zeros(num_types * parts, dtype=torch.int64)  # by edge type, then part
+        sources = EdgeSources(spec.partition_ranges, self._part, spec.edge_ranges.shape[1])
         wrong: dict[str, list[Tensor]] = {}
         own_ids = []
         for chunk in pieces(len(edges[EID])):
@@ -164,8 +177,7 @@ class _Structure:
             own_ids.append(ids[comes_in])
             known = ids.clamp(0, max(num_edges - 1, 0))
             kind = types_of(known, spec.edge_ranges).long()
-            read.append((kind * num_nodes + src)[comes_in & ~inner[src]].unique())
-            came_in += torch.bincount(kind[comes_in] * parts + owner[src[comes_in]], minlength=num_types * parts)
+            sources.add(kind[comes_in], node_id[src[comes_in]])
             found = {
                 f"edges end at nodes of other parts than the ranges in {spec.path.name} say": (
                     ~comes_in & (_owner(known, spec.edge_ranges) != owner[dst])
@@ -193,12 +205,8 @@ class _Structure:
             if len(bad):
                 self._say(f"{len(bad)} {problem}, edge {int(bad[0])} for one")
         self._owned_once("edges", torch.cat(own_ids) if own_ids else edges[EID], spec.edge_ranges)
-        pairs = torch.cat(read).unique()
-        kind, src = pairs // max(num_nodes, 1), pairs % max(num_nodes, 1)
-        content.read_from += torch.bincount(owner[src.unique()], minlength=parts).numpy()
-        content.edges_from = came_in.view(num_types, parts).numpy()
-        rows_from = torch.bincount(kind * parts + owner[src], minlength=num_types * parts)
-        content.rows_from = rows_from.view(num_types, parts).numpy()
+        content.edges_from = sources.edges
+        content.rows_from, content.read_from = sources.rows()
 
     def _misses_type(self, kind: Tensor, src_type: Tensor, dst_type: Tensor) -> Tensor:
         """Whether edges of a type lead from or to nodes of another than its canonical name says, (E,)."""
@@ -212,7 +220,7 @@ class _Structure:
         start, end = int(ranges[self._part, 0, 0]), int(ranges[self._part, -1, 1])
         inside = (ids >= start) & (ids < end)
         self._each(f"inner {what} have IDs outside [{start}, {end}), the part's own", ~inside, ids)
-        seen = ids[inside].unique()
+        seen = distinct(ids[inside])
         missing, repeated = end - start - len(seen), int(inside.sum()) - len(seen)
         if missing or repeated:
             run = int((seen == torch.arange(start, start + len(seen))).int().cumprod(0).sum())  # IDs without a gap
@@ -256,12 +264,8 @@ def _hashes(*columns: Tensor) -> NDArray[np.uint64]:
 
 def _add(between: Between, parts: Tensor, hashes: NDArray[np.uint64]) -> None:
     """Add edges to the counts and fingerprints of the parts at their other ends, (n,)."""
-    counts = np.bincount(parts.numpy(), minlength=len(between.counts))
-    ordered = hashes[np.argsort(parts.numpy(), kind="stable")]
-    present = counts.nonzero()[0]
-    if len(present):
-        between.prints[present] += np.add.reduceat(ordered, (counts.cumsum() - counts)[present])
-    between.counts[:] += counts
+    np.add.at(between.prints, parts.numpy(), hashes)
+    between.counts[:] += np.bincount(parts.numpy(), minlength=len(between.counts))
 
 
 def _look_at_features(files: FeatureFiles, content: PartContent, *, values: bool) -> None:

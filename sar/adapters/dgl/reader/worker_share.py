@@ -27,19 +27,46 @@ class WorkerShare(NamedTuple):
     @classmethod
     def of(cls, spec: PartitionJson, worker: int, workers: int) -> "WorkerShare":
         """The share of one worker of so many; where these share a partition, its graph is read."""
-        ranges = spec.partition_ranges
-        edges = (spec.edge_ranges[..., 1] - spec.edge_ranges[..., 0]).sum(axis=1).tolist()
         if workers <= spec.num_parts:
-            parts = list(deal_parts(edges, workers)[worker])
-            return cls(parts, ranges[parts[0]][0], ranges[parts[-1]][1])
-        dealt = deal_workers(edges, workers)
-        part = next(part for part, sharing in enumerate(dealt) if worker in sharing)
-        first = ranges[part][0]
-        graph = PartFile(graph_path(spec, part)).read()
-        check_node_ids(spec, part, graph)
-        runs = equal_runs(node_costs(graph, ranges[part]), len(dealt[part]))
-        start, end = runs[worker - dealt[part][0]]
-        return cls([part], first + start, first + end)
+            return cls.all(spec, workers)[worker]
+        dealt = enumerate(deal_workers(_edges(spec), workers))
+        part, sharing = next((part, sharing) for part, sharing in dealt if worker in sharing)
+        return _divided(spec, part, len(sharing))[worker - sharing[0]]
+
+    @classmethod
+    def all(cls, spec: PartitionJson, workers: int) -> list["WorkerShare"]:
+        """The shares of so many workers; the graph of a partition that some share is read once."""
+        if workers > spec.num_parts:
+            dealt = enumerate(deal_workers(_edges(spec), workers))
+            return [share for part, sharing in dealt for share in _divided(spec, part, len(sharing))]
+        ranges, runs = spec.partition_ranges, deal_parts(_edges(spec), workers)
+        return [cls([*run], ranges[run[0]][0], ranges[run[-1]][1]) for run in runs]
+
+    def rows(self, spec: PartitionJson, type_id: int) -> dict[int, slice]:
+        """Which of each partition's nodes of a type the worker has, by partition."""
+        cuts = {}
+        for part in self.parts:
+            start, end = spec.node_ranges[part, type_id].tolist()
+            low, high = max(self.start, start), max(min(self.end, end), start)
+            cuts[part] = slice(min(low, high) - start, high - start)
+        return cuts
+
+
+def _edges(spec: PartitionJson) -> list[int]:
+    """Into the nodes of each partition."""
+    edges: list[int] = (spec.edge_ranges[..., 1] - spec.edge_ranges[..., 0]).sum(axis=1).tolist()
+    return edges
+
+
+def _divided(spec: PartitionJson, part: int, workers: int) -> list[WorkerShare]:
+    """The shares of a partition's workers."""
+    first, end = spec.partition_ranges[part]
+    if workers == 1:
+        return [WorkerShare([part], first, end)]
+    graph = PartFile(graph_path(spec, part)).read()
+    check_node_ids(spec, part, graph)
+    runs = equal_runs(node_costs(graph, (first, end)), workers)
+    return [WorkerShare([part], first + start, first + end) for start, end in runs]
 
 
 def node_costs(graph: LocalGraph, own: tuple[int, int]) -> Tensor:
