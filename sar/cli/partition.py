@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", action="store_true", help="go on where a run has stopped that was killed, or failed with --resume"
     )
     parser.add_argument(
+        "--overwrite", action="store_true", help="replace earlier partitions in DIR, once the new ones are complete"
+    )
+    parser.add_argument(
         "--local-output", action="store_true", help="with several processes: each host has its own disk for DIR"
     )
     _add_assigning(parser.add_argument_group("assignment"))

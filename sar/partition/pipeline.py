@@ -60,7 +60,7 @@ class OutputOptions:
     memory: bytes that each step may use beyond what the process has when it starts.
     num_hops: as there.
     resume: as there; a run that was killed can be resumed even if it did not have this option.
-    local_output: as there.
+    overwrite, local_output: as there.
     """
 
     directory: Path
@@ -68,6 +68,7 @@ class OutputOptions:
     memory: int | None = None
     num_hops: int | None = None
     resume: bool = False
+    overwrite: bool = False
     local_output: bool = False
 
 
@@ -103,7 +104,14 @@ def run_partition(
     with team.guard():
         check_hops(output.num_hops, team, output.local_output)
         digest = _digest(source, assigning, output, team)
-        with staged(output.directory, team, digest, resume=output.resume, local=output.local_output) as staging:
+        with staged(
+            output.directory,
+            team,
+            digest,
+            resume=output.resume,
+            overwrite=output.overwrite,
+            local=output.local_output,
+        ) as staging:
             scratch = staging.scratch / f"input-{team.rank}"
             shutil.rmtree(scratch, ignore_errors=True)  # copies that an earlier run has left
             graph = open_input(source, scratch, output.memory, assigning.seed)

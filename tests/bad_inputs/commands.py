@@ -79,8 +79,8 @@ CASES = {
     "a place that is taken": Case(
         command("partition edges.csv --parts 2 --out ."),
         "Printed",
-        "sar partition: '...' already holds edges.csv, train.py, x.npy, and nothing is overwritten; name another "
-        "directory.",
+        "sar partition: '...' already holds edges.csv, train.py, x.npy, and nothing is overwritten unless "
+        "asked (--overwrite); name another directory.",
     ),
     "text that is no edges": Case(
         command("partition edges.csv --parts 2 --out parts", edges="0,1\na,b\n"),

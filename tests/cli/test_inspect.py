@@ -34,6 +34,32 @@ def test_one_object_for_machines(directory, capsys) -> None:
     assert sum(map(sum, found["traffic"])) == sum(found["halo"])
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_other_numbers_of_workers(directory, capsys, workers: int) -> None:
+    """What each would hold and exchange; with one for each part, that of the parts."""
+    options = ["inspect", str(directory.path), "--workers", str(workers)]
+    assert main([*options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    on_workers = found["workers"]
+    assert sum(end - start for _, start, end in map(dict.values, on_workers["shares"])) == 82
+    assert len(on_workers["traffic"]) == workers
+    if workers == 2:
+        assert [share["parts"] for share in on_workers["shares"]] == [[0], [1]]
+        assert all(on_workers[figure] == found[figure] for figure in on_workers if figure != "shares")
+    elif workers == 1:
+        assert (on_workers["halo"], on_workers["cut_edges"]) == ([0], [0])
+    else:
+        assert on_workers["edge_cut"] > found["edge_cut"]
+    assert main(options) == 0
+    rows = capsys.readouterr().out.partition("worker: parts")[2].splitlines()[2 : 2 + workers]
+    assert [int(row.split()[3].replace(",", "")) for row in rows] == on_workers["halo"]
+
+
+def test_no_workers_are_refused(directory, capsys) -> None:
+    assert main(["inspect", str(directory.path), "--workers", "0"]) == 1
+    assert "0 workers were asked for; expected at least 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
 def test_damage_ends_in_status_1(directory, capsys, arguments: list[str]) -> None:
     directory.file(1, "edge_feats").unlink()

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import sar
+from sar.adapters.dgl.reader.local_graph import PartFile
+from sar.adapters.dgl.reader.partition_json import read_partition_json
+from sar.adapters.dgl.reader.worker_share import WorkerShare
 from sar.errors import ConfigError, PartitionError
 from tests.adapters.dgl.directories import (
     Directory,
@@ -83,6 +86,21 @@ def test_more_or_fewer_workers_than_parts(pool, num_parts, world_size, tmp_path)
     by_worker = pool.run(own_papers, str(directory.path), str(out))
     assert np.array_equal(np.load(out), np.arange(40) * 10)
     assert np.array_equal(sar.to_original_order(by_worker, directory.path, ntype="paper"), np.arange(40) * 10)
+
+
+@pytest.mark.parametrize("written_by", WRITERS)
+def test_each_part_is_read_once_for_all_its_workers(tmp_path: Path, written_by: str, monkeypatch) -> None:
+    directory = WRITERS[written_by](write_directory(tmp_path, homogeneous_graph(), 2))
+    spec, workers, opened = read_partition_json(directory.path), 7, []
+    shares = [WorkerShare.of(spec, worker, workers) for worker in range(workers)]
+    assert WorkerShare.all(spec, workers) == shares
+    ids = torch.cat(
+        [sar.load_dgl_partition_data(directory.path, part, "cpu").node_features["orig_id"] for part in range(2)]
+    )
+    monkeypatch.setattr(PartFile, "read", lambda file, read=PartFile.read: opened.append(file) or read(file))
+    result = sar.to_original_order([ids[share.start : share.end] for share in shares], directory.path)
+    assert np.array_equal(result, np.arange(60))
+    assert len(opened) == (4 if written_by == "0.9" else 2)  # for the shares and, where they are in it, the IDs
 
 
 @pytest.mark.parametrize("world_size", [2])

@@ -12,6 +12,7 @@ from matplotlib.image import imread
 
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import PartitionError
+from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.inspect.report_picture import draw_traffic
@@ -44,6 +45,20 @@ FORMATS: dict[str, tuple[Callable[[Directory], Directory], str, str | None]] = {
         None,
     ),
 }
+
+
+def test_labels_that_are_no_classes_are_pointed_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    fields = {"label": rng.random(9), "labels": np.arange(9), "y": np.ones((9, 2), np.int64), "x": rng.random((9, 4))}
+    divide(GraphData(np.arange(8), np.arange(1, 9), 9, fields), tmp_path, "small", 2)
+    report = inspect_directory(tmp_path)
+    assert report.problems == []
+    assert [remark.partition(":")[0] for remark in report.remarks] == [
+        "_N/label is float64 of width 1",
+        "_N/y is int64 of width 2",
+    ]
+    assert report.summary()["remarks"] == report.remarks
+    assert "\n".join([*report.remarks, "", "sound"]) in report.as_text()
 
 
 @pytest.mark.parametrize("make", GRAPHS)

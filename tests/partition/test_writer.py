@@ -21,6 +21,7 @@ from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
+from sar.partition.write import staging
 from sar.partition.write.write import write_partitions
 from tests.partition.written import (
     COUNTS,
@@ -219,6 +220,47 @@ def test_places_that_are_taken_are_refused(tmp_path: Path) -> None:
     assert sorted(content_of(tmp_path)) == ["file", "parts.partial/lock"]
     write(typed_graph(), tmp_path / "parts", resume=True)
     assert sorted(os.listdir(tmp_path)) == ["file", "parts"]
+
+
+def test_earlier_partitions_are_replaced_once_the_new_ones_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, new = tmp_path / "parts", replace(typed_graph(), node_data={}, edge_data={})
+    write(typed_graph(), place)
+    before = content_of(place)
+    write(new, tmp_path / "expected")
+    expected = content_of(tmp_path / "expected")
+    with pytest.raises(ConfigError, match=r"nothing is overwritten unless asked \(--overwrite\)"):
+        write(new, place)
+    etype = ("author", "writes", "paper")
+    with pytest.raises(PartitionError, match="-1"):
+        write(replace(new, edges={**new.edges, etype: ArrayEdges([-1], [0])}), place, overwrite=True)
+    assert content_of(place) == before
+    seen = []
+
+    def look(draft: Path, path: Path) -> None:
+        seen.append(content_of(tmp_path / "parts.replaced") == before and content_of(draft) == expected)
+        draft.replace(path)
+
+    monkeypatch.setattr(staging, "put_in_place", look)
+    write(new, place, overwrite=True)
+    assert seen == [True]
+    assert content_of(place) == expected
+    assert sorted(os.listdir(tmp_path)) == ["expected", "parts"]
+
+
+def test_only_partitions_are_replaced(tmp_path: Path) -> None:
+    place = tmp_path / "parts"
+    write(typed_graph(), place)
+    (place / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"not overwritten, as it holds notes\.txt beside partitions"):
+        write(typed_graph(), place, overwrite=True)
+    with pytest.raises(ConfigError, match="overwritten only where it holds partitions"):
+        write(typed_graph(), tmp_path, overwrite=True)
+    (place / "notes.txt").rename(tmp_path / "parts.replaced")
+    with pytest.raises(ConfigError, match=r"parts\.replaced' is there: a run that was killed"):
+        write(typed_graph(), place, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["parts", "parts.replaced"]
 
 
 # -- a full disk, and kills

@@ -11,6 +11,7 @@ from typing import Any
 from sar.partition.inspect.text_tables import as_text
 
 REPORT_JSON = "report.json"
+LABELS = ("label", "labels", "y")
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,16 @@ class DirectoryReport:
         return [[reader.rows_from[p] for reader in self.parts] for p in range(len(self.parts))]
 
     @property
+    def remarks(self) -> list[str]:
+        """What is sound, and often a mistake: labels that are no classes."""
+        return [
+            f"{one.type}/{one.name} is {one.dtype} of width {_width(one)}: classes are one whole number a node. Right "
+            "for regression, or for several labels a node."
+            for one in self.features
+            if one.name in LABELS and (one.shape or one.dtype.startswith(("float", "bfloat")))
+        ]
+
+    @property
     def figures(self) -> dict[str, Any]:
         """What follows from the counts of the parts."""
         return {
@@ -144,7 +155,7 @@ class DirectoryReport:
 
     def summary(self) -> dict[str, Any]:
         """Everything here in types that JSON has, with the figures that follow from it."""
-        return dataclasses.asdict(self) | self.figures
+        return dataclasses.asdict(self) | {"remarks": self.remarks} | self.figures
 
     def save(self, folder: str | PathLike[str]) -> Path:
         """Write `report.json`, which replaces an earlier one, and return its path."""
@@ -159,6 +170,7 @@ class DirectoryReport:
             as_text([("type", "of", "number", "largest / mean"), *self._type_rows()]),
             as_text([("feature", "of", "dtype", "width"), *self._feature_rows()], left=3) if self.features else "",
             self.parts_as_text(),
+            "\n".join(self.remarks),
             "\n".join(["not sound:", *(f"  {problem}" for problem in self.problems)]) if self.problems else "sound",
         ]
         return "\n\n".join(block for block in blocks if block)
@@ -190,10 +202,7 @@ class DirectoryReport:
         ]
 
     def _feature_rows(self) -> list[tuple[str, ...]]:
-        return [
-            (f"{one.type}/{one.name}", one.of, one.dtype, " x ".join(map(str, one.shape)) or "1")
-            for one in self.features
-        ]
+        return [(f"{one.type}/{one.name}", one.of, one.dtype, _width(one)) for one in self.features]
 
     def _part_rows(self, names: Sequence[str] | None) -> list[tuple[str, ...]]:
         masks = [mask.removesuffix("_mask") for mask in self.masks]
@@ -203,6 +212,10 @@ class DirectoryReport:
             counts = (part.num_nodes, part.halo, part.num_edges, self.cut_edges[p])
             rows.append((firsts[p], *(f"{n:,}" for n in (*counts, *(part.split.get(mask, 0) for mask in self.masks)))))
         return rows
+
+
+def _width(feature: FeatureReport) -> str:
+    return " x ".join(map(str, feature.shape)) or "1"
 
 
 def _balance(counts: Sequence[int]) -> float:

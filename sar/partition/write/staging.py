@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sar.adapters.dgl.reader.partition_json import read_partition_json
 from sar.durable import put_in_place, sync
 from sar.errors import ConfigError, PartitionError
 from sar.partition.write.team import Team
@@ -33,6 +34,7 @@ class Staging:
 
     target: where the directory will be.
     path: where it is until then.
+    replaced: where a directory goes for the moment in which another one takes its place.
     scratch: for files that are not part of it, and that finished steps do not need; the same on processes that share
         the directory.
     assignment: the file with the part of every node.
@@ -40,14 +42,15 @@ class Staging:
     leads: whether this process speaks for those that share the directory.
     """
 
-    def __init__(self, target: Path, team: Team, digest: str) -> None:
+    def __init__(self, target: Path, team: Team, digest: str, overwrite: bool) -> None:
         self.target, self.team = target, team
         self.path = target.with_name(f"{target.name}.partial")
+        self.replaced = target.with_name(f"{target.name}.replaced")
         self.scratch, self.assignment = self.path / _SCRATCH, self.path / _ASSIGNMENT
         self.lock = self.path / _LOCK
         self.leads = True
         self._record = self.path / f"progress-{team.rank}.json"
-        self._digest = digest
+        self._digest, self._overwrite = digest, overwrite
         self._done: dict[str, Any] = {}
         self._boot = _BOOT.read_text() if _BOOT.exists() else ""
 
@@ -122,18 +125,26 @@ class Staging:
             sync(path)
         for file in (*self.path.glob("progress-*"), self.assignment, self.lock):
             file.unlink(missing_ok=True)
+        replaces = self._overwrite and self.target.is_dir() and any(self.target.iterdir())
+        if replaces:
+            self.target.replace(self.replaced)
         put_in_place(self.path, self.target)
+        if replaces:
+            shutil.rmtree(self.replaced, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def staged(target: Path, team: Team, digest: str, *, resume: bool, local: bool = False) -> Iterator[Staging]:
+def staged(
+    target: Path, team: Team, digest: str, *, resume: bool, overwrite: bool = False, local: bool = False
+) -> Iterator[Staging]:
     """Make a directory inside the `with` block; when that ends without an error, it is complete and in its place.
 
     Args:
-        target: a directory that does not exist, or an empty one.
+        target: a directory that does not exist, or an empty one; or with `overwrite` one that holds partitions.
         team: the processes that make it together.
         digest: of everything that decides what the result will be.
         resume: go on with what a killed run has left, if anything; and keep what is done if this one fails.
+        overwrite: replace a directory of partitions that is there, once the new one is whole.
         local: each host has its own disk, so that processes share the directory with those on the same host only.
 
     Raises:
@@ -142,8 +153,8 @@ def staged(target: Path, team: Team, digest: str, *, resume: bool, local: bool =
         PartitionError: the disk is full.
     """
     target = target.resolve() if target.is_symlink() else Path(os.path.abspath(target))
-    _check_free(target, resume)
-    staging = Staging(target, team, digest)
+    staging = Staging(target, team, digest, overwrite)
+    _check_free(staging, resume, overwrite)
     staging.leads = team.lowest_rank_with(f"{socket.gethostname() if local else ''}:{target}") == team.rank
     with contextlib.ExitStack() as stack:
         if staging.leads:
@@ -169,20 +180,46 @@ def staged(target: Path, team: Team, digest: str, *, resume: bool, local: bool =
             raise
 
 
-def _check_free(target: Path, resume: bool) -> None:
+def _check_free(staging: Staging, resume: bool, overwrite: bool) -> None:
     """Refuse what is there already."""
+    target = staging.target
     if target.is_dir():
         names = sorted(file.name for file in target.iterdir())
-        if names:
-            some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        if names and not overwrite:
             done = " If the run that was to be resumed has made it, it is complete." if resume else ""
             raise ConfigError(
-                f"'{target}' already holds {some}, and nothing is overwritten; name another directory.{done}"
+                f"'{target}' already holds {_some(names)}, and nothing is overwritten unless asked (--overwrite); name "
+                f"another directory.{done}"
             )
+        if names:
+            _check_partitions(target, names)
         if target.is_mount():
             raise ConfigError(f"'{target}' is a mount point, which cannot be replaced; name a directory inside it.")
     elif target.exists():
         raise ConfigError(f"'{target}' is a file; name a directory that does not exist or is empty.")
+    if overwrite and staging.replaced.exists():
+        raise ConfigError(
+            f"'{staging.replaced}' is there: a run that was killed while it replaced '{target}' has left it. Move it "
+            "back, or remove it."
+        )
+
+
+def _check_partitions(target: Path, names: list[str]) -> None:
+    """Refuse to replace anything but what partitioners write."""
+    try:
+        spec = read_partition_json(target)
+    except PartitionError as error:
+        raise ConfigError(f"'{target}' is overwritten only where it holds partitions. {error}") from error
+    written = {os.path.relpath(file, target).split(os.sep)[0] for files in spec.files for file in files.values()}
+    others = [name for name in names if name not in {*written, spec.path.name, "report.json"}]
+    if others:
+        raise ConfigError(
+            f"'{target}' is not overwritten, as it holds {_some(others)} beside partitions; move that elsewhere."
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 @contextlib.contextmanager

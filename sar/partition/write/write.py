@@ -65,6 +65,7 @@ def write_partitions(
     memory: int | None = None,
     num_hops: int | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     local_output: bool = False,
     progress: Progress = lambda doing, share: None,
 ) -> PartitionReport:
@@ -86,6 +87,7 @@ def write_partitions(
             for each part. None: the edges into own nodes, which is all that sar reads.
         resume: go on with what an earlier call with the same input has done, if it was killed; and keep what is done if
             this one fails, which otherwise removes it. All of the input is read once more, to see that it is the same.
+        overwrite: replace an earlier directory of partitions once the new one is complete.
         local_output: each host has a disk of its own, on which its workers leave their parts.
         progress: called now and then with what is being done and the share of it that is done, 0 to 1.
 
@@ -97,7 +99,7 @@ def write_partitions(
     with team.guard():
         check_hops(num_hops, team, local_output)
         digest = _digest(graph, part_of, num_parts, name, method, memory, num_hops, team.size) if resume else ""
-        with staged(Path(out_dir), team, digest, resume=resume, local=local_output) as staging:
+        with staged(Path(out_dir), team, digest, resume=resume, overwrite=overwrite, local=local_output) as staging:
             check_writable(graph, name)
             job = WriteJob.of(staging, graph, part_of, num_parts, memory, progress, num_hops)
             written = write_parts(job, name, method)
