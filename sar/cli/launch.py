@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from sar.adapters.dgl.reader.partition_json import read_partition_json
-from sar.errors import ConfigError
+from sar.errors import ConfigError, PartitionError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=int,
         metavar="W",
-        help="default: one for each GPU, else one for each partition up to the cores",
+        help="default: one for each GPU, else one for each partition up to the cores, else one",
     )
     parser.add_argument(
         "--threads", type=int, metavar="T", help="of each worker; default: OMP_NUM_THREADS, else cores / workers"
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--partition-json",
         type=Path,
         metavar="FILE",
-        help="of the partitions to count, or its directory; the script does not see it",
+        help="of the partitions to count, or its directory; default: the first among the script's own arguments",
     )
     parser.add_argument(
         "--memory",
@@ -69,10 +70,19 @@ def _number_of_workers(arguments: argparse.Namespace) -> int:
     workers: int | None = arguments.workers
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: expected at least 1.")
-    parts = 1
+    return workers or torch.cuda.device_count() or min(_number_of_parts(arguments), len(os.sched_getaffinity(0)))
+
+
+def _number_of_parts(arguments: argparse.Namespace) -> int:
+    """Of the partitions that are named to this command or to the script."""
     if arguments.partition_json is not None:
-        parts = read_partition_json(arguments.partition_json, allow_outside=True).num_parts
-    return workers or torch.cuda.device_count() or min(parts, len(os.sched_getaffinity(0)))
+        return read_partition_json(arguments.partition_json, allow_outside=True).num_parts
+    for word in arguments.script_arguments:
+        named = word.rpartition("=")[2]
+        with suppress(PartitionError):
+            if named.endswith(".json") or (named and os.path.isdir(named)):
+                return read_partition_json(named, allow_outside=True).num_parts
+    return 1
 
 
 def _settings(workers: int, threads: int | None, allocator: str | None) -> dict[str, str]:

@@ -55,6 +55,16 @@ def test_other_numbers_of_workers(directory, capsys, workers: int) -> None:
     assert [int(row.split()[3].replace(",", "")) for row in rows] == on_workers["halo"]
 
 
+def test_files_outside_are_read_on_request(directory, tmp_path: Path, capsys) -> None:
+    file = directory.file(1, "edge_feats")
+    file.rename(tmp_path / "elsewhere.dgl")
+    file.symlink_to(tmp_path / "elsewhere.dgl")
+    options = ["inspect", str(directory.path), "--workers", "3"]
+    assert main(options) == 1
+    assert "--allow-outside" in capsys.readouterr().err
+    assert main([*options, "--allow-outside"]) == 0
+
+
 def test_no_workers_are_refused(directory, capsys) -> None:
     assert main(["inspect", str(directory.path), "--workers", "0"]) == 1
     assert "0 workers were asked for; expected at least 1" in capsys.readouterr().err

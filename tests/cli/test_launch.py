@@ -97,6 +97,18 @@ def test_how_many_workers(tmp_path: Path, options: list[str], parts: int, expect
     assert command._number_of_workers(arguments) == expected
 
 
+@pytest.mark.parametrize("named", ["--data={}", "{}"])
+def test_partitions_are_found_among_the_scripts_arguments(script: Path, tmp_path: Path, named: str) -> None:
+    (tmp_path / "parts").mkdir()
+    file = partition_json(tmp_path / "parts", 2)
+    given = named.format(file if "=" in named else file.parent)
+    process = launch(script, "succeed", "nowhere.json", tmp_path, "--empty=", given, "--lr", "0.1")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert [report["size"] for report in reports(output)] == [2, 2]
+    assert errors.startswith("sar launch: 2 workers; ")
+
+
 def test_memory_is_kept_on_request(script: Path) -> None:
     process = launch("--memory", "kept", script, "succeed")
     output, errors = process.communicate(timeout=60)

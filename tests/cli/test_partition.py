@@ -122,6 +122,31 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert not output.local_output
 
 
+def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(command, "run_partition", lambda *options: asked.extend(options) or sys.exit(3))
+    how = ["--format", "text", "--delimiter", ";", "--header", "--allow-nan", "--dtype", "int32", "--imbalance", "0.2"]
+    clean = ["--remove-duplicates", "--remove-self-loops", "--local-output", "--overwrite", "--split", "0.5,0.25,0.25"]
+    with pytest.raises(SystemExit):
+        main(["partition", "a.txt", "b.txt", "--parts", "2", "--out", "parts", *how, *clean])
+    source, assigning, output, _ = asked
+    assert source.path == ["a.txt", "b.txt"]
+    assert (source.format, source.delimiter, source.header, source.dtype) == ("text", ";", True, "int32")
+    assert (source.allow_nan, source.remove_duplicates, source.self_loops) == (True, True, "remove")
+    assert (source.split, assigning.imbalance) == ((0.5, 0.25, 0.25), 0.2)
+    assert (output.local_output, output.overwrite, output.resume) == (True, True, False)
+
+
+def test_earlier_partitions_are_replaced_on_request(tmp_path: Path, edges: Path, capsys: Any) -> None:
+    options = ["partition", str(edges), "--method", "random", "--out", str(tmp_path / "parts"), "--parts"]
+    assert main([*options, "3"]) == 0
+    assert main([*options, "2"]) == 1
+    assert "nothing is overwritten unless asked (--overwrite)" in capsys.readouterr().err
+    assert main([*options, "2", "--overwrite"]) == 0
+    assert sorted(os.listdir(tmp_path / "parts")) == ["edges.json", "part0", "part1", "report.json"]
+    assert sorted(os.listdir(tmp_path)) == ["edges.csv", "parts"]
+
+
 def test_tables_with_labels_and_a_split_make_what_a_script_needs(tmp_path: Path, edges: Path) -> None:
     rng = np.random.default_rng(1)
     rows = "".join(f"{i},{x:.3f},{y:.3f},{i % 4}\n" for i, (x, y) in enumerate(rng.random((50, 2))))

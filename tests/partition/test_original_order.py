@@ -94,9 +94,8 @@ def test_each_part_is_read_once_for_all_its_workers(tmp_path: Path, written_by: 
     spec, workers, opened = read_partition_json(directory.path), 7, []
     shares = [WorkerShare.of(spec, worker, workers) for worker in range(workers)]
     assert WorkerShare.all(spec, workers) == shares
-    ids = torch.cat(
-        [sar.load_dgl_partition_data(directory.path, part, "cpu").node_features["orig_id"] for part in range(2)]
-    )
+    loaded = [sar.load_dgl_partition_data(directory.path, part, "cpu") for part in range(2)]
+    ids = torch.cat([part.node_features["orig_id"] for part in loaded])
     monkeypatch.setattr(PartFile, "read", lambda file, read=PartFile.read: opened.append(file) or read(file))
     result = sar.to_original_order([ids[share.start : share.end] for share in shares], directory.path)
     assert np.array_equal(result, np.arange(60))

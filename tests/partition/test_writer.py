@@ -234,7 +234,9 @@ def test_earlier_partitions_are_replaced_once_the_new_ones_are_whole(
         write(new, place)
     etype = ("author", "writes", "paper")
     with pytest.raises(PartitionError, match="-1"):
-        write(replace(new, edges={**new.edges, etype: ArrayEdges([-1], [0])}), place, overwrite=True)
+        write(
+            replace(new, edges={**new.edges, etype: ArrayEdges(np.array([-1]), np.array([0]))}), place, overwrite=True
+        )
     assert content_of(place) == before
     seen = []
 

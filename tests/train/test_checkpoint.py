@@ -23,6 +23,7 @@ import sar
 from sar.comm import session
 from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
+from sar.partition.graph_source import ArrayEdges, GraphSource
 from tests.comm.test_liveness import with_quick_signs
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.graphs import partition_in_memory, random_graph
@@ -142,18 +143,21 @@ def test_training_goes_on_bit_for_bit(pool, world_size, num_workers, tmp_path):
 
 
 def save_by_two(mine, folder):
-    """By the first two of three workers, which make a group of their own."""
+    """By the first two of three workers, which make a group of their own; `mine` may be a directory to load from."""
     if sar.rank() == 2:
         return None
-    store = dist.PrefixStore("two", dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
     group = Group(store, sar.rank(), 2, torch.device("cpu"))
     with session.standing_in(group, BufferPool(group.device)):
+        mine = sar.load_dgl_partition_data(mine, sar.rank(), "cpu") if isinstance(mine, str) else mine
         training = Training(mine).run(3)
         sar.save_checkpoint(folder, **training.state, step=3)
         return mine.node_features["orig_id"], training.emb().detach(), training.sparse.state[training.emb.weight]
 
 
 def load_by_three(partition, folder):
+    if isinstance(partition, str):
+        partition = sar.load_dgl_partition_data(partition, sar.rank(), "cpu")
     training = Training(partition)
     assert sar.load_checkpoint(folder, **training.state) == {"step": 3, "extra": None}
     state = {name: torch.as_tensor(value).clone() for name, value in training.sparse.state[training.emb.weight].items()}
@@ -162,10 +166,20 @@ def load_by_three(partition, folder):
     return found
 
 
+def written(folder, num_parts):
+    """A directory of so many parts, by any of several workers."""
+    graph = GraphSource({"_N": NODES}, {("_N", "_E", "_N"): ArrayEdges(EDGES.src.numpy(), EDGES.dst.numpy())}, {}, {})
+    part_of = np.random.default_rng(num_parts).integers(0, num_parts, NODES)
+    return str(sar.write_partitions(graph, part_of, num_parts, folder, "graph", method="custom").json_file)
+
+
+@pytest.mark.parametrize("in_files", [False, True], ids=["2 parts, then 3", "4 parts on 2 workers, then 3 on 3"])
 @pytest.mark.parametrize("world_size", [3])
-def test_other_workers_and_another_partitioning(pool, world_size, tmp_path):
-    saved = pool.run(save_by_two, tmp_path, per_rank=[*cut(1, 2), None])[:2]
-    loaded = pool.run(load_by_three, tmp_path, per_rank=cut(2, 3))
+def test_other_workers_and_another_partitioning(pool, world_size, in_files, tmp_path):
+    first = [written(tmp_path / "four", 4)] * 2 if in_files else cut(1, 2)
+    then = [written(tmp_path / "three", 3)] * 3 if in_files else cut(2, 3)
+    saved = pool.run(save_by_two, tmp_path / "saved", per_rank=[*first, None])[:2]
+    loaded = pool.run(load_by_three, tmp_path / "saved", per_rank=then)
     for field in ("exp_avg", "exp_avg_sq", None):
         rows = []
         for pieces in (saved, loaded):
