@@ -168,10 +168,10 @@ def test_as_many_parts_as_fit(tmp_path: Path, edges: Path, capsys: pytest.Captur
     written = ["--assign-only", "--write-assignment", str(tmp_path / "assigned")] if alone else []
     typed = ["partition", str(edges), *AUTOMATIC, "--method", "random"]
     typed += written or ["--out", str(tmp_path / "parts")]
-    assert main([*typed, "--model", "gat", "--hidden", "8", "--features", "5", "--classes", "3"]) == 0
+    assert main([*typed, "--model", "gat", "--hidden", "8", "--heads", "2", "--features", "5", "--classes", "3"]) == 0
     said = capsys.readouterr().out
     assert "\nmethod random: asked for\n2 parts: 2 workers hold one each" in f"\n{said}"
-    assert "planned for gat, layers 3, hidden 8, heads 4, 1,073.7 MB a worker\nthe largest of 2 parts takes" in said
+    assert "planned for gat, layers 3, hidden 8, heads 2, 1,073.7 MB a worker\nthe largest of 2 parts takes" in said
     if alone:
         assert read_assignment(tmp_path / "assigned", {"_N": 50}).num_parts == 2
     else:
