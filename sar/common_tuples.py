@@ -4,6 +4,7 @@ Node and edge IDs are *global* and homogeneous: partition p owns the contiguous 
 nodes of one type follow each other in runs.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from torch import Tensor
@@ -46,6 +47,8 @@ class PartitionData(NamedTuple):
     partition_book: DGL's partition book, or None for data made in memory or where DGL is not installed.
     directory: digest of the description of the directory that it is from, which workers compare; empty for data made in
         memory.
+    part_ranges: the [start, end) range of global node IDs of each partition, or piece of one, that this worker has;
+        empty where there is one, with all of the worker's nodes.
     """
 
     all_shard_edges: list[ShardEdgesAndFeatures]
@@ -55,3 +58,4 @@ class PartitionData(NamedTuple):
     edge_type_names: list[CanonicalEtype]
     partition_book: Any = None
     directory: str = ""
+    part_ranges: Sequence[tuple[int, int]] = ()

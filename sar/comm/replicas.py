@@ -7,12 +7,13 @@ message. Where the workers' checksums differ, they tell each other those of ever
 in `sync_params` or `gather_grads` must be the same everywhere. Where none of a step has, because both were forgotten,
 so must all of which every worker has as many of that shape. What is left is a worker's own, such as rows for its nodes
 or a model that it alone trains, and no longer counts. Tensors that are no `torch.nn.Parameter`, such as the rows of a
-`DistEmbedding`, never do.
+`DistEmbedding`, never do, nor do steps before models are averaged (`apart`).
 """
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -54,6 +55,7 @@ class Replicas:
         self._stepped: dict[int, list[_Stepped]] = {}  # by the optimizer's serial
         self._told: list[_Stepped] = []  # what the latest agreement was about
         self._own: set[str] = set()  # keys of what is not compared
+        self._apart = False
         register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._look(optimizer))
 
     def share(self, model: Module, call: str) -> bool:
@@ -64,6 +66,15 @@ class Replicas:
             if call not in seen_by:
                 seen_by.append(call)
         return len(self._shared) > before
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let this worker's models go their own way inside; then they are to become one again."""
+        self._apart = True
+        try:
+            yield
+        finally:
+            self._apart = False
 
     def take_checksum(self) -> int:
         """What the next agreement carries, once."""
@@ -120,7 +131,7 @@ class Replicas:
 
     def _look(self, optimizer: Optimizer) -> None:
         """Take the checksums of what an optimizer has just stepped."""
-        if not Config.check_replicas or torch.compiler.is_compiling():
+        if self._apart or not Config.check_replicas or torch.compiler.is_compiling():
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if _counts(p)]
         serial = self._serials.setdefault(optimizer, len(self._serials))

@@ -86,6 +86,7 @@ def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int
         PartitionError: a feature is missing in one of the partitions, or of another dtype or width there.
     """
     own, first = node_ranges[worker], next(iter(parts.values()))
+    ranges = [part.node_ranges[number] for number, part in parts.items()]
     return PartitionData(
         all_shard_edges=_shards(list(parts.values()), node_ranges, own),
         node_ranges=node_ranges,
@@ -94,6 +95,7 @@ def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int
         edge_type_names=first.edge_type_names,
         partition_book=first.partition_book,
         directory=first.directory,
+        part_ranges=[(max(s, own[0]), min(e, own[1])) for s, e in ranges if s <= own[1] and e >= own[0]],
     )
 
 

@@ -49,8 +49,8 @@ def load_dgl_partition_data(
         partition_json_file: the directory, or its JSON file, which names the other files relative to itself.
         own_partition_idx: this worker, `sar.rank()`. Before `sar.initialize_comms`: the partition to load.
         device: where edges and features go.
-        parts: the partitions of this worker, in place of consecutive ones; each is with one worker. Where they are not
-            consecutive, global IDs count through the workers' partitions in their order, other than DGL's own.
+        parts: the partitions of this worker, if any, in place of consecutive ones; each is with one worker. Where they
+            are not consecutive, global IDs count through the workers' partitions in their order, other than DGL's own.
         allow_outside: whether the JSON file, or links beside it, may lead to files outside of its directory.
         verify: compare what is read with the checksums that `sar partition` and `partition_graph` leave beside the
             files. Directories without checksums are taken as they are.

@@ -5,6 +5,7 @@ edges; with fewer, the workers of a partition divide its nodes in runs of about 
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from sar.adapters.dgl.reader.local_graph import DST, LocalGraph, PartFile, check_node_ids
 from sar.adapters.dgl.reader.partition_json import PartitionJson, graph_path
 from sar.comm.group import Group
-from sar.core.regroup import deal_parts, deal_workers, equal_runs, runs_of
+from sar.core.regroup import deal_parts, deal_workers, equal_runs
 from sar.errors import PartitionError
 
 
@@ -78,16 +79,17 @@ def node_costs(graph: LocalGraph, own: tuple[int, int]) -> Tensor:
 
 
 def chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tuple[list[int], WorkerShare]:
-    """A worker's share where every worker names its partitions; called by all workers together.
+    """A worker's share where every worker names its partitions, if any; called by all workers together.
 
     Returns:
-        All partitions in the order of the workers that have them, and the share, in IDs that count in this order.
+        All partitions in the order of the workers that have them, and the share, in IDs that count in this order. The
+        share of a worker without partitions is no nodes of the first one.
 
     Raises:
-        PartitionError: there is no such partition, a worker has none, or not each is with one worker.
+        PartitionError: there is no such partition, or not each is with one worker.
     """
     own = torch.tensor(list(parts), dtype=torch.int64)
-    if not len(own) or not bool(((own >= 0) & (own < spec.num_parts)).all()):
+    if not bool(((own >= 0) & (own < spec.num_parts)).all()):
         raise PartitionError(f"parts is {list(parts)}; expected some of 0 to {spec.num_parts - 1}, as in {spec.path}.")
     mine = own.bincount(minlength=spec.num_parts) * (1 + group.rank)
     owners = torch.stack(group.all_gather(mine, "parts"))
@@ -98,6 +100,8 @@ def chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tup
             f"{list(parts)}; expected each with one worker, once."
         )
     order: list[int] = owners.sum(0).argsort(stable=True).tolist()
-    ranges = runs_of([spec.partition_ranges[part][1] - spec.partition_ranges[part][0] for part in order])
-    places = [place for place, part in enumerate(order) if mine[part]]
-    return order, WorkerShare([order[place] for place in places], ranges[places[0]][0], ranges[places[-1]][1])
+    sizes = [spec.partition_ranges[part][1] - spec.partition_ranges[part][0] for part in order]
+    bounds = list(accumulate(sizes, initial=0))
+    first = int((owners.sum(0) <= group.rank).sum())  # partitions of the workers before this one
+    last = first + len(own)
+    return order, WorkerShare(order[first:last] or order[:1], bounds[first], bounds[last])

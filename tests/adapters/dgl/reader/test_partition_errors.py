@@ -111,7 +111,7 @@ def load_shares(mistake: str, path: Path) -> None:
     "mistake, words",
     [
         ("another worker's", "own_partition_idx is 0, but this is worker 1; with 3 partitions for 2 workers"),
-        ("none", r"parts is \[\]; expected some of 0 to 2"),
+        ("none", r"are with \[1, 0, 1\] workers each, and this worker chose \[\]"),
         ("beyond", r"parts is \[3\]; expected some of 0 to 2"),
         ("twice", r"this worker chose \[1, 1\]; expected each with one worker, once"),
         ("shared", r"are with \[2, 1, 1\] workers each, and this worker chose"),

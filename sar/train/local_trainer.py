@@ -1,0 +1,153 @@
+"""`LocalTrainer`: partitions are trained on one by one, without the others, and the models that result are averaged.
+
+[Note: one model for each partition]
+A worker has one model in memory, whatever the number of its partitions. Each partition in turn gets the weights with
+which the round began, and what it makes of them is added, times its share of all training nodes, to a sum in double
+precision. The workers add up their sums; rounded once, that is the average, to the same bits everywhere.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+from warnings import catch_warnings, filterwarnings
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sar.comm import all_reduce, session, sync_params
+from sar.common_tuples import SPLIT
+from sar.errors import ConfigError
+from sar.logging_setup import logger
+
+
+class LocalTrainer:
+    """Trains on every partition by itself and averages the models (Huang et al., "SDT-GNN", section III-D).
+
+        w = sum_i n_i w_i / sum_i n_i        over all partitions i of all workers, n_i training nodes each
+
+    An approximation: a partition does not see beyond its halo. `round` and the constructor are called by all workers
+    together, in between there is no communication. A worker trains on its partitions one after the other; one that has
+    none waits. Buffers of floating point, such as running means and variances, are averaged like weights; of others,
+    such as `num_batches_tracked`, the greatest is taken.
+
+    Args:
+        model: of any layers that run on one machine; takes over the parameters and buffers of worker 0.
+        make_optimizer: makes an optimizer of a list of parameters. Each partition has its own, which keeps its state
+            between rounds, because the moments that it holds are those of the partition's gradients.
+        parts: this worker's partitions, as from `local_subgraphs`. Any sequence, also one that reads them from disk.
+        counts: training nodes of each; by default the ones in `train_mask`. Partitions with 0 are left out.
+
+    Raises:
+        ConfigError: for counts that do not fit or are all 0, or a model in `DistributedDataParallel`.
+        DisagreementError: where the workers' models differ in shapes or dtypes.
+
+    Attributes:
+        optimizers: one for each partition of this worker, for schedulers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_optimizer: Callable[[list[nn.Parameter]], Optimizer],
+        parts: Sequence[Any],
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        group = session.current_group()
+        with group.guard():
+            if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+                raise ConfigError("DistributedDataParallel averages gradients by itself; pass the model that is in it.")
+            self.model, self.parts = model, parts
+            self.counts = [_training_nodes(part) for part in parts] if counts is None else [int(n) for n in counts]
+            if len(self.counts) != len(parts) or min(self.counts, default=0) < 0:
+                raise ConfigError(f"counts is {self.counts}; expected {len(parts)} numbers, one for each partition.")
+            total = torch.tensor(sum(self.counts))
+            all_reduce(total, move_to_comm_device=True)
+            if not total:
+                raise ConfigError("No partition of any worker has training nodes; see train_mask, or pass counts.")
+            with catch_warnings():
+                filterwarnings("ignore", message="sync_params: .* normalises by the rows of one")  # as is meant here
+                sync_params(model)
+        self._shares = [count / int(total) for count in self.counts]
+        self.optimizers = [make_optimizer(list(model.parameters())) for _ in parts]
+
+    def round(self, train_one: Callable[[Any, Optimizer], Any], epochs: int = 1) -> None:
+        """Train on every partition for some epochs, and average; the model is then the same on all workers.
+
+        Args:
+            train_one: called as `train_one(part, optimizer)`; trains the model for one epoch on one partition, on the
+                whole of it or in mini-batches, with a loss over its own training nodes. Makes no distributed calls.
+            epochs: on each partition before the models are averaged. Default 1.
+
+        Raises:
+            CommunicationError: where another worker raised, or makes another call. The slowest may take
+                `Config.timeout` longer than the fastest.
+        """
+        group = session.current_group()
+        with group.guard():
+            group.agree(f"a round of {epochs} epochs for each partition")
+            begin = self._read()
+            mean, greatest = torch.zeros_like(begin[0]), begin[1]
+            with group.replicas.apart() if group.replicas is not None else nullcontext():
+                for i, share in enumerate(self._shares):
+                    if share:
+                        self._write(*begin)
+                        part = self.parts[i]
+                        for _ in range(epochs):
+                            train_one(part, self.optimizers[i])
+                        floats, others = self._read()
+                        mean += share * floats
+                        greatest = torch.maximum(greatest, others)
+            all_reduce(mean, move_to_comm_device=True)
+            all_reduce(greatest, dist.ReduceOp.MAX, move_to_comm_device=True)
+            self._write(mean, greatest)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizers' state; `save_checkpoint(..., model=model, loaders=trainer)` saves it on every worker."""
+        return {"partitions": self._partitions(), "optimizers": [one.state_dict() for one in self.optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what `state_dict` returned; with other workers or partitions, optimizers begin anew."""
+        if state["partitions"] != self._partitions():
+            logger.warning("the optimizers of other partitions were saved; those of this worker begin anew")
+            return
+        for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(one)
+
+    def _tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The model's parameters and buffers: those of floating point, and others."""
+        tensors = [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
+        real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
+        return [t for t in real if t.is_floating_point()], [t for t in real if not t.is_floating_point()]
+
+    def _read(self) -> tuple[Tensor, Tensor]:
+        """The values of all of them, float64 and int64, where they can travel."""
+        device = session.current_group().device
+        floats, others = self._tensors()
+        return _joined(floats, torch.float64, device), _joined(others, torch.int64, device)
+
+    def _write(self, *values: Tensor) -> None:
+        """Put back what `_read` has returned, or what has become of it."""
+        for tensors, joined in zip(self._tensors(), values, strict=True):
+            for tensor, own in zip(tensors, joined.split([t.numel() for t in tensors]), strict=True):
+                tensor.copy_(own.view_as(tensor))
+
+    def _partitions(self) -> list[int]:
+        """What tells this worker's partitions from others."""
+        group = session.current_group()
+        return [group.rank, group.world_size, *self.counts]
+
+
+def _training_nodes(part: Any) -> int:
+    """Nodes in the masks of a `DGLGraph`."""
+    masks = [part.nodes[ntype].data.get(SPLIT[0]) for ntype in part.ntypes]
+    found = [mask for mask in masks if mask is not None]
+    if not found or any(mask.dim() != 1 for mask in found):
+        raise ConfigError(f"The partition has no {SPLIT[0]} of one column; pass counts, the numbers of training nodes.")
+    return sum(int(mask.sum()) for mask in found)
+
+
+def _joined(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """All values, one tensor after the other."""
+    return torch.cat([torch.empty(0, dtype=dtype, device=device), *(t.flatten().to(device, dtype) for t in tensors)])

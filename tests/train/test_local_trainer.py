@@ -1,0 +1,421 @@
+"""`LocalTrainer`: averages by arithmetic and beside DGL, for more and for fewer partitions than workers."""
+
+import copy
+import re
+
+import dgl
+import dgl.nn.pytorch as dglnn
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import sar
+from tests.adapters.dgl.directories import heterogeneous_graph, homogeneous_graph, write_directory
+from tests.parity.harness import assert_close
+from tests.workers import WorkerPool
+
+COUNTS = [3, 0, 8, 1, 5]
+"""Training nodes of made-up partitions."""
+
+
+class Odd(nn.Module):
+    """Running statistics, a counter, a switch, a shared weight, a frozen and a complex one."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3, dtype=dtype), nn.Linear(3, 2, dtype=dtype)
+        self.norm = nn.BatchNorm1d(3, dtype=dtype)
+        self.first_too = self.first
+        self.frozen = nn.Parameter(torch.randn(2, dtype=dtype), requires_grad=False)
+        self.turn = nn.Parameter(torch.randn(2, dtype=torch.complex64 if dtype == torch.float32 else torch.complex128))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("lowest", torch.full((2,), -torch.inf, dtype=dtype))
+
+    def forward(self, x):
+        self.seen = self.seen | (x.sum() > 0)  # another tensor, as some modules do it
+        x = self.first_too(self.norm(self.first(x)))
+        return (self.last(x) + self.frozen) * (self.turn * self.turn.conj()).real
+
+
+def made(dtype):
+    torch.manual_seed(0)
+    return Odd(dtype)
+
+
+def rows(number, dtype):
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(number), dtype=torch.float64).to(dtype)
+
+
+def optimizer_of(parameters):
+    return torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=0.1)
+
+
+def trains(model):
+    def train_one(part, optimizer):
+        for batch in part.split(2):
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+
+    return train_one
+
+
+def train_made_up(counts, dtype, plan):
+    own = range(sar.rank(), len(counts), sar.world_size())
+    torch.manual_seed(sar.rank() + 5)
+    model = Odd(dtype)
+    if sar.rank() == 0:
+        model = made(dtype)
+    parts, mine = [rows(i, dtype) for i in own], [counts[i] for i in own]
+    trainer = sar.train.LocalTrainer(model, optimizer_of, parts, mine)
+    for epochs in plan:
+        trainer.round(trains(model), epochs)
+    return model.state_dict()
+
+
+def expected(counts, dtype, plan):
+    """The same, in one process and word by word: (1 / n) sum_i n_i w_i in float64, the greatest of other numbers."""
+    model, optimizers, copies = made(dtype), {}, {}
+    for epochs in plan:
+        for i, count in enumerate(counts):
+            if count:
+                copies[i] = copies.get(i, copy.deepcopy(model))
+                copies[i].load_state_dict(model.state_dict())
+                optimizers[i] = optimizers.get(i, optimizer_of(copies[i].parameters()))
+                for _ in range(epochs):
+                    trains(copies[i])(rows(i, dtype), optimizers[i])
+        states = {i: one.state_dict() for i, one in copies.items()}
+        average = {}
+        for name, value in model.state_dict().items():
+            if value.is_floating_point() or value.is_complex():
+                total = sum(
+                    counts[i] * state[name].to(torch.promote_types(value.dtype, torch.float64))
+                    for i, state in states.items()
+                )
+                average[name] = (total / sum(counts)).to(value.dtype)
+            else:
+                average[name] = (
+                    torch.stack([state[name].long() for state in states.values()]).max(0).values.to(value.dtype)
+                )
+        model.load_state_dict(average)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("counts", [COUNTS, [2, 7]], ids=["more or as many", "fewer"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_averages(pool, world_size, counts, dtype):
+    plan = [1, 3, 1]
+    found, wanted = pool.run(train_made_up, counts, dtype, plan), expected(counts, dtype, plan)
+    for state in found:
+        assert state.keys() == wanted.keys()
+        for name, value in state.items():
+            torch.testing.assert_close(value, wanted[name], rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=0)
+            assert torch.equal(value, found[0][name])
+    assert int(wanted["norm.num_batches_tracked"]) == 2 * sum(plan)
+    assert bool(wanted["seen"])
+
+
+def average_once(weights):
+    model = nn.Linear(1, 1, bias=False)
+    parts = [value for i, value in enumerate(weights) if i % sar.world_size() == sar.rank()]
+    counts = [i for i in range(len(weights)) if i % sar.world_size() == sar.rank()]
+
+    def set_weight(part, _):
+        model.weight.data = torch.tensor([[part]])
+
+    sar.train.LocalTrainer(model, lambda parameters: torch.optim.SGD(parameters, 1.0), parts, counts).round(set_weight)
+    return model.weight.item()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_float32_is_rounded_once(pool):
+    """In single precision the sum would lose the small ones."""
+    weights = [float("nan"), 1e8, 1.0, 1.0, -2.5e7]  # the first has no training nodes, and is left out
+    average = sum(i * w for i, w in enumerate(weights) if i) / 10
+    assert pool.run(average_once, weights) == [torch.tensor(average, dtype=torch.float32).item()] * pool.world_size
+
+
+def with_fields(graph):
+    """Every node's own ID as a feature, so that a subgraph can be compared with the graph; edges' likewise."""
+    random = torch.Generator().manual_seed(2)
+    for ntype in graph.ntypes:
+        nodes = graph.num_nodes(ntype)
+        graph.nodes[ntype].data.clear()
+        graph.nodes[ntype].data["id"] = torch.arange(nodes)
+        graph.nodes[ntype].data["x"] = torch.randn(nodes, 4, generator=random, dtype=torch.float64)
+    for etype in graph.canonical_etypes:
+        graph.edges[etype].data.clear()
+        graph.edges[etype].data["id"] = torch.arange(graph.num_edges(etype))
+    target = graph.nodes[graph.ntypes[-1]].data
+    target["label"] = torch.randint(3, (len(target["id"]),), generator=random)
+    target["train_mask"] = torch.rand(len(target["id"]), generator=random) < 0.4
+    return graph
+
+
+def load(path, parts):
+    data = sar.load_dgl_partition_data(path, sar.rank(), "cpu", parts=parts)
+    graph = sar.construct_full_graph(data)
+    return graph, data, sar.train.local_subgraphs(graph, data)
+
+
+def cyclic(num_parts, world_size):
+    return [list(range(rank, num_parts, world_size)) for rank in range(world_size)]
+
+
+def subgraphs(parts, path):
+    before = sar.comm.statistics().bytes_received
+    graph, _, found = load(path, parts)
+    plain = [
+        (
+            {ntype: dict(part.nodes[ntype].data) for ntype in part.ntypes},
+            {
+                etype: (*part.edges(etype=etype, order="eid"), dict(part.edges[etype].data))
+                for etype in part.canonical_etypes
+            },
+        )
+        for part in found
+    ]
+    return plain, sar.comm.statistics().bytes_received - before, {t: graph.node_ids(t) for t in graph.ntypes}
+
+
+@pytest.mark.parametrize("name", ["homogeneous", "heterogeneous"])
+@pytest.mark.parametrize(
+    "num_parts, world_size, dealt",
+    [(3, 1, False), (3, 2, True), (2, 2, False), (2, 3, True), (1, 3, False)],
+)
+def test_subgraphs(pool, tmp_path, name, num_parts, world_size, dealt):
+    """Own nodes and one hop, whatever the number of partitions; every edge and every own node in one of them."""
+    graph = with_fields({"homogeneous": homogeneous_graph, "heterogeneous": heterogeneous_graph}[name]())
+    path = str(write_directory(tmp_path, graph, num_parts).path)
+    parts = cyclic(num_parts, world_size) if dealt else [None] * world_size
+    by_worker = pool.run(subgraphs, path, per_rank=parts)
+    own = {ntype: [] for ntype in graph.ntypes}
+    for plain, _, _ in by_worker:
+        for nodes, edges in plain:
+            read = {ntype: set() for ntype in graph.ntypes}
+            for etype, (src, dst, fields) in edges.items():
+                ids = fields["id"]
+                ends = graph.find_edges(ids, etype=etype)
+                inner = nodes[etype[2]]["inner_node"]
+                assert torch.equal(nodes[etype[0]]["id"][src], ends[0])
+                assert torch.equal(nodes[etype[2]]["id"][dst], ends[1])
+                assert bool(inner[dst].all())
+                mine = nodes[etype[2]]["id"][inner]
+                assert (
+                    ids.sort().values.tolist() == graph.in_edges(mine, form="eid", etype=etype).sort().values.tolist()
+                )
+                read[etype[0]] |= set(src.tolist())
+            for ntype, fields in nodes.items():
+                inner, ids = fields["inner_node"], fields["id"]
+                own[ntype] += ids[inner].tolist()
+                halo = (~inner).nonzero().squeeze(1).tolist()
+                assert halo == list(range(int(inner.sum()), len(inner))), "own nodes come first"
+                assert set(halo) <= read[ntype]
+                assert len(ids.unique()) == len(ids)
+                whole = graph.nodes[ntype].data
+                for key in set(whole) - {"train_mask"}:
+                    assert torch.equal(fields[key], whole[key][ids])
+                if "train_mask" in whole:
+                    assert torch.equal(fields["train_mask"], whole["train_mask"][ids] & inner)
+    assert {ntype: sorted(ids) for ntype, ids in own.items()} == {t: list(range(graph.num_nodes(t))) for t in own}
+    if dealt:
+        assert [len(plain) for plain, _, _ in by_worker] == [max(len(mine), 1) for mine in parts]
+
+
+class OneLayer(nn.Module):
+    """Exact on a subgraph: one hop is all that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = dglnn.SAGEConv(4, 3, "mean")
+        self.double()
+
+    def forward(self, graph, x):
+        return self.conv(graph, x)
+
+
+def train_dgl(graph, model, optimizer):
+    train = graph.ndata["train_mask"]
+    logits = model(graph, graph.ndata["x"])
+    loss = functional.cross_entropy(logits[train], graph.ndata["label"][train])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def train_one_layer(parts, path):
+    graph, data, found = load(path, parts)
+    torch.manual_seed(3)
+    model = OneLayer()
+    trainer = sar.train.LocalTrainer(model, sgd, found)
+    before = sar.comm.statistics().bytes_received
+    for _ in range(4):
+        trainer.round(lambda part, optimizer: train_dgl(part, model, optimizer))
+    received = sar.comm.statistics().bytes_received - before
+    with torch.no_grad():
+        logits = model(graph, data.node_features["_N/x"])  # collective, and the models are one again
+    return [p.detach() for p in model.parameters()], data.node_features["_N/id"], logits, received
+
+
+@pytest.mark.parametrize("num_parts, world_size, dealt", [(3, 1, True), (5, 2, False), (2, 3, True), (1, 3, False)])
+def test_one_layer_and_sgd_are_exact(pool, tmp_path, num_parts, world_size, dealt):
+    """The mean of gradients over partitions, by training nodes, is that over the graph: as DGL on one machine."""
+    graph = with_fields(homogeneous_graph())
+    directory = write_directory(tmp_path, graph, num_parts)
+    parts = cyclic(num_parts, world_size) if dealt else [None] * world_size
+    by_worker = pool.run(train_one_layer, str(directory.path), per_rank=parts)
+    torch.manual_seed(3)
+    model = OneLayer()
+    optimizer = sgd(model.parameters())
+    for _ in range(4):
+        train_dgl(graph, model, optimizer)
+    logits = model(graph, graph.ndata["x"]).detach()
+    sent = sum(p.numel() * 8 for p in model.parameters())
+    for parameters, ids, own, received in by_worker:
+        for mine, wanted in zip(parameters, model.parameters(), strict=True):
+            assert_close(mine, wanted, 1e-12)
+        assert_close(own, logits[ids], 1e-12)
+        assert received <= 4 * (sent + 8 * 3 * 24 * world_size), "no features travel in a round"
+
+
+def go_on_exactly(forgotten, path):
+    """Rounds with Adam, then steps on the whole graph, whose gradients are summed, or not."""
+    graph, data, found = load(path, None)
+    model = OneLayer()
+    trainer = sar.train.LocalTrainer(model, optimizer_of, found)
+    losses = []
+    for _ in range(2):
+        trainer.round(lambda part, optimizer: train_dgl(part, model, optimizer))
+        optimizer = optimizer_of(model.parameters())
+        for _ in range(2):
+            logits = model(graph, data.node_features["_N/x"])
+            optimizer.zero_grad()
+            logits.square().sum().backward()
+            if not forgotten:
+                sar.gather_grads(model)
+            optimizer.step()
+            losses.append(logits.square().sum().item())
+    return losses
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_models_are_compared_outside_of_rounds_only(pool, tmp_path):
+    path = str(write_directory(tmp_path, with_fields(homogeneous_graph()), 2).path)
+    pool.run(go_on_exactly, False, path)
+    outcomes = pool.outcomes(go_on_exactly, True, path)
+    assert [outcome.kind for outcome in outcomes] == ["DisagreementError"] * 2
+    assert "gather_grads" in outcomes[0].message
+
+
+class Interrupted:
+    """Local training with a momentum, dropout and mini-batches of DGL's own."""
+
+    def __init__(self, path):
+        _, _, parts = load(path, range(sar.rank(), 3, sar.world_size()))
+        self.model = nn.ModuleList([dglnn.SAGEConv(4, 5, "mean", feat_drop=0.3), dglnn.SAGEConv(5, 3, "gcn")]).double()
+        self.trainer = sar.train.LocalTrainer(self.model, optimizer_of, parts)
+
+    def train_one(self, part, optimizer):
+        seeds = part.ndata["train_mask"].nonzero().squeeze(1)
+        sampler = dgl.dataloading.NeighborSampler([-1, 2])
+        for inputs, outputs, blocks in dgl.dataloading.DataLoader(part, seeds, sampler, batch_size=5):
+            hidden = self.model[0](blocks[0], part.ndata["x"][inputs]).relu()
+            loss = functional.cross_entropy(self.model[1](blocks[1], hidden), part.ndata["label"][outputs])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def run(self, first, last):
+        for step in range(first, last):
+            dgl.seed(step)  # DGL's own generator is no part of a checkpoint
+            self.trainer.round(self.train_one)
+        return self.model.state_dict(), self.trainer.state_dict()
+
+
+def undisturbed(path, folder):
+    torch.manual_seed(4)
+    training = Interrupted(path)
+    training.run(0, 2)
+    sar.save_checkpoint(folder, model=training.model, loaders=training.trainer, step=2)
+    return training.run(2, 4)
+
+
+def resumed(path, folder):
+    torch.manual_seed(5)
+    training = Interrupted(path)
+    step = sar.load_checkpoint(folder, model=training.model, loaders=training.trainer)["step"]
+    return training.run(step, 4)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_training_goes_on_bit_for_bit(pool, tmp_path):
+    path = str(write_directory(tmp_path / "parts", with_fields(homogeneous_graph()), 3).path)
+    expected, found = (pool.run(case, path, tmp_path / "saved") for case in (undisturbed, resumed))
+    for (model, state), (found_model, found_state) in zip(expected, found, strict=True):
+        assert all(torch.equal(value, found_model[name]) for name, value in model.items())
+        assert str(state) == str(found_state)
+    assert [len(state["optimizers"]) for _, state in found] == [2, 1]
+
+
+def resumed_by_fewer(path, folder):
+    training = Interrupted(path)
+    sar.load_checkpoint(folder, model=training.model, loaders=training.trainer)
+    return [len(one["state"]) for one in training.trainer.state_dict()["optimizers"]]
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_optimizers_of_other_partitions_begin_anew(pool, tmp_path):
+    path = str(write_directory(tmp_path / "parts", with_fields(homogeneous_graph()), 3).path)
+    two = WorkerPool(2)
+    try:
+        two.run(undisturbed, path, tmp_path / "saved")
+    finally:
+        two.close()
+    assert pool.run(resumed_by_fewer, path, tmp_path / "saved") == [[0, 0, 0]]
+
+
+def misuse(mistake):
+    model, parts, counts = nn.Linear(2, 2), [1, 2], [1, 2]
+    if mistake == "no training nodes":
+        counts = [0, 0]
+    elif mistake == "too few counts":
+        counts = [1]
+    elif mistake == "negative":
+        counts = [3, -1]
+    elif mistake == "DDP":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif mistake == "no mask":
+        parts, counts = [dgl.rand_graph(3, 3)], None
+    trainer = sar.train.LocalTrainer(model, sgd, parts, counts)
+    if mistake == "raises" and sar.rank() == 1:
+        trainer.round(lambda part, optimizer: 1 / 0)
+    elif mistake == "distributed" and sar.rank() == 1:
+        trainer.round(lambda part, optimizer: sar.comm.all_reduce(torch.ones(1)))
+    else:
+        trainer.round(lambda part, optimizer: None, 2 if mistake == "epochs" and sar.rank() == 1 else 1)
+
+
+@pytest.mark.parametrize("world_size", [2])
+@pytest.mark.parametrize(
+    "mistake, kinds, words",
+    [
+        ("no training nodes", ["ConfigError"] * 2, "No partition of any worker has training nodes"),
+        ("too few counts", ["ConfigError"] * 2, r"counts is \[1\]; expected 2 numbers"),
+        ("negative", ["ConfigError"] * 2, r"counts is \[3, -1\]"),
+        ("DDP", ["ConfigError"] * 2, "averages gradients by itself"),
+        ("no mask", ["ConfigError"] * 2, "pass counts"),
+        ("raises", ["PeerError", "ZeroDivisionError"], "Worker 1 raised ZeroDivisionError"),
+        ("distributed", ["DisagreementError"] * 2, "not in the same distributed call"),
+        ("epochs", ["DisagreementError"] * 2, "a round of 2 epochs"),
+    ],
+)
+def test_mistakes(pool, mistake, kinds, words):
+    outcomes = pool.outcomes(misuse, mistake)
+    assert [outcome.kind for outcome in outcomes] == kinds
+    assert re.search(words, outcomes[0].message)
