@@ -138,3 +138,34 @@ def draw_partitioning(bars: Sequence[Mapping[str, Any]], file: Path) -> None:
         row[0].set_title(graph, loc="left", fontsize=11)
     figure.axes[0].legend(frameon=False, fontsize=8)
     figure.savefig(file)
+
+
+def draw_averaging(
+    graphs: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]]], file: Path
+) -> None:
+    """Test accuracy by epoch and by second: a column of two panels for each graph, a line for each method.
+
+    Args:
+        graphs: by graph and method: epochs, seconds and accuracies so far, of equal lengths.
+        file: gets the picture.
+    """
+    figure = Figure(figsize=(4.6 * len(graphs), 7.6), dpi=80, layout="constrained")
+    colors = [IDEAL, *MODES.values(), DGL]
+    panels = figure.subplots(2, len(graphs), squeeze=False)
+    for (graph, methods), (by_epoch, by_second) in zip(graphs.items(), panels.T, strict=True):
+        for color, (method, (epochs, seconds, accuracies)) in zip(colors, methods.items(), strict=False):
+            style = "--" if "batches" in method else "-"
+            for axes, places in ((by_epoch, epochs), (by_second, seconds)):
+                axes.plot(places, accuracies, style, color=color, label=method, linewidth=1.5)
+        best = max(max(accuracies) for _, _, accuracies in methods.values())
+        by_epoch.set_title(graph, fontsize=12)
+        for axes, label in ((by_epoch, "epochs"), (by_second, "seconds of training")):
+            axes.set_xlabel(label)
+            axes.set_xscale("log")
+            axes.set_ylim(best - 0.4, best + 0.03)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.25)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("test accuracy")
+    panels[0, 0].legend(frameon=False, fontsize=9, loc="lower right")
+    figure.savefig(file)

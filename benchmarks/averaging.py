@@ -1,0 +1,358 @@
+"""Test accuracy by epoch and by second, of exact training and of averaged models: `python -m benchmarks.averaging`."""
+
+import argparse
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+import sar
+from benchmarks import command
+from benchmarks.models import Model
+from benchmarks.plots import draw_averaging
+from benchmarks.report import describe_setting, write_section
+from benchmarks.results import read, save, setting
+from sar.adapters.dgl.shim import require_dgl
+from sar.errors import ConfigError
+from sar.host.processes import run_workers
+from sar.partition.graph_data import GraphData
+from sar.partition.in_memory import partition_graph
+from sar.partition.ingest.datasets import load_dataset
+from sar.partition.inspect.text_tables import as_markdown, as_text
+
+PICTURE = "benchmarks-averaging.png"
+HEADER = "graph", "trained", "accuracy at the end", "best", "epochs to 98 %", "s / epoch", "s to 98 %"
+NEAR = 0.98
+"""Of the accuracy that exact training on the whole graph has at best."""
+
+EXACT, AVERAGED, SELDOM = "exact", "averaged", "averaged every 5th"
+EXACT_BATCHES, AVERAGED_BATCHES = "exact, mini-batches", "averaged, mini-batches"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train, and how long: three layers of SAGE.
+
+    batch_size: of each worker; fanouts: of each layer, input layer first.
+    """
+
+    num_classes: int
+    epochs: int
+    batch_epochs: int
+    batch_size: int
+    fanouts: list[int]
+    learning_rate: float
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A training: epochs, seconds without evaluation, and test accuracy on the whole graph, so far at each point."""
+
+    method: str
+    seed: int
+    epochs: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Part:
+    """All trainings on one graph."""
+
+    graph: str
+    curves: list[Curve]
+
+    def of(self, method: str) -> list[Curve]:
+        return [curve for curve in self.curves if curve.method == method]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(curve.method for curve in self.curves))
+
+
+def main(argv: Sequence[str]) -> None:
+    """Train with every method and seed, or read earlier results, and write the table and the picture."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.averaging", description=__doc__)
+    command.add_paths(parser)
+    graphs = ["cora", "dblp_citation", "amazon_computers"]
+    parser.add_argument("--graphs", nargs="+", default=graphs, metavar="NAME", help=f"({' '.join(graphs)})")
+    parser.add_argument("--workers", type=int, default=2, metavar="W", help="of one thread (%(default)s)")
+    parser.add_argument("--parts", type=int, default=4, metavar="P", help="METIS's (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="trainings of each (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=60, metavar="N", help="on the whole graph (%(default)s)")
+    parser.add_argument("--batch-epochs", type=int, default=12, metavar="N", help="with mini-batches (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=500, metavar="N", help="of a worker (%(default)s)")
+    parser.add_argument("--fanouts", type=int, nargs=3, default=[10, 10, 10], metavar="K", help="(10 10 10)")
+    parser.add_argument("--time-limit", type=float, default=1800, metavar="S", help="for one graph (%(default)s)")
+    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write averaging.json anew")
+    arguments = parser.parse_args(argv)
+    with command.work_directory(arguments.work) as work:
+        conditions, parts = load(arguments.earlier) if arguments.earlier else _measure(argv, arguments, work)
+    rows = table(parts)
+    print(f"\n{as_text(rows)}")
+    arguments.docs.mkdir(parents=True, exist_ok=True)
+    draw_averaging(
+        {part.graph: {method: _lines(part.of(method)) for method in part.methods} for part in parts},
+        arguments.docs / PICTURE,
+    )
+    picture = f"![Test accuracy by epoch and by second, exact and averaged]({PICTURE})"
+    text = "\n\n".join([describe_setting(conditions), as_markdown(rows), picture])
+    write_section(arguments.docs / "benchmarks.md", "averaging", text)
+
+
+def table(parts: Sequence[Part]) -> list[tuple[str, ...]]:
+    """Accuracy and time by graph and method; `HEADER` first."""
+    rows: list[tuple[str, ...]] = [HEADER]
+    for part in parts:
+        goal = NEAR * fmean(max(curve.accuracies) for curve in part.of(EXACT))
+        for method in part.methods:
+            curves = part.of(method)
+            reached = [_reached(goal, curve) for curve in curves]
+            epochs, seconds = (
+                [getattr(curve, key)[at] for curve, at in zip(curves, reached, strict=True) if at is not None]
+                for key in ("epochs", "seconds")
+            )
+            all_reach = len(epochs) == len(curves)
+            rows.append(
+                (
+                    part.graph,
+                    method,
+                    _cell([curve.accuracies[-1] for curve in curves]),
+                    _cell([max(curve.accuracies) for curve in curves]),
+                    f"{fmean(epochs):.0f}" if all_reach else "-",
+                    f"{median(curve.seconds[-1] / curve.epochs[-1] for curve in curves):.3f}",
+                    f"{fmean(seconds):.1f}" if all_reach else "-",
+                )
+            )
+    return rows
+
+
+def load(file: Path) -> tuple[dict[str, str], list[Part]]:
+    """Read what was measured, as `benchmarks.results.read` does."""
+    return read(
+        file, lambda one: (one[0], [Part(part["graph"], [Curve(**c) for c in part["curves"]]) for part in one[1]])
+    )
+
+
+def _reached(goal: float, curve: Curve) -> int | None:
+    """The first point with this accuracy."""
+    return next((i for i, accuracy in enumerate(curve.accuracies) if accuracy >= goal), None)
+
+
+def _cell(accuracies: Sequence[float]) -> str:
+    return f"{fmean(accuracies):.4f} ± {stdev(accuracies) if len(accuracies) > 1 else 0:.4f}"
+
+
+def _lines(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[float]]:
+    """Epochs, seconds and accuracies, means over seeds."""
+    epochs, seconds, accuracies = (
+        [fmean(values) for values in zip(*(getattr(curve, key) for curve in curves), strict=True)]
+        for key in ("epochs", "seconds", "accuracies")
+    )
+    return epochs, seconds, accuracies
+
+
+def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> tuple[dict[str, str], list[Part]]:
+    words = f"{arguments.workers} workers of 1 thread, {arguments.parts} parts, {arguments.seeds} seeds"
+    batches = f"fan-outs {arguments.fanouts}, {arguments.batch_size} seeds of each worker"
+    conditions = setting(command.shown("benchmarks.averaging", argv), {"training": words, "mini-batches": batches})
+    parts: list[Part] = []
+    for name in arguments.graphs:
+        data = load_dataset(name, arguments.data)
+        if not isinstance(data, GraphData) or "feat" not in data.node_data:
+            raise ConfigError(
+                f"'{name}' is heterogeneous or has no features; expected a homogeneous one with features."
+            )
+        data = data.with_split().with_reverse_edges().with_self_loops()
+        folder = work / f"averaging-{Path(name).stem}-{arguments.parts}"
+        shutil.rmtree(folder, ignore_errors=True)
+        job = Job(
+            num_classes=int(data.node_data["label"].max()) + 1,
+            epochs=arguments.epochs,
+            batch_epochs=arguments.batch_epochs,
+            batch_size=arguments.batch_size,
+            fanouts=arguments.fanouts,
+            learning_rate=0.003,
+            seeds=arguments.seeds,
+        )
+        curves = run_workers(
+            train_all,
+            job,
+            partition_graph(data, folder, "graph", arguments.parts).json_file,
+            n_workers=arguments.workers,
+            n_threads=1,
+            time_limit=arguments.time_limit,
+            on_progress=lambda line, name=name: print(f"{Path(name).stem} {line}", flush=True),  # type: ignore[misc]
+        )
+        parts.append(Part(Path(name).stem, curves[0]))
+        save([conditions, parts], work / "averaging.json")
+    return conditions, parts
+
+
+# -- in the workers
+
+
+class Task:
+    """This worker's part of a graph, as a part of the whole and as graphs by themselves."""
+
+    def __init__(self, partition_json: Path, job: Job) -> None:
+        data = sar.load_dgl_partition_data(partition_json, sar.rank(), "cpu")
+        self.job = job
+        self.graph = sar.construct_full_graph(data)
+        self.parts = sar.train.local_subgraphs(self.graph, data)
+        self.x, self.labels, self.train, self.test = (
+            sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label", "train_mask", "test_mask")
+        )
+        self.n_train, self.n_test = self.add_up(self.train.sum(), self.test.sum())
+
+    @staticmethod
+    def add_up(*counts: Tensor) -> list[int]:
+        total = torch.stack(counts)
+        sar.comm.all_reduce(total, dist.ReduceOp.SUM)
+        return [int(count) for count in total]
+
+    def optimizer(self, parameters: Any) -> Optimizer:
+        return torch.optim.Adam(parameters, lr=self.job.learning_rate)
+
+    @torch.no_grad()
+    def accuracy(self, model: Model) -> float:
+        right = (model(self.graph, self.x).argmax(1) == self.labels)[self.test]
+        return self.add_up(right.sum())[0] / self.n_test
+
+
+def exact(task: Task, model: Model) -> Callable[[], None]:
+    """One step an epoch on the whole graph."""
+    sar.sync_params(model)
+    optimizer = task.optimizer(model.parameters())
+
+    def epoch() -> None:
+        logits = model(task.graph, task.x)[task.train]
+        loss = functional.cross_entropy(logits, task.labels[task.train], reduction="sum") / task.n_train
+        _step(optimizer, loss, lambda: sar.gather_grads(model))
+
+    return epoch
+
+
+def exact_batches(task: Task, model: Model) -> Callable[[], None]:
+    """Steps on batches whose neighbours may be on any worker; gradients are averaged after each."""
+    sampler = sar.DistNeighborSampler(
+        task.job.fanouts,
+        input_node_features={"feat": task.x},
+        output_node_features={"label": task.labels},
+        copy_edata=False,
+    )
+    seeds = sar.split_seeds(task.graph, task.train)
+    loader = sar.DataLoader(
+        task.graph,
+        seeds,
+        sampler,
+        task.job.batch_size,
+        shuffle=True,
+        precompute_optimized_batches=False,
+        foreign_seeds=True,
+    )
+    ddp = nn.parallel.DistributedDataParallel(model)
+    optimizer = task.optimizer(model.parameters())
+
+    def epoch() -> None:
+        for blocks in loader:
+            logits = ddp(blocks, blocks[0].srcdata["feat"])
+            _step(optimizer, functional.cross_entropy(logits, blocks[-1].dstdata["label"]))
+
+    return epoch
+
+
+def averaged(task: Task, model: Model, epochs: int = 1) -> Callable[[], None]:
+    """One step an epoch on each part."""
+
+    def train_one(part: Any, optimizer: Optimizer) -> None:
+        train = part.ndata["train_mask"]
+        logits = model(part, part.ndata["feat"])[train]
+        _step(optimizer, functional.cross_entropy(logits, part.ndata["label"][train]))
+
+    trainer = sar.train.LocalTrainer(model, task.optimizer, task.parts)
+    return lambda: trainer.round(train_one, epochs)
+
+
+def averaged_seldom(task: Task, model: Model) -> Callable[[], None]:
+    """Five of these steps between averages."""
+    return averaged(task, model, 5)
+
+
+def averaged_batches(task: Task, model: Model) -> Callable[[], None]:
+    """Steps on batches of each part, by DGL's own loader."""
+    loading = require_dgl().dataloading
+
+    def train_one(part: Any, optimizer: Optimizer) -> None:
+        seeds = part.ndata["train_mask"].nonzero().squeeze(1)
+        sampler = loading.NeighborSampler(task.job.fanouts)
+        for inputs, outputs, blocks in loading.DataLoader(
+            part, seeds, sampler, batch_size=task.job.batch_size, shuffle=True
+        ):
+            logits = model(blocks, part.ndata["feat"][inputs])
+            _step(optimizer, functional.cross_entropy(logits, part.ndata["label"][outputs]))
+
+    trainer = sar.train.LocalTrainer(model, task.optimizer, task.parts)
+    return lambda: trainer.round(train_one)
+
+
+METHODS: dict[str, tuple[Callable[[Task, Model], Callable[[], None]], int]] = {
+    EXACT: (exact, 1),
+    AVERAGED: (averaged, 1),
+    SELDOM: (averaged_seldom, 5),
+    EXACT_BATCHES: (exact_batches, 1),
+    AVERAGED_BATCHES: (averaged_batches, 1),
+}
+"""How to train, and how many epochs at a time."""
+
+
+def train_all(report: Callable[[Any], None], job: Job, partition_json: Path) -> list[Curve]:
+    """Train by every method with every seed, one after the other; the first time counts for nothing."""
+    warnings.filterwarnings("ignore", "Dataloader CPU affinity")
+    sar.initialize_comms()
+    task = Task(partition_json, job)
+    for method in METHODS:
+        _train(task, Curve(method, 0), 1)
+    curves = [Curve(method, seed) for seed in range(job.seeds) for method in METHODS]
+    for curve in curves:
+        _train(task, curve, job.batch_epochs if curve.method.endswith("batches") else job.epochs)
+        if sar.rank() == 0:
+            report(f"seed {curve.seed}, {curve.method}: {curve.accuracies[-1]:.4f} in {curve.seconds[-1]:.1f} s")
+    return curves
+
+
+def _train(task: Task, curve: Curve, epochs: int) -> None:
+    torch.manual_seed(curve.seed)
+    model = Model("SAGE", task.x.shape[1], task.job.num_classes)
+    torch.manual_seed(1000 * curve.seed + sar.rank())  # of batches
+    make, at_a_time = METHODS[curve.method]
+    train, seconds = make(task, model), 0.0
+    for epoch in range(at_a_time, epochs + 1, at_a_time):
+        start = time.perf_counter()
+        train()
+        seconds += time.perf_counter() - start
+        curve.epochs.append(epoch)
+        curve.seconds.append(seconds)
+        curve.accuracies.append(task.accuracy(model))
+
+
+def _step(optimizer: Optimizer, loss: Tensor, gather: Callable[[], None] = lambda: None) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    gather()
+    optimizer.step()
+
+
+if __name__ == "__main__":
+    command.run_main(main)
