@@ -1,0 +1,57 @@
+"""The benchmark of averaged models: its table from made-up curves, and the whole path on a tiny graph."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import averaging
+from benchmarks.averaging import AVERAGED, EXACT, METHODS, Curve, Part
+from benchmarks.results import save
+from sar.cli.demo.community_graph import community_graph
+from sar.errors import ConfigError
+from sar.partition.graph_data import write_npz
+from tests.benchmarks.test_benchmarks import benchmark
+
+
+def made_up() -> list[Part]:
+    curves = [
+        Curve(EXACT, 0, [1, 2, 3], [0.5, 1.0, 1.5], [0.5, 0.8, 0.7]),
+        Curve(EXACT, 1, [1, 2, 3], [0.7, 1.4, 2.1], [0.6, 0.7, 0.8]),
+        Curve(AVERAGED, 0, [2, 4], [0.4, 0.8], [0.5, 0.79]),
+        Curve(AVERAGED, 1, [2, 4], [0.6, 1.2], [0.7, 0.75]),
+    ]
+    return [Part("cora", curves)]
+
+
+def test_table() -> None:
+    header, first, second = averaging.table(made_up())
+    assert header == averaging.HEADER
+    assert first == ("cora", EXACT, "0.7500 ± 0.0707", "0.8000 ± 0.0000", "2", "0.600", "1.6")  # 0.784 after 2 and 3
+    assert second == ("cora", AVERAGED, "0.7700 ± 0.0283", "0.7700 ± 0.0283", "-", "0.250", "-"), (
+        "one does not reach it"
+    )
+
+
+def test_results_survive_their_file(tmp_path: Path) -> None:
+    save([{"machine": "none"}, made_up()], tmp_path / "averaging.json")
+    assert averaging.load(tmp_path / "averaging.json") == ({"machine": "none"}, made_up())
+    with pytest.raises(ConfigError, match="holds no results"):
+        averaging.load(tmp_path / "missing.json")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_whole_path(tmp_path: Path) -> None:
+    write_npz(community_graph(300, 3000, num_features=8, num_classes=3), tmp_path / "mine.npz")
+    paths = "--work", tmp_path / "work", "--docs", tmp_path / "docs"
+    sizes = "--seeds", "1", "--epochs", "20", "--batch-epochs", "4", "--batch-size", "20"
+    done = benchmark("benchmarks.averaging", *sizes, "--graphs", tmp_path / "mine.npz", *paths, timeout=500)
+    assert done.returncode == 0, done.stderr
+    _, [part] = averaging.load(tmp_path / "work" / "averaging.json")
+    assert part.methods == list(METHODS)
+    for curve in part.curves:
+        assert curve.accuracies[-1] > 0.6
+        assert curve.seconds == sorted(curve.seconds)
+    text = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "| averaged, mini-batches" in text
+    assert (tmp_path / "docs" / averaging.PICTURE).stat().st_size > 10_000
