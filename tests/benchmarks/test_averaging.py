@@ -44,7 +44,7 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
 def test_the_whole_path(tmp_path: Path) -> None:
     write_npz(community_graph(300, 3000, num_features=8, num_classes=3), tmp_path / "mine.npz")
     paths = "--work", tmp_path / "work", "--docs", tmp_path / "docs"
-    sizes = "--seeds", "1", "--epochs", "20", "--batch-epochs", "4", "--batch-size", "20"
+    sizes = "--seeds", "1", "--epochs", "40", "--batch-epochs", "8", "--batch-size", "20"
     done = benchmark("benchmarks.averaging", *sizes, "--graphs", tmp_path / "mine.npz", *paths, timeout=500)
     assert done.returncode == 0, done.stderr
     _, [part] = averaging.load(tmp_path / "work" / "averaging.json")
