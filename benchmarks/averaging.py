@@ -26,7 +26,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.errors import ConfigError
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
@@ -189,7 +189,7 @@ def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> 
         curves = run_workers(
             train_all,
             job,
-            partition_graph(data, folder, "graph", arguments.parts).json_file,
+            divide(data, folder, "graph", arguments.parts).json_file,
             n_workers=arguments.workers,
             n_threads=1,
             time_limit=arguments.time_limit,
