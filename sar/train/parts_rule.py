@@ -10,7 +10,6 @@ which number on to try, as fewer parts cannot fit; each number that is tried tak
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from sar.train.source_counts import count_source, even_share
 from sar.train.trial_epoch import MakeModel
 
 _FALL = 0.95
-"""What depends on the number of parts has to become as much of it with twice as many, or no number will do."""
+"""To this share of itself memory has to fall with twice as many parts, or no number of them is expected to fit."""
 _MOST = 1024
 """More parts are not tried, unless there are more workers: the time to plan one part grows with their number."""
 
@@ -83,7 +82,10 @@ class FootprintRule:
     def _fewest_equal(self, graph: GraphSource, most: int) -> int:
         """The fewest parts, q at least, that would fit if they were equal and read nothing from each other."""
         whole = self._count(graph, _undivided(graph))
-        plan_share = cache(lambda parts: self._plan(even_share(whole, parts), 0))
+
+        def plan_share(parts: int) -> MemoryPlan:
+            return self._plan(even_share(whole, parts), 0)
+
         numbers = range(self.workers, most + 1)
         place = bisect_left(numbers, True, key=lambda parts: plan_share(parts).total <= self.memory)
         if place == len(numbers):
