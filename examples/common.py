@@ -1,6 +1,7 @@
 """What the model examples share: a node classification task over all workers, and the loop that trains on it.
 
 A model is a `torch.nn.Module` that returns logits for this worker's nodes, (N_i, C); it is written as for one machine.
+`link_prediction.py` trains by the same loop, on a task of its own.
 """
 
 import argparse
@@ -66,6 +67,10 @@ class Task:
         shares = {part: add_up(correct[mask].sum()).item() / self.sizes[part] for part, mask in self.masks.items()}
         return ", ".join(f"{part} {share:.4f}" for part, share in shares.items())
 
+    def quality(self, logits: Tensor) -> str:
+        """What to print of an epoch beside the loss."""
+        return f"accuracy {self.accuracy(logits)}"
+
 
 def load(partition_json: str) -> tuple[sar.GraphShardManager, Tensor, Task]:
     """This worker's part of a homogeneous graph, its features, (N_i, F), and the task on it."""
@@ -77,16 +82,16 @@ def load(partition_json: str) -> tuple[sar.GraphShardManager, Tensor, Task]:
 def train(
     model: nn.Module,
     inputs: Sequence[Any],
-    task: Task,
+    task: Any,
     arguments: argparse.Namespace,
     local_parameters: Iterable[nn.Parameter] = (),
 ) -> tuple[list[float], Tensor]:
-    """Train with Adam, and print loss and accuracy of every epoch.
+    """Train with Adam, and print loss and quality of every epoch.
 
     Args:
         model: called as `model(*inputs)`; alike on all workers.
         inputs: the graph, features and so on.
-        task: what to learn.
+        task: what to learn: `loss` and `quality` of what the model returns, as a `Task` has them.
         arguments: from `options`.
         local_parameters: parameters of this worker's nodes only. Their gradients are whole after the backward, so they
             are neither copied from worker 0 nor summed.
@@ -111,7 +116,7 @@ def train(
         losses.append(add_up(loss.detach()).item())
         if arguments.checkpoint:
             sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1, extra=losses)
-        report(f"epoch {epoch}: loss {losses[-1]:.6f}, accuracy {task.accuracy(predictions(model, inputs))}")
+        report(f"epoch {epoch}: loss {losses[-1]:.6f}, {task.quality(predictions(model, inputs))}")
     return losses, predictions(model, inputs)
 
 

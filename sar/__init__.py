@@ -35,7 +35,7 @@ from sar.core.graph.feature_lookup import suffix_key_lookup  # noqa: E402
 from sar.core.passing.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
-from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows  # noqa: E402
+from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, pair_graph  # noqa: E402
 from sar.sampling import DataLoader, DistNeighborSampler, split_seeds  # noqa: E402
 
 __version__ = "0.1.0"
@@ -105,6 +105,7 @@ __all__ = [
     "nfs_ip_init",
     "nn",
     "open_graph",
+    "pair_graph",
     "partition_graph",
     "patch_dgl",
     "patched_edge_softmax",

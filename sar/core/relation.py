@@ -256,7 +256,7 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
 
 
 def build_structure(
-    data: PartitionData, group: Group, make_sampling_graph: Callable[[Structure], Any]
+    data: PartitionData, group: Group, make_sampling_graph: Callable[[Structure], Any] | None
 ) -> tuple[Structure, list[dict[str, Tensor]]]:
     """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
 
