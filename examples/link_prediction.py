@@ -1,4 +1,4 @@
-"""Link prediction on the whole graph: GraphSAGE, and dot products of pairs of nodes wherever they are.
+"""Link prediction on the whole graph: a GCN, and dot products of pairs of nodes wherever they are.
 
     torchrun --nproc-per-node 2 examples/link_prediction.py --partition-json partitions/cora/cora.json
 
@@ -21,11 +21,11 @@ from sar.train.metrics import mean_reciprocal_rank
 parser = options(__doc__, negatives=1, ranked=100, epochs=50, weight_decay=0.0)
 
 
-class GraphSAGE(nn.Module):
+class GCN(nn.Module):
     def __init__(self, num_features: int, hidden: int):
         super().__init__()
-        self.first = dgl.nn.SAGEConv(num_features, hidden, "mean")
-        self.last = dgl.nn.SAGEConv(hidden, hidden, "mean")
+        self.first = dgl.nn.GraphConv(num_features, hidden)
+        self.last = dgl.nn.GraphConv(hidden, hidden)
 
     def forward(self, graph, x):  # x: (N_i, F) -> (N_i, H)
         return self.last(graph, F.relu(self.first(graph, x)))
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> tuple[list[float], float]:
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
     x = sar.suffix_key_lookup(data.node_features, "feat")
     torch.manual_seed(arguments.seed)
-    model = GraphSAGE(x.shape[1], arguments.hidden)
+    model = GCN(x.shape[1], arguments.hidden)
     torch.manual_seed(arguments.seed + 1 + sar.rank())  # each worker draws pairs of its own
     task = LinkTask(sar.construct_full_graph(data), data, arguments)
     losses, h = train(model, (task.graph, x), task, arguments)

@@ -1,0 +1,102 @@
+"""The link prediction example on workers, against DGL's graphs of the same pairs in one process."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import dgl
+import dgl.function as fn
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import sar
+from sar.cli.demo.community_graph import community_graph
+from sar.partition.in_memory import partition_graph
+from sar.partition.ingest.datasets import load_dataset
+from tests.examples.test_models import double, example  # noqa: F401  (a fixture)
+from tests.graphs import DATA
+
+
+def run_on_worker(argv):
+    torch.set_default_dtype(torch.float64)
+    return example("link_prediction").main(argv)
+
+
+def scores(pairs, nodes, h):
+    graph = dgl.graph(pairs, num_nodes=nodes)
+    graph.ndata["h"] = h
+    graph.apply_edges(fn.u_dot_v("h", "h", "score"))
+    return graph.edata["score"].squeeze(1)
+
+
+def joined(pairs):
+    return tuple(map(torch.cat, zip(*pairs, strict=True)))
+
+
+def train_alone(json_file, workers, a):
+    """Losses and the final MRR on one machine, with the pairs that the workers draw, in global IDs."""
+    script = example("link_prediction")
+    parts = [sar.load_dgl_partition_data(json_file, rank, "cpu") for rank in range(workers)]
+    original = torch.cat([part.node_features["orig_id"] for part in parts])
+    x = torch.cat([sar.suffix_key_lookup(part.node_features, "feat") for part in parts])
+    kept, links, tests, others, drawn = [], [], [], [], [[] for _ in range(a.epochs)]
+    for rank, part in enumerate(parts):
+        src, dst = script.edges(part)
+        test = script.held_out(original[src], original[dst])
+        kept.append((src[~test], dst[~test]))
+        links.append((src[~test & (src < dst)], dst[~test & (src < dst)]))
+        tests.append((src[test & (src < dst)], dst[test & (src < dst)]))
+        torch.manual_seed(a.seed + 1 + rank)
+        others.append(script.corrupted(tests[-1][0], a.ranked, len(x)))
+        for pairs in drawn:
+            pairs.append(script.corrupted(links[-1][0], a.negatives, len(x)))
+    kept, links, tests, others = map(joined, (kept, links, tests, others))
+    assert set(zip(*(ends.tolist() for ends in kept), strict=True)).isdisjoint(
+        pair for src, dst in zip(*(ends.tolist() for ends in tests), strict=True) for pair in ((src, dst), (dst, src))
+    )
+    graph = dgl.graph(kept, num_nodes=len(x))
+    torch.manual_seed(a.seed)
+    model = script.GCN(x.shape[1], a.hidden)
+    optimizer = torch.optim.Adam(model.parameters(), lr=a.lr)
+    losses = []
+    for pairs in map(joined, drawn):
+        h = model(graph, x)
+        made = torch.cat([scores(links, len(x), h), scores(pairs, len(x), h)])
+        known = (torch.arange(len(made)) < len(links[0])).to(made.dtype)
+        loss = functional.binary_cross_entropy_with_logits(made, known)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with torch.no_grad():
+        h = model(graph, x)
+        rivals = scores(others, len(x), h).view(-1, a.ranked)
+        ranks = 1 + (rivals > scores(tests, len(x), h).unsqueeze(1)).sum(1)
+    return losses, ranks.double().reciprocal().mean().item()
+
+
+def generated():
+    return community_graph(300, 2400, 12, 4).with_split()
+
+
+def cora():
+    if not (DATA / "cora.npz").exists():
+        pytest.skip("SAR_TEST_DATA names the folder of the test data sets")
+    return load_dataset("cora", DATA)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("graph, world_size", [(generated, 1), (cora, 2), (generated, 3)])
+def test_losses_and_ranks_are_those_of_one_machine(pool, tmp_path: Path, graph, world_size):
+    data = graph().with_reverse_edges().with_self_loops()
+    data = replace(data, node_data=data.node_data | {"feat": data.node_data["feat"].astype(np.float64)})
+    json_file = partition_graph(data, tmp_path, "graph", world_size).json_file
+    argv = ["--partition-json", str(json_file), "--epochs", "4", "--hidden", "16", "--negatives", "2"]
+    results = pool.run(run_on_worker, argv, timeout=120)
+    losses, mrr = train_alone(json_file, world_size, example("link_prediction").parser.parse_args(argv))
+    for found, found_mrr in results:
+        assert found == pytest.approx(losses, rel=1e-9)
+        assert found_mrr == pytest.approx(mrr, rel=1e-12)
+    assert losses[-1] < losses[0]
+    assert mrr > 0.06  # of ranks drawn at random: 0.05

@@ -1,0 +1,67 @@
+"""Ranks and AUC over workers, against counting pair by pair in Python."""
+
+import math
+
+import pytest
+import torch
+
+import sar
+from sar.train.metrics import mean_reciprocal_rank, roc_auc
+from tests.core.attempts import catch, require
+
+
+def scores_of(rank, count):
+    """Few distinct values, so that many are equal; none on worker 1."""
+    generator = torch.Generator().manual_seed(rank)
+    count = 0 if rank == 1 else count
+    positive = torch.randint(-2, 3, (count,), generator=generator).double()
+    return positive, torch.randint(-3, 2, (count, 4), generator=generator).double()
+
+
+def measure(count):
+    positive, negative = scores_of(sar.rank(), count)
+    ranks = mean_reciprocal_rank(positive, negative)
+    negative = negative.flatten()
+    return ranks, roc_auc(positive, negative), roc_auc(negative[:0], negative), roc_auc(positive, negative[:0])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_ties_and_workers_without_pairs(pool, world_size):
+    pairs = [
+        (p, n) for rank in range(world_size) for p, n in zip(*(s.tolist() for s in scores_of(rank, 50)), strict=True)
+    ]
+    ranks = [1 + sum((x > p) + (x == p) / 2 for x in n) for p, n in pairs]
+    negative = [x for _, n in pairs for x in n]
+    wins = sum((p > x) + (p == x) / 2 for p, _ in pairs for x in negative)
+    for mrr, auc, *undefined in pool.run(measure, 50):
+        assert mrr == pytest.approx(sum(1 / rank for rank in ranks) / len(pairs), rel=1e-14)
+        assert auc == wins / (len(pairs) * len(negative))
+        assert all(map(math.isnan, undefined))
+    assert all(math.isnan(value) for value in pool.run(measure, 0)[0])
+
+
+def broken_scores():
+    nan, finite = torch.full((2,), math.nan), torch.zeros(2)
+    best = torch.full((2, 1), -math.inf)
+    return [
+        mean_reciprocal_rank(nan, best),
+        mean_reciprocal_rank(finite, nan.unsqueeze(1)),
+        roc_auc(nan, finite),
+        roc_auc(finite, nan),
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_nan_is_never_a_good_score(pool, world_size):
+    assert pool.run(broken_scores) == [[0.5, 0.5, 0.0, 0.0]]
+
+
+def other_shapes():
+    return catch(mean_reciprocal_rank, torch.zeros(2), torch.zeros(2 + sar.rank(), 3))
+
+
+@pytest.mark.parametrize("world_size", [3])
+def test_other_shapes_are_an_error_on_all(pool, world_size):
+    failures = [require(failure) for failure in pool.run(other_shapes)]
+    assert "The scores are (2,) and (3, 3); expected (K,)" in failures[1].message
+    assert all("SarError" in failure.bases for failure in failures)
