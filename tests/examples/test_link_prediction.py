@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import sar
 from sar.cli.demo.community_graph import community_graph
-from sar.partition.in_memory import partition_graph
+from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 from tests.examples.test_models import double, example  # noqa: F401  (a fixture)
 from tests.graphs import DATA
@@ -91,7 +91,7 @@ def cora():
 def test_losses_and_ranks_are_those_of_one_machine(pool, tmp_path: Path, graph, world_size):
     data = graph().with_reverse_edges().with_self_loops()
     data = replace(data, node_data=data.node_data | {"feat": data.node_data["feat"].astype(np.float64)})
-    json_file = partition_graph(data, tmp_path, "graph", world_size).json_file
+    json_file = divide(data, tmp_path, "graph", world_size).json_file
     argv = ["--partition-json", str(json_file), "--epochs", "4", "--hidden", "16", "--negatives", "2"]
     results = pool.run(run_on_worker, argv, timeout=120)
     losses, mrr = train_alone(json_file, world_size, example("link_prediction").parser.parse_args(argv))

@@ -88,6 +88,9 @@ def step_on_worker(partition, mode):
     x = table(len(nodes))[own].requires_grad_()
     results = step(graph, positive, negative, x, lambda pairs, values: pairs.in_given_order(values), 20)
     assert positive.num_edges_global() == sum(len(drawn(r, nodes, nodes, 9)[0]) for r in range(sar.world_size()))
+    with torch.no_grad():
+        fetched = sar.fetch_rows(graph, x, src) * sar.fetch_rows(graph, x, dst)
+        assert_close(positive.in_given_order(dot(positive, x)), fetched.sum(1), 1e-9)
     assert not positive.in_given_order(positive.edata["_ID"]).requires_grad
     first = sum(len(drawn(r, nodes, nodes, 9)[0]) for r in range(rank))
     assert positive.to("cpu").in_given_order(positive.edata["_ID"]).equal(torch.arange(first, first + len(src)))
