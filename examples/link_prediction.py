@@ -63,7 +63,7 @@ class LinkTask:
     def __init__(self, whole: sar.GraphShardManager, data: sar.PartitionData, arguments: argparse.Namespace):
         self.arguments, self.num_nodes = arguments, whole.num_nodes_global()
         src, dst = edges(data)
-        test = held_out(*(sar.fetch_rows(whole, whole.original_ids(), ends) for ends in (src, dst)))
+        test = held_out(*(sar.fetch_rows(whole, data.node_features["orig_id"], ends) for ends in (src, dst)))
         self.graph = sar.pair_graph(whole, src[~test], dst[~test])
         links = src < dst  # each link once
         self.src = src[links & ~test]
