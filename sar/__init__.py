@@ -36,7 +36,14 @@ from sar.core.passing.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, pair_graph  # noqa: E402
-from sar.sampling import DataLoader, DistNeighborSampler, split_seeds  # noqa: E402
+from sar.sampling import (  # noqa: E402
+    DataLoader,
+    DistNeighborSampler,
+    EdgePredictionSampler,
+    reverse_edges,
+    split_edges,
+    split_seeds,
+)
 
 __version__ = "0.1.0"
 
@@ -77,6 +84,7 @@ __all__ = [
     "DistNeighborSampler",
     "DistributedBN1D",
     "DistributedBlock",
+    "EdgePredictionSampler",
     "GraphShardManager",
     "HeteroGraphShardManager",
     "PartitionData",
@@ -111,7 +119,9 @@ __all__ = [
     "patched_edge_softmax",
     "rank",
     "recover",
+    "reverse_edges",
     "save_checkpoint",
+    "split_edges",
     "split_seeds",
     "suffix_key_lookup",
     "sync_params",

@@ -1,9 +1,20 @@
 """Mini-batch training: which seed nodes go to which worker and batch, and neighbors sampled across all workers."""
 
+from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.loader import DataLoader
 from sar.sampling.optimized_batches import OptimizedBatches
 from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seed_batches import SeedBatches
+from sar.sampling.seed_edges import reverse_edges, split_edges
 from sar.sampling.seeds import split_seeds
 
-__all__ = ["DataLoader", "DistNeighborSampler", "OptimizedBatches", "SeedBatches", "split_seeds"]
+__all__ = [
+    "DataLoader",
+    "DistNeighborSampler",
+    "EdgePredictionSampler",
+    "OptimizedBatches",
+    "SeedBatches",
+    "reverse_edges",
+    "split_edges",
+    "split_seeds",
+]

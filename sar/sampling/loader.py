@@ -1,18 +1,19 @@
 """The loader: batches of a worker's seeds, in step with all other workers."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sar.comm import session
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import derive_key
 from sar.sampling.background import Processes
 from sar.sampling.batch import Batch, random_key, sample_batch
+from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.optimized_batches import OptimizedBatches
 from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seed_batches import SeedBatches
@@ -22,23 +23,27 @@ from sar.sampling.seeds import global_ids
 class DataLoader:
     """Mini-batches of a worker's seeds as lists of DGL blocks; as many on every worker, which iterate together.
 
+    With an `EdgePredictionSampler` seeds are edges, and batches are what it says.
+
     With equal seeds, `seed` and number of workers the same batches come out, whatever `num_workers` is.
 
     Args:
         full_graph_manager: the graph, from `construct_full_graph`, in any mode.
         seed_nodes: this worker's nodes: global IDs, (S,) integer; rows by type, {ntype: (S_type,)}; or masks over its
-            nodes. May be empty.
+            nodes. May be empty. Seed edges likewise: `dgl.EID`, (S,) integer; rows of `graph.edges[etype].data` by
+            type, {etype: (S_type,)}; or masks over these.
         graph_sampler: makes the blocks.
         batch_size: seeds in a batch at most, on each worker.
         drop_last: only whole batches; see `SeedBatches` for what workers with fewer seeds do.
         shuffle: another order in every epoch.
-        precompute_optimized_batches: let METIS put seeds that lie close together into one batch, once.
+        precompute_optimized_batches: let METIS put seed nodes that lie close together into one batch, once. Seed edges
+            are taken as they come.
         optimized_batches_cache: path of the files to keep these batches in; see `OptimizedBatches`.
         num_workers: background processes that sample ahead on each worker; 0 samples when a batch is asked for. They
             work on a copy, in shared memory, of the worker's structure and features, made when an epoch starts and
             these have changed. They live until the loader is dropped, or an epoch that is not finished.
         seed: of shuffling and sampling; default: drawn from torch's random state.
-        foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns.
+        foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns, or edges into them.
         prefetch_factor: batches that each background process keeps ready.
 
     Raises:
@@ -48,8 +53,8 @@ class DataLoader:
     def __init__(
         self,
         full_graph_manager: GraphShardManager,
-        seed_nodes: Seeds,
-        graph_sampler: DistNeighborSampler,
+        seed_nodes: Tensor | Mapping[Any, Tensor],
+        graph_sampler: DistNeighborSampler | EdgePredictionSampler,
         batch_size: int = 1,
         drop_last: bool = False,
         shuffle: bool = False,
@@ -73,18 +78,23 @@ class DataLoader:
             for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", prefetch_factor, 1)):
                 if value < least:
                     raise ConfigError(f"{name} is {value}; expected at least {least}.")
-            optimized = None
-            if precompute_optimized_batches:
-                optimized = OptimizedBatches(full_graph_manager, optimized_batches_cache)
+            optimized, self._edges = None, None
+            if isinstance(graph_sampler, EdgePredictionSampler):
+                self._edges = graph_sampler.find_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
+                seeds = torch.arange(len(self._edges))
+            else:
+                seeds = global_ids(full_graph_manager, seed_nodes)
+                if precompute_optimized_batches:
+                    optimized = OptimizedBatches(full_graph_manager, optimized_batches_cache)
             self._batches = SeedBatches(
-                global_ids(full_graph_manager, seed_nodes),
+                seeds,
                 batch_size,
                 drop_last=drop_last,
                 shuffle=shuffle,
                 seed=self._seed,
                 optimized=optimized,
-                node_ranges=full_graph_manager.node_ranges,
-                foreign=foreign_seeds,
+                node_ranges=full_graph_manager.node_ranges if self._edges is None else None,
+                foreign=foreign_seeds and self._edges is None,
             )
             graph_sampler.prepare(full_graph_manager)
 
@@ -92,13 +102,16 @@ class DataLoader:
         """The number of batches in an epoch, the same on every worker."""
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch; after `load_state_dict` those that were left of the saved one."""
         epoch, first = self._epoch, self._batch
         self._epoch, self._batch = epoch + 1, 0
         self._started += 1
         key = derive_key(self._seed, session.rank(), epoch)
-        batches = [(seeds, derive_key(key, number)) for number, seeds in enumerate(self._batches.epoch(epoch))][first:]
+        seeds = self._batches.epoch(epoch)
+        if self._edges is not None:
+            seeds = [self._edges[rows] for rows in seeds]
+        batches = [(of_batch, derive_key(key, number)) for number, of_batch in enumerate(seeds)][first:]
         sampled = self._sample_ahead(batches) if self._num_workers and batches else self._sample(batches)
         return self._counted(sampled, epoch, first)
 
@@ -121,7 +134,7 @@ class DataLoader:
         self._seed, self._epoch, self._batch = state["seed"], state["epoch"], state["batch"]
         self._batches.seed = self._seed
 
-    def _counted(self, sampled: Iterator[Batch], epoch: int, first: int) -> Iterator[list[Any]]:
+    def _counted(self, sampled: Iterator[Batch], epoch: int, first: int) -> Iterator[Any]:
         """The batches as blocks; as long as this epoch is the latest, the loader stands after the last of them."""
         started = self._started
         try:

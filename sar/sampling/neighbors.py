@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.common_tuples import EID, CanonicalEtype
-from sar.kernels.neighbor_sampling import Numbering, derive_key, draw_in_edges
+from sar.kernels.neighbor_sampling import Numbering, derive_key, draw_in_edges, to_offsets
 from sar.sampling.owner_requests import ask_owners, pack, unpack
 from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
 
@@ -30,11 +30,13 @@ class Draws:
     fanouts: edges to draw at each node, for every edge type.
     replace: draw with replacement.
     key: 63 bits that belong to this worker, batch and layer.
+    exclude: (X,) int64 IDs of edges that are left out after the draws, as DGL leaves them out; None for none.
     """
 
     fanouts: Sequence[int]
     replace: bool
     key: int
+    exclude: Tensor | None = None
 
 
 class SampledEdges(NamedTuple):
@@ -59,7 +61,7 @@ class _DrawnEdges(NamedTuple):
 
     indptr: Tensor
     src: Tensor
-    features: list[Tensor]
+    features: list[Tensor]  # the IDs first
 
 
 def sample_layer(
@@ -103,7 +105,15 @@ def sample_layer(
         counts, *values = (next(columns) for _ in relation.formats)
         indptr, (src, *features) = asked[relation.etype[2]].restore(counts, values)
         drawn[number] = _DrawnEdges(indptr, src, features)
+        if draws.exclude is not None:
+            drawn[number] = _without(drawn[number], draws.exclude)
     return _number_sources(graph, destinations, drawn)
+
+
+def _without(edges: _DrawnEdges, ids: Tensor) -> _DrawnEdges:
+    """The edges but for those with these IDs."""
+    kept = ~torch.isin(edges.features[0], ids)
+    return _DrawnEdges(to_offsets(kept)[edges.indptr], edges.src[kept], [column[kept] for column in edges.features])
 
 
 def _draw(

@@ -167,13 +167,13 @@ class DistNeighborSampler:
             f"feature cache {self.feature_cache_bytes > 0}"
         )
         fields = BatchFields(self.prob, self.copy_edata, self.input_node_features, self.output_node_features)
-        local = make_worker_graph(graph, self._in_edges(graph), fields, settings)
+        local = make_worker_graph(graph, self.in_edges(graph), fields, settings)
         cache = None
         if self.feature_cache_bytes:
             cache = fill_cache(session.current_group(), local, self.feature_cache_bytes)
         return SamplingSource(local, fanouts, self.replace, cache)
 
-    def _in_edges(self, graph: GraphShardManager) -> list[InEdges]:
+    def in_edges(self, graph: GraphShardManager) -> list[InEdges]:
         """The graph's in-edges, which are kept as long as no others are asked for."""
         if self._edges is not None:
             known, edges = self._edges

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -43,14 +43,18 @@ def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
             return _rows_of_mask("seeds", nodes, last - first) + first if nodes.dtype == torch.bool else nodes
         if not set(nodes) <= set(graph.ntypes):
             raise GraphError(f"The seeds have the node types {sorted(nodes)}; expected some of {graph.ntypes}.")
-        pieces = [torch.empty(0, dtype=torch.int64)]
-        for ntype, rows in nodes.items():
-            what, rows, count = f"seeds[{ntype!r}]", torch.as_tensor(rows), graph.num_nodes(ntype)
-            if rows.dtype == torch.bool:
-                rows = _rows_of_mask(what, rows, count)
-            rows = checked_nodes(what, rows, (0, count), "rows", CPU)
-            pieces.append(graph.node_ids(ntype).cpu()[rows])
-        return torch.cat(pieces)
+        return ids_of_rows(nodes, {ntype: graph.node_ids(ntype) for ntype in nodes})
+
+
+def ids_of_rows(given: Mapping[Any, Tensor], ids: Mapping[Any, Tensor]) -> Tensor:
+    """The IDs of rows by type, or of masks over them, (S,) int64; `ids` has those of all rows."""
+    pieces = [torch.empty(0, dtype=torch.int64)]
+    for kind, rows in given.items():
+        what, rows, count = f"seeds[{kind!r}]", torch.as_tensor(rows), len(ids[kind])
+        if rows.dtype == torch.bool:
+            rows = _rows_of_mask(what, rows, count)
+        pieces.append(ids[kind].cpu()[checked_nodes(what, rows, (0, count), "rows", CPU)])
+    return torch.cat(pieces)
 
 
 def check_seeds(
@@ -113,14 +117,19 @@ def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
     group = session.current_group()
     with group.guard():
         group.agree("split_seeds")
-        own = check_seeds(global_ids(graph, seeds), group, graph.node_ranges).sort().values
-        counts = [int(count) for count in group.all_gather(torch.tensor(len(own)), "split_seeds")]
-        moves = plan_moves(counts)[group.rank]
-        kept = moves[group.rank]
-        moves[group.rank] = 0
-        sent = list(own[kept:].split(moves))
-        sent[group.rank] = own[:kept]
-        return torch.cat([piece.cpu() for piece in exchange_tensors(sent)]).sort().values
+        return equal_share(check_seeds(global_ids(graph, seeds), group, graph.node_ranges))
+
+
+def equal_share(seeds: Tensor) -> Tensor:
+    """This worker's share of all workers' seeds, (S,) int64, ascending; `seeds` are its own; inside `guard()`."""
+    group, own = session.current_group(), seeds.sort().values
+    counts = [int(count) for count in group.all_gather(torch.tensor(len(own)), "numbers of seeds")]
+    moves = plan_moves(counts)[group.rank]
+    kept = moves[group.rank]
+    moves[group.rank] = 0
+    sent = list(own[kept:].split(moves))
+    sent[group.rank] = own[:kept]
+    return torch.cat([piece.cpu() for piece in exchange_tensors(sent)]).sort().values
 
 
 def plan_moves(counts: Sequence[int]) -> list[list[int]]:

@@ -98,7 +98,7 @@ CASES = {
         lambda: sar.construct_mfgs(parts_of([N]).partitions[0], torch.tensor([55]), 2),
         "GraphError",
         "1 of seed_nodes, such as 55, are not of this worker's partition, which has the global IDs [0, 20) there;"
-        " pass global IDs of its own nodes.",
+        " pass global IDs from there.",
     ),
     "another graph to convert": Case(
         lambda: sar.convert_dist_graph(5),
@@ -109,13 +109,13 @@ CASES = {
         lambda: batches(torch.tensor([99])),
         "GraphError",
         "1 of the seeds of worker 0, such as 99, are not of this worker's partition, which has the global IDs [0,"
-        " 20) there; pass global IDs of its own nodes.",
+        " 20) there; pass global IDs from there.",
     ),
     "a negative seed": Case(
         lambda: batches(torch.tensor([-1])),
         "GraphError",
         "1 of the seeds of worker 0, such as -1, are not of this worker's partition, which has the global IDs [0,"
-        " 20) there; pass global IDs of its own nodes.",
+        " 20) there; pass global IDs from there.",
     ),
     "a seed twice": Case(
         lambda: batches(torch.tensor([1, 1])),
@@ -141,7 +141,7 @@ CASES = {
         lambda: sar.split_seeds(graph(), torch.tensor([77])),
         "GraphError",
         "1 of the seeds of worker 0, such as 77, are not of this worker's partition, which has the global IDs [0,"
-        " 20) there; pass global IDs of its own nodes.",
+        " 20) there; pass global IDs from there.",
     ),
     "batches without seeds in them": Case(
         lambda: batches(torch.arange(4), batch_size=0),

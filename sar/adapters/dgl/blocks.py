@@ -1,4 +1,4 @@
-"""Sampled layers as DGL's own message flow graphs."""
+"""Sampled layers as DGL's own message flow graphs, and pairs of nodes as DGL's graphs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,6 +35,22 @@ def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: E
     for etype, (_, _, fields) in edges.items():
         block.edges[etype].data.update(fields)
     return block
+
+
+def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges) -> Any:
+    """A `DGLGraph` with pairs of nodes as edges, with `dgl.NID` and the edges' fields.
+
+    Args:
+        nodes: global IDs of every type, (N,) int64.
+        pairs: by type: (S,) positions of sources and of destinations, int64, and fields, (S, ...) each.
+    """
+    ends = {etype: (src, dst) for etype, (src, dst, _) in pairs.items()}
+    graph = require_dgl().heterograph(ends, {ntype: len(ids) for ntype, ids in nodes.items()})
+    for ntype, ids in nodes.items():
+        graph.nodes[ntype].data[NID] = ids
+    for etype, (_, _, fields) in pairs.items():
+        graph.edges[etype].data.update(fields)
+    return graph
 
 
 def attach_features(

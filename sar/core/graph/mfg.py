@@ -117,7 +117,7 @@ def checked_nodes(
     if len(foreign):
         raise GraphError(
             f"{len(foreign)} of {what}, such as {int(foreign[0])}, are not of {whole}, which has the {kind} "
-            f"[{allowed[0]}, {allowed[1]}) there; pass {kind} of its own nodes."
+            f"[{allowed[0]}, {allowed[1]}) there; pass {kind} from there."
         )
     if len(nodes.unique()) < len(nodes):
         raise GraphError(f"{len(nodes) - len(nodes.unique())} of {what} are given twice; pass each once.")

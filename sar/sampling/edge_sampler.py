@@ -1,0 +1,167 @@
+"""The sampler of seed edges that users make: around a sampler of neighbours, as in DGL."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.adapters.dgl.blocks import make_pair_graph
+from sar.comm import session
+from sar.common_tuples import NID, CanonicalEtype
+from sar.core.graph.graph import GraphShardManager
+from sar.errors import ConfigError, GraphError
+from sar.sampling.batch import Batch, SamplingSource, random_key, sample_batch
+from sar.sampling.pairs import PairSettings, PairsOfType
+from sar.sampling.sampler import DistNeighborSampler
+from sar.sampling.seed_edges import REVERSE, TYPE, Edges, edge_ids, look_up_edges, reverse_edges
+
+Etype = str | CanonicalEtype
+
+
+class EdgePredictionSampler:
+    """Samples the neighbourhoods of the nodes that seed edges join: for link prediction, and for values of edges.
+
+    What `dgl.dataloading.as_edge_prediction_sampler` makes on one machine. A batch is `(input_nodes, pair_graph,
+    blocks)`, or `(input_nodes, pair_graph, neg_graph, blocks)` with negative pairs:
+
+    - `input_nodes`: global IDs of the sources of `blocks[0]`; with several node types by type.
+    - `pair_graph`: a `DGLGraph` with the seeds as edges, in their order, with `dgl.EID` and, unless the inner sampler
+      has `copy_edata=False`, the graph's edge fields.
+    - `neg_graph`: for each seed (u, v) its pairs (u, v'), with any v' of v's type, equally likely.
+    - `blocks`: those of the inner sampler. The destinations of the last are the nodes of both graphs, in their order.
+
+    Args:
+        sampler: draws the neighbours.
+        exclude: edges to leave out of the blocks, after the draws, as DGL does: "self", the seeds of the batch;
+            "reverse_id", also their reverse edges by `reverse_eids`; "reverse_types", also the edges back by
+            `reverse_etypes`, as `reverse_edges` finds them; None, the default, for none.
+        reverse_eids: `dgl.EID` of the reverse of each of this worker's edges, (E_i,) int64 in the order of `edata`, -1
+            for none; with several edge types by type. `sar.reverse_edges` finds them.
+        reverse_etypes: from edge type to the type of its reverse edges.
+        negative_sampler: pairs to draw for each seed, or a dictionary with the number for edge types; or
+            `dgl.dataloading.negative_sampler.Uniform`. Default: no negative pairs.
+
+    Raises:
+        ConfigError: for arguments of another form.
+    """
+
+    def __init__(
+        self,
+        sampler: DistNeighborSampler,
+        exclude: str | None = None,
+        reverse_eids: Tensor | Mapping[Etype, Tensor] | None = None,
+        reverse_etypes: Mapping[Etype, Etype] | None = None,
+        negative_sampler: Any = None,
+    ) -> None:
+        needed = {"reverse_id": reverse_eids, "reverse_types": reverse_etypes}
+        if exclude not in (None, "self", *needed):
+            raise ConfigError(f"exclude is {exclude!r}; expected None, 'self', 'reverse_id' or 'reverse_types'.")
+        if exclude in needed and needed[exclude] is None:
+            raise ConfigError(
+                f"exclude={exclude!r} needs {'reverse_eids' if exclude == 'reverse_id' else 'reverse_etypes'}."
+            )
+        if type(negative_sampler).__name__ == "PerSourceUniform":  # DGL's Uniform
+            negative_sampler = negative_sampler.k
+        counts = negative_sampler.values() if isinstance(negative_sampler, Mapping) else [negative_sampler]
+        if negative_sampler is not None and not all(type(count) is int and count >= 0 for count in counts):
+            raise ConfigError(
+                f"negative_sampler is {negative_sampler!r}; expected the number of pairs for each seed, a dictionary "
+                "with this number for edge types, or dgl.dataloading.negative_sampler.Uniform."
+            )
+        self.sampler = sampler
+        self.exclude = exclude
+        self.reverse_eids = reverse_eids
+        self.reverse_etypes = dict(reverse_etypes or {})
+        self.negatives = negative_sampler
+        self._source: tuple[SamplingSource, SamplingSource] | None = None
+
+    def sample(self, full_graph_manager: GraphShardManager, edges: Edges) -> tuple[Any, ...]:
+        """Sample one batch; called by all workers together.
+
+        Edges are looked up anew each time; a loader does that once.
+
+        Args:
+            full_graph_manager: the graph, from `construct_full_graph`, in any mode.
+            edges: edges into this worker's nodes, as `DataLoader` takes them; may be empty.
+
+        Raises:
+            GraphError, FieldError, ConfigError, CommunicationError: as `DistNeighborSampler.sample`.
+        """
+        seeds = self.find_seeds(full_graph_manager, edges, foreign=False)
+        return self.to_blocks(
+            sample_batch(session.current_group(), self.prepare(full_graph_manager), seeds, random_key())
+        )
+
+    def prepare(self, graph: GraphShardManager) -> SamplingSource:
+        """What batches are sampled from, as of the inner sampler."""
+        with session.current_group().guard():
+            source = self.sampler.prepare(graph)
+            if self._source is None or self._source[0] is not source:
+                self._source = (
+                    source,
+                    replace(source, pairs=PairSettings(self.exclude is not None, self._counts(graph))),
+                )
+            return self._source[1]
+
+    def find_seeds(self, graph: GraphShardManager, edges: Edges, *, foreign: bool) -> Tensor:
+        """The edges as rows that batches are made of: see [Note: seed edges]; called by all workers together."""
+        group = session.current_group()
+        with group.guard():
+            source = self.prepare(graph)
+            backs = {graph.to_canonical_etype(t): graph.to_canonical_etype(b) for t, b in self.reverse_etypes.items()}
+            group.agree(f"seed edges, exclude {self.exclude}, reverse types {backs}, foreign {foreign}")
+            reverse: list[Tensor | None] = [None] * len(source.graph.relations)
+            for number, found in enumerate(self.sampler.in_edges(graph)):
+                if self.exclude == "reverse_id":
+                    reverse[number] = self._reverse_ids(graph, found.etype)[found.edges]
+                elif self.exclude == "reverse_types" and found.etype in backs:
+                    reverse[number] = reverse_edges(graph, found.etype, backs[found.etype])[found.edges]
+            seeds = look_up_edges(graph, source.graph, edge_ids(graph, edges), reverse, foreign=foreign)
+            for number, etype in enumerate(graph.canonical_etypes):
+                alone = int(((seeds[:, TYPE] == number) & (seeds[:, REVERSE] < 0)).sum())
+                if self.exclude == "reverse_types" and etype in backs and alone:
+                    raise GraphError(
+                        f"{alone} seeds of type {etype} have no edge back of type {backs[etype]}, their reverse type."
+                    )
+            return seeds
+
+    def to_blocks(self, batch: Batch) -> tuple[Any, ...]:
+        """A sampled batch as graphs of DGL, on the output device."""
+        pairs, blocks, device = batch.pairs, self.sampler.to_blocks(batch), self.sampler.output_device
+        assert pairs is not None
+        graphs = [
+            _pair_graph(pairs.nodes, of_type) for of_type in (pairs.positive, pairs.negative) if of_type is not None
+        ]
+        graphs = graphs if device is None else [graph.to(device) for graph in graphs]
+        return blocks[0].srcdata[NID], *graphs, blocks
+
+    def _counts(self, graph: GraphShardManager) -> list[int] | None:
+        """Negative pairs for a seed of each edge type, in the graph's order."""
+        if self.negatives is None:
+            return None
+        if not isinstance(self.negatives, Mapping):
+            return [self.negatives] * len(graph.canonical_etypes)
+        given = {graph.to_canonical_etype(etype): count for etype, count in self.negatives.items()}
+        return [given.get(etype, 0) for etype in graph.canonical_etypes]
+
+    def _reverse_ids(self, graph: GraphShardManager, etype: CanonicalEtype) -> Tensor:
+        """`reverse_eids` of an edge type, checked."""
+        given, count = self.reverse_eids, graph.num_edges(etype)
+        if isinstance(given, Mapping):
+            given = {graph.to_canonical_etype(key): ids for key, ids in given.items()}.get(etype)
+        elif len(graph.canonical_etypes) > 1:
+            raise ConfigError("The graph has several edge types; give reverse_eids as a dictionary by edge type.")
+        if given is None:
+            return torch.full((count,), -1)
+        if given.dtype != torch.int64 or given.shape != (count,):
+            raise ConfigError(
+                f"reverse_eids of {etype} is {given.dtype} {tuple(given.shape)}; expected int64 ({count},), an ID for "
+                "each of this worker's edges."
+            )
+        return given.cpu()
+
+
+def _pair_graph(nodes: Mapping[str, Tensor], pairs: list[PairsOfType]) -> Any:
+    return make_pair_graph(nodes, {of_type.etype: (of_type.src, of_type.dst, of_type.features) for of_type in pairs})
