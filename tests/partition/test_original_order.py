@@ -102,6 +102,37 @@ def test_each_part_is_read_once_for_all_its_workers(tmp_path: Path, written_by: 
     assert len(opened) == (4 if written_by == "0.9" else 2)  # for the shares and, where they are in it, the IDs
 
 
+def own_edges(path: str, out: str, etype: tuple[str, str, str], wrong: int) -> torch.Tensor:
+    """Each worker hands in original IDs of its edges, times 10; worker 0 so many rows less."""
+    graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, sar.rank(), "cpu"))
+    rows = graph.edges[etype].data["orig_id"] * 10
+    sar.to_original_order(rows[wrong if sar.rank() == 0 else 0 :], path, etype=etype, out=out)
+    return rows
+
+
+@pytest.mark.parametrize("written_by", WRITERS)
+@pytest.mark.parametrize("num_parts, world_size", [(3, 2), (1, 3), (2, 2), (2, 1)])
+def test_edges(pool, num_parts, world_size, written_by, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("sar.partition.original_order._SLICE_BYTES", 100)
+    directory = WRITERS[written_by](write_directory(tmp_path, heterogeneous_graph(), num_parts))
+    out = tmp_path / "together.npy"
+    for etype, ids in directory.edge_ids.items():
+        by_worker = pool.run(own_edges, str(directory.path), str(out), etype, 0)
+        expected = np.arange(len(ids)) * 10
+        if world_size > 1:
+            assert np.array_equal(np.load(out), expected)
+        for name in (etype, etype[1]):
+            assert np.array_equal(sar.to_original_order(by_worker, directory.path, etype=name), expected)
+    with pytest.raises(ConfigError, match="etype is 'likes'; expected one of"):
+        sar.to_original_order(by_worker, directory.path, etype="likes")
+    by_worker[0] = by_worker[0][1:]
+    with pytest.raises(ConfigError, match="one for each edge of type"):
+        sar.to_original_order(by_worker, directory.path, etype=etype)
+    if world_size > 1:
+        outcomes = pool.outcomes(own_edges, str(directory.path), str(out), etype, 1)
+        assert [outcome.kind for outcome in outcomes] == ["ConfigError"] + ["PeerError"] * (world_size - 1)
+
+
 @pytest.mark.parametrize("world_size", [2])
 def test_workers_write_one_file_together(pool, world_size, tmp_path) -> None:
     directory = WRITERS["dispatch"](write_directory(tmp_path, homogeneous_graph(), world_size))
@@ -166,7 +197,9 @@ def load_original(file: Path) -> dict[str, torch.Tensor]:
 
 def test_a_directory_without_original_ids_is_refused(tmp_path: Path) -> None:
     directory = write_directory(tmp_path, homogeneous_graph(), 2)
-    with pytest.raises(PartitionError, match=r"Part 0 .* has no original IDs"):
+    with pytest.raises(PartitionError, match=r"Part 0 .* has no original IDs: neither orig_eids"):
+        sar.to_original_order([torch.zeros(1)] * 2, directory.path, etype="_E")
+    with pytest.raises(PartitionError, match=r"Part 0 .* has no original IDs: neither orig_nids"):
         sar.to_original_order(parts_of(directory, "_N", torch.arange(60)), directory.path)
 
 

@@ -12,11 +12,11 @@ from sar import comm
 from sar.adapters.dgl.reader.checked_file import comparing
 from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, types_of
 from sar.adapters.dgl.reader.feature_files import FeatureFiles
-from sar.adapters.dgl.reader.local_graph import DST, PART_ID, LocalGraph, PartFile, check_node_ids
+from sar.adapters.dgl.reader.local_graph import PART_ID, LocalGraph, PartFile, check_node_ids
 from sar.adapters.dgl.reader.partition_json import PartitionJson, graph_path, read_partition_json
 from sar.adapters.dgl.reader.shards import build_shards
 from sar.adapters.dgl.reader.stored_tensor import load
-from sar.adapters.dgl.reader.visible_edges import has_all_edges, order_edges
+from sar.adapters.dgl.reader.visible_edges import check_edge_ids, order_edges
 from sar.adapters.dgl.reader.worker_share import WorkerShare, chosen_share
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.session import current_group
@@ -123,7 +123,7 @@ def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData
     from_dispatch = PART_ID not in file.nodes and spec.path.name == DISPATCH_JSON
     edge_types = canonical_edge_types(spec, graph, part)
     node_features = _node_features(spec, part, graph, from_dispatch, device)
-    _check_edge_ids(spec, part, graph)
+    check_edge_ids(spec, part, graph)
     edges = order_edges(graph, spec.partition_ranges, part)
     del graph
     edge_files = FeatureFiles.of_edges(spec, part, edge_types, from_dispatch=from_dispatch)
@@ -155,16 +155,6 @@ def _node_features(
         is_mask = one.name in SPLIT and values.dtype == torch.uint8  # DGL's files have no bool
         features[f"{spec.node_types[one.type_id]}/{one.name}"] = values.bool() if is_mask else values
     return features
-
-
-def _check_edge_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
-    start, end = int(spec.edge_ranges[part, 0, 0]), int(spec.edge_ranges[part, -1, 1])
-    if not has_all_edges(graph, start, end):
-        found = int(graph.is_inner[graph.edges[DST].long()].sum())
-        raise PartitionError(
-            f"{spec.files[part]['part_graph']} holds {found} edges into the nodes of partition {part}; expected "
-            f"one for every edge ID in [{start}, {end}), as {spec.path.name} says. {spec.edge_fix}"
-        )
 
 
 def _partition_book(spec: PartitionJson, part: int, edge_types: list[CanonicalEtype]) -> Any:

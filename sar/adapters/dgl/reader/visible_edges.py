@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from sar.adapters.dgl.reader.local_graph import DST, SRC, LocalGraph
+from sar.adapters.dgl.reader.partition_json import PartitionJson
 from sar.common_tuples import EID, ORIG_ID
+from sar.errors import PartitionError
 from sar.kernels.id_slices import pieces
 
 
@@ -60,6 +62,17 @@ def has_all_edges(graph: LocalGraph, start: int, end: int) -> bool:
             return False
         seen[number] = True
     return bool(seen.all())
+
+
+def check_edge_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
+    """Raise `PartitionError` where a partition's graph has other edges than the JSON file says."""
+    start, end = int(spec.edge_ranges[part, 0, 0]), int(spec.edge_ranges[part, -1, 1])
+    if not has_all_edges(graph, start, end):
+        found = int(graph.is_inner[graph.edges[DST].long()].sum())
+        raise PartitionError(
+            f"{spec.files[part]['part_graph']} holds {found} edges into the nodes of partition {part}; expected "
+            f"one for every edge ID in [{start}, {end}), as {spec.path.name} says. {spec.edge_fix}"
+        )
 
 
 def _owned(graph: LocalGraph) -> slice | Tensor:
