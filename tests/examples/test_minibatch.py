@@ -15,6 +15,7 @@ from tests.examples.test_full_graph import run
 from tests.examples.test_models import example
 from tests.matrix import corner
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 EPOCHS, FANOUTS = 3, (5, 5)
 OPTIONS = ["--epochs", str(EPOCHS), "--batch-size", "50", "--fanouts", *map(str, FANOUTS)]
 
@@ -39,8 +40,7 @@ def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
     json_file = str(out / "generated.json")
     options = [*OPTIONS, "--parameters", str(parameters)]
     if script == "minibatch":
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        said = run(*torchrun, "examples/minibatch.py", "--partition-json", json_file, *options)
+        said = run(*TORCHRUN, "examples/minibatch.py", "--partition-json", json_file, *options)
     else:
         cluster = [sys.executable, "examples/distdgl_cluster.py", "--partition-json", json_file, "--trainers", "2"]
         said = run(*cluster, f"examples/{script}.py", *options)
@@ -49,3 +49,25 @@ def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
     expected = accuracies_alone(file, parameters)
     assert list(map(float, found)) == pytest.approx(expected, abs=1e-3)
     assert min(expected) > 0.4  # 0.25 by chance
+
+
+def test_links_are_told_from_other_pairs(tmp_path: Path) -> None:
+    file, out = tmp_path / "generated.npz", tmp_path / "partitions"
+    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
+    run(sys.executable, "examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
+    options = [
+        "--epochs",
+        "3",
+        "--checkpoint",
+        str(tmp_path / "checkpoint"),
+        "--partition-json",
+        f"{out}/generated.json",
+    ]
+    said = run(*TORCHRUN, "examples/link_prediction_minibatch.py", *options)
+    lines = re.findall(r"^epoch \d+: loss ([\d.]+), test MRR ([\d.]+)$", said, re.MULTILINE)
+    losses, ranks = (list(map(float, column)) for column in zip(*lines, strict=True))
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    assert ranks[-1] > 0.1  # 0.05 by chance
+    said = run(*TORCHRUN, "examples/link_prediction_minibatch.py", *options, "--epochs", "4")
+    assert re.findall(r"^epoch (\d+)", said, re.MULTILINE) == ["3"]
