@@ -53,21 +53,12 @@ def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
 
 def test_links_are_told_from_other_pairs(tmp_path: Path) -> None:
     file, out = tmp_path / "generated.npz", tmp_path / "partitions"
-    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
+    write_npz(community_graph(400, 4000, num_features=16, num_classes=20, homophily=0.95, signal=2.0), file)
     run(sys.executable, "examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
-    options = [
-        "--epochs",
-        "3",
-        "--checkpoint",
-        str(tmp_path / "checkpoint"),
-        "--partition-json",
-        f"{out}/generated.json",
-    ]
+    options = ["--epochs", "3", "--partition-json", f"{out}/generated.json"]
     said = run(*TORCHRUN, "examples/link_prediction_minibatch.py", *options)
     lines = re.findall(r"^epoch \d+: loss ([\d.]+), test MRR ([\d.]+)$", said, re.MULTILINE)
     losses, ranks = (list(map(float, column)) for column in zip(*lines, strict=True))
     assert len(losses) == 3
     assert losses[-1] < losses[0]
-    assert ranks[-1] > 0.1  # 0.05 by chance
-    said = run(*TORCHRUN, "examples/link_prediction_minibatch.py", *options, "--epochs", "4")
-    assert re.findall(r"^epoch (\d+)", said, re.MULTILINE) == ["3"]
+    assert min(ranks) > 0.2  # 0.05 by chance
