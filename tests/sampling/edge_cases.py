@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype, PartitionData
-from tests.graphs import EdgeList, partition_in_memory, random_graph
+from tests.graphs import partition_in_memory, random_graph
 from tests.hetero_graphs import partition_hetero
 
 BUYS, BOUGHT, FOLLOWS = ("user", "buys", "item"), ("item", "bought by", "user"), ("user", "follows", "user")
@@ -36,19 +36,22 @@ class Case:
         return ids
 
 
-def plain_case(world_size: int, *, empty: bool = False) -> Case:
-    """Self-loops, edges alike, nodes without edges; with `empty`, worker 0 has nothing."""
+def plain_case(world_size: int, kind: str = "") -> Case:
+    """Self-loops, edges alike, nodes without edges.
+
+    Where `kind` is "empty", worker 0 has nothing; where it is "scattered", a worker's edge IDs are not consecutive, as
+    where workers share a partition.
+    """
     edges = random_graph(4, 30, 110, isolated=3, no_in_edges=2)
-    assignment = torch.arange(30) * 7 % world_size if not empty else torch.full((30,), world_size - 1)
+    assignment = torch.arange(30) * 7 % world_size if kind != "empty" else torch.full((30,), world_size - 1)
     w = torch.rand(len(edges.src), 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return case_of(edges, assignment, world_size, w)
-
-
-def case_of(edges: EdgeList, assignment: Tensor, world_size: int, w: Tensor) -> Case:
     parts = partition_in_memory(edges, assignment, world_size, {"w": w})
     whole = dgl.graph((edges.src, edges.dst), num_nodes=edges.num_nodes)
     whole.edata["w"] = w
     shards = [shard.edge_features for partition in parts.partitions for shard in partition.all_shard_edges]
+    if kind == "scattered":
+        for fields in shards:
+            fields["_ID"] = (fields["orig_id"] * 7 + 3) % len(edges.src)
     edge_orig = torch.empty(len(edges.src), dtype=torch.int64)
     for fields in shards:
         edge_orig[fields["_ID"]] = fields["orig_id"]

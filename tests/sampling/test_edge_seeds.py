@@ -39,10 +39,10 @@ def seeds_of(case, world_size):
 
 
 @pytest.mark.parametrize("exclude", [None, "self", "reverse_id"])
-@pytest.mark.parametrize("world_size, empty", [(1, False), (2, True), (3, False)])
-def test_batches_are_dgl_s(pool, world_size, empty, exclude):
-    case, seeds = plain_case(world_size, empty=empty), None
-    seeds, reverse, by_orig = seeds_of(case, world_size), None, None
+@pytest.mark.parametrize("world_size, kind", [(1, ""), (2, "empty"), corner(3, ""), (3, "scattered")])
+def test_batches_are_dgl_s(pool, world_size, kind, exclude):
+    case, reverse, by_orig = plain_case(world_size, kind), None, None
+    seeds = seeds_of(case, world_size)
     if exclude == "reverse_id":  # DGL takes any edge for the reverse
         by_orig = torch.randint(110, (110,), generator=torch.Generator().manual_seed(5))
         reverse = case.new_edge_ids(E)[by_orig[case.edge_orig]]
@@ -134,7 +134,7 @@ def test_same_batches_with_processes(pool, world_size, number):
 @pytest.mark.parametrize("world_size", [2])
 def test_finite_fanouts(pool, world_size, replace):
     """Edges of the graph, at most as many as asked for, none of the seeds among them, and those missing for them."""
-    case, seeds = plain_case(world_size), None
+    case = plain_case(world_size)
     seeds = seeds_of(case, world_size)
     given = [(partition, ids, None) for partition, ids in zip(case.partitions, seeds, strict=True)]
     inner = {"fanouts": [2, 3], "replace": replace}
