@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from common import add_up, options, report
 from torch import Tensor, nn
 
+from sar.train.metrics import mean_reciprocal_rank
+
 parser = options(__doc__, epochs=5, batch_size=256, negatives=1, ranked=100, num_workers=0, lr=0.003, weight_decay=0.0)
 parser.add_argument("--fanouts", type=int, nargs=2, default=[10, 10], help="for each layer (10 10); -1 for all")
 
@@ -37,11 +39,6 @@ def scores(pairs: Any, h: Tensor) -> Tensor:
         pairs.ndata["h"] = h
         pairs.apply_edges(fn.u_dot_v("h", "h", "score"))
         return pairs.edata["score"].squeeze(1)
-
-
-def reciprocal_ranks(linked: Tensor, drawn: Tensor) -> Tensor:
-    """1 / rank of each link, (S,), among its drawn pairs, (S, K)."""
-    return 1 / (1 + (drawn >= linked.unsqueeze(1)).sum(1))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -93,14 +90,13 @@ def main(argv: list[str] | None = None) -> None:
             sar.gather_grads(model)  # sums, as for the whole graph
             optimizer.step()
             total += loss.detach() / len(batches)
-        ranks = torch.zeros(2)
+        scored = []
         with torch.no_grad():
             for _, links, others, blocks in held_out:
                 h = model(blocks, blocks[0].srcdata["feat"])
-                found = reciprocal_ranks(scores(links, h), scores(others, h).view(-1, arguments.ranked))
-                ranks += torch.tensor([found.sum(), len(found)])
-        reciprocal, count = add_up(ranks).tolist()
-        report(f"epoch {epoch}: loss {add_up(total).item():.6f}, test MRR {reciprocal / count:.4f}")
+                scored.append((scores(links, h), scores(others, h).view(-1, arguments.ranked)))
+        mrr = mean_reciprocal_rank(*(torch.cat(column) for column in zip(*scored, strict=True)))
+        report(f"epoch {epoch}: loss {add_up(total).item():.6f}, test MRR {mrr:.4f}")
         if arguments.checkpoint:
             sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1)
 
