@@ -101,14 +101,17 @@ def open_store(host: str, port: int, pulse: Pulse, *, hosts: bool, listener: soc
         pulse: beats once there is a store.
         hosts: whether this process hosts it. It listens on the address only where that is one, or is "localhost"; a
             host's name may stand for another address elsewhere.
-        listener: the socket to host it on, where there is one already.
+        listener: the socket to host it on, where one is bound already.
     """
     limit = timedelta(seconds=Config.timeout)
     if not hosts:
         _wait_for_port(host, port)
         pulse.count += 1
         return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
-    listener = _listen(host, port) if listener is None else listener
+    if listener is None:
+        listener = _listen(host, port)
+    else:
+        listener.listen()
     return dist.TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listener.detach()
     )

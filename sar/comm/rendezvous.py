@@ -112,7 +112,8 @@ class _Announcement:
     def __init__(self, path: Path) -> None:
         address = _own_address()
         self._path = path
-        self._server, listener = socket.create_server((address, 0)), socket.create_server((address, 0))
+        self._server, listener = socket.create_server((address, 0)), socket.socket()
+        listener.bind((address, 0))  # to listen once there is a store that answers
         self.meeting = Meeting(address, listener.getsockname()[1], secrets.token_hex(_NONCE_BYTES // 2), listener)
         self._text = f"{address} {self._server.getsockname()[1]} {self.meeting.nonce}\n"
         try:

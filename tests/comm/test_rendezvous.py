@@ -121,3 +121,24 @@ sar.initialize_comms(me, 2, sar.nfs_ip_init(me, os.environ["IP_FILE"]), **port)
     assert used[::2] == list(ports) or ports == (0, 0)
     assert [report["sum"] for report in reports] == [3.0] * 4
     assert os.listdir(tmp_path) == [], "the files are gone once everybody is connected"
+
+
+def test_a_worker_0_that_announces_long_before_it_joins(tmp_path):
+    """Its port is known and there is no store yet: that is not a frozen one."""
+    code = """
+import os, time, sar
+from sar.comm import liveness
+me = int(os.environ["MINE"])
+sar.Config.timeout, liveness.SILENCE_SECONDS = 60, 1.0
+address = sar.nfs_ip_init(me, os.environ["IP_FILE"])
+if me == 0:
+    while not os.path.exists(os.environ["IP_FILE"] + ".waits"):
+        time.sleep(0.05)
+    time.sleep(3)
+else:
+    open(os.environ["IP_FILE"] + ".waits", "w").close()
+sar.initialize_comms(me, 2, address)
+liveness.SILENCE_SECONDS = 40.0
+"""
+    reports = launch(code, [{"MINE": str(rank), "IP_FILE": str(tmp_path / "ip")} for rank in range(2)])
+    assert [report["sum"] for report in reports] == [3.0] * 2
