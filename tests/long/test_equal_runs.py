@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def train(partition, num_workers):
     """What is trained, and the state of its optimizer, after epochs of batches and of the whole graph."""
+    sar.patch_dgl()
     torch.manual_seed(11)
     graph = sar.construct_full_graph(partition)
     embedding = sar.nn.DistEmbedding(graph, WIDTH)
