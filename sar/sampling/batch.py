@@ -1,7 +1,8 @@
 """A mini-batch in plain tensors: what all workers sample together, before it becomes blocks of a library."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -9,25 +10,43 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.kernels.neighbor_sampling import derive_key
 from sar.sampling.batch_features import BatchFeatures, FeatureCache, fetch_features
-from sar.sampling.neighbors import Draws, SampledLayer, sample_layer
+from sar.sampling.neighbors import SampledLayer
 from sar.sampling.pairs import Pairs, PairSettings, draw_pairs
 from sar.sampling.worker_graph import WorkerGraph
+
+PAIRS: Final = 2**32
+"""The number of the pairs' key among those of a batch; layers have those from 0 on."""
+
+
+class SamplingMethod(Protocol):
+    """How the layers of a batch are drawn: plain data, which travels to background processes."""
+
+    def draw(
+        self, group: Group, graph: WorkerGraph, seeds: Mapping[str, Tensor], key: int, exclude: Tensor | None
+    ) -> list[SampledLayer]:
+        """The layers, input layer first; by all workers together, inside `group.guard()`.
+
+        Args:
+            group: the workers, which have agreed on the batch.
+            graph: this worker's part of the graph.
+            seeds: of every node type, (S,) int64; may be empty.
+            key: 63 bits that belong to this worker and batch.
+            exclude: (X,) int64 IDs of edges to leave out; None for none.
+        """
 
 
 @dataclass(frozen=True)
 class SamplingSource:
-    """What to sample, and from what.
+    """What to sample from, and how.
 
     graph: this worker's part of the graph.
-    fanouts: for every layer, input layer first, the edges to draw at a node for every edge type.
-    replace: draw with replacement.
+    method: draws the layers.
     cache: of input features; None for none.
-    pairs: what is drawn for seeds that are edges; None where they are nodes.
+    pairs: what is drawn for seeds that are edges; None where they are nodes, or what else the method takes.
     """
 
     graph: WorkerGraph
-    fanouts: list[list[int]]
-    replace: bool
+    method: SamplingMethod
     cache: FeatureCache | None
     pairs: PairSettings | None = None
 
@@ -51,7 +70,8 @@ def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) 
     Args:
         group: the workers.
         source: with equal settings on all workers.
-        seeds: distinct global IDs, (S,) int64, or rows of seed edges ([Note: seed edges]); may be empty.
+        seeds: distinct, (S,) int64, what the method takes, such as global IDs; or rows of seed edges ([Note: seed
+            edges]). May be empty.
         key: 63 bits that belong to this worker and batch.
     """
     graph = source.graph
@@ -59,15 +79,10 @@ def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) 
         group.agree(f"{graph.signature}: a batch of {source.pairs or 'nodes'}")
         pairs, exclude = None, None
         if source.pairs is None:
-            outputs = graph.by_type(seeds)
+            by_type = graph.by_type(seeds)
         else:
-            pairs = draw_pairs(group, graph, seeds, source.pairs, derive_key(key, len(source.fanouts)))
-            outputs, exclude = pairs.nodes, pairs.exclude
-        destinations = outputs
-        layers: list[SampledLayer] = []
-        for number in reversed(range(len(source.fanouts))):
-            draws = Draws(source.fanouts[number], source.replace, derive_key(key, number), exclude)
-            layer = sample_layer(group, graph, destinations, draws, f"{graph.signature}, layer {number}")
-            destinations = layer.nodes
-            layers.insert(0, layer)
-        return Batch(layers, fetch_features(group, graph, destinations, outputs, source.cache), pairs)
+            pairs = draw_pairs(group, graph, seeds, source.pairs, derive_key(key, PAIRS))
+            by_type, exclude = pairs.nodes, pairs.exclude
+        layers = source.method.draw(group, graph, by_type, key, exclude)
+        outputs = {ntype: nodes[: layers[-1].num_dst[ntype]] for ntype, nodes in layers[-1].nodes.items()}
+        return Batch(layers, fetch_features(group, graph, layers[0].nodes, outputs, source.cache), pairs)

@@ -13,8 +13,8 @@ from sar.common_tuples import NID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, GraphError
 from sar.sampling.batch import Batch, SamplingSource, random_key, sample_batch
+from sar.sampling.batch_sampler import BatchSampler
 from sar.sampling.pairs import PairSettings, PairsOfType
-from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seed_edges import REVERSE, TYPE, Edges, edge_ids, look_up_edges, reverse_edges
 
 Etype = str | CanonicalEtype
@@ -49,12 +49,14 @@ class EdgePredictionSampler:
 
     def __init__(
         self,
-        sampler: DistNeighborSampler,
+        sampler: BatchSampler,
         exclude: str | None = None,
         reverse_eids: Tensor | Mapping[Etype, Tensor] | None = None,
         reverse_etypes: Mapping[Etype, Etype] | None = None,
         negative_sampler: Any = None,
     ) -> None:
+        if not sampler.seeds_are_nodes:
+            raise ConfigError(f"{type(sampler).__name__} has no seed nodes; expected a sampler of blocks.")
         needed = {"reverse_id": reverse_eids, "reverse_types": reverse_etypes}
         if exclude not in (None, "self", *needed):
             raise ConfigError(f"exclude is {exclude!r}; expected None, 'self', 'reverse_id' or 'reverse_types'.")
@@ -90,7 +92,7 @@ class EdgePredictionSampler:
             GraphError, FieldError, ConfigError, CommunicationError: as `DistNeighborSampler.sample`.
         """
         seeds = self.find_seeds(full_graph_manager, edges, foreign=False)
-        return self.to_blocks(
+        return self.to_graphs(
             sample_batch(session.current_group(), self.prepare(full_graph_manager), seeds, random_key())
         )
 
@@ -127,9 +129,9 @@ class EdgePredictionSampler:
                     )
             return seeds
 
-    def to_blocks(self, batch: Batch) -> tuple[Any, ...]:
+    def to_graphs(self, batch: Batch) -> tuple[Any, ...]:
         """A sampled batch as graphs of DGL, on the output device."""
-        pairs, blocks, device = batch.pairs, self.sampler.to_blocks(batch), self.sampler.output_device
+        pairs, blocks, device = batch.pairs, self.sampler.to_graphs(batch), self.sampler.output_device
         assert pairs is not None
         graphs = [
             _pair_graph(pairs.nodes, of_type) for of_type in (pairs.positive, pairs.negative) if of_type is not None

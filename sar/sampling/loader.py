@@ -13,11 +13,10 @@ from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import derive_key
 from sar.sampling.background import Processes
 from sar.sampling.batch import Batch, random_key, sample_batch
+from sar.sampling.batch_sampler import BatchSampler, SeedIds
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.optimized_batches import OptimizedBatches
-from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seed_batches import SeedBatches
-from sar.sampling.seeds import global_ids
 
 
 class DataLoader:
@@ -54,7 +53,7 @@ class DataLoader:
         self,
         full_graph_manager: GraphShardManager,
         seed_nodes: Tensor | Mapping[Any, Tensor],
-        graph_sampler: DistNeighborSampler | EdgePredictionSampler,
+        graph_sampler: BatchSampler | EdgePredictionSampler,
         batch_size: int = 1,
         drop_last: bool = False,
         shuffle: bool = False,
@@ -81,20 +80,20 @@ class DataLoader:
             optimized, self._edges = None, None
             if isinstance(graph_sampler, EdgePredictionSampler):
                 self._edges = graph_sampler.find_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
-                seeds = torch.arange(len(self._edges))
+                seeds = SeedIds(torch.arange(len(self._edges)), None, foreign=False)
             else:
-                seeds = global_ids(full_graph_manager, seed_nodes)
-                if precompute_optimized_batches:
+                seeds = graph_sampler.seed_ids(full_graph_manager, seed_nodes, foreign=foreign_seeds)
+                if precompute_optimized_batches and graph_sampler.seeds_are_nodes:
                     optimized = OptimizedBatches(full_graph_manager, optimized_batches_cache)
             self._batches = SeedBatches(
-                seeds,
+                seeds.ids,
                 batch_size,
                 drop_last=drop_last,
                 shuffle=shuffle,
                 seed=self._seed,
                 optimized=optimized,
-                node_ranges=full_graph_manager.node_ranges if self._edges is None else None,
-                foreign=foreign_seeds and self._edges is None,
+                node_ranges=seeds.ranges,
+                foreign=seeds.foreign,
             )
             graph_sampler.prepare(full_graph_manager)
 
@@ -141,7 +140,7 @@ class DataLoader:
             for number, batch in enumerate(sampled, first + 1):
                 if started == self._started:
                     self._epoch, self._batch = epoch, number
-                yield self._sampler.to_blocks(batch)
+                yield self._sampler.to_graphs(batch)
         finally:
             if started == self._started:
                 self._epoch, self._batch = epoch + 1, 0

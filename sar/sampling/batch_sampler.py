@@ -1,0 +1,170 @@
+"""What the samplers that users make have in common: checks, what batches are sampled from, and DGL's graphs of them."""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.adapters.dgl.blocks import attach_features, make_block
+from sar.comm import session
+from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.in_edges import InEdges, in_edges
+from sar.core.graph.mfg import Seeds
+from sar.errors import ConfigError
+from sar.sampling.batch import Batch, SamplingMethod, SamplingSource, random_key, sample_batch
+from sar.sampling.batch_features import fill_cache
+from sar.sampling.seeds import check_seeds, global_ids
+from sar.sampling.worker_graph import BatchFields, WorkerGraph, make_worker_graph
+
+
+class SeedIds(NamedTuple):
+    """Seeds as they are checked and divided into batches.
+
+    ids: (S,) integer.
+    ranges: of what each partition may use, as `node_ranges`; None for any integers from 0 on.
+    foreign: allow those of other partitions, as long as no two workers have the same.
+    """
+
+    ids: Tensor
+    ranges: list[tuple[int, int]] | None
+    foreign: bool
+
+
+class _Prepared(NamedTuple):
+    """What batches are sampled from, and what it was made of."""
+
+    made_of: Any  # identities and versions
+    alive: Any  # the objects, so that no others get their identities
+    source: SamplingSource
+
+
+class BatchSampler:
+    """A sampler of the whole graph. Subclasses say in `_plan` what is drawn, and from what.
+
+    Args:
+        copy_edata, input_node_features, output_node_features, output_device, feature_cache_bytes: as of
+            `DistNeighborSampler`.
+    """
+
+    seeds_are_nodes = True
+
+    def __init__(
+        self,
+        copy_edata: bool,
+        input_node_features: Mapping[str, Tensor] | None,
+        output_node_features: Mapping[str, Tensor] | None,
+        output_device: torch.device | str | None,
+        feature_cache_bytes: int = 0,
+    ) -> None:
+        for name, features in (("input", input_node_features), ("output", output_node_features)):
+            if features is not None and not isinstance(features, Mapping):
+                raise ConfigError(
+                    f"{name}_node_features is a {type(features).__name__}; expected a dictionary from name to tensor."
+                )
+            for key, rows in (features or {}).items():
+                if not isinstance(rows, Tensor):
+                    raise ConfigError(f"{name}_node_features[{key!r}] is a {type(rows).__name__}; expected a tensor.")
+        if feature_cache_bytes < 0:
+            raise ConfigError(f"feature_cache_bytes is {feature_cache_bytes}; expected at least 0.")
+        self.copy_edata = copy_edata
+        self.input_node_features = dict(input_node_features or {})
+        self.output_node_features = dict(output_node_features or {})
+        self.output_device = output_device
+        self.feature_cache_bytes = feature_cache_bytes
+        self._hits = self._misses = 0
+        self._edges: tuple[GraphShardManager, list[InEdges]] | None = None
+        self._prepared: _Prepared | None = None
+
+    @property
+    def feature_cache_hit_rate(self) -> float:
+        """Of the remote input nodes of all batches so far, the fraction that was in the cache; 0 at first."""
+        return self._hits / max(self._hits + self._misses, 1)
+
+    def sample(self, full_graph_manager: GraphShardManager, seeds: Seeds) -> Any:
+        """Sample one batch; called by all workers together.
+
+        Draws depend on torch's random state.
+
+        Args:
+            full_graph_manager: the graph, from `construct_full_graph`, in any mode.
+            seeds: this worker's nodes: global IDs, (S,) integer, or rows by type as `construct_mfgs` takes them; may be
+                empty. Samplers of subgraphs say what else they take.
+
+        Returns:
+            One `DGLBlock` a layer, input layer first; or a `DGLGraph`, from samplers of subgraphs.
+
+        Raises:
+            GraphError: for seeds that do not exist, are given twice, or are of another partition; for a message flow
+                graph.
+            FieldError: for fields that are not there, or not fit.
+            ConfigError: for fan-outs of unknown edge types.
+            CommunicationError: where another worker raised, or asks for something else.
+        """
+        group = session.current_group()
+        with group.guard():
+            source = self.prepare(full_graph_manager)
+            ids, ranges, foreign = self.seed_ids(full_graph_manager, seeds, foreign=False)
+            checked = check_seeds(ids, group, ranges, foreign=foreign)
+        return self.to_graphs(sample_batch(group, source, checked, random_key()))
+
+    def seed_ids(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> SeedIds:
+        """Seeds as users give them, as IDs."""
+        return SeedIds(global_ids(graph, seeds), graph.node_ranges, foreign)
+
+    def prepare(self, graph: GraphShardManager) -> SamplingSource:
+        """What batches are sampled from; made by all workers together, anew where fields of the graph have changed."""
+        group = session.current_group()
+        with group.guard():
+            fields = [column for etype in graph.canonical_etypes for column in graph.edges[etype].data.values()]
+            fields += [*self.input_node_features.values(), *self.output_node_features.values()]
+            made_of = (
+                id(graph._structure),
+                graph.canonical_etypes,
+                [(id(field), _state_of(field)) for field in fields],
+            )
+            if self._prepared is None or self._prepared.made_of != made_of:
+                local, method = self._plan(graph)
+                cache = fill_cache(group, local, self.feature_cache_bytes) if self.feature_cache_bytes else None
+                source = SamplingSource(local, method, cache)
+                self._prepared = _Prepared(made_of, (graph._structure, fields), source)
+            return self._prepared.source
+
+    def to_graphs(self, batch: Batch) -> Any:
+        """A sampled batch as graphs of DGL, on the output device: here a list of blocks."""
+        blocks = []
+        for layer in batch.layers:
+            edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
+            blocks.append(make_block(layer.nodes, layer.num_dst, edges))
+        attach_features(blocks, batch.features.inputs, batch.features.outputs)
+        self._hits += batch.features.hits
+        self._misses += batch.features.misses
+        return blocks if self.output_device is None else [block.to(self.output_device) for block in blocks]
+
+    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, SamplingMethod]:
+        """What to sample from, and how; by all workers together."""
+        raise NotImplementedError
+
+    def _worker_graph(self, graph: GraphShardManager, settings: str, prob: str | None = None) -> WorkerGraph:
+        """This worker's part of the graph with the fields wanted, and `prob` to draw by; settings in words."""
+        fields = BatchFields(prob, self.copy_edata, self.input_node_features, self.output_node_features)
+        settings = f"{settings}, prob {prob}, feature cache {self.feature_cache_bytes > 0}"
+        return make_worker_graph(graph, self.in_edges(graph), fields, settings)
+
+    def in_edges(self, graph: GraphShardManager) -> list[InEdges]:
+        """The graph's in-edges, which are kept as long as no others are asked for."""
+        if self._edges is not None:
+            known, edges = self._edges
+            if known._structure is graph._structure and known.canonical_etypes == graph.canonical_etypes:
+                return edges
+        edges = in_edges(graph)
+        self._edges = (graph, edges)
+        return edges
+
+
+def _state_of(field: Tensor) -> int:
+    """Another number where a tensor was changed in place."""
+    if field.is_inference():  # these have no versions
+        return zlib.crc32(field.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return field._version
