@@ -19,7 +19,7 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.common_tuples import EID, CanonicalEtype
 from sar.kernels.neighbor_sampling import Numbering, derive_key, draw_in_edges, to_offsets
-from sar.sampling.owner_requests import ask_owners, pack, unpack
+from sar.sampling.owner_requests import ask_everyone
 from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
 
 
@@ -31,12 +31,14 @@ class Draws:
     replace: draw with replacement.
     key: 63 bits that belong to this worker, batch and layer.
     exclude: (X,) int64 IDs of edges that are left out after the draws, as DGL leaves them out; None for none.
+    among: (A,) int64 distinct global IDs; edges from other nodes are left out after the draws. None for all nodes.
     """
 
     fanouts: Sequence[int]
     replace: bool
     key: int
     exclude: Tensor | None = None
+    among: Tensor | None = None
 
 
 class SampledEdges(NamedTuple):
@@ -79,25 +81,26 @@ def sample_layer(
     relations = [number for number, fanout in enumerate(draws.fanouts) if fanout]
     ntypes = sorted({graph.relations[number].etype[2] for number in relations})
     asked = {ntype: graph.sort_by_owner(destinations[ntype]) for ntype in ntypes}
+    among = [] if draws.among is None else [draws.among]
     questions = [
-        [torch.tensor([draws.key]), *(asked[ntype].of(worker) for ntype in ntypes)]
+        [torch.tensor([draws.key]), *among, *(asked[ntype].of(worker) for ntype in ntypes)]
         for worker in range(group.world_size)
     ]
 
     def draw(question: Sequence[Tensor]) -> list[Tensor]:
         key, *nodes = question
+        sources = nodes.pop(0) if among else None
         by_type = dict(zip(ntypes, nodes, strict=True))
         columns = []
         for number in relations:
             relation = graph.relations[number]
             nodes_of_type, fanout = by_type[relation.etype[2]], draws.fanouts[number]
-            columns += _draw(graph, relation, nodes_of_type, fanout, draws.replace, derive_key(int(key), number))
+            key_of_type = derive_key(int(key), number)
+            columns += _draw(graph, relation, nodes_of_type, fanout, draws.replace, key_of_type, sources)
         return columns
 
-    replies = ask_owners(group, call, questions, lambda question: pack(draw(question)))
     formats = [field for number in relations for field in graph.relations[number].formats]
-    own = draw(questions[group.rank])
-    by_owner = [own if worker == group.rank else unpack(reply, formats) for worker, reply in enumerate(replies)]
+    by_owner = ask_everyone(group, call, questions, draw, formats)
     columns = (torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*by_owner, strict=True))
     drawn = {}
     for number in relations:
@@ -117,17 +120,35 @@ def _without(edges: _DrawnEdges, ids: Tensor) -> _DrawnEdges:
 
 
 def _draw(
-    graph: WorkerGraph, relation: WorkerRelation, nodes: Tensor, fanout: int, replace: bool, key: int
+    graph: WorkerGraph,
+    relation: WorkerRelation,
+    nodes: Tensor,
+    fanout: int,
+    replace: bool,
+    key: int,
+    sources: Tensor | None,
 ) -> list[Tensor]:
     """Edges drawn at this worker's nodes, as the columns of `relation.formats`."""
     rows = graph.rows(relation.etype[2], nodes)
     offsets, picked = draw_in_edges(rows, nodes, relation.indptr, relation.weights, fanout, replace, key)
+    if sources is not None:
+        offsets, picked = keep_sources(graph, relation, offsets, picked, sources)
     # index_select is several times faster than indexing.
     columns = [offsets.diff(), relation.src.index_select(0, picked), relation.ids.index_select(0, picked)]
     if relation.features:
         rows = relation.rows.index_select(0, picked)
         columns += [feature.index_select(0, rows) for feature in relation.features.values()]
     return columns
+
+
+def keep_sources(
+    graph: WorkerGraph, relation: WorkerRelation, offsets: Tensor, picked: Tensor, sources: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of edges as `draw_in_edges` gives them those from some sources, (A,) int64 distinct global IDs."""
+    chosen = Numbering(len(sources), graph.num_nodes)
+    chosen.add(sources)
+    kept = chosen.find(relation.src.index_select(0, picked).long()) >= 0
+    return to_offsets(kept)[offsets], picked[kept]
 
 
 def _number_sources(

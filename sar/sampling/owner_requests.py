@@ -96,6 +96,19 @@ def ask_owners(
     return exchange_buffers(group, f"{call}: answers", messages, replies)
 
 
+def ask_everyone(
+    group: Group,
+    call: str,
+    questions: Sequence[Sequence[Tensor]],
+    answer: Callable[[list[Tensor]], list[Tensor]],
+    formats: Sequence[FieldFormat],
+) -> list[list[Tensor]]:
+    """The columns, of these formats, that every worker answers, this one too; otherwise as `ask_owners`."""
+    replies = ask_owners(group, call, questions, lambda question: pack(answer(question)))
+    own = answer(list(questions[group.rank]))
+    return [own if worker == group.rank else unpack(reply, formats) for worker, reply in enumerate(replies)]
+
+
 def pack(columns: Sequence[Tensor]) -> Tensor:
     """The columns in one message (uint8), which begins with its own length in bytes and with theirs in rows."""
     formats = [ID_FORMAT, *map(FieldFormat.of, columns)]

@@ -11,7 +11,7 @@ from sar.comm.group import Group
 from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, CanonicalEtype
 from sar.kernels.neighbor_sampling import Numbering
-from sar.sampling.owner_requests import ask_owners, pack, unpack
+from sar.sampling.owner_requests import ask_everyone
 from sar.sampling.seed_edges import DST, ID, PLACE, REVERSE, SRC, TYPE
 from sar.sampling.worker_graph import WorkerGraph
 
@@ -117,10 +117,8 @@ def _edge_fields(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) ->
         [by_type[number][nodes.positions_of(worker), PLACE] for number, nodes in zip(numbers, asked, strict=True)]
         for worker in range(group.world_size)
     ]
-    replies = ask_owners(group, f"{graph.signature}: seed edges", questions, lambda places: pack(look_up(places)))
-    own = look_up(questions[group.rank])
-    formats = list(map(FieldFormat.of, own))
-    by_owner = [own if worker == group.rank else unpack(reply, formats) for worker, reply in enumerate(replies)]
+    formats = [FieldFormat.of(table) for number in numbers for table in graph.relations[number].features.values()]
+    by_owner = ask_everyone(group, f"{graph.signature}: seed edges", questions, look_up, formats)
     columns = map(torch.cat, zip(*by_owner, strict=True))
     for number, nodes in zip(numbers, asked, strict=True):
         order = nodes.positions.argsort()

@@ -1,7 +1,7 @@
 """What one worker needs to sample, in plain tensors: its in-edges, their features, and features of its nodes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import InEdges
-from sar.errors import FieldError
+from sar.errors import FieldError, GraphError
 from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner
 
 Features = dict[str, dict[str, Tensor]]  # by node type and name, (N_type, ...) each
@@ -184,6 +184,22 @@ def make_worker_graph(
     group.agree(f"{signature}, with edge fields {edge_formats} and node features {node_formats}")
     runs = TypeRuns.gathered(graph)
     return WorkerGraph(part, graph.node_ranges, runs, graph.ntypes, relations, inputs, outputs, signature)
+
+
+def check_homogeneous(graph: GraphShardManager, sampler: str) -> None:
+    """Raise `GraphError` where a graph has more types than the sampler is defined for."""
+    if len(graph.ntypes) > 1 or len(graph.canonical_etypes) > 1:
+        raise GraphError(
+            f"{sampler} is for graphs of one node and one edge type; this one has {graph.canonical_etypes}. "
+            "DistNeighborSampler takes several."
+        )
+
+
+def with_edge_field(relation: WorkerRelation, found: InEdges, name: str, values: Tensor) -> WorkerRelation:
+    """The relation with another field to copy, (E,) by position."""
+    field = torch.empty_like(values)
+    field[found.edges] = values
+    return replace(relation, rows=found.edges, features=relation.features | {name: field})
 
 
 def _make_relation(graph: GraphShardManager, found: InEdges, fields: BatchFields) -> WorkerRelation:

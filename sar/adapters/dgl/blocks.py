@@ -1,4 +1,4 @@
-"""Sampled layers as DGL's own message flow graphs, and pairs of nodes as DGL's graphs."""
+"""Sampled layers as DGL's own message flow graphs, and pairs of nodes and subgraphs as DGL's graphs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,6 +50,24 @@ def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges) -> Any:
         graph.nodes[ntype].data[NID] = ids
     for etype, (_, _, fields) in pairs.items():
         graph.edges[etype].data.update(fields)
+    return graph
+
+
+def make_subgraph(
+    nodes: Tensor, indptr: Tensor, src: Tensor, features: Mapping[str, Tensor], edge_fields: Mapping[str, Tensor]
+) -> Any:
+    """A `DGLGraph` of one type, as CSC.
+
+    Args:
+        nodes: global IDs, (N,) int64, which become `dgl.NID`.
+        indptr: (N + 1,) offsets of the nodes' in-edges, int64.
+        src: (E,) positions of their sources, int64.
+        features: of the nodes, (N, ...) each.
+        edge_fields: of the edges, (E, ...) each.
+    """
+    graph = require_dgl().graph(("csc", (indptr, src, torch.arange(len(src)))), num_nodes=len(nodes))
+    graph.ndata.update({NID: nodes, **features})
+    graph.edata.update(edge_fields)
     return graph
 
 

@@ -1,0 +1,176 @@
+"""Batches that are subgraphs: induced by nodes of any workers, and by clusters of nodes (Cluster-GCN)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.adapters.dgl.blocks import make_subgraph
+from sar.comm import session
+from sar.comm.group import Group
+from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.in_edges import expand_runs
+from sar.core.graph.mfg import Seeds
+from sar.errors import ConfigError
+from sar.kernels.neighbor_sampling import ALL
+from sar.sampling.batch import Batch
+from sar.sampling.batch_sampler import BatchSampler, SeedIds
+from sar.sampling.neighbors import Draws, SampledLayer, sample_layer
+from sar.sampling.optimized_batches import seed_parts
+from sar.sampling.owner_requests import ID_FORMAT, ask_everyone
+from sar.sampling.worker_graph import WorkerGraph, check_homogeneous
+
+
+def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str) -> list[SampledLayer]:
+    """One layer whose sources and destinations are these nodes, with all edges of the graph between them.
+
+    Owners of destinations have the edges, so each hears of all nodes, and sends those edges only that join two of them.
+
+    Args:
+        group: the workers, which have agreed on the batch; inside its `guard()`.
+        graph: this worker's part of the graph, with one edge type.
+        nodes: distinct global IDs, (n,) int64, of any workers.
+        call: what the workers are doing, for errors.
+    """
+    (ntype,) = graph.node_types
+    return [sample_layer(group, graph, {ntype: nodes}, Draws([ALL], False, 0, among=nodes), call)]
+
+
+class SubgraphSampler(BatchSampler):
+    """A sampler of which each batch is a `DGLGraph` of nodes of any workers, and all edges between these.
+
+    Nodes are in the order of their global IDs, `dgl.NID`; `dgl.EID` are the graph's edge IDs. Arguments are as of
+    `DistNeighborSampler`; both kinds of features go to the subgraph's nodes.
+    """
+
+    seeds_are_nodes = False
+
+    def __init__(
+        self,
+        copy_edata: bool,
+        input_node_features: Mapping[str, Tensor] | None,
+        output_node_features: Mapping[str, Tensor] | None,
+        output_device: torch.device | str | None,
+    ) -> None:
+        super().__init__(copy_edata, input_node_features, output_node_features, output_device)
+
+    def to_graphs(self, batch: Batch) -> Any:
+        """A sampled batch as a graph of DGL, on the output device."""
+        (layer,), (inputs, outputs, _, _) = batch.layers, batch.features
+        (nodes,), (edges,) = layer.nodes.values(), layer.edges
+        features = {
+            name: rows for of_type in (inputs, outputs) for name, rows in of_type.get(edges.etype[0], {}).items()
+        }
+        subgraph = make_subgraph(nodes, edges.indptr, edges.src, features, edges.features)
+        return subgraph if self.output_device is None else subgraph.to(self.output_device)
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Takes whole clusters of nodes; see `SamplingMethod`. Seeds are numbers of clusters.
+
+    numbers: (N_i,) int64, the clusters of this worker's nodes, ascending.
+    nodes: (N_i,) int64, the global IDs of these nodes.
+    """
+
+    numbers: Tensor
+    nodes: Tensor
+
+    def draw(
+        self, group: Group, graph: WorkerGraph, seeds: Mapping[str, Tensor], key: int, exclude: Tensor | None
+    ) -> list[SampledLayer]:
+        """The subgraph of these clusters."""
+        (clusters,) = seeds.values()
+
+        def answer(question: list[Tensor]) -> list[Tensor]:
+            begin, end = (torch.searchsorted(self.numbers, question[0], right=right) for right in (False, True))
+            return [self.nodes[expand_runs(begin, end)[0]]]
+
+        call = f"{graph.signature}, clusters"
+        found = ask_everyone(group, call, [[clusters]] * group.world_size, answer, [ID_FORMAT])
+        return induced_subgraph(group, graph, torch.cat([nodes for (nodes,) in found]).sort().values, call)
+
+
+class ClusterGCNSampler(SubgraphSampler):
+    """Subgraphs of clusters of nodes: batches are several clusters, with all edges between their nodes.
+
+    Chiang et al. 2019, "Cluster-GCN: An Efficient Algorithm for Training Deep and Large Graph Convolutional Networks";
+    as `dgl.dataloading.ClusterGCNSampler`. METIS divides each worker's partition, or `clusters` says which nodes belong
+    together. The seeds of a loader are numbers of clusters, of which each worker has its share in `cluster_ids`:
+    `DataLoader(graph, sampler.cluster_ids, sampler, batch_size=20, shuffle=True)`.
+
+    Made by all workers together. Batches and further arguments are as of `SubgraphSampler`.
+
+    Args:
+        graph: the whole graph, of one edge type.
+        k: clusters of each worker, numbered rank * k + 0 to k - 1; with `clusters`, of the whole graph.
+        clusters: the cluster of each of this worker's nodes, (N_i,) integer from 0 to k - 1, which may have nodes on
+            several workers; it is dealt to the one that has most of them. Default: METIS finds them.
+
+    Raises:
+        GraphError: for graphs of several edge types, or message flow graphs.
+        ConfigError: for arguments of another form.
+    """
+
+    def __init__(
+        self,
+        graph: GraphShardManager,
+        k: int,
+        clusters: Tensor | None = None,
+        copy_edata: bool = True,
+        input_node_features: Mapping[str, Tensor] | None = None,
+        output_node_features: Mapping[str, Tensor] | None = None,
+        output_device: torch.device | str | None = None,
+    ) -> None:
+        group = session.current_group()
+        with group.guard():
+            super().__init__(copy_edata, input_node_features, output_node_features, output_device)
+            check_homogeneous(graph, "ClusterGCNSampler")
+            if type(k) is not int or k < 1:
+                raise ConfigError(f"k is {k!r}; expected a number of clusters from 1 on.")
+            group.agree(f"ClusterGCNSampler of {k} clusters, given {clusters is not None}")
+            self._graph, self._nodes = graph._structure, graph.node_ids().cpu()
+            self._count = k if clusters is not None else k * group.world_size
+            if clusters is None:
+                self._numbers = group.rank * k + self._metis(graph, k)
+                self.cluster_ids = group.rank * k + torch.arange(k)
+                return
+            self._numbers = _checked_clusters(clusters, graph.num_nodes(), k)
+            sizes = torch.stack(group.all_gather(torch.bincount(self._numbers, minlength=k), "sizes of clusters"))
+            self.cluster_ids = (sizes.argmax(0) == group.rank).nonzero().squeeze(1)
+
+    def seed_ids(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> SeedIds:
+        """Numbers of clusters, of this worker or others."""
+        return SeedIds(torch.as_tensor(seeds), [(0, self._count)] * session.world_size(), foreign=True)
+
+    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Clusters]:
+        if graph._structure is not self._graph:
+            raise ConfigError("The ClusterGCNSampler was made for another graph; make one for this graph.")
+        order = self._numbers.argsort(stable=True)
+        method = Clusters(self._numbers[order], self._nodes[order])
+        return self._worker_graph(graph, f"subgraphs of {self._count} clusters"), method
+
+    def _metis(self, graph: GraphShardManager, k: int) -> Tensor:
+        """The part of each of this worker's nodes, (N_i,) int64: METIS on the edges between them."""
+        (found,) = self.in_edges(graph)
+        count, first = len(self._nodes), int(self._nodes[0]) if len(self._nodes) else 0
+        dst, src = torch.arange(count).repeat_interleave(found.indptr.diff()), found.src - first
+        own = (src >= 0) & (src < count)
+        parts = seed_parts(src[own], dst[own], torch.ones(count, dtype=torch.bool), k) if 1 < k < count else None
+        return torch.arange(count) * k // max(count, 1) if parts is None else parts
+
+
+def _checked_clusters(clusters: Tensor, count: int, k: int) -> Tensor:
+    numbers = torch.as_tensor(clusters).cpu()
+    if numbers.shape != (count,) or numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise ConfigError(
+            f"clusters has shape {tuple(numbers.shape)} and {numbers.dtype}; expected an integer for each of this "
+            f"worker's {count} nodes."
+        )
+    if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < k:
+        raise ConfigError(
+            f"clusters has numbers from {int(numbers.min())} to {int(numbers.max())}; expected 0 to k - 1 = {k - 1}."
+        )
+    return numbers.long()
