@@ -37,9 +37,12 @@ from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, pair_graph  # noqa: E402
 from sar.sampling import (  # noqa: E402
+    ClusterGCNSampler,
     DataLoader,
     DistNeighborSampler,
     EdgePredictionSampler,
+    LadiesSampler,
+    SAINTSampler,
     reverse_edges,
     split_edges,
     split_seeds,
@@ -79,6 +82,7 @@ else:
 
 
 __all__ = [
+    "ClusterGCNSampler",
     "Config",
     "DataLoader",
     "DistNeighborSampler",
@@ -87,8 +91,10 @@ __all__ = [
     "EdgePredictionSampler",
     "GraphShardManager",
     "HeteroGraphShardManager",
+    "LadiesSampler",
     "PartitionData",
     "RelGraphConv",
+    "SAINTSampler",
     "SarError",
     "ShardEdgesAndFeatures",
     "clean_up",

@@ -1,18 +1,24 @@
 """Mini-batch training: which seed nodes go to which worker and batch, and neighbors sampled across all workers."""
 
 from sar.sampling.edge_sampler import EdgePredictionSampler
+from sar.sampling.layerwise import LadiesSampler
 from sar.sampling.loader import DataLoader
 from sar.sampling.optimized_batches import OptimizedBatches
+from sar.sampling.saint import SAINTSampler
 from sar.sampling.sampler import DistNeighborSampler
 from sar.sampling.seed_batches import SeedBatches
 from sar.sampling.seed_edges import reverse_edges, split_edges
 from sar.sampling.seeds import split_seeds
+from sar.sampling.subgraphs import ClusterGCNSampler
 
 __all__ = [
+    "ClusterGCNSampler",
     "DataLoader",
     "DistNeighborSampler",
     "EdgePredictionSampler",
+    "LadiesSampler",
     "OptimizedBatches",
+    "SAINTSampler",
     "SeedBatches",
     "reverse_edges",
     "split_edges",

@@ -66,12 +66,17 @@ def exact_weights(
     at_source, at_destination = fetch_rows(graph, once.to(graph.device), found.src).cpu(), once[rows]
     joint = torch.where(loop, at_destination, joint)
     drawn = -torch.expm1(draws * torch.log1p(-once))
-    both_missed = (1 - at_source) * (1 - at_destination)
-    excess = ((joint - at_source * at_destination) / both_missed).clamp(min=-1)
-    correction = both_missed**draws * torch.expm1(draws * torch.log1p(excess))
-    of_source = -torch.expm1(draws * torch.log1p(-at_source))
-    both_drawn = of_source * drawn[rows] + torch.where(both_missed > 0, correction, 0)
-    return SaintWeights(_ratio(torch.ones_like(drawn), drawn), _ratio(drawn[rows], both_drawn))
+    both = both_drawn(at_source, at_destination, joint, draws)
+    return SaintWeights(_ratio(torch.ones_like(drawn), drawn), _ratio(drawn[rows], both))
+
+
+def both_drawn(u: Tensor, v: Tensor, joint: Tensor, draws: int) -> Tensor:
+    """p_uv of Q_u, Q_v and J_uv, float64 all: see [Note: probabilities of subgraphs]."""
+    missed = (1 - u) * (1 - v)
+    excess = ((joint - u * v) / missed).clamp(min=-1)
+    correction = missed**draws * torch.expm1(draws * torch.log1p(excess))
+    product = torch.expm1(draws * torch.log1p(-u)) * torch.expm1(draws * torch.log1p(-v))
+    return product + torch.where(missed > 0, correction, 0)
 
 
 def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Callable[[int], Tensor]) -> SaintWeights:

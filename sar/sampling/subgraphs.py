@@ -47,15 +47,6 @@ class SubgraphSampler(BatchSampler):
 
     seeds_are_nodes = False
 
-    def __init__(
-        self,
-        copy_edata: bool,
-        input_node_features: Mapping[str, Tensor] | None,
-        output_node_features: Mapping[str, Tensor] | None,
-        output_device: torch.device | str | None,
-    ) -> None:
-        super().__init__(copy_edata, input_node_features, output_node_features, output_device)
-
     def to_graphs(self, batch: Batch) -> Any:
         """A sampled batch as a graph of DGL, on the output device."""
         (layer,), (inputs, outputs, _, _) = batch.layers, batch.features
