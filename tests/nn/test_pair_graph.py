@@ -93,7 +93,7 @@ def step_on_worker(partition, mode):
         assert_close(positive.in_given_order(dot(positive, x)), fetched.sum(1), 1e-9)
     assert not positive.in_given_order(positive.edata["_ID"]).requires_grad
     first = sum(len(drawn(r, nodes, nodes, 9)[0]) for r in range(rank))
-    assert positive.to("cpu").in_given_order(positive.edata["_ID"]).equal(torch.arange(first, first + len(src)))
+    assert positive.local_var().in_given_order(positive.edata["_ID"]).equal(torch.arange(first, first + len(src)))
     return own, x.grad, results, positive.in_degrees(), positive.out_degrees()
 
 
