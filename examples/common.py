@@ -102,7 +102,9 @@ def train(
     sar.sync_params(model)
     parameters = [*model.parameters(), *local_parameters]
     optimizer = torch.optim.Adam(parameters, lr=arguments.lr, weight_decay=arguments.weight_decay)
-    losses, first, state = [], 0, {"model": model, "optimizer": optimizer}
+    losses: list[float] = []
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    first = 0
     if arguments.checkpoint:
         loaded = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)
         first, losses = loaded["step"], loaded["extra"] or []

@@ -8,6 +8,7 @@ and PyTorch is marked.
 """
 
 import argparse
+from typing import Any
 
 import sar  # isort: skip  (before dgl)
 import dgl.nn
@@ -57,7 +58,8 @@ def main() -> None:
     sar.sync_params(model)  # sar: the parameters of worker 0 for all
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
 
-    first, state = 0, {"model": model, "optimizer": optimizer}
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    first = 0
     if arguments.checkpoint:
         first = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)["step"]  # sar: model, draws and all
 

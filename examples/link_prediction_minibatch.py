@@ -76,7 +76,8 @@ def main(argv: list[str] | None = None) -> None:
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr, weight_decay=arguments.weight_decay)
 
-    first, state = 0, {"model": model, "optimizer": optimizer, "loaders": [batches, held_out]}
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "loaders": [batches, held_out]}
+    first = 0
     if arguments.checkpoint:
         first = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)["step"]
     for epoch in range(first, arguments.epochs):

@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> None:
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr, weight_decay=arguments.weight_decay)
 
-    first, state = 0, {"model": model, "optimizer": optimizer, "loaders": loader}
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "loaders": loader}
+    first = 0
     if arguments.checkpoint:
         first = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)["step"]
     for epoch in range(first, arguments.epochs):
