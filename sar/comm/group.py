@@ -298,7 +298,7 @@ class Group:
         self._claim(call)
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
-        gathered = self.all_gather(torch.tensor([digest, flags, model]), call)
+        gathered = self.all_gather(torch.tensor([digest, flags, model], device="cpu"), call)
         self.calls += 1
         self._latest = call
         if any(int(theirs[0]) != digest for theirs in gathered):
@@ -330,8 +330,7 @@ class Group:
         raise clash
 
     def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
-        """Gather one small tensor of equal shape from every worker, on the CPU; only inside an agreed call."""
-        tensor = tensor.cpu()  # a default device may have put it elsewhere
+        """Gather one small CPU tensor of equal shape from every worker; only inside an agreed call."""
         if self.world_size == 1:
             return [tensor]
         options = AllgatherOptions()
@@ -347,7 +346,7 @@ class Group:
 
         A number that counts would not do: a restarted job has the store and the files of the one before it.
         """
-        return f"{int(self.all_gather(torch.tensor(secrets.randbits(62)), call)[0]):x}"
+        return f"{int(self.all_gather(torch.tensor(secrets.randbits(62), device='cpu'), call)[0]):x}"
 
     # -- waiting
 

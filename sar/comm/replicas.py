@@ -160,7 +160,7 @@ def described(tensor: Tensor) -> str:
 
 def all_gather_text(gather: Callable[[Tensor], list[Tensor]], text: str) -> list[str]:
     """Every worker's text, by rank, within an agreed call; `gather` is `Group.all_gather`."""
-    own = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    lengths = [int(length) for length in gather(torch.tensor([len(own)]))]
+    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+    lengths = [int(length) for length in gather(torch.tensor([len(own)], device="cpu"))]
     padded = torch.cat([own, own.new_zeros(max(lengths) - len(own))])
     return [bytes(theirs[:length].tolist()).decode() for theirs, length in zip(gather(padded), lengths, strict=True)]

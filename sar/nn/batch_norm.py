@@ -206,7 +206,7 @@ class _Normalise(Collective):
         """What every worker has in the place of `own`."""
         if self.group is None or not self.distributed:
             return [own]
-        return [theirs.to(own.device) for theirs in self.group.all_gather(own, self.signature)]
+        return [theirs.to(own.device) for theirs in self.group.all_gather(own.cpu(), self.signature)]
 
 
 def _combined(statistics: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
