@@ -22,6 +22,7 @@ from sar.partition import pipeline
 from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.ingest import open_graph
 from sar.partition.inspect.inspection import inspect_directory
+from tests.matrix import corner
 from tests.partition.written import content_of
 from tests.workers import REPOSITORY
 
@@ -224,7 +225,7 @@ def test_a_stopped_run_cleans_up(tmp_path: Path, edges: Path, monkeypatch: pytes
 SCRIPT = "import sys; from sar.cli import main; sys.exit(main())"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "sar launch"])
+@pytest.mark.parametrize("launcher", ["torchrun", corner("sar launch")])
 def test_several_processes_write_the_same(tmp_path: Path, edges: Path, launcher: str) -> None:
     options = [str(edges), "--parts", "3", "--method", "random", "--undirected", "--out"]
     assert main(["partition", *options, str(tmp_path / "expected")]) == 0

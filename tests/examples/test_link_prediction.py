@@ -16,6 +16,7 @@ from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 from tests.examples.test_models import double, example  # noqa: F401  (a fixture)
 from tests.graphs import DATA
+from tests.matrix import corner
 
 
 def run_on_worker(argv):
@@ -90,7 +91,7 @@ def cora():
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("graph, world_size", [(generated, 1), (cora, 2), (generated, 3)])
+@pytest.mark.parametrize("graph, world_size", [corner(generated, 1), (cora, 2), corner(generated, 3)])
 def test_losses_and_ranks_are_those_of_one_machine(pool, tmp_path: Path, graph, world_size):
     data = graph().with_reverse_edges().with_self_loops()
     data = replace(data, node_data=data.node_data | {"feat": data.node_data["feat"].astype(np.float64)})

@@ -51,6 +51,7 @@ def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
     assert min(expected) > 0.4  # 0.25 by chance
 
 
+@pytest.mark.slow
 def test_links_are_told_from_other_pairs(tmp_path: Path) -> None:
     file, out = tmp_path / "generated.npz", tmp_path / "partitions"
     write_npz(community_graph(400, 4000, num_features=16, num_classes=20, homophily=0.95, signal=2.0), file)

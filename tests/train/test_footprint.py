@@ -27,6 +27,7 @@ from sar.partition.in_memory import divide
 from sar.train.footprint import plan_training
 from sar.train.graph_counts import GraphInfo, count_graph
 from sar.train.trial_epoch import MakeModel
+from tests.matrix import corner
 from tests.partition.test_write import small_types
 from tests.workers import REPOSITORY
 
@@ -179,7 +180,7 @@ def directory(tmp_path_factory):
     ],
     ids=["defaults", "small tiles", "mode 2", "halves"],
 )
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [corner(2), 3])
 def test_bytes_are_predicted_to_the_byte(pool, world_size, directory, settings, widths, monkeypatch) -> None:
     for name, value in settings.items():
         monkeypatch.setattr(sar.Config, name, value)
