@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     graph.apply_edges(lambda edges: {"share": edges.dst["share"]})  # an edge field, which subgraphs come with
     features = {"feat": x, "label": task.labels, "train": task.masks["train"]}
     batch_size = 1
+    sampler: sar.ClusterGCNSampler | sar.SAINTSampler
     if arguments.sampler == "cluster":
         sampler = sar.ClusterGCNSampler(graph, 4 * arguments.batches, input_node_features=features)
         seeds, batch_size = sampler.cluster_ids, 4  # clusters in a batch
