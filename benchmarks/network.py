@@ -122,7 +122,7 @@ def _continue_inside(argv: Sequence[str]) -> None:
 def _measure(argv: Sequence[str], arguments: argparse.Namespace) -> Results:
     """Connect the namespaces, then measure; results are saved after each run."""
     _connect(max(arguments.workers), arguments.gbit)
-    plan = replace(command.plan_of(arguments), worker=networked_worker)
+    plan = replace(command.plan_of(arguments), worker=networked_worker, host=HUB)
     setting = command.setting_of("benchmarks.network", argv, arguments)
     setting["network"] = f"a namespace for each worker, {arguments.gbit:g} Gbit/s each way (tbf)"
     with command.work_directory(arguments.work) as work:
@@ -135,7 +135,7 @@ def networked_worker(report: Callable[[Any], None], job: Job, partition_json: Pa
     with open(NAMESPACES / _namespace(int(os.environ["RANK"])), "rb") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
             raise SarError(f"cannot enter the network namespace: {os.strerror(ctypes.get_errno())}.")
-    os.environ |= {"MASTER_ADDR": HUB, "GLOO_SOCKET_IFNAME": INTERFACE}
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
     return measure.worker(report, job, partition_json)
 
 

@@ -26,6 +26,7 @@ class Plan:
     threads: of single-process DGL; workers have one each.
     time_limit: seconds for one run.
     worker: what a worker process runs.
+    host: the address at which workers find each other.
     """
 
     models: Sequence[str]
@@ -36,6 +37,7 @@ class Plan:
     threads: int
     time_limit: float
     worker: Target = measure.worker
+    host: str = "127.0.0.1"
 
 
 def run_all(graph: Prepared, plan: Plan, setting: dict[str, str]) -> Iterator[Results]:
@@ -93,6 +95,7 @@ def _workers(graph: Prepared, plan: Plan, job: Job, workers: int, repeat: int) -
         n_workers=workers,
         n_threads=1,
         time_limit=plan.time_limit,
+        host=plan.host,
     )
     return Run(job.model, workers, job.mode, repeat, processes)
 

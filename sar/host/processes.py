@@ -44,6 +44,7 @@ def run_workers(
     n_threads: int,
     time_limit: float,
     on_progress: Callable[[Any], None] = lambda _: None,
+    host: str = "127.0.0.1",
 ) -> list[Any]:
     """Call `target(report, *args)` in spawned processes and return what each returned, by rank.
 
@@ -57,18 +58,19 @@ def run_workers(
         n_threads: threads of each worker.
         time_limit: seconds after which all workers are killed.
         on_progress: called for what any worker reports.
+        host: the address of this process at which workers find the store; nobody else's is listened at.
 
     Raises:
         WorkerError: a worker failed; the others are killed.
         CommunicationTimeout: the time limit passed.
     """
-    listener = socket.create_server(("127.0.0.1", 0))  # torch's own would listen on all interfaces
+    listener = socket.create_server((host, 0))  # torch's own would listen on all interfaces
     port = listener.getsockname()[1]
-    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     shared = {
         "WORLD_SIZE": n_workers,
         "LOCAL_WORLD_SIZE": n_workers,
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": host,
         "MASTER_PORT": store.port,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "TORCHELASTIC_RESTART_COUNT": 0,
