@@ -216,10 +216,11 @@ def test_a_stopped_run_cleans_up(tmp_path: Path, edges: Path, monkeypatch: pytes
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(pipeline, "write_parts", stop)
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         main(["partition", str(edges), "--parts", "2", "--out", str(tmp_path / "parts")])
     assert os.listdir(tmp_path) == ["edges.csv"]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 SCRIPT = "import sys; from sar.cli import main; sys.exit(main())"
