@@ -82,26 +82,37 @@ class LocalTrainer:
 
         Raises:
             CommunicationError: where another worker raised, or makes another call. The slowest may take
-                `Config.timeout` longer than the fastest.
+                `Config.timeout` longer than the fastest. After an error the model is what it was before the round.
         """
         group = session.current_group()
         with group.guard():
             group.agree(f"a round of {epochs} epochs for each partition")
             begin = self._read()
-            mean, greatest = torch.zeros_like(begin[0]), begin[1]
-            with group.replicas.apart() if group.replicas is not None else nullcontext():
-                for i, share in enumerate(self._shares):
-                    if share:
-                        self._write(*begin)
-                        part = self.parts[i]
-                        for _ in range(epochs):
-                            train_one(part, self.optimizers[i])
-                        floats, others = self._read()
-                        mean += share * floats
-                        greatest = torch.maximum(greatest, others)
-            all_reduce(mean, move_to_comm_device=True)
-            all_reduce(greatest, dist.ReduceOp.MAX, move_to_comm_device=True)
+            try:
+                with group.replicas.apart() if group.replicas is not None else nullcontext():
+                    mean, greatest = self._trained(begin, train_one, epochs)
+                all_reduce(mean, move_to_comm_device=True)
+                all_reduce(greatest, dist.ReduceOp.MAX, move_to_comm_device=True)
+            except BaseException:
+                self._write(*begin)  # else workers would go on, after `sar.recover`, with models of their own
+                raise
             self._write(mean, greatest)
+
+    def _trained(
+        self, begin: tuple[Tensor, Tensor], train_one: Callable[[Any, Optimizer], Any], epochs: int
+    ) -> tuple[Tensor, Tensor]:
+        """Train on this worker's partitions from `begin`; what is summed and maximised over all workers."""
+        mean, greatest = torch.zeros_like(begin[0]), begin[1]
+        for i, share in enumerate(self._shares):
+            if share:
+                self._write(*begin)
+                part = self.parts[i]
+                for _ in range(epochs):
+                    train_one(part, self.optimizers[i])
+                floats, others = self._read()
+                mean += share * floats
+                greatest = torch.maximum(greatest, others)
+        return mean, greatest
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizers' state; `save_checkpoint(..., model=model, loaders=trainer)` saves it on every worker."""

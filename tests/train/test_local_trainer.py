@@ -1,5 +1,6 @@
 """`LocalTrainer`: averages by arithmetic and beside DGL, for more and for fewer partitions than workers."""
 
+import contextlib
 import copy
 import re
 
@@ -419,3 +420,29 @@ def test_mistakes(pool, mistake, kinds, words):
     outcomes = pool.outcomes(misuse, mistake)
     assert [outcome.kind for outcome in outcomes] == kinds
     assert re.search(words, outcomes[0].message)
+
+
+def model_after_an_error():
+    model = nn.Linear(2, 2)
+    trainer = sar.train.LocalTrainer(model, sgd, [1, 2], [1, 2])
+    before = model.weight.detach().clone()
+
+    def train_one(part, optimizer):
+        with torch.no_grad():
+            model.weight += part + sar.rank()
+        if part == 2 and sar.rank() == 1:
+            raise ValueError("on purpose")
+
+    with contextlib.suppress(ValueError, sar.SarError):
+        trainer.round(train_one)
+    changed = not torch.equal(model.weight, before)
+    sar.recover()
+    trainer.round(lambda part, optimizer: None)
+    return changed, before, model.weight.detach()
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_after_an_error_the_model_is_that_before_the_round(pool, world_size):
+    for changed, before, after in pool.run(model_after_an_error):
+        assert not changed
+        assert torch.equal(after, before)
