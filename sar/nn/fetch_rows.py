@@ -56,6 +56,11 @@ class RowOwners:
         ends = torch.searchsorted(ids, self._ends)
         return list(values.split(ends.diff(prepend=ends.new_zeros(1)).tolist()))
 
+    def sort(self, ids: Tensor) -> tuple[Tensor, list[int]]:
+        """Positions in `ids`, (K,), by the worker that owns the node, else in order; and how many each worker has."""
+        owners = torch.searchsorted(self._ends, ids, right=True)
+        return owners.argsort(stable=True), owners.bincount(minlength=len(self._ends)).tolist()
+
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of this worker's nodes, by global ID.
 

@@ -130,7 +130,7 @@ def pair_graph(
         group.agree(call)
         counts = group.all_gather(torch.tensor([len(src)]), call)
         ids = torch.arange(len(src)) + sum(int(count) for count in counts[: group.rank])
-        given, sent = _by_owner(graph, dst)
+        given, sent = destinations.sort(dst)
         pieces = exchange_tensors(torch.stack([src, dst, ids], 1)[given].split(sent))
         src, dst, ids = torch.cat(pieces).t().contiguous().cpu()
         if len(graph._structure.dst.ids) > 1:  # else all nodes are of the right type
@@ -138,7 +138,7 @@ def pair_graph(
             distinct = src.unique()
             for asked in exchange_tensors(sources.split(distinct, distinct)):
                 sources.rows(asked)
-        data = _partition_of_pairs(graph, kind, src, dst, ids)
+        data = _partition_of_pairs(graph, kind, sources.sort(src), (src, dst, ids))
         structure, features = build_structure(data, group, graph._structure.make_sampling_graph)
         # Positive and negative pairs may have the same numbers of edges, and must not be taken for each other.
         structure = structure.with_relations(structure.relations, f"of the pairs of call {group.call_id}")
@@ -148,20 +148,16 @@ def pair_graph(
     return pairs
 
 
-def _by_owner(graph: GraphShardManager, nodes: Tensor) -> tuple[Tensor, list[int]]:
-    """Positions in `nodes`, (K,) global IDs, by the worker that owns the node; and how many each worker has."""
-    ends = torch.tensor([end for _, end in graph.node_ranges])
-    owners = torch.searchsorted(ends, nodes, right=True)
-    return owners.argsort(stable=True), owners.bincount(minlength=len(ends)).tolist()
-
-
 def _partition_of_pairs(
-    graph: GraphShardManager, etype: CanonicalEtype, src: Tensor, dst: Tensor, ids: Tensor
+    graph: GraphShardManager,
+    etype: CanonicalEtype,
+    by_source: tuple[Tensor, list[int]],
+    edges: tuple[Tensor, Tensor, Tensor],
 ) -> PartitionData:
-    """This worker's nodes with these edges into them: global IDs of the ends, and edge IDs, (E,) each."""
+    """This worker's nodes with edges into them: global IDs of the ends, and edge IDs, (E,) each; and their order."""
     old = graph._structure
-    order, counts = _by_owner(graph, src)
-    shards = [column.to(graph.device).split(counts) for column in (src[order], dst[order], ids[order])]
+    order, counts = by_source
+    shards = [column[order].to(graph.device).split(counts) for column in edges]
     start, end = old.node_ranges[old.part]
     kinds = torch.zeros(end - start, dtype=torch.int64, device=graph.device)
     for number, of_type in enumerate(old.dst.ids.values()):

@@ -37,7 +37,7 @@ class OutEdges(NamedTuple):
     @classmethod
     def of(cls, found: InEdges, first: int, num_nodes: int) -> "OutEdges":
         """Of in-edges of the nodes from `first` on."""
-        dst = first + torch.arange(len(found.indptr) - 1).repeat_interleave(found.indptr.diff())
+        dst = first + found.rows()
         nodes, counts = found.src.unique(return_counts=True)
         nodes, counts = torch.cat([nodes, torch.tensor([num_nodes])]), torch.cat([counts, torch.tensor([0])])
         return cls(nodes, to_offsets(counts), torch.cat([dst[found.src.argsort(stable=True)], torch.tensor([-1])]))

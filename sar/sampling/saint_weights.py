@@ -54,7 +54,7 @@ def exact_weights(
         draws: in a subgraph.
         shares: the probability that a draw is of each of this worker's nodes, or edges by position; float64.
     """
-    rows = torch.arange(len(found.indptr) - 1).repeat_interleave(found.indptr.diff())
+    rows = found.rows()
     loop = found.src == rows + local.node_ranges[local.part][0]
     if mode == "node":
         once, joint = shares, torch.zeros(len(rows), dtype=torch.float64)

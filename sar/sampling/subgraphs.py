@@ -147,7 +147,7 @@ class ClusterGCNSampler(SubgraphSampler):
         """The part of each of this worker's nodes, (N_i,) int64: METIS on the edges between them."""
         (found,) = self.in_edges(graph)
         count, first = len(self._nodes), int(self._nodes[0]) if len(self._nodes) else 0
-        dst, src = torch.arange(count).repeat_interleave(found.indptr.diff()), found.src - first
+        dst, src = found.rows(), found.src - first
         own = (src >= 0) & (src < count)
         parts = seed_parts(src[own], dst[own], torch.ones(count, dtype=torch.bool), k) if 1 < k < count else None
         return torch.arange(count) * k // max(count, 1) if parts is None else parts

@@ -20,6 +20,10 @@ class InEdges(NamedTuple):
     src: Tensor  # (E,) int64: global IDs
     edges: Tensor  # (E,) int64: rows in `edata`
 
+    def rows(self) -> Tensor:
+        """The row of each edge's destination, (E,) int64."""
+        return torch.arange(len(self.indptr) - 1).repeat_interleave(self.indptr.diff())
+
 
 def in_edges(graph: GraphQueries) -> list[InEdges]:
     """The in-edges of every edge type, in CPU memory; made anew by each call.
