@@ -12,6 +12,7 @@ from benchmarks.results import Results, load
 from benchmarks.runs import measure_each
 from sar.partition.inspect.text_tables import as_text
 
+GENERATED = ("rmat",)
 REAL = "soc_epinions", "coauthor_cs"
 """One with a heavy tail of degrees, and one with wide features (6,805)."""
 
@@ -20,9 +21,7 @@ def main(argv: Sequence[str]) -> None:
     """Measure, or read earlier results, and write tables and pictures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     command.add_common(parser, workers=(1, 2, 4), modes=(1, 2, 3))
-    parser.add_argument(
-        "--graph", nargs="+", metavar="NAME", help=f"default: rmat, and of {', '.join(REAL)} those that are in --data"
-    )
+    command.add_graphs(parser, "--graph", GENERATED, REAL)
     parser.add_argument("--quick", action="store_true", help="a small generated graph, once, to try the benchmark")
     parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write results.json anew")
     arguments = parser.parse_args(argv)
@@ -45,9 +44,9 @@ def publish(results: Results, docs: Path) -> None:
 
 
 def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Results]:
-    there = [name for name in REAL if (arguments.data / f"{name}.npz").exists()]
+    names = command.graphs_of(arguments.graph, GENERATED, REAL, arguments.data)
     size = command.size_of(arguments)
-    graphs = (prepare(name, size, arguments.data, work, arguments.seed) for name in arguments.graph or ["rmat", *there])
+    graphs = (prepare(name, size, arguments.data, work, arguments.seed) for name in names)
     setting = command.setting_of("benchmarks", argv, arguments)
     return measure_each(graphs, command.plan_of(arguments), setting, work / "results.json")
 

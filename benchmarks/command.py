@@ -53,6 +53,17 @@ def add_paths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="of real graphs, as .npz files")
 
 
+def add_graphs(parser: argparse.ArgumentParser, option: str, generated: Sequence[str], real: Sequence[str]) -> None:
+    """Declare which graphs to take."""
+    default = f"default: {', '.join(generated)}, and of {', '.join(real)} those that are in --data"
+    parser.add_argument(option, nargs="+", metavar="NAME", help=default)
+
+
+def graphs_of(given: Sequence[str] | None, generated: Sequence[str], real: Sequence[str], data: Path) -> list[str]:
+    """The graphs that were asked for, or all that are there."""
+    return list(given or [*generated, *(name for name in real if (data / f"{name}.npz").exists())])
+
+
 def plan_of(arguments: argparse.Namespace) -> Plan:
     """The plan that the options describe."""
     job = Job("", 0, arguments.warm_up, arguments.epochs, 0.01, arguments.seed)

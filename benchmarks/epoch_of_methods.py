@@ -75,7 +75,6 @@ def main(argv: Sequence[str]) -> None:
             conditions, rows = read(arguments.earlier, lambda of: (of["setting"], [Row(**row) for row in of["rows"]]))
     cells = table(rows)
     print(f"\n{as_text(cells)}")
-    arguments.docs.mkdir(parents=True, exist_ok=True)
     section = f"{describe_setting(conditions)}\n\n{as_markdown(cells)}"
     write_section(arguments.docs / "benchmarks.md", "epoch of methods", section)
 

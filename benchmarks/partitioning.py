@@ -92,12 +92,7 @@ def main(argv: Sequence[str]) -> None:
     size = GeneratedEdges()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.partitioning", description=__doc__)
     command.add_paths(parser)
-    parser.add_argument(
-        "--graphs",
-        nargs="+",
-        metavar="NAME",
-        help=f"default: {', '.join(GENERATED)}, and of {', '.join(REAL)} those there",
-    )
+    command.add_graphs(parser, "--graphs", GENERATED, REAL)
     parser.add_argument(
         "--methods", nargs="+", default=all_methods(), metavar="NAME", help="default: all, dgl and reading"
     )
@@ -195,13 +190,12 @@ def _measure_all(argv: Sequence[str], arguments: argparse.Namespace, work: Path)
     if unknown:
         raise ConfigError(f"there are no methods {unknown}; expected some of {', '.join(all_methods())}.")
     size = GeneratedEdges(arguments.nodes, arguments.edges, arguments.communities, arguments.homophily)
-    there = [name for name in REAL if (arguments.data / f"{name}.npz").exists()]
     words = f"each run in a process of its own, {arguments.threads} threads; {arguments.repeats} repeats, median"
     generated = ", ".join(f"{key} {value:,}" for key, value in vars(size).items())
     options = {"runs": words, "parts": str(arguments.parts), "generated graphs": generated}
     conditions = setting(command.shown("benchmarks.partitioning", argv), options)
     rows: list[Row] = []
-    for name in arguments.graphs or [*GENERATED, *there]:
+    for name in command.graphs_of(arguments.graphs, GENERATED, REAL, arguments.data):
         edges, num_nodes = prepare(name, size, arguments.data, work, arguments.seed)
         for method in arguments.methods:
             for balance in arguments.balance if method != READING else [""]:

@@ -76,12 +76,7 @@ def main(argv: Sequence[str]) -> None:
     methods = [name for name in method_names() if name != AUTO]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replication", description=__doc__)
     command.add_paths(parser)
-    parser.add_argument(
-        "--graphs",
-        nargs="+",
-        metavar="NAME",
-        help=f"default: {', '.join(GENERATED)}, and of {', '.join(REAL)} those there",
-    )
+    command.add_graphs(parser, "--graphs", GENERATED, REAL)
     parser.add_argument("--methods", nargs="+", choices=methods, default=methods, metavar="NAME", help="(all)")
     parser.add_argument("--parts", nargs="+", type=int, default=list(PARTS), metavar="P", help="(%(default)s)")
     parser.add_argument("--nodes", type=int, default=size.nodes, metavar="N", help="of generated graphs")
@@ -100,7 +95,6 @@ def main(argv: Sequence[str]) -> None:
     print("\n\n".join(map(as_text, tables)))
     compared = f"Clusters of nodes with {numbers[0]} parts in view:"
     sections = [describe_setting(conditions), as_markdown(tables[0]), compare(results), compared]
-    arguments.docs.mkdir(parents=True, exist_ok=True)
     write_section(arguments.docs / "benchmarks.md", "replication", "\n\n".join([*sections, as_markdown(tables[1])]))
 
 
@@ -146,9 +140,8 @@ def compare(results: Sequence[GraphResult]) -> str:
 def _measure_all(arguments: argparse.Namespace, work: Path, conditions: dict[str, str]) -> list[GraphResult]:
     """Measure every graph, in this process; results are saved after each."""
     size = GeneratedEdges(arguments.nodes, arguments.edges)
-    there = [name for name in REAL if (arguments.data / f"{name}.npz").exists()]
     results: list[GraphResult] = []
-    for name in arguments.graphs or [*GENERATED, *there]:
+    for name in command.graphs_of(arguments.graphs, GENERATED, REAL, arguments.data):
         directed, num_nodes = prepare(name, size, arguments.data, work, arguments.seed)
         results.append(measure(Path(name).stem, both_ways(directed, num_nodes), num_nodes, arguments))
         print(as_text(factor_table(results[-1:], list(map(str, arguments.parts)))), flush=True)
