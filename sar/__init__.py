@@ -22,7 +22,7 @@ from sar.comm import (  # noqa: E402
     sync_params,
     world_size,
 )
-from sar.common_tuples import PartitionData, ShardEdgesAndFeatures  # noqa: E402
+from sar.common_tuples import PartitionData, ShardEdgesAndFeatures, suffix_key_lookup  # noqa: E402
 from sar.config import Config  # noqa: E402
 from sar.core import (  # noqa: E402
     DistributedBlock,
@@ -31,7 +31,6 @@ from sar.core import (  # noqa: E402
     construct_full_graph,
     construct_mfgs,
 )
-from sar.core.graph.feature_lookup import suffix_key_lookup  # noqa: E402
 from sar.core.passing.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402

@@ -1,9 +1,9 @@
-"""`suffix_key_lookup`: which feature a key finds, and how rows of several types are put together."""
+"""`data["feat"]` and `suffix_key_lookup`: which feature a key finds, and how rows of several types are put together."""
 
 import pytest
 import torch
 
-from sar.core.graph.feature_lookup import suffix_key_lookup
+from sar.common_tuples import PartitionData, suffix_key_lookup
 from sar.errors import FieldError
 
 TYPES = torch.tensor([0, 1, 0, 2, 1, 0], dtype=torch.int32)
@@ -90,3 +90,29 @@ def test_expand_refuses_types_that_are_not_listed():
 def test_expand_refuses_features_that_do_not_fit_together(other):
     with pytest.raises(FieldError, match="'author/feat' has shape"):
         suffix_key_lookup(NODES | {"author/feat": other}, "feat", True, NAMES)
+
+
+DATA = PartitionData([], [(0, 6)], NODES, NAMES, [])
+
+
+def test_partition_data_finds_features_by_name():
+    assert DATA["year"] is NODES["paper/year"]
+    assert DATA["author/feat"] is NODES["author/feat"]
+    with pytest.raises(FieldError, match="Name one of them with its type"):
+        DATA["feat"]
+    with pytest.raises(FieldError, match="no feature 'eat'"):
+        DATA["eat"]
+
+
+@pytest.mark.parametrize(
+    "key, found", [("year", True), ("feat", True), ("paper/year", True), ("ear", False), (6, False)]
+)
+def test_partition_data_says_which_features_it_has(key, found):
+    assert (key in DATA) is found
+
+
+def test_partition_data_is_a_tuple_as_before():
+    edges, ranges, *_ = DATA
+    assert DATA[0] is edges
+    assert DATA[1:3] == (ranges, NODES)
+    assert DATA._replace(directory="new").directory == "new"
