@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a table and save it as `demo.md`, with a picture `demo.png`; both replace those of an earlier run."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("the demo draws a picture with matplotlib, which is not installed: pip install 'sar-gnn[plot]'")
+        raise ConfigError("the demo draws with matplotlib, which is not installed: pip install 'sar-gnn[plot]'")
     if arguments.parts < 1 or arguments.epochs < 1:
         raise ConfigError(f"--parts {arguments.parts} --epochs {arguments.epochs}: expected at least 1 of each.")
     from sar.cli.demo import report  # needs matplotlib
