@@ -22,6 +22,7 @@ from sar.comm import (  # noqa: E402
     sync_params,
     world_size,
 )
+from sar.comm.totals import all_max, all_sum  # noqa: E402
 from sar.common_tuples import PartitionData, ShardEdgesAndFeatures, suffix_key_lookup  # noqa: E402
 from sar.config import Config  # noqa: E402
 from sar.core import (  # noqa: E402
@@ -46,6 +47,7 @@ from sar.sampling import (  # noqa: E402
     split_edges,
     split_seeds,
 )
+from sar.train.script import print, seed  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -96,6 +98,8 @@ __all__ = [
     "SAINTSampler",
     "SarError",
     "ShardEdgesAndFeatures",
+    "all_max",
+    "all_sum",
     "clean_up",
     "comm",
     "comm_device",
@@ -122,10 +126,12 @@ __all__ = [
     "partition_graph",
     "patch_dgl",
     "patched_edge_softmax",
+    "print",
     "rank",
     "recover",
     "reverse_edges",
     "save_checkpoint",
+    "seed",
     "split_edges",
     "split_seeds",
     "suffix_key_lookup",

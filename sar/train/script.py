@@ -1,0 +1,38 @@
+"""What a training script says and draws: `sar.print` on one worker, `sar.seed` for all."""
+
+import builtins
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from sar.comm import session
+from sar.errors import ConfigError
+
+
+def print(*values: Any, **options: Any) -> None:
+    """Python's `print`, on worker 0 only, and flushed; not a collective call."""
+    if session.rank() == 0:
+        builtins.print(*values, **{"flush": True, **options})
+
+
+def seed(n: int) -> None:
+    """Seed the generators of torch (CUDA's too), numpy and Python; not a collective call.
+
+    Worker 0 gets n, so that after `sync_params` a model begins as after `torch.manual_seed(n)` on one machine. Every
+    other worker gets a seed made of n and its rank, so that dropout and samples differ.
+
+    Args:
+        n: from 0 to 2**32 - 1, alike on all workers.
+
+    Raises:
+        ConfigError: for another n.
+    """
+    if not 0 <= n < 2**32:
+        raise ConfigError(f"seed got {n}; expected 0 to 2**32 - 1, which all generators take.")
+    rank = session.rank()
+    own = n if rank == 0 else int(np.random.SeedSequence((n, rank)).generate_state(1)[0])
+    torch.manual_seed(own)
+    np.random.seed(own)  # noqa: NPY002  what user code may draw from
+    random.seed(own)
