@@ -1,0 +1,132 @@
+"""Every code block and command of README and docs does what the page says; see `blocks.py` for how pages say it."""
+
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pages.blocks import PAGES, RUNS, Block, Run, new_side, runs_of
+from tests.pages.files import FILES
+from tests.pages.page_processes import PageFailure, PageProcesses
+from tests.workers import REPOSITORY
+
+WHY_NOT = {
+    "needs Slurm",
+    "needs several hosts",
+    "installs",
+    "other tests",
+}
+"""Why a block may be left out. Each of these is in use, so nothing is left out for a reason that is gone."""
+
+LIMIT = 240.0
+"""Seconds for a run."""
+
+ALL = [run for page in PAGES for run in runs_of(page, page.read_text())]
+
+
+def marked(run: Run) -> Any:
+    return pytest.param(run, id=run.name, marks=pytest.mark.slow if run.slow else ())
+
+
+@pytest.mark.parametrize("run", [marked(run) for run in ALL])
+def test_blocks(run: Run, tmp_path: Path) -> None:
+    execute(run, tmp_path)
+
+
+def execute(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for name in run.files:
+        FILES[name](folder)
+    processes = PageProcesses(run.workers, folder, LIMIT)
+    known: dict[str, Any] = {"said": ""}
+    try:
+        for block in run.blocks:
+            try:
+                one(block, run.page, folder, processes, known)
+            except PageFailure as failure:
+                pytest.fail(f"{run.page}:{block.line}: {failure}", pytrace=False)
+        processes.close()
+    finally:
+        processes.kill()
+
+
+def one(block: Block, page: Path, folder: Path, processes: PageProcesses, known: dict[str, Any]) -> None:
+    """Run one block, write it to its file, or only look whether it could be run."""
+    code = new_side(block.code) if block.language == "diff" else block.code
+    if block.title:
+        (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
+        (folder / block.title).write_text(code)
+    if block.title or block.why_not:
+        parse(block, code)
+    elif block.language in ("python", "diff"):
+        processes.python(Block("python", code, block.line), page, known)
+    elif block.language == "sh":
+        known["said"] = processes.commands(code)
+    elif block.language == "console":
+        known["said"] = console(code, processes)
+
+
+def parse(block: Block, code: str) -> None:
+    """What is not run is at least Python, or shell."""
+    if block.language == "python" or block.title.endswith(".py"):
+        compile(code, block.title or "block", "exec")
+    elif block.language == "sh":
+        subprocess.run(["bash", "-n", "-c", code], check=True, timeout=20)
+
+
+def console(code: str, processes: PageProcesses) -> str:
+    """Run the lines after `$`; what is shown below them is what they print, but for numbers. `...` is anything."""
+    commands, shown = [], []
+    for line in re.sub(r"\\\n(> )?", " ", code).splitlines():
+        (commands if line.startswith("$ ") else shown).append(line.removeprefix("$ "))
+    said = processes.commands("\n".join(commands))
+    plain = [" ".join(re.sub(r"\d+(\.\d+)?", "N", line).split()) for line in said.splitlines()]
+    for line in shown:
+        expected = " ".join(re.sub(r"\d+(\.\d+)?", "N", line).split())
+        if expected not in ("...", "", *plain):
+            raise PageFailure(f"the page shows {line!r}, which is not in\n{said}")
+    return said
+
+
+def test_reasons_are_known_and_in_use() -> None:
+    used = {block.why_not for run in ALL for block in run.blocks} - {""}
+    assert used == WHY_NOT
+
+
+def test_every_block_of_code_says_its_language() -> None:
+    """Of what is not run, none looks like a command or a script."""
+    for run in ALL:
+        for block in run.blocks:
+            if block.language not in RUNS:
+                looks = re.search(r"^(\$ )?(sar|python|torchrun|pip|import|from) ", block.code, re.MULTILINE)
+                assert not looks or block.title, f"{run.page}:{block.line}: {block.language}"
+                assert block.language in ("text", "toml"), f"{run.page}:{block.line}: {block.language}"
+
+
+BROKEN = {
+    "```python\n1 / 0\n```\n": "ZeroDivisionError",
+    "```python\nx = 1\n```\n```python\nassert x == 2\n```\n": "AssertionError",
+    "```sh\nfalse\n```\n": "exit status 1",
+    "```sh\nsar inspect nothing\n```\n": "exit status 1",
+    "```console\n$ echo 3 apples\n4 pears\n```\n": "4 pears",
+    "```diff\n-x = 1\n+x = y\n```\n": "NameError",
+    '```python title="a.py"\nx =\n```\n': "SyntaxError",
+    "<!-- test: workers=2\nimport sar\n-->\n```python\nsar.initialize_comms()\nassert sar.rank() == 0\n```\n": "Assertion",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_block_that_fails_is_told(text: str, tmp_path: Path) -> None:
+    [run] = runs_of(REPOSITORY / "broken.md", text)
+    with pytest.raises((pytest.fail.Exception, SyntaxError), match=BROKEN[text]):
+        execute(run, tmp_path)
+
+
+def test_a_block_without_a_language_or_with_an_unknown_comment() -> None:
+    for text in ("```\nx\n```\n", "<!-- test: worker=2 -->\n"):
+        with pytest.raises(ValueError, match="page.md:1"):
+            list(runs_of(Path("page.md"), text))
