@@ -1,28 +1,40 @@
 """Files that the commands and scripts of the pages find in their folder, by the names that pages ask for."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
+import sar
+from sar.adapters.dgl.layers.models import dgl_graph
+from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo.community_graph import community_graph
-from sar.partition.graph_data import GraphData, write_npz
-from sar.partition.in_memory import divide
+from sar.partition.graph_data import write_npz
 from tests.workers import REPOSITORY
 
 
-def small_graph() -> GraphData:
-    """300 nodes in four classes, edges both ways and self-loops, a split, and an edge weight."""
+def small_graph() -> Any:
+    """300 nodes in four classes, edges both ways and self-loops: features, labels, a split, and edge fields."""
     data = community_graph(300, 2400, num_features=12, num_classes=4).with_split()
     data = data.with_reverse_edges().with_self_loops()
-    weights = np.random.default_rng(0).random(len(data.src), np.float32)
-    return replace(data, edge_data={"w": weights})
+    graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
+    graph.ndata.update({name: torch.from_numpy(values) for name, values in data.node_data.items()})
+    generator = torch.Generator().manual_seed(0)
+    graph.edata["w"] = torch.rand(graph.num_edges(), generator=generator)
+    graph.edata["train_mask"] = torch.rand(graph.num_edges(), generator=generator) < 0.8
+    return graph
 
 
 def graph(folder: Path) -> None:
     """A partition directory in two parts."""
-    divide(small_graph(), folder / "partitions" / "graph", "graph", 2)
+    sar.partition_graph(small_graph(), "graph", 2, folder / "partitions" / "graph")
+
+
+def dgl(folder: Path) -> None:
+    """The same graph as a file of DGL."""
+    require_dgl().save_graphs(str(folder / "graph.dgl"), [small_graph()])
 
 
 def examples(folder: Path) -> None:
@@ -44,4 +56,4 @@ def npz(folder: Path) -> None:
     write_npz(community_graph(400, 4000, num_features=16, num_classes=4), folder / "cora.npz")
 
 
-FILES: dict[str, Callable[[Path], None]] = {f.__name__: f for f in (csv, examples, graph, npz)}
+FILES: dict[str, Callable[[Path], None]] = {f.__name__: f for f in (csv, dgl, examples, graph, npz)}

@@ -60,12 +60,10 @@ class PageProcesses:
         shared = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1"}
         shared |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
         shared |= {"TORCHELASTIC_RUN_ID": secrets.token_hex(8)}
-        self._workers: dict[Connection, Any] = {}
+        self._ranks = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(world_size)]
+        self._processes: dict[Connection, Any] = {}
+        self._workers: list[Connection] = []
         _ensure_fork_server()
-        for rank in range(world_size):
-            own = {"RANK": rank, "LOCAL_RANK": rank}
-            environment = self._plain | {key: str(value) for key, value in (shared | own).items()}
-            self._start(_work, environment, folder.parent / f"worker-{rank}.log")
 
     def _start(self, target: Any, environment: dict[str, str], log: Path) -> Connection:
         log.touch()
@@ -73,18 +71,20 @@ class PageProcesses:
         with theirs:
             process = _forked.Process(target=target, args=(theirs, self._folder, environment, log, self._limit))
             process.start()
-        self._workers[ours] = process
+        self._processes[ours] = process
         return ours
 
     def python(self, block: Block, page: Path, known: dict[str, Any]) -> None:
         """Run a block on all workers, which find `known` among their names."""
-        channels = [channel for channel in self._workers]
-        for channel in channels:
+        if not self._workers:
+            for rank, own in enumerate(self._ranks):
+                environment = self._plain | {key: str(value) for key, value in own.items()}
+                self._workers.append(self._start(_work, environment, self._folder.parent / f"worker-{rank}.log"))
+        for channel in self._workers:
             channel.send((block.code, str(page), block.line, known))
-        for channel in channels:
-            said = self._hear(channel)
-            if said is not None:
-                raise PageFailure(said)
+        failures = [self._hear(channel) for channel in self._workers]
+        if any(failures):
+            raise PageFailure("\n".join(failure for failure in failures if failure))
 
     def commands(self, code: str) -> str:
         """Run commands, and return what they print; a status other than 0 is a failure."""
@@ -121,18 +121,17 @@ class PageProcesses:
 
     def close(self) -> None:
         """End the workers; those that do not end by themselves are killed."""
-        for channel in list(self._workers):
+        for channel in self._workers:
             channel.send(None)
-        for channel in list(self._workers):
+        for channel in self._workers:
             self._end(channel)
 
     def kill(self) -> None:
         """End whatever is left, at once."""
-        for channel, process in self._workers.items():
+        for channel, process in self._processes.items():
             process.kill()
             process.join()
             channel.close()
-        self._workers.clear()
 
     def _hear(self, channel: Connection) -> str | None:
         """What went wrong there, or None."""
@@ -146,7 +145,7 @@ class PageProcesses:
         return said
 
     def _end(self, channel: Connection) -> None:
-        process = self._workers.pop(channel)
+        process = self._processes.pop(channel)
         process.join(20)
         process.kill()
         process.join()

@@ -1,8 +1,12 @@
 """Every code block and command of README and docs does what the page says; see `blocks.py` for how pages say it."""
 
 
+import atexit
 import re
+import shutil
 import subprocess
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +40,20 @@ def test_blocks(run: Run, tmp_path: Path) -> None:
     execute(run, tmp_path)
 
 
+@cache
+def made(name: str) -> Path:
+    """A folder with files of this name, made once."""
+    folder = Path(tempfile.mkdtemp(prefix=f"sar-pages-{name}-"))
+    atexit.register(shutil.rmtree, folder)
+    FILES[name](folder)
+    return folder
+
+
 def execute(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     for name in run.files:
-        FILES[name](folder)
+        shutil.copytree(made(name), folder, symlinks=True, dirs_exist_ok=True)
     processes = PageProcesses(run.workers, folder, LIMIT)
     known: dict[str, Any] = {"said": ""}
     try:
@@ -114,7 +127,7 @@ BROKEN = {
     "```sh\nsar inspect nothing\n```\n": "exit status 1",
     "```console\n$ echo 3 apples\n4 pears\n```\n": "4 pears",
     "```diff\n-x = 1\n+x = y\n```\n": "NameError",
-    '```python title="a.py"\nx =\n```\n': "SyntaxError",
+    '```python title="a.py"\nx =\n```\n': "invalid syntax",
     "<!-- test: workers=2\nimport sar\n-->\n```python\nsar.initialize_comms()\nassert sar.rank() == 0\n```\n": "Assertion",
 }
 
