@@ -27,7 +27,7 @@ def options_of(command: str) -> set[str]:
 
 def examples() -> Iterator[tuple[str, list[str]]]:
     """Each command line of `sar` in the documentation: the command, and its arguments."""
-    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))):
+    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))):
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 found = re.search(r"(?:^|-m )sar(?:\.cli)? (\w+)(.*)", line)
