@@ -11,17 +11,16 @@ The answer also names the port that worker 0 has taken for the job's store, whic
 this job from others: see [Note: one job].
 """
 
-import fcntl
 import os
 import secrets
 import socket
-import struct
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+from sar.comm.interfaces import own_address
 from sar.comm.liveness import Stall
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError
@@ -30,7 +29,6 @@ _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
 _NONCE_BYTES = 16
 _ANSWER_BYTES = 64  # more than nonce and port
-_SIOCGIFADDR = 0x8915
 
 _announcement: "_Announcement | None" = None
 _meeting: "Meeting | None" = None
@@ -110,7 +108,7 @@ class _Announcement:
     """Worker 0's file, and the thread that answers for it."""
 
     def __init__(self, path: Path) -> None:
-        address = _own_address()
+        address = own_address()
         self._path = path
         self._server, listener = socket.create_server((address, 0)), socket.socket()
         listener.bind((address, 0))  # to listen once there is a store that answers
@@ -164,20 +162,3 @@ def _confirmed_port(address: str, port: int, nonce: str) -> int | None:
     except OSError:
         return None
     return int(answer[1]) if len(answer) == 2 and answer[0] == nonce else None
-
-
-def _own_address() -> str:
-    """The address of SAR_SOCKET_NAME's interface; else of the one that leads to other hosts; else loopback."""
-    name = os.environ.get("SAR_SOCKET_NAME")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if name is not None:
-            request = struct.pack("256s", name[:15].encode())
-            try:
-                return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
-            except OSError as error:
-                raise ConfigError(f"SAR_SOCKET_NAME is {name!r}, but there is no such IPv4 interface.") from error
-        try:
-            probe.connect(("192.0.2.1", 9))  # reserved for documentation; connecting a datagram socket sends nothing
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"

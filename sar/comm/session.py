@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from sar.comm.allocator import set_allocator
 from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
+from sar.comm.interfaces import choose_interface
 from sar.comm.joining import Pulse, check_in, open_store, while_it_answers
 from sar.comm.launcher import find_place, job_id, local_rank
 from sar.comm.rendezvous import meeting, stop_announcing
@@ -73,7 +73,7 @@ def initialize_comms(
     Config.validate()
     if _current is None:
         set_allocator()
-    _choose_interface(master_ip_address)
+    choose_interface(master_ip_address)
     master: tuple[str | None, int | None] = (None, None)
     found = dist.is_initialized()
     if not found:
@@ -198,7 +198,7 @@ def _start(
         port = place.port
     if given_rank is None or (place is not None and place.launcher == "torchrun"):
         job = job or job_id()
-    _choose_interface(master)
+    choose_interface(master)
     # torchrun's agent hosts the store itself.
     agent = given_master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
@@ -220,20 +220,10 @@ def _start(
         why = str(error).rstrip(". ")
         raise CommunicationError(
             f"Worker {rank} of {size} could not join the process group at {master}:{port}: {why}. "
-            "Check that worker 0 runs there, that the port is free, and that all workers name the same size."
+            "Check that worker 0 runs there, that the port is free, that all workers name the same size, and on "
+            "several hosts that SAR_SOCKET_NAME names the interface by which they reach each other."
         ) from error
     return master, port
-
-
-def _choose_interface(master: str | None) -> None:
-    """Name the network interface to gloo and NCCL: the user's, or the loopback one if worker 0 is on it."""
-    name = os.environ.get("SAR_SOCKET_NAME")
-    if name is None and master in ("127.0.0.1", "localhost", "::1"):
-        name = next((n for _, n in socket.if_nameindex() if n in ("lo", "lo0")), None)
-        if name is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
-            os.environ["GLOO_SOCKET_IFNAME"] = name
-    elif name is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
 
 
 def _default_device(backend: str) -> torch.device:

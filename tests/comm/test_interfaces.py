@@ -1,0 +1,60 @@
+"""Which interface workers talk over, by a host's names and routes; `test_several_hosts.py` tries it for real."""
+
+import os
+import socket
+
+import pytest
+
+from sar.comm import interfaces
+
+ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "eth1": "10.1.0.1"}  # and ib0, which has none
+FROM = {"10.1.0.2": "10.1.0.1", "node2": "10.0.0.1", "node1": "127.0.1.1", "192.0.2.1": "10.0.0.1"}  # to send there
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment on a host, node1, whose own name stands for a loopback address."""
+
+    def address_of(name: str) -> str:
+        if name not in ADDRESSES:
+            raise OSError
+        return ADDRESSES[name]
+
+    environ: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(["ib0", *ADDRESSES])))
+    monkeypatch.setattr(interfaces, "_address_of", address_of)
+    monkeypatch.setattr(interfaces, "_local_end", FROM.get)
+    return environ
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [
+        ("127.0.0.1", "lo"),
+        ("localhost", "lo"),
+        ("node2", "eth0"),
+        ("10.1.0.2", "eth1"),
+        ("node1", "eth0"),  # worker 0 is here, by the name under which other hosts know it
+        ("nowhere", None),  # left to gloo
+        (None, None),
+    ],
+)
+def test_gloo_takes_the_way_to_worker_0(host: dict[str, str], master: str | None, expected: str | None) -> None:
+    interfaces.choose_interface(master)
+    assert host.get("GLOO_SOCKET_IFNAME") == expected
+
+
+def test_workers_that_torchrun_starts_on_one_host_keep_to_it(host: dict[str, str]) -> None:
+    host.update(LOCAL_WORLD_SIZE="2", WORLD_SIZE="2")
+    interfaces.choose_interface("node1")
+    assert host["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_what_the_user_names_goes_before(host: dict[str, str]) -> None:
+    host["GLOO_SOCKET_IFNAME"] = "eth1"
+    interfaces.choose_interface("node2")
+    assert host["GLOO_SOCKET_IFNAME"] == "eth1"
+    host["SAR_SOCKET_NAME"] = "ib0"
+    interfaces.choose_interface("127.0.0.1")
+    assert host["GLOO_SOCKET_IFNAME"] == host["NCCL_SOCKET_IFNAME"] == "ib0"
