@@ -81,6 +81,10 @@ else:
             return getattr(import_module(f"sar.partition.{_OFFLINE[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+    def __dir__() -> list[str]:
+        """Those names too."""
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "ClusterGCNSampler",

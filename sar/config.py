@@ -37,7 +37,16 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 class _Checked(type):
-    """A class whose attributes are settings: others, and values that make no sense, are refused where they are set."""
+    """A class whose attributes are settings: others, and values that make no sense, are refused where they are set.
+
+    The settings are explained in its docstring, where each gets what it accepts and its default, for `help`.
+    """
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> "_Checked":
+        doc = namespace.get("__doc__") or ""  # none with python -OO
+        for setting, (_, expected) in _EXPECTED.items():
+            doc = doc.replace(f" {setting}: ", f" {setting} ({expected}; default: {namespace[setting]!r}):\n            ")
+        return super().__new__(mcs, name, bases, namespace | {"__doc__": doc})
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if name not in _EXPECTED:
@@ -59,45 +68,41 @@ class Config(metaclass=_Checked):
 
     A distributed call compares them between workers and raises `DisagreementError` where they differ. Setting a name or
     a value that there is not raises `ConfigError`.
+
+    Attributes:
+        disable_sr: Mode 2 (SA): keep fetched rows for the backward instead of fetching them again.
+        pipeline_depth: Tiles in flight while one is computed; 0 fetches and computes in turn.
+        max_collective_size: Elements in one message at most; 0 means unlimited. Tiles never get smaller than one row.
+        comm_buffer_bytes: Bytes that all exchange buffers of a worker together may take in modes 1 and 2 (kept rows not
+            counted).
+        allocator: What `initialize_comms` has glibc's allocator do with freed memory: "least" gives it back, "kept" keeps
+            it, which is faster for mini-batches, "system" changes nothing. The default is taken from the environment
+            variable SAR_ALLOCATOR. Ignored where GLIBC_TUNABLES or a MALLOC_ variable is set, or another allocator is
+            loaded.
+        cache_constant_inputs: Keep what built-in `update_all`s made of operands that need no gradient, such as the input
+            features, and take it again as long as all workers pass tensors of the same content, whatever tensors these
+            are. Costs the memory of these results, of which each call gets a copy, and of a copy of their operands,
+            which each call is compared with; for at most 8 contents a relation.
+        wire_dtype_features: Round features to this on their way between workers; sums are kept in float32. float16 is
+            scaled by the greatest number of each message, so that neither large nor small ones leave its range. None is
+            exact.
+        wire_dtype_gradients: As `wire_dtype_features`, for gradients on their way back.
+        check_replicas: Compare the workers' models after steps of torch's optimizers, bit for bit; a difference is an
+            error. Turn it off on all workers where models are meant to differ, or where hosts with different processors
+            round differently.
+        timeout: Seconds that one wait for other workers may take. A peer's death is noticed at once, whatever this says.
     """
 
     disable_sr: ClassVar[bool] = False
-    """Mode 2 (SA): keep fetched rows for the backward instead of fetching them again."""
-
     pipeline_depth: ClassVar[int] = 1
-    """Tiles in flight while one is computed; 0 fetches and computes in turn."""
-
     max_collective_size: ClassVar[int] = 0
-    """Elements in one message at most; 0 means unlimited. Tiles never get smaller than one row."""
-
     comm_buffer_bytes: ClassVar[int] = 32 * 2**20
-    """Bytes that all exchange buffers of a worker together may take in modes 1 and 2 (kept rows not counted)."""
-
     allocator: ClassVar[str] = os.environ.get("SAR_ALLOCATOR", "least")
-    """What `initialize_comms` has glibc's allocator do with freed memory: "least" gives it back, "kept" keeps it, which
-    is faster for mini-batches, "system" changes nothing. The default is taken from the environment variable
-    SAR_ALLOCATOR. Ignored where GLIBC_TUNABLES or a MALLOC_ variable is set, or another allocator is loaded."""
-
     cache_constant_inputs: ClassVar[bool] = False
-    """Keep what built-in `update_all`s made of operands that need no gradient, such as the input features, and take it
-    again as long as all workers pass tensors of the same content, whatever tensors these are. Costs the memory of these
-    results, of which each call gets a copy, and of a copy of their operands, which each call is compared with; for at
-    most 8 contents a relation."""
-
     wire_dtype_features: ClassVar[torch.dtype | None] = None
-    """torch.bfloat16 or torch.float16: round features to it on their way between workers; sums are kept in float32.
-    float16 is scaled by the greatest number of each message, so that neither large nor small ones leave its range.
-    None (the default) is exact."""
-
     wire_dtype_gradients: ClassVar[torch.dtype | None] = None
-    """As `wire_dtype_features`, for gradients on their way back."""
-
     check_replicas: ClassVar[bool] = True
-    """Compare the workers' models after steps of torch's optimizers, bit for bit; a difference is an error. Turn it off
-    on all workers where models are meant to differ, or where hosts with different processors round differently."""
-
     timeout: ClassVar[float] = 1800.0
-    """Seconds that one wait for other workers may take. A peer's death is noticed at once, whatever this says."""
 
     @classmethod
     def validate(cls) -> None:

@@ -266,3 +266,4 @@ def test_public_import_paths_stay(path):
 
 def test_every_public_name_is_there():
     assert [name for name in sar.__all__ if not hasattr(sar, name)] == []
+    assert set(sar.__all__) <= set(dir(sar))

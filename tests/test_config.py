@@ -1,5 +1,8 @@
 """`sar.Config` refuses names and values that there are not, where they are set."""
 
+import pydoc
+import re
+
 import pytest
 import torch
 
@@ -38,3 +41,10 @@ def test_every_setting_is_checked_and_takes_its_default(monkeypatch):
         monkeypatch.setattr(sar.Config, name, getattr(sar.Config, name))
     monkeypatch.setattr(sar.Config, "timeout", 2)
     assert sar.Config.timeout == 2
+
+
+def test_help_explains_every_setting():
+    page = pydoc.plain(pydoc.render_doc(sar.Config))
+    assert re.search(r"pipeline_depth \(an integer of at least 0; default: 1\):\n \|\s+Tiles in flight while", page)
+    explained = re.findall(r"^ \|      (\w+) \(.*; default: .*\):\n \|          [A-Z]", page, re.MULTILINE)
+    assert explained == list(sar.Config.__annotations__)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from sar import __version__
 from sar.errors import SarError
 
 COMMANDS = {
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="sar", description="Train graph neural networks on whole graphs.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, what in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=what)
