@@ -45,7 +45,8 @@ class _Checked(type):
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> "_Checked":
         doc = namespace.get("__doc__") or ""  # none with python -OO
         for setting, (_, expected) in _EXPECTED.items():
-            doc = doc.replace(f" {setting}: ", f" {setting} ({expected}; default: {namespace[setting]!r}):\n            ")
+            values = f"({expected}; default: {namespace[setting]!r})"
+            doc = doc.replace(f" {setting}: ", f" {setting} {values}:\n            ")
         return super().__new__(mcs, name, bases, namespace | {"__doc__": doc})
 
     def __setattr__(cls, name: str, value: Any) -> None:
@@ -75,14 +76,14 @@ class Config(metaclass=_Checked):
         max_collective_size: Elements in one message at most; 0 means unlimited. Tiles never get smaller than one row.
         comm_buffer_bytes: Bytes that all exchange buffers of a worker together may take in modes 1 and 2 (kept rows not
             counted).
-        allocator: What `initialize_comms` has glibc's allocator do with freed memory: "least" gives it back, "kept" keeps
-            it, which is faster for mini-batches, "system" changes nothing. The default is taken from the environment
-            variable SAR_ALLOCATOR. Ignored where GLIBC_TUNABLES or a MALLOC_ variable is set, or another allocator is
-            loaded.
-        cache_constant_inputs: Keep what built-in `update_all`s made of operands that need no gradient, such as the input
-            features, and take it again as long as all workers pass tensors of the same content, whatever tensors these
-            are. Costs the memory of these results, of which each call gets a copy, and of a copy of their operands,
-            which each call is compared with; for at most 8 contents a relation.
+        allocator: What `initialize_comms` has glibc's allocator do with freed memory: "least" gives it back, "kept"
+            keeps it, which is faster for mini-batches, "system" changes nothing. The default is taken from the
+            environment variable SAR_ALLOCATOR. Ignored where GLIBC_TUNABLES or a MALLOC_ variable is set, or another
+            allocator is loaded.
+        cache_constant_inputs: Keep what built-in `update_all`s made of operands that need no gradient, such as the
+            input features, and take it again as long as all workers pass tensors of the same content, whatever tensors
+            these are. Costs the memory of these results, of which each call gets a copy, and of a copy of their
+            operands, which each call is compared with; for at most 8 contents a relation.
         wire_dtype_features: Round features to this on their way between workers; sums are kept in float32. float16 is
             scaled by the greatest number of each message, so that neither large nor small ones leave its range. None is
             exact.
@@ -90,7 +91,8 @@ class Config(metaclass=_Checked):
         check_replicas: Compare the workers' models after steps of torch's optimizers, bit for bit; a difference is an
             error. Turn it off on all workers where models are meant to differ, or where hosts with different processors
             round differently.
-        timeout: Seconds that one wait for other workers may take. A peer's death is noticed at once, whatever this says.
+        timeout: Seconds that one wait for other workers may take. A peer's death is noticed at once, whatever this
+            says.
     """
 
     disable_sr: ClassVar[bool] = False

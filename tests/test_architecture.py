@@ -30,6 +30,7 @@ LEVELS = {
     "host": 2,
     "sar": 8,
     "cli": 9,
+    "__main__": 10,
 }
 """A part of sar imports itself and what has a lower level: neither what is above it nor its neighbours."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SOURCES = ("sar", "tests", "examples", "benchmarks", "tools")
+SOURCES = ("sar", "tests", "examples", "benchmarks", "tools", "setup.py")
 CHECKS = {
     "lint": ("ruff", "check", "--no-cache", *SOURCES),
     "format": ("ruff", "format", "--check", "--no-cache", *SOURCES),
