@@ -28,6 +28,7 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "wire_dtype_features": _WIRE,
     "wire_dtype_gradients": _WIRE,
     "check_replicas": _SWITCH,
+    "patch_dgl": _SWITCH,
     "timeout": (
         lambda value: isinstance(value, int | float) and type(value) is not bool and value > 0,
         "a positive number of seconds",
@@ -91,6 +92,8 @@ class Config(metaclass=_Checked):
         check_replicas: Compare the workers' models after steps of torch's optimizers, bit for bit; a difference is an
             error. Turn it off on all workers where models are meant to differ, or where hosts with different processors
             round differently.
+        patch_dgl: Call `sar.patch_dgl` wherever a distributed graph is made while DGL is imported; False leaves DGL as
+            it is.
         timeout: Seconds that one wait for other workers may take. A peer's death is noticed at once, whatever this
             says.
     """
@@ -104,6 +107,7 @@ class Config(metaclass=_Checked):
     wire_dtype_features: ClassVar[torch.dtype | None] = None
     wire_dtype_gradients: ClassVar[torch.dtype | None] = None
     check_replicas: ClassVar[bool] = True
+    patch_dgl: ClassVar[bool] = True
     timeout: ClassVar[float] = 1800.0
 
     @classmethod

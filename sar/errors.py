@@ -21,6 +21,10 @@ class GraphError(SarError, ValueError):
     """A graph operation that the graph at hand does not allow."""
 
 
+class MissingMethodError(GraphError, AttributeError):
+    """A method or attribute of DGL's graphs that a distributed graph does not have."""
+
+
 class FieldError(SarError, KeyError):
     """A node or edge field, or a node or edge type, that the graph does not have."""
 

@@ -3,9 +3,8 @@
 A facade over the engine and what stands on it; no other file of sar imports it, except `sar` itself.
 """
 
-from sar.adapters.dgl.full_graph import construct_full_graph
+from sar.adapters.dgl.full_graph import construct_full_graph, construct_mfgs
 from sar.core.graph.graph import DistributedBlock, GraphShardManager
-from sar.core.graph.mfg import construct_mfgs
 
 HeteroGraphShardManager = GraphShardManager
 """SAR's name: one class serves homogeneous and heterogeneous graphs."""

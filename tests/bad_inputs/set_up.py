@@ -30,7 +30,7 @@ CASES = {
         "ConfigError",
         "There is no Config.mode; expected one of disable_sr, pipeline_depth, max_collective_size, "
         "comm_buffer_bytes, allocator, cache_constant_inputs, wire_dtype_features, wire_dtype_gradients, "
-        "check_replicas, timeout.",
+        "check_replicas, patch_dgl, timeout.",
     ),
     "a time that is no number": Case(
         setting("timeout", "x"),

@@ -1,14 +1,21 @@
-"""The distributed graph of a whole partitioned graph, whose `sampling_graph` is one of DGL's."""
+"""What makes distributed graphs, for users: with DGL's layers patched, and a `sampling_graph` that is one of DGL's."""
 
+from sar.adapters.dgl.layers.patch import with_patched_dgl
 from sar.adapters.dgl.sampling_graph import make_sampling_graph
 from sar.comm import session
 from sar.common_tuples import PartitionData
+from sar.core.graph import mfg
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import build_structure
 
+construct_mfgs = with_patched_dgl(mfg.construct_mfgs)
 
+
+@with_patched_dgl
 def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
     """Make the distributed graph of a partitioned graph; called by all workers together.
+
+    Calls `patch_dgl` where DGL is imported, unless `Config.patch_dgl` is False.
 
     Args:
         partition_data: this worker's partition, from `load_dgl_partition_data` or made in memory.

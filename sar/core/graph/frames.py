@@ -3,12 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
+from sar.core.graph.absent import absent
 from sar.errors import FieldError, GraphError
 
 
@@ -140,7 +141,7 @@ def fields_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Fields:
 
 
 class TypeView:
-    """What `g.nodes` and `g.edges` give: `g.nodes[ntype].data` is a frame, `g.nodes(ntype)` are local IDs.
+    """What `g.nodes` gives: `g.nodes[ntype].data` is a frame, `g.nodes(ntype)` are local IDs.
 
     Args:
         frames: by type.
@@ -161,6 +162,14 @@ class TypeView:
             raise GraphError(f"There are several types; name one of {kinds}.")
         frame = self._frames[kinds[0]]
         return torch.arange(frame.rows, device=frame.device)
+
+
+class EdgeTypeView(TypeView):
+    """What `g.edges` gives: `g.edges[etype].data` is a frame."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """DGL's `g.edges()`, the ends of all edges, which no worker has."""
+        raise absent("edges")
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
 from sar.core.empty import views_of_nothing
-from sar.core.graph.frames import Fields, Frame, Frames, TypeView, fields_of
+from sar.core.graph.absent import absent
+from sar.core.graph.frames import EdgeTypeView, Fields, Frame, Frames, TypeView, fields_of
 from sar.core.relation import NodeSet, Relation, Structure
 from sar.errors import FieldError, GraphError
 
@@ -31,6 +32,11 @@ class GraphQueries:
         self._relations = {relation.etype: relation for relation in relations}
         self._frames = frames
         self.partition_book = partition_book
+
+    if not TYPE_CHECKING:  # for type checkers, what is not here stays an error
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise absent(name)
 
     @property
     def is_block(self) -> bool:
@@ -75,14 +81,16 @@ class GraphQueries:
     def _is_whole(self) -> bool:
         return len(self._relations) == len(self._structure.relations)
 
-    def to_canonical_etype(self, etype: str | CanonicalEtype) -> CanonicalEtype:
-        """The canonical edge type that a relation name, or a canonical type, stands for.
+    def to_canonical_etype(self, etype: str | CanonicalEtype | None) -> CanonicalEtype:
+        """The canonical edge type that a relation name, or a canonical type, stands for; None for the only one.
 
         Raises:
             FieldError: where there is none, or several relations have the name.
         """
         if isinstance(etype, tuple) and etype in self._relations:
             return etype
+        if etype is None:
+            return self._relation(None).etype
         found = [known for known in self._relations if known[1] == etype]
         if len(found) == 1:
             return found[0]
@@ -276,9 +284,9 @@ class GraphQueries:
         return TypeView(self._frames.dst, lambda ntype: self._ntypes_of(ntype, self.dsttypes))
 
     @property
-    def edges(self) -> TypeView:
+    def edges(self) -> EdgeTypeView:
         """`g.edges[etype].data` is the frame of an edge type."""
-        return TypeView(self._frames.edge, lambda etype: [self._relation(etype).etype])
+        return EdgeTypeView(self._frames.edge, lambda etype: [self._relation(etype).etype])
 
     @contextmanager
     def local_scope(self) -> Iterator[None]:

@@ -1,16 +1,26 @@
-"""`patch_dgl`: what it replaces and puts back, and what attention layers say where they cannot use one pass."""
+"""`patch_dgl`: when it is called, what it replaces and puts back, what graphs of DGL and unpatched layers see of it."""
 
+import inspect
+import sys
 from operator import attrgetter
+from unittest import mock
 
 import dgl
+import dgl.function as fn
 import pytest
 import torch
+from dgl.nn.functional import edge_softmax
 from packaging.version import Version
 from torch import nn
 
 import sar
 from sar.adapters.dgl.layers.gat_layers import in_one_pass
 from sar.adapters.dgl.layers.patched_layers import PATCHED_LAYERS
+from tests.core.attempts import catch_and_recover
+from tests.parity.conv_layers import CONVS, NEEDS_PATCH, conv_gradients, layer_of, precision_of
+from tests.parity.harness import check, deal, parameter_gradients, random_data, weighted_sum
+from tests.parity.scenarios import SCENARIOS
+from tests.parity.test_conv_layers import with_in_edges
 
 LAYERS = [patch for patch in PATCHED_LAYERS if Version(dgl.__version__) >= Version(patch.since)]
 
@@ -33,16 +43,170 @@ def test_every_layer_of_the_table_is_replaced_and_put_back():
     assert methods() == before
 
 
-def test_patched_layers_on_a_dgl_graph_are_dgls_own():
-    torch.manual_seed(0)
-    graph, x = dgl.add_self_loop(dgl.rand_graph(10, 30)), torch.rand(10, 4)
-    layer = dgl.nn.GATConv(4, 3, 2)
-    expected = layer(graph, x)
+def attention(graph, data):
+    """DGL's GATConv, then a user's layer with the name `edge_softmax` as this file imported it."""
+    if isinstance(graph, sar.GraphShardManager):
+        sar.unpatch_dgl()
+        made = sar.construct_full_graph(data.partition)
+        graph = made.get_full_partition_graph() if isinstance(graph, sar.DistributedBlock) else made
+    layer = dgl.nn.GATConv(6, 2, 3, allow_zero_in_degree=True).double()
+    x = data.leaf("x")
+    with graph.local_scope():
+        graph.ndata["h"] = layer(graph=graph, feat=x).flatten(1)
+        graph.apply_edges(fn.u_mul_v("h", "h", "score"))
+        graph.edata["a"] = edge_softmax(graph, graph.edata["score"])
+        graph.update_all(fn.u_mul_e("h", "a", "m"), fn.sum("m", "out"))
+        out = graph.ndata["out"]
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node output": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_layers_run_on_a_graph_that_was_made_while_dgl_was_imported(pool, world_size):
+    parts = SCENARIOS["isolated"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(attention, ())])
+
+
+def says_so(data):
+    """What makes graphs patches, and what sar logs of it."""
+    sar.unpatch_dgl()
+    here, log = [], []
+    with mock.patch.object(sar.logger, "info", log.append):
+        for make in (sar.construct_full_graph, lambda data: sar.construct_mfgs(data, torch.tensor([]).long(), 1)) * 2:
+            make(data)
+            here.append(hasattr(dgl.nn.GATConv.forward, "__wrapped__"))
+    return here, [line for line in log if "DGL" in line]
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_patching_is_logged_once(pool, world_size):
+    for patched, log in pool.run(says_so, per_rank=SCENARIOS["random"](2).partitions):
+        assert patched == [True] * 4
+        assert log == ["DGL's layers are patched for distributed graphs (sar.Config.patch_dgl)"]
+
+
+def unpatched(mine, how):
+    """What layers say after a graph was made with `Config.patch_dgl` False, or before DGL was imported."""
+    partition, data = mine
+    sar.unpatch_dgl()
+    sar.Config.patch_dgl = how != "off"
+    with mock.patch.dict(sys.modules):
+        if how == "imported later":
+            del sys.modules["dgl"]
+        graph = sar.construct_full_graph(partition)
+        sar.construct_mfgs(partition, torch.tensor([]).long(), 1)
+    layers = {
+        name: getattr(dgl.nn, name)(6, 2, 3, allow_zero_in_degree=True)
+        for name in ("GATConv", "GATv2Conv", "DotGatConv")
+    }
+    said = {name: catch_and_recover(layer, graph, data.nodes["x"]) for name, layer in layers.items()}
+    return said, catch_and_recover(edge_softmax, graph, data.edges["w"])
+
+
+@pytest.mark.parametrize("how", ["off", "imported later"])
+@pytest.mark.parametrize("world_size", [2])
+def test_layers_of_unpatched_dgl_say_what_to_call(pool, world_size, how):
+    parts = SCENARIOS["random"](2)
+    for said, softmax in pool.run(unpatched, how, per_rank=deal(parts, random_data(parts))):
+        for layer, failure in said.items():
+            assert "GraphError" in failure.bases
+            assert failure.message.startswith(
+                f"{layer} of DGL reads graph._graph, which a distributed graph has not. Call sar.patch_dgl()"
+            )
+        assert "GraphError" in softmax.bases
+        assert "call sar.edge_softmax, or import DGL's after sar.patch_dgl()" in softmax.message
+
+
+PATCHED = {patch.layer.rpartition(".")[2] for patch in LAYERS}
+OF_EACH_LAYER = {layer_of(name): name for name in CONVS}
+PATCHED_CASES = [
+    *(name for name in NEEDS_PATCH if name in CONVS),
+    *(name for layer, name in OF_EACH_LAYER.items() if layer in PATCHED or layer in NEEDS_PATCH),
+]
+
+
+@pytest.mark.parametrize("name", PATCHED_CASES)
+def test_patched_layers_on_a_dgl_graph_are_dgls_own(name):
+    """Outputs and gradients, bit for bit."""
+    sar.unpatch_dgl()
+    parts = with_in_edges(1)
+    graph, data = parts.reference(), random_data(parts, precision_of(name))
+    results = []
+    for patch in (sar.unpatch_dgl, sar.patch_dgl):
+        patch()
+        torch.manual_seed(7)
+        results.append(conv_gradients(graph, data, name))
+    sar.unpatch_dgl()
+    assert results[0].keys() == results[1].keys()
+    assert all(torch.equal(results[0][key], value) for key, value in results[1].items())
+
+
+def test_every_patched_layer_is_compared():
+    compared = {layer_of(name) for name in PATCHED_CASES}
+    assert PATCHED - compared == {"PNAConvTower"}  # of PNAConv and DGNConv
+    assert {"PNAConv", "DGNConv"} <= compared
+
+
+def test_patched_functions_on_a_dgl_graph_are_dgls_own():
+    graph = dgl.rand_graph(10, 30)
+    graph.ndata["h"], logits = torch.rand(10, 2), torch.rand(7, 2)
+    calls = [
+        lambda: edge_softmax(graph, logits, eids=torch.arange(7), norm_by="src"),
+        lambda: dgl.nn.functional.edge_softmax(graph, logits.repeat(5, 1)[:30]),
+        lambda: dgl.sum_nodes(graph, "h"),
+        lambda: dgl.nn.MaxPooling()(graph, graph.ndata["h"]),
+        lambda: dgl.softmax_nodes(graph=graph, feat="h"),
+        lambda: dgl.topk_nodes(graph, "h", 3, sortby=1)[0],
+    ]
+    before = [call() for call in calls]
     sar.patch_dgl()
     try:
-        assert torch.equal(layer(graph, x), expected)
+        assert all(torch.equal(call(), value) for call, value in zip(calls, before, strict=True))
     finally:
         sar.unpatch_dgl()
+
+
+@pytest.mark.parametrize("patch", LAYERS, ids=lambda patch: f"{patch.layer}.{patch.method}")
+def test_patched_layers_take_their_graph_by_name(patch):
+    """As DGL's do, whatever their parameter is called."""
+    layer = attrgetter(patch.layer)(dgl.nn.pytorch)
+    graph_name = list(inspect.signature(getattr(layer, patch.method)).parameters)[1]
+    taken = []
+
+    def own(self, *args, **kwargs):
+        taken.append((args, kwargs))
+
+    own.__signature__ = inspect.signature(getattr(layer, patch.method))
+    with mock.patch.object(layer, patch.method, own):
+        sar.patch_dgl()
+        try:
+            getattr(layer, patch.method)(None, **{graph_name: "a graph"}, other=1)
+        finally:
+            sar.unpatch_dgl()
+    assert taken == [((), {graph_name: "a graph", "other": 1})]
+
+
+def readouts_of_own_nodes(mine):
+    partition, data = mine
+    graph = sar.construct_full_graph(partition)
+    graph.ndata["x"] = data.nodes["x"]
+    calls = [
+        lambda: dgl.sum_nodes(graph, "x"),
+        lambda: dgl.nn.AvgPooling()(graph, data.nodes["x"]),
+        lambda: dgl.softmax_nodes(graph=graph, feat="x"),
+        lambda: dgl.topk_nodes(graph, "x", 2, sortby=0),
+    ]
+    return [catch_and_recover(call) for call in calls]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_readouts_of_one_workers_nodes_are_refused(pool, world_size):
+    """They would be one number too few on every worker: nobody has the others' rows."""
+    parts = SCENARIOS["random"](world_size)
+    for failures in pool.run(readouts_of_own_nodes, per_rank=deal(parts, random_data(parts))):
+        for failure in failures:
+            assert "GraphError" in failure.bases
+            assert "sar.all_sum" in failure.message
 
 
 class Falling(nn.Module):
