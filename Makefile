@@ -1,4 +1,4 @@
-# `make demo`, `make bench` and `make test` set up their own virtual environment first; PYTHON=... chooses the interpreter for it.
+# `make demo`, `docs`, `bench` and `test` set up their own virtual environment first; PYTHON=... chooses the interpreter for it.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,12 +21,16 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 NAMED = | sed -u 's/^/$(subst .,,$@): /'
 
-.PHONY: venv demo bench test .test-engine .test-others .all-engine .all-others test-fast .fast-kernels .fast-rest test-all mutants check clean
+.PHONY: venv demo docs bench test .test-engine .test-others .all-engine .all-others test-fast .fast-kernels .fast-rest test-all mutants check clean
 
 venv: $(VENV)/.made
 
 demo: $(VENV)/.installed-plot
 	$(BIN)/sar demo
+
+# The site, into site/; a broken link or a docstring that cannot be read is an error.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Options: BENCH="--graph rmat --repeats 5"; docs/benchmarks.md lists the other benchmarks.
 bench: $(VENV)/.installed-plot
@@ -68,7 +72,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) build site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
 
 # The files .made and .installed-EXTRA record what is done; installing one extra keeps the others.

@@ -106,7 +106,7 @@ def load_checkpoint(
     loaders begin their epoch again, and buffers that differed are worker 0's.
 
     Args:
-        folder, model, optimizer, embeddings, loaders: as given to `save_checkpoint`.
+        folder: as given to `save_checkpoint`; so are `model`, `optimizer`, `embeddings` and `loaders`.
         step: the checkpoint of this step; None for the newest.
         missing_ok: go on without one where the folder has none, as when training starts.
 

@@ -79,13 +79,12 @@ class GraphShardManager(GraphQueries):
     ) -> None:
         """`update_all` along several edge types, and a reduction across those that share a destination type.
 
+        It raises what `update_all` raises.
+
         Args:
             etype_dict: (message function, reduce function[, apply function]) for every edge type to use.
             cross_reducer: sum, mean, max, min, stack, or a function of a list of tensors.
             apply_node_func: as in `update_all`, called once for every destination type.
-
-        Raises:
-            As `update_all`.
         """
         with self._structure.group.guard():
             made: dict[CanonicalEtype, dict[str, Tensor]] = {}
@@ -107,14 +106,13 @@ class GraphShardManager(GraphQueries):
     ) -> None:
         """Compute fields of the edges from those of their sources, destinations and their own, and set them in `edata`.
 
+        It raises what `update_all` raises.
+
         Args:
             func: a message function of `dgl.function` or a Python function, as in `update_all`.
             edges: local IDs of the edges to set, (K,) integer; the others keep what they have, or get 0. Default all.
             etype: edge type; may be left out where there is one.
             inplace: accepted as DGL does, without effect.
-
-        Raises:
-            As `update_all`.
         """
         with self._structure.group.guard():
             relation = self._relation(etype)
