@@ -47,7 +47,9 @@ from sar.sampling import (  # noqa: E402
     split_edges,
     split_seeds,
 )
+from sar.train.early_stopping import EarlyStopping  # noqa: E402
 from sar.train.script import print, seed  # noqa: E402
+from sar.train.task import Task  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -93,6 +95,7 @@ __all__ = [
     "DistNeighborSampler",
     "DistributedBN1D",
     "DistributedBlock",
+    "EarlyStopping",
     "EdgePredictionSampler",
     "GraphShardManager",
     "HeteroGraphShardManager",
@@ -102,6 +105,7 @@ __all__ = [
     "SAINTSampler",
     "SarError",
     "ShardEdgesAndFeatures",
+    "Task",
     "all_max",
     "all_sum",
     "clean_up",

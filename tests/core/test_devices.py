@@ -167,7 +167,29 @@ def the_graph(graph, data):
     ]
 
 
-PROGRAMS = [the_graph, builtin_messages, python_messages, attention, convolutions, batch_norm, embeddings, sampling]
+def training_helpers(graph, data):
+    """Loss, sums over workers, and the best model brought back; metrics are numbers."""
+    x = data.leaf("x")
+    one = torch.arange(len(x), device=x.device) % 7 - 1
+    several = (one.unsqueeze(1) + torch.arange(6, device=x.device)) % 2
+    stop, model, found = sar.EarlyStopping(), torch.nn.Linear(6, 6).to(x.device), []
+    for labels in (one, several):
+        task = sar.Task(labels, {"train": one > 0, "val": one < 4})
+        loss = task.loss(model(x))
+        loss.backward()
+        value = task.metrics(model(x))["val"]["f1_macro"]
+        found += [loss, x.grad.clone(), sar.all_sum(loss), sar.all_max(one[:9] == 2), sar.all_max(x[:9])]
+        found.append(torch.tensor([value, task.accuracy(x, "train")], device=x.device))
+        stop.step(value, model)
+    area = torch.tensor([sar.Task(one.clamp(max=1), {"val": one < 4}).roc_auc(x[:, :2], "val"), task.roc_auc(x, "val")])
+    stop.load_best(model)
+    return [*found, model.weight, area.to(x.device)]
+
+
+PROGRAMS = [
+    *(the_graph, builtin_messages, python_messages, attention, convolutions, batch_norm, embeddings, sampling),
+    training_helpers,
+]
 
 
 def run(mine, program, device, how):

@@ -1,0 +1,200 @@
+"""`sar.Task`: classes of nodes to learn, with a loss and metrics over the nodes of all workers."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sar.comm import session
+from sar.comm.totals import all_max, all_sum
+from sar.common_tuples import SPLIT, PartitionData, suffix_key_lookup
+from sar.errors import FieldError
+from sar.train.metrics import roc_auc
+
+
+class Task:
+    """Labels of this worker's nodes, and what has to be known of all workers'; made by all workers together.
+
+    A label is unknown where it is negative or NaN; such labels count nowhere.
+
+    Args:
+        labels: one class for each node, 0, 1, ..., (N_i,) or (N_i, 1); or, where nodes may have several of C classes
+            (multi-label), 0 and 1 in (N_i, C).
+        masks: which nodes to train on, to validate on and so on, by name: (N_i,) each, bool or 0 and 1.
+
+    Attributes:
+        labels: (N_i,) int64, -1 where unknown; or (N_i, C) as given.
+        masks: (N_i,) bool each, without nodes of which no label is known.
+        sizes: the number of nodes in each mask, over all workers.
+        num_classes: C, or one more than the highest class on any worker.
+        multi_label: whether labels are (N_i, C).
+
+    Raises:
+        FieldError: for labels that are no classes, or a mask of another shape.
+    """
+
+    def __init__(self, labels: Tensor, masks: Mapping[str, Tensor]) -> None:
+        with session.current_group().guard():
+            labels = labels.squeeze(1) if labels.dim() == 2 and labels.shape[1] == 1 else labels
+            self.multi_label = labels.dim() == 2
+            self._known = labels >= 0  # not where NaN
+            classes = labels > 0 if self.multi_label else labels.long()
+            if labels.dim() not in (1, 2) or (self._known & (labels != classes)).any():
+                raise FieldError(
+                    f"The labels are {labels.dtype} {tuple(labels.shape)}, and not all are classes; expected one of "
+                    "0, 1, ... for each node, or several columns of 0 and 1."
+                )
+            for name, mask in masks.items():
+                if mask.shape != labels.shape[:1]:
+                    raise FieldError(f"{name} is {tuple(mask.shape)}; expected {tuple(labels.shape[:1])}, one a node.")
+            self.labels = labels if self.multi_label else torch.where(self._known, classes, -1)
+            some_known = self._known.any(1) if self.multi_label else self._known
+            self.masks = {name: mask.bool() & some_known for name, mask in masks.items()}
+            if self.multi_label:
+                self.num_classes = labels.shape[1]
+            else:
+                self.num_classes = all_max(int(self.labels.max()) if len(labels) else -1) + 1
+            self.sizes = all_sum({name: int(mask.sum()) for name, mask in self.masks.items()})
+            self._terms = all_sum({name: int(self._entries(name).sum()) for name in self.masks})
+
+    @classmethod
+    def of(cls, data: PartitionData, ntype: str | None = None) -> "Task":
+        """The task that comes with a partition: its `label`, `train_mask`, `val_mask` and `test_mask`, those it has.
+
+        Args:
+            data: as loaded, on any device.
+            ntype: type of the nodes; may be left out where only one type has these fields.
+
+        Raises:
+            FieldError: where there are no labels, or several types have them.
+        """
+        with session.current_group().guard():
+            prefix = "" if ntype is None else f"{ntype}/"
+            features = data.node_features
+            labels = suffix_key_lookup(features, f"{prefix}label")
+            names = [name for name in SPLIT if prefix + name in data]
+            masks = {name.removesuffix("_mask"): suffix_key_lookup(features, prefix + name) for name in names}
+        return cls(labels, masks)
+
+    def loss(self, logits: Tensor, part: str = "train") -> Tensor:
+        """This worker's share of the mean loss over all workers' nodes of a mask; not a collective call.
+
+        The shares add up to the mean: of the cross-entropy of nodes; multi-label, of the binary cross-entropy of all
+        known labels.
+
+        Args:
+            logits: (N_i, C), before softmax or sigmoid; on the labels' device.
+            part: name of the mask.
+
+        Returns:
+            A scalar; 0 with a gradient of 0 where this worker has no such node.
+
+        Raises:
+            FieldError: where no worker has such a node, or the logits have another shape.
+        """
+        self._check(logits, part)
+        if not self._terms[part]:
+            raise FieldError(f"No node in the mask {part!r} has a known label, on any worker.")
+        counted = self._entries(part)
+        logits, labels = logits[counted], self.labels[counted]
+        if self.multi_label:
+            total = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
+        else:
+            total = F.cross_entropy(logits, labels, reduction="sum")
+        return total / self._terms[part]
+
+    def metrics(self, logits: Tensor) -> dict[str, dict[str, float]]:
+        """Metrics of each mask over all workers' nodes, counted in integers; called by all workers together.
+
+        Args:
+            logits: as for `loss`. The predicted class is the one with the highest logit; multi-label, all above 0.
+
+        Returns:
+            By name of the mask: `accuracy`, the share of nodes of which all known labels are predicted, `f1_micro` and
+            `f1_macro`, as by default in scikit-learn; NaN where no worker has such a node.
+
+        Raises:
+            FieldError: where the logits have another shape.
+        """
+        return self._measure(logits, list(self.masks))
+
+    def accuracy(self, logits: Tensor, part: str) -> float:
+        """The share of nodes that are predicted right, of one mask; otherwise as `metrics`."""
+        return self._measure(logits, [part])[part]["accuracy"]
+
+    @torch.no_grad()
+    def roc_auc(self, logits: Tensor, part: str) -> float:
+        """The area under the ROC curve of one mask; called by all workers together.
+
+        Multi-label, the mean over the columns that have both labels, as in the Open Graph Benchmark (Hu et al., 2020,
+        arXiv:2005.00687). With two classes, of the second against the first.
+
+        Args:
+            logits: as for `loss`.
+            part: name of the mask.
+
+        Returns:
+            From 0 to 1, by `sar.train.metrics.roc_auc`; NaN where no column has both labels.
+
+        Raises:
+            FieldError: where each node has one of more than two classes, or the logits have another shape.
+        """
+        with session.current_group().guard():
+            self._check(logits, part)
+            if self.multi_label:
+                columns = list(zip(logits.T, self.labels.T, self._entries(part).T, strict=True))
+            elif logits.shape[1] == 2:
+                columns = [(logits.double().diff().squeeze(1), self.labels, self.masks[part])]
+            else:
+                raise FieldError(f"There are {logits.shape[1]} classes; expected two, or several columns of labels.")
+            areas = [roc_auc(score[of & (label == 1)], score[of & (label == 0)]) for score, label, of in columns]
+        areas = [area for area in areas if not math.isnan(area)]
+        return sum(areas) / len(areas) if areas else float("nan")
+
+    def _entries(self, part: str) -> Tensor:
+        """Which labels count in a mask, of the shape of `labels`."""
+        return self.masks[part].unsqueeze(1) & self._known if self.multi_label else self.masks[part]
+
+    def _check(self, logits: Tensor, part: str) -> None:
+        if part not in self.masks:
+            raise FieldError(f"There is no mask {part!r}; expected one of {list(self.masks)}.")
+        rows, columns = logits.shape if logits.dim() == 2 else (-1, -1)
+        if rows != len(self.labels) or columns < self.num_classes or (self.multi_label and columns > self.num_classes):
+            raise FieldError(
+                f"The logits are {tuple(logits.shape)}; expected {(len(self.labels), self.num_classes)}: this worker's "
+                "nodes, and classes."
+            )
+
+    @torch.no_grad()
+    def _measure(self, logits: Tensor, parts: Sequence[str]) -> dict[str, dict[str, float]]:
+        with session.current_group().guard():
+            for part in parts:
+                self._check(logits, part)
+            counts = all_sum({part: self._counts(logits, part) for part in parts})
+        return {part: self._scores(counts[part], self.sizes[part]) for part in parts}
+
+    def _counts(self, logits: Tensor, part: str) -> Tensor:
+        """For each class the labels predicted rightly, predicted, and there, (C, 3); below it right nodes, (1, 3)."""
+        mask = self.masks[part]
+        logits, labels = logits[mask], self.labels[mask]
+        if self.multi_label:
+            there, predicted = labels == 1, self._known[mask] & (logits > 0)
+            right = (there == predicted).all(1)
+            table = torch.stack([(there & predicted).sum(0), predicted.sum(0), there.sum(0)], 1)
+        else:
+            predicted = logits.argmax(1)
+            right = predicted == labels
+            kinds = (labels[right], predicted, labels)
+            table = torch.stack([kind.bincount(minlength=logits.shape[1]) for kind in kinds], 1)
+        return torch.cat([table, right.sum().expand(1, 3)])
+
+    def _scores(self, counts: Tensor, nodes: int) -> dict[str, float]:
+        if not nodes:
+            return dict.fromkeys(("accuracy", "f1_micro", "f1_macro"), float("nan"))
+        *table, (right, _, _) = counts.tolist()
+        rightly, either = [2 * row[0] for row in table], [row[1] + row[2] for row in table]
+        classes = [i for i in range(len(table)) if self.multi_label or either[i]]  # which scikit-learn takes
+        macro = sum(rightly[i] / max(either[i], 1) for i in classes) / len(classes)
+        return {"accuracy": right / nodes, "f1_micro": sum(rightly) / max(sum(either), 1), "f1_macro": macro}
