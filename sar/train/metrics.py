@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.collectives import all_reduce, exchange_tensors
+from sar.comm.collectives import exchange_tensors
+from sar.comm.totals import all_sum
 from sar.errors import GraphError
 
 
@@ -32,9 +33,8 @@ def mean_reciprocal_rank(positive: Tensor, negative: Tensor) -> float:
             )
         below, equal = ((compared(negative, positive.unsqueeze(1))).sum(1) for compared in (torch.lt, torch.eq))
         ranks = 1 + negative.shape[1] - below.double() - equal.double() / 2
-        total = torch.stack([ranks.reciprocal().sum(), ranks.new_tensor(float(len(ranks)))])
-        all_reduce(total, move_to_comm_device=True)
-    return float(total[0] / total[1])
+        total, count = all_sum((float(ranks.reciprocal().sum()), len(ranks)))
+    return total / count if count else float("nan")
 
 
 def roc_auc(positive: Tensor, negative: Tensor) -> float:
@@ -56,9 +56,7 @@ def roc_auc(positive: Tensor, negative: Tensor) -> float:
         positive = torch.where(positive.isnan(), -torch.inf, positive.detach())
         everywhere = torch.cat(exchange_tensors([negative] * group.world_size)).to(positive.device).sort().values
         # Of each positive, the negatives below it and those up to it: together twice its wins.
-        wins = sum(torch.searchsorted(everywhere, positive, right=equal).sum() for equal in (False, True))
-        total = torch.stack([torch.as_tensor(wins), torch.as_tensor(len(positive), device=positive.device)])
-        all_reduce(total, move_to_comm_device=True)
-    twice_wins, count = total.tolist()
+        wins = sum(int(torch.searchsorted(everywhere, positive, right=equal).sum()) for equal in (False, True))
+        twice_wins, count = all_sum((wins, len(positive)))
     compared = 2 * count * len(everywhere)
     return twice_wins / compared if compared else float("nan")

@@ -179,7 +179,7 @@ def training_helpers(graph, data):
         loss.backward()
         value = task.metrics(model(x))["val"]["f1_macro"]
         found += [loss, x.grad.clone(), sar.all_sum(loss), sar.all_max(one[:9] == 2), sar.all_max(x[:9])]
-        found.append(torch.tensor([value, task.accuracy(x, "train")], device=x.device))
+        found.append(torch.tensor([value, task.accuracy(x, "train")]).to(x.device))
         stop.step(value, model)
     area = torch.tensor([sar.Task(one.clamp(max=1), {"val": one < 4}).roc_auc(x[:, :2], "val"), task.roc_auc(x, "val")])
     stop.load_best(model)
