@@ -48,6 +48,12 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     return None
 
 
+def set_in_part(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The variables by which launchers say who a process is, as far as they are set."""
+    pairs = [key for _, *keys in _RANK_AND_SIZE for key in keys]
+    return [key for key in (*pairs, "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if key in environ]
+
+
 def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
     """What the launcher calls this job: the same in all of its processes, and in no others on these hosts."""
     if environ.get("TORCHELASTIC_RUN_ID", "none") != "none":  # torchrun's default

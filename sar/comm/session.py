@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,7 +16,7 @@ from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
 from sar.comm.interfaces import choose_interface
 from sar.comm.joining import Pulse, check_in, open_store, while_it_answers
-from sar.comm.launcher import find_place, job_id, local_rank
+from sar.comm.launcher import find_place, job_id, local_rank, set_in_part
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
 from sar.config import Config
@@ -47,7 +48,8 @@ def initialize_comms(
 ) -> None:
     """Connect this worker to all others; uses the process group of `torch.distributed` if there is one already.
 
-    Under torchrun, Slurm or MPI everything can be left out. The network interface is taken from the environment
+    Under torchrun, Slurm or MPI everything can be left out. Without a launcher and without arguments, this worker is
+    the only one; all partitions of a directory are its own. The network interface is taken from the environment
     variable SAR_SOCKET_NAME where it is set. glibc's allocator is set as `Config.allocator` says. A second call does
     nothing but check that it asks for the same.
 
@@ -180,17 +182,28 @@ def _start(
     rank = given_rank if given_rank is not None else place.rank if place else None
     size = given_size if given_size is not None else place.world_size if place else None
     master = given_master or (place.master if place else None)
+    port, listener, job = given_port, None, os.environ.get("SAR_JOB_ID")
+    half_set = set_in_part()
+    if place is None and met is None and (rank, size, master) == (None, None, None) and not half_set:
+        logger.info("no launcher and no arguments: a group of one worker; `sar launch --workers W` starts several")
+        rank, size = 0, 1
+    unnamed = given_master is None and given_port == DEFAULT_PORT and (place is None or place.port is None)
+    if size == 1 and unnamed:
+        master = "127.0.0.1"
     if rank is None or size is None or master is None:
         given = {"_rank": rank, "_world_size": size, "master_ip_address": master}
         missing = [name for name, value in given.items() if value is None]
+        where = f", of which only {', '.join(half_set)} is set" if half_set else ""
         raise ConfigError(
             f"initialize_comms needs {', '.join(missing)}: not given, and not found in the environment of torchrun, "
-            "Slurm or MPI. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun."
+            f"Slurm or MPI{where}. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun."
         )
     if not 0 <= rank < size:
         raise ConfigError(f"Rank {rank} is not below the world size {size}; ranks count from 0.")
-    port, listener, job = given_port, None, os.environ.get("SAR_JOB_ID")
-    if met is not None and met.address == given_master:
+    if size == 1 and unnamed:  # nobody has to find the port, so the jobs of a host need not share the default
+        listener = socket.create_server((master, 0))
+        port = listener.getsockname()[1]
+    elif met is not None and met.address == given_master:
         job = job or met.nonce
         if given_port == DEFAULT_PORT:
             port, listener = met.port, met.listener

@@ -1,5 +1,8 @@
 """Settings, environment variables and arguments of `initialize_comms` that cannot be used."""
 
+import os
+from unittest import mock
+
 import sar
 from sar.comm.launcher import find_place, first_host
 from tests.bad_inputs import Case
@@ -13,6 +16,16 @@ def setting(name, value):
 def environment(**variables):
     """Look for a launcher's variables."""
     return lambda folder: find_place(variables)
+
+
+def start_under(**variables):
+    """Start without arguments, with these variables of a launcher."""
+
+    def call(folder):
+        with mock.patch.dict(os.environ, variables):
+            sar.initialize_comms()
+
+    return call
 
 
 def start(*args):
@@ -97,6 +110,13 @@ CASES = {
         "ConfigError",
         "initialize_comms needs master_ip_address: not given, and not found in the environment of torchrun, Slurm"
         " or MPI. Pass them (sar.nfs_ip_init finds the address over a shared file), or use torchrun.",
+    ),
+    "a launcher's environment without the number of workers": Case(
+        start_under(RANK="0", MASTER_ADDR="127.0.0.1"),
+        "ConfigError",
+        "initialize_comms needs _rank, _world_size, master_ip_address: not given, and not found in the environment of "
+        "torchrun, Slurm or MPI, of which only RANK, MASTER_ADDR is set. Pass them (sar.nfs_ip_init finds the address "
+        "over a shared file), or use torchrun.",
     ),
     "a call before set-up": Case(
         lambda folder: sar.rank(),

@@ -126,8 +126,10 @@ def test_first_host_of_a_slurm_list(nodelist, host):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({}, ["_rank", "_world_size", "master_ip_address", "torchrun"]),
+        ({"_world_size": 2}, ["_rank", "master_ip_address", "torchrun"]),
+        ({"_rank": 0}, ["_world_size", "master_ip_address"]),
         ({"_rank": 0, "_world_size": 2}, ["master_ip_address"]),
+        ({"_rank": 1, "_world_size": 1}, ["Rank 1", "world size 1"]),
         ({"_rank": 2, "_world_size": 2, "master_ip_address": "127.0.0.1"}, ["Rank 2", "2"]),
         ({"_rank": 0, "_world_size": 1, "backend": "carrier pigeon"}, ["carrier pigeon", "gloo"]),
     ],
@@ -141,6 +143,51 @@ def test_arguments_that_cannot_be_used(arguments, words, monkeypatch):
     for word in words:
         assert word in str(error.value)
     assert not comm.is_initialized()
+
+
+@pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "SLURM_NTASKS", "PMI_RANK"])
+def test_an_environment_that_is_set_in_part(variable, monkeypatch):
+    """Somebody meant to start several workers, so one that goes on alone would be wrong."""
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError, match=f"needs _rank, _world_size.*of which only {variable} is set"):
+        sar.initialize_comms()
+    assert not comm.is_initialized()
+
+
+TRAIN = """
+import contextlib, socket, torch, dgl, sar
+other = socket.socket()
+with contextlib.suppress(OSError):  # another job has the port
+    other.bind(("127.0.0.1", 12345))
+sar.logging_setup("INFO")
+sar.initialize_comms()
+graph = dgl.rand_graph(20, 80)
+graph.ndata["x"] = torch.rand(20, 3)
+sar.partition_graph(graph, "g", 3, "parts")
+data = sar.load_dgl_partition_data("parts/g.json", sar.rank(), "cpu")
+here = sar.construct_full_graph(data)
+layer = dgl.nn.SAGEConv(3, 2, "mean")
+order = data["orig_id"]
+torch.testing.assert_close(layer(here, data["x"]), layer(graph, graph.ndata["x"])[order])
+assert here.num_nodes() == 20
+assert sar.comm.master_port() != 12345
+"""
+
+
+def test_a_script_without_a_launcher(tmp_path):
+    """`python train.py`, on a directory of several partitions."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "NUMBA_CACHE_DIR") if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("no launcher and no arguments: a group of one worker; `sar launch --workers W`") == 1
 
 
 def again():
