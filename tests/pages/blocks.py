@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.workers import REPOSITORY
 
-LATER = ("benchmarks", "inspect", "kernels", "layers", "memory", "minibatch", "partitioning", "training")
+LATER = ("benchmarks", "inspect", "kernels", "layers", "memory", "minibatch", "partitioning")
 """Pages of docs/ whose blocks are not yet run."""
 
 PAGES = [

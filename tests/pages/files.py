@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import sar
 from sar.adapters.dgl.layers.models import dgl_graph
@@ -32,6 +33,21 @@ def graph(folder: Path) -> None:
     sar.partition_graph(small_graph(), "graph", 2, folder / "partitions" / "graph")
 
 
+def hetero(folder: Path) -> None:
+    """A partition directory of papers and authors, in one part."""
+    random = torch.Generator().manual_seed(0)
+
+    def ends(sources: int, destinations: int) -> tuple[Tensor, Tensor]:
+        return torch.randint(sources, (150,), generator=random), torch.randint(destinations, (150,), generator=random)
+
+    edges = {("author", "writes", "paper"): ends(30, 50), ("paper", "cites", "paper"): ends(50, 50)}
+    made = require_dgl().heterograph(edges, {"author": 30, "paper": 50})
+    made.nodes["paper"].data["feat"] = torch.rand(50, 6, generator=random)
+    made.nodes["author"].data["feat"] = torch.rand(30, 4, generator=random)
+    made.nodes["paper"].data["label"] = torch.randint(3, (50,), generator=random)
+    sar.partition_graph(made, "hetero", 1, folder / "partitions" / "hetero")
+
+
 def dgl(folder: Path) -> None:
     """The same graph as a file of DGL."""
     require_dgl().save_graphs(str(folder / "graph.dgl"), [small_graph()])
@@ -56,4 +72,4 @@ def npz(folder: Path) -> None:
     write_npz(community_graph(400, 4000, num_features=16, num_classes=4), folder / "cora.npz")
 
 
-FILES: dict[str, Callable[[Path], None]] = {f.__name__: f for f in (csv, dgl, examples, graph, npz)}
+FILES: dict[str, Callable[[Path], None]] = {f.__name__: f for f in (csv, dgl, examples, graph, hetero, npz)}
