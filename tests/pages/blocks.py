@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.workers import REPOSITORY
 
-LATER = ("benchmarks", "inspect", "kernels", "layers", "memory", "minibatch", "partitioning")
+LATER = ("benchmarks", "inspect", "kernels", "layers", "memory", "minibatch")
 """Pages of docs/ whose blocks are not yet run."""
 
 PAGES = [

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import torch
 from torch import Tensor
 
@@ -67,9 +68,41 @@ def csv(folder: Path) -> None:
     np.save(folder / "labels.npy", rng.integers(0, 3, 400))
 
 
+def edges(folder: Path) -> None:
+    """The files that the commands on partitioning name."""
+    rng = np.random.default_rng(0)
+    pairs = rng.integers(0, 400, (3000, 2))
+    np.save(folder / "edges.npy", pairs)
+    pairs.astype(np.int32).tofile(folder / "edges.bin")
+    np.savetxt(
+        folder / "edges.csv", np.column_stack([pairs, pairs[:, :1]]), "%d", ";", header="from;to;when", comments=""
+    )
+    np.save(folder / "weights.npy", np.append(rng.random(2999, dtype=np.float32), np.float32("nan")))
+    np.save(folder / "features.npy", rng.random((400, 6), dtype=np.float32))
+    np.save(folder / "labels.npy", rng.integers(0, 3, 400))
+    tables = {
+        "w": {"src": rng.integers(0, 300, 900), "dst": rng.integers(0, 500, 900)},
+        "c": {"src": rng.integers(0, 500, 900), "dst": rng.integers(0, 500, 900)},
+        "papers": {"label": rng.integers(0, 3, 500), "year": rng.integers(2000, 2020, 500)},
+    }
+    for name, columns in tables.items():
+        pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
+
+
+def method(folder: Path) -> None:
+    """`edges`, and what the installation of a package with the method `by-degree` leaves."""
+    edges(folder)
+    installed = folder / "my_methods-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-methods\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[sar.partition_methods]\nby-degree = my_methods:by_degree\n")
+
+
 def npz(folder: Path) -> None:
     """A small graph as `.npz`, without loops or reverse edges."""
     write_npz(community_graph(400, 4000, num_features=16, num_classes=4), folder / "cora.npz")
 
 
-FILES: dict[str, Callable[[Path], None]] = {f.__name__: f for f in (csv, dgl, examples, graph, hetero, npz)}
+FILES: dict[str, Callable[[Path], None]] = {
+    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, method, npz)
+}

@@ -6,6 +6,7 @@ import faulthandler
 import glob
 import io
 import os
+import re
 import secrets
 import shlex
 import signal
@@ -88,12 +89,13 @@ class PageProcesses:
 
     def commands(self, code: str) -> str:
         """Run commands, and return what they print; a status other than 0 is a failure."""
-        lines = [line for line in code.replace("\\\n", " ").splitlines() if line.split("#")[0].strip()]
-        if all(_is_simple(line) for line in lines):
+        plain = re.sub(r"(^|\s)#.*", "", code.replace("\\\n", " "), flags=re.MULTILINE)
+        commands = [shlex.split(line) for line in plain.splitlines() if line.strip()]
+        if all(words[0] == "sar" and words[1] in IN_PROCESS for words in commands) and not set("$|<>&") & set(plain):
             log = self._folder.parent / "commands.log"
             log.unlink(missing_ok=True)
             channel = self._start(_call, self._plain, log)
-            channel.send(lines)
+            channel.send(commands)
             failure = self._hear(channel)
             self._end(channel)
             said = log.read_text()
@@ -152,11 +154,6 @@ class PageProcesses:
         channel.close()
 
 
-def _is_simple(line: str) -> bool:
-    words = shlex.split(line, comments=True)
-    return words[0] == "sar" and words[1] in IN_PROCESS and not set("$|<>;&") & set(line.replace("';'", ""))
-
-
 def _enter(folder: Path, environment: dict[str, str], log: Path, limit: float) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -177,13 +174,10 @@ def _call(channel: Connection, folder: Path, environment: dict[str, str], log: P
     _enter(folder, environment, log, limit)
     failure = None
     try:
-        for line in channel.recv():
-            _, *words = shlex.split(line, comments=True)
-            # Patterns are expanded as a shell does, but not in quotes.
-            quoted = "'" in line
-            status = main([name for word in words for name in (not quoted and sorted(glob.glob(word))) or [word]])
+        for _, *words in channel.recv():  # patterns become names, as in a shell
+            status = main([name for word in words for name in sorted(glob.glob(word)) or [word]])
             if status != 0:
-                failure = f"exit status {status} of\n{line}"
+                failure = f"exit status {status} of sar {shlex.join(words)}"
                 break
     except BaseException:
         failure = traceback.format_exc()
