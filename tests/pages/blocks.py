@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.workers import REPOSITORY
 
-LATER = ("benchmarks", "inspect", "kernels", "layers", "memory", "minibatch")
+LATER = ("benchmarks", "kernels", "layers", "memory")
 """Pages of docs/ whose blocks are not yet run."""
 
 PAGES = [
