@@ -98,11 +98,17 @@ def method(folder: Path) -> None:
     (installed / "entry_points.txt").write_text("[sar.partition_methods]\nby-degree = my_methods:by_degree\n")
 
 
+def script(folder: Path) -> None:
+    """A training script that takes any arguments, and says who it is."""
+    lines = ("import sar", "sar.initialize_comms()", "print(f'worker {sar.rank()} of {sar.world_size()}')")
+    (folder / "train.py").write_text("\n".join(lines))
+
+
 def npz(folder: Path) -> None:
     """A small graph as `.npz`, without loops or reverse edges."""
     write_npz(community_graph(400, 4000, num_features=16, num_classes=4), folder / "cora.npz")
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, method, npz)
+    f.__name__: f for f in (csv, dgl, edges, examples, graph, hetero, method, npz, script)
 }
