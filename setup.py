@@ -1,22 +1,25 @@
 """What pyproject.toml cannot say: on a package index, README.md's links lead to the documentation's site."""
 
 import re
+import sys
+from pathlib import Path
 
 from setuptools import Distribution, setup
+
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
+from site_pages import relink
 
 
 class Project(Distribution):
     """A package whose README is written for its own repository."""
 
     def parse_config_files(self, *files, **options):
-        """Read pyproject.toml, then make the README's links absolute.
-
-        The site has the page `docs/NAME.md` at `NAME/`, and what else there is where the repository has it.
-        """
+        """Read pyproject.toml, then make the README's links absolute."""
         super().parse_config_files(*files, **options)
         site = self.metadata.project_urls["Documentation"]
-        text = re.sub(r"\]\((?![a-z]+:|#)(?:docs/)?", f"]({site}", self.metadata.long_description)
-        self.metadata.long_description = re.sub(rf"(\]\({site}[\w/-]+)\.md\b", r"\1/", text)
+        self.metadata.long_description = relink(
+            self.metadata.long_description, "README.md", lambda page: site + re.sub(r"\.md$", ".html", page)
+        )
 
 
 setup(distclass=Project)

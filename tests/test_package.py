@@ -89,7 +89,7 @@ def test_links_of_the_readme_work_outside_the_repository(metadata: Message, site
     targets = re.findall(r"\]\(([^)]+)\)", page)
     assert [target for target in targets if not re.match(r"https://|#", target)] == []
     assert f"{site}demo.png" in targets
-    assert f"{site}memory/" in targets
+    assert f"{site}memory.html" in targets
     assert not re.search(r"<(img|a) ", page)  # these would have links too
 
 
