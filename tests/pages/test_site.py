@@ -57,3 +57,16 @@ def test_links_elsewhere_have_the_form_of_links(page: Path) -> None:
         parts = urlsplit(link[0] or link[1])
         assert parts.scheme == "https", link
         assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc), link
+
+
+def test_the_comparison_by_size_is_that_of_the_benchmarks() -> None:
+    measured = (REPOSITORY / "docs" / "benchmarks.md").read_text()
+    [table] = re.findall(r"<!-- from benchmarks.md -->\n((?:\|.*\n)+)", (REPOSITORY / "docs" / "faq.md").read_text())
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    for graph, edges, features, *ratios in rows:
+        [section] = re.findall(rf"<!-- generated: {graph} -->(.*?)<!-- end", measured, re.DOTALL)
+        assert f"{edges} edges" in section
+        assert f"{features} features" in section
+        for model, ratio in zip(header[3:], ratios, strict=True):
+            found = re.search(rf"^\| {model} +\| 2 workers, sar \| +1 \| +[\d.]+ \| +([\d.]+)", section, re.MULTILINE)
+            assert ratio == (found[1] if found else "")

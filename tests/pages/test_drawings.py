@@ -1,0 +1,34 @@
+"""The pictures in docs/pictures/ are what tools/drawings.py makes, and show what is so where that can be computed."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from tools import drawings
+
+
+@pytest.mark.parametrize("name", drawings.DRAWINGS)
+def test_pictures_are_what_the_code_makes(name: str) -> None:
+    made = drawings.DRAWINGS[name]()
+    ElementTree.fromstring(made)
+    message = "draw it anew: python -m tools.drawings"
+    assert (drawings.FOLDER / f"{name}.svg").read_text() == made, message
+
+
+def test_every_picture_is_on_the_page() -> None:
+    page = (drawings.DOCS / "pictures.md").read_text()
+    assert [name for name in drawings.DRAWINGS if f"(pictures/{name}.svg)" not in page] == []
+    assert {file.stem for file in drawings.FOLDER.iterdir()} == set(drawings.DRAWINGS)
+
+
+def test_what_a_worker_holds_in_each_mode() -> None:
+    one, two, three = (drawings._held(mode) for mode in (1, 2, 3))
+    assert max(one) == drawings.TILE
+    assert max(two) == max(three) == drawings.LAYERS * drawings.HALO
+    assert all(a <= b for a, b in zip(two, three, strict=True))
+
+
+def test_memory_is_read_from_the_tables() -> None:
+    page = "<!-- generated: rmat -->\n| model | trained by | mode | MB at peak |\n|---|---|---|---|\n"
+    page += "| GAT | 1 process, DGL | | 500 |\n| GAT | 2 workers, sar | 1 | 200 |\n| GAT | 2 workers, sar | 2 | 300 |\n"
+    assert drawings._measured(page + "<!-- end: rmat -->") == {"GAT": {1: 500.0, 2: 200.0}}
