@@ -46,7 +46,7 @@ def with_patched_dgl(make: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(make)
     def patch_and_make(*args: P.args, **kwargs: P.kwargs) -> T:
-        if Config.patch_dgl and "dgl" in sys.modules:
+        if Config.patch_dgl and sys.modules.get("dgl") is not None:
             patch_dgl()
         return make(*args, **kwargs)
 
