@@ -94,10 +94,11 @@ def test_links_of_the_readme_work_outside_the_repository(metadata: Message, site
 
 
 def test_the_address_of_the_documentation_is_the_same_everywhere(site: str, source: Path) -> None:
-    pages = [file for file in source.rglob("*") if file.suffix in {".cff", ".ipynb", ".md", ".py", ".toml", ".yml", ".yaml"}]
+    kinds = {".cff", ".ipynb", ".md", ".py", ".toml", ".yml", ".yaml"}
     named = {
         (str(file.relative_to(source)), address)
-        for file in pages
+        for file in source.rglob("*")
+        if file.suffix in kinds
         for address in re.findall(r"https://sar[\w-]*\.readthedocs\.io/en/\w+/", file.read_text())
     }
     assert {address for _, address in named} == {site}

@@ -1,7 +1,7 @@
 """What MkDocs does to the pages of docs/ while `make docs` builds the site.
 
 README, CHANGELOG, CONTRIBUTING and SECURITY lie where GitHub and package indexes look for them, and are pages of the
-site too, and so are scripts and notebook of examples/, which pages link to. The comments that tell tests how blocks are run go.
+site too, and so is what lies in examples/, which pages link to. The comments that tell tests how blocks are run go.
 """
 
 import json
