@@ -1,6 +1,6 @@
 """The pages: the API reference names everything public, links have a form, each page begins with what it is for."""
 
-import importlib
+import importlib.util
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -70,3 +70,13 @@ def test_the_comparison_by_size_is_that_of_the_benchmarks() -> None:
         for model, ratio in zip(header[3:], ratios, strict=True):
             found = re.search(rf"^\| {model} +\| 2 workers, sar \| +1 \| +[\d.]+ \| +([\d.]+)", section, re.MULTILINE)
             assert ratio == (found[1] if found else "")
+
+
+def test_commands_in_sentences_and_tables_are_there() -> None:
+    """Those that no test can run: `make` anything, and the benchmarks."""
+    text = "".join(page.read_text() for page in PAGES)
+    targets = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`(?:\w+=\S+ )?make ([\w-]+)", text)) <= targets
+    modules = set(re.findall(r"python -m (benchmarks(?:\.\w+)?)", text))
+    assert len(modules) > 5
+    assert [module for module in modules if importlib.util.find_spec(module) is None] == []
