@@ -144,7 +144,7 @@ class Reduction:
         grad = grad.to(accumulation_dtype(self.dtype))
         return grad / self.relation.degrees_like(grad) if self.reducer == "mean" else grad
 
-    def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock) -> Tensor:
+    def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
         """The gradient of a block's messages, (E_block, ...), from that of the total."""
         if self.reducer is None:
             return grad.index_select(0, block.ids(0, block.num_edges))

@@ -25,6 +25,7 @@ from sar.core.passing.batches import EdgeBatch, RowView, checked_results
 from sar.core.passing.gather import Combined, Reduction, add_to_edges, edge_rows, gather_rows
 from sar.core.passing.recording import EdgeFields, PythonMessages, Recording, record
 from sar.core.passing.replay import FindCaptured, StandIns, Surroundings
+from sar.core.passing.torch_reductions import TORCH_REDUCERS
 from sar.errors import FieldError, GraphError
 from sar.kernels import Target
 
@@ -40,7 +41,8 @@ def run_python(
         context: where the call takes place.
         messages: the function.
         fields: frames of sources, destinations and edges.
-        reducer: sum, mean, max or min of the message `reduced`; None to return the messages of all edges.
+        reducer: sum, mean, max or min of the message `reduced`, or one of `TORCH_REDUCERS`; None to return the messages
+            of all edges.
         reduced: name of the message to reduce.
 
     Returns:
@@ -60,7 +62,8 @@ def run_python(
         made = {reduced: made[reduced]}
     if not made:
         return {}
-    reductions = {k: Reduction(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in made.items()}
+    kind = TORCH_REDUCERS.get(reducer or "", Reduction)
+    reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in made.items()}
     call = PythonCall(context, messages, recording, reductions)
     return dict(zip(made, call.apply(*recording.columns, *recording.captured), strict=True))
 
@@ -248,7 +251,8 @@ class _BackwardSweep:
         for i, (name, reduction) in enumerate(call.reductions.items()):
             if made[name].requires_grad:
                 messages.append(made[name])
-                grads.append(reduction.message_grad(self.result_grads[i], self.argmax[i], piece.block))
+                grad, message = self.result_grads[i], made[name].detach()
+                grads.append(reduction.message_grad(grad, self.argmax[i], piece.block, message))
         if not messages:
             return
         inputs = [leaf for leaf in leaves if leaf.requires_grad]

@@ -1,0 +1,405 @@
+"""The `edge_index` of a graph that spans all workers, which PyTorch Geometric's layers and functions take as it is.
+
+[Note: numbers of nodes]
+An edge index holds the edges into this worker's nodes, (2, E). Destinations are numbered as the rows of the worker's
+nodes. So are sources that are its own; those of other workers count on from there, partition by partition. Most of what
+is done with an edge index is then right as it stands: a self-loop has two equal ends, and in-degrees and sums or
+softmaxes over in-edges concern this worker alone. What is left are values of sources, `x[edge_index[0]]`, which are
+fetched, and sums of edge values at sources, which are sent. These operations are replaced
+(`torch.Tensor.__torch_function__`). Any other operation on source numbers raises: its result might be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.core.eager import uncompiled
+from sar.core.graph.frames import Frame
+from sar.core.graph.graph import GraphShardManager
+from sar.core.passing.reverse import sum_at_sources
+from sar.core.relation import Relation
+from sar.errors import GraphError
+from sar.kernels import EdgeBlock
+from sar.kernels.id_slices import count_ids
+
+Handler = Callable[..., Any]
+
+
+def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[tuple[str, str, str], DistributedEdgeIndex]:
+    """The edges into this worker's nodes, for layers of PyTorch Geometric.
+
+    Args:
+        graph: from `construct_full_graph` (in any mode) or `construct_mfgs`.
+
+    Returns:
+        (2, E_i) int64, in the order of `graph.edata`; of a graph with several edge types, a dictionary of one for each.
+    """
+    found = {etype: _whole(graph[etype]) for etype in graph.canonical_etypes}
+    return next(iter(found.values())) if len(found) == 1 else found
+
+
+def _whole(graph: GraphShardManager) -> DistributedEdgeIndex:
+    """The edge index of all edges of a graph with one edge type."""
+    numbering = Numbering(graph)
+    blocks, starts = numbering.relation.blocks, numbering.starts
+    src = torch.cat([block.cols.long() + start for block, start in zip(blocks, starts, strict=True)])
+    dst = torch.cat([block.destinations(0, block.num_edges) for block in blocks])
+    index = DistributedEdgeIndex.of(torch.stack([src, dst]), numbering, numbering.relation.num_dst)
+    index.__dict__["passes"] = (graph, None)  # this very graph, in its own order
+    return index
+
+
+class Numbering:
+    """How the sources along one edge type are numbered; see [Note: numbers of nodes].
+
+    Args:
+        graph: with one edge type, all of whose edges count.
+
+    Attributes:
+        starts: number of the first source in each partition; 0 for this worker's.
+        count: sources in all.
+    """
+
+    def __init__(self, graph: GraphShardManager) -> None:
+        self.graph = graph
+        self.relation = graph.passing().context.relation
+        self.part = graph._structure.part
+        *starts, self.count = accumulate(map(len, self.relation.halos), initial=self.relation.num_src)
+        self.starts = [0 if part == self.part else start for part, start in enumerate(starts)]
+
+    def select(self, src: Tensor, dst: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
+        """The graph of other edges between the same nodes, and for each of its edges the position given here, (E,).
+
+        Args:
+            src: numbers of sources, (E,).
+            dst: rows of destinations, (E,).
+            num_dst: destinations, which need not be nodes.
+        """
+        old = self.relation
+        bounds = torch.tensor([old.num_src, *accumulate(map(len, old.halos), initial=old.num_src)], device=src.device)
+        parts = torch.bucketize(src, bounds[1:], right=True) - 1
+        parts = torch.where(src < old.num_src, self.part, parts)
+        order = torch.argsort(parts * num_dst + dst, stable=True)
+        counts = torch.bincount(parts, minlength=len(old.blocks)).tolist()
+        blocks, offset = [], 0
+        for part, count in enumerate(counts):
+            rows = order[offset : offset + count]
+            cols = src[rows] - self.starts[part]
+            num_src = old.blocks[part].num_src
+            blocks.append(EdgeBlock.from_coo(cols, dst[rows], num_src, num_dst, edge_offset=offset))
+            offset += count
+        degrees = count_ids(dst, num_dst)
+        relation = replace(old, blocks=blocks, num_dst=num_dst, in_degrees=degrees, num_edges_global=-1)
+        return self._graph_of(relation, len(src), num_dst), order
+
+    def _graph_of(self, relation: Relation, num_edges: int, num_dst: int) -> GraphShardManager:
+        graph, etype = self.graph, relation.etype
+        structure = graph._structure.with_relations([relation], "with edges of an edge index")
+        frames = graph._frames
+        edge = {etype: Frame(num_edges, graph.device, "columns of the edge index")}
+        dst = {**frames.dst, etype[2]: Frame(num_dst, graph.device, "destinations")}
+        return graph._with(structure, [relation], replace(frames, src=dict(frames.src), dst=dst, edge=edge))
+
+
+class _Ids(Tensor):
+    """A tensor of node numbers on which only operations that are known to be right work."""
+
+    numbering: Numbering
+    plain: Tensor
+
+    @classmethod
+    def over(cls, numbers: Tensor, numbering: Numbering) -> Any:
+        """The numbers as such a tensor; shares their memory."""
+        ids = numbers.as_subclass(cls)
+        ids.plain, ids.numbering = numbers, numbering
+        return ids
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            return handler(*args, **kwargs)
+        if func in _RIGHT:
+            return _plainly(func, *args, **kwargs)
+        name = getattr(func, "__name__", str(func))
+        raise GraphError(
+            f"{name} was called with sources of a distributed edge_index, which have numbers of their own on each "
+            "worker, so that its result might be wrong. Do it before the graph is partitioned, or leave it out."
+        )
+
+
+class SourceIndex(_Ids):
+    """The first row of an edge index, (E,): indexes values of nodes, wherever these are.
+
+    Attributes:
+        edges: the edges, of which these are the sources.
+        along: the dimension that counts edges, where `scatter` has expanded this to the shape of its values.
+    """
+
+    edges: DistributedEdgeIndex
+    along: int | None
+
+    @classmethod
+    def of(cls, edges: DistributedEdgeIndex) -> SourceIndex:
+        index: SourceIndex = cls.over(edges.plain[0], edges.numbering)
+        index.edges, index.along = edges, None
+        return index
+
+
+class DistributedEdgeIndex(_Ids):
+    """The edges into this worker's nodes, (2, E); see [Note: numbers of nodes].
+
+    Attributes:
+        num_dst: destinations.
+    """
+
+    num_dst: int
+
+    @classmethod
+    def of(cls, ends: Tensor, numbering: Numbering, num_dst: int) -> DistributedEdgeIndex:
+        index: DistributedEdgeIndex = cls.over(ends, numbering)
+        index.num_dst = num_dst
+        return index
+
+    @cached_property
+    def passes(self) -> tuple[GraphShardManager, Tensor | None]:
+        """The graph of these edges; and of its edges the columns here, (E,), None where the order is the same."""
+        src, dst = self.plain
+        return self.numbering.select(src, dst, self.num_dst)
+
+    def in_graph_order(self, values: Tensor) -> Tensor:
+        """Values of the columns, (E, ...), as values of the graph's edges."""
+        order = self.passes[1]
+        return values if order is None else values.index_select(0, order)
+
+    def in_column_order(self, values: Tensor) -> Tensor:
+        """Values of the graph's edges, (E, ...), as values of the columns."""
+        order = self.passes[1]
+        return values if order is None else values.index_select(0, torch.argsort(order))
+
+    @uncompiled
+    def at_edges(self, values: Tensor) -> Tensor:
+        """The row of each column's source, (E, ...), of values of this worker's nodes, (N_src, ...)."""
+        graph, _ = self.passes
+        if len(values) != self.numbering.relation.num_src:
+            raise GraphError(
+                f"Values of shape {tuple(values.shape)} are indexed with the sources of a distributed edge_index; "
+                f"expected a row for each of this worker's {self.numbering.relation.num_src} nodes."
+            )
+        passing = graph.passing()
+        with graph._structure.group.guard():
+            if values.is_floating_point():
+                rows = passing.copy_to_edges(values.contiguous())
+            else:
+                frame = Frame(len(values), values.device, "sources", {"x": values})
+                rows = replace(passing, src=frame).apply_edges(lambda edges: {"x": edges.src["x"]})["x"]
+        return self.in_column_order(rows)
+
+    @uncompiled
+    def at_sources(self, values: Tensor) -> Tensor:
+        """The sum of the values of each node's out-edges, whatever worker these go to: (E, ...) to (N_src, ...)."""
+        return sum_at_sources(self.passes[0], self.in_graph_order(values).contiguous())
+
+
+# -- operations
+
+_HANDLERS: dict[Any, Handler] = {}
+
+_EQUALITY = (Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__, torch.eq, torch.ne)
+
+_RIGHT = {
+    *_EQUALITY,
+    *(getattr(Tensor, name) for name in ("size", "dim", "numel", "nelement", "__len__", "is_floating_point", "stride")),
+    *(getattr(Tensor, name) for name in ("is_complex", "is_contiguous", "get_device", "element_size", "__hash__")),
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "is_meta", "is_sparse")
+    ),
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("is_quantized", "is_mkldnn", "is_nested", "is_sparse_csr", "requires_grad", "grad_fn", "is_leaf")
+    ),
+    *(getattr(torch, name) for name in ("numel", "is_floating_point", "is_complex", "is_tensor", "ones_like")),
+    *(getattr(torch, name) for name in ("zeros_like", "empty_like", "full_like", "rand_like")),
+    *(getattr(Tensor, name) for name in ("new_ones", "new_zeros", "new_empty", "new_full", "new_tensor", "type")),
+}
+"""Functions that are right as they stand: those that ask nothing of the numbers, and whether two ends are equal."""
+
+
+def _plain(value: Any) -> Any:
+    """The same memory as a plain tensor; what is no tensor of ours as it is."""
+    return value.plain if isinstance(value, _Ids) else value
+
+
+def _plainly(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+
+
+def _handles(*functions: Any) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        _HANDLERS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return register
+
+
+def _refuse(what: str) -> GraphError:
+    return GraphError(
+        f"{what} of a distributed edge_index is not known to be right across workers. Do it before the graph is "
+        "partitioned, or leave it out."
+    )
+
+
+@_handles(Tensor.__repr__)
+def _repr(value: Tensor, **_: Any) -> str:
+    return f"{type(value).__name__}({_plain(value)!r})"
+
+
+@_handles(Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, torch.clone)
+def _same(value: Tensor, **_: Any) -> Tensor:
+    return value  # nothing here changes node numbers in place
+
+
+@_handles(Tensor.to, Tensor.cpu, Tensor.cuda)
+def _to(value: _Ids, *args: Any, **kwargs: Any) -> Any:
+    moved = _plain(value).to(*args, **kwargs)
+    if moved.device != value.device:
+        raise GraphError(f"edge_index is on {value.device}, as its graph; call graph.to(device), then sar.pyg.edge_index.")
+    return value if moved.dtype == torch.int64 else moved
+
+
+@_handles(Tensor.__getitem__)
+def _getitem(value: Tensor, index: Any) -> Any:
+    if isinstance(value, DistributedEdgeIndex):
+        return _part_of_edges(value, index)
+    if isinstance(value, SourceIndex):
+        return _part_of_sources(value, index)
+    parts = index if isinstance(index, tuple) else (index,)
+    place = next(i for i, part in enumerate(parts) if isinstance(part, _Ids))
+    rest = [part for i, part in enumerate(parts) if i != place]
+    if not isinstance(parts[place], SourceIndex) or not all(part == slice(None) for part in rest):
+        raise _refuse("Indexing with this part")
+    return _select(value, place, parts[place])
+
+
+def _part_of_edges(edges: DistributedEdgeIndex, index: Any) -> Any:
+    rows, columns = index if isinstance(index, tuple) else (index, slice(None))
+    if isinstance(rows, int) and rows in (0, 1, -1, -2):
+        row = SourceIndex.of(edges) if rows in (0, -2) else _plain(edges)[1]
+        return row if isinstance(columns, slice) and columns == slice(None) else row[columns]
+    if not (isinstance(rows, slice) and rows == slice(None)):
+        raise _refuse(f"The part [{index}]")
+    return DistributedEdgeIndex.of(_plain(edges)[:, columns], edges.numbering, edges.num_dst)
+
+
+def _part_of_sources(sources: SourceIndex, index: Any) -> SourceIndex:
+    """The sources of some edges, as those of a graph in which each edge has a destination of its own."""
+    return _sources(_plain(sources)[index], sources.numbering)
+
+
+def _sources(numbers: Tensor, numbering: Numbering) -> SourceIndex:
+    ends = torch.stack([numbers, torch.arange(len(numbers), device=numbers.device)])
+    return SourceIndex.of(DistributedEdgeIndex.of(ends, numbering, len(numbers)))
+
+
+@_handles(Tensor.unbind, torch.unbind)
+def _unbind(edges: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    if not isinstance(edges, DistributedEdgeIndex) or dim != 0:
+        raise _refuse(f"unbind along {dim}")
+    return SourceIndex.of(edges), _plain(edges)[1]
+
+
+@_handles(Tensor.__iter__)
+def _iter(edges: Tensor) -> Any:
+    return iter(_unbind(edges))
+
+
+@_handles(Tensor.index_select, torch.index_select)
+def _select(value: Tensor, dim: int, index: Tensor) -> Any:
+    if isinstance(value, DistributedEdgeIndex):
+        return _part_of_edges(value, (slice(None), index) if dim in (1, -1) else (index, slice(None)))
+    if isinstance(value, SourceIndex):
+        return _part_of_sources(value, index)
+    if not isinstance(index, SourceIndex) or index.along is not None:
+        raise _refuse("Selecting with this part")
+    return index.edges.at_edges(value.movedim(dim, 0)).movedim(0, dim)
+
+
+@_handles(Tensor.__setitem__)
+def _setitem(value: Tensor, index: Any, new: Any) -> None:
+    """Right where the sources are this worker's own, as those of self-loops are."""
+    sources = _plain(index)
+    if isinstance(value, _Ids) or not isinstance(index, SourceIndex) or bool((sources >= len(value)).any()):
+        raise _refuse("Setting values at sources")
+    value[sources] = new
+
+
+@_handles(torch.cat, torch.concat, torch.concatenate)
+def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
+    ours = [value for value in values if isinstance(value, _Ids)]
+    numbering = ours[0].numbering
+    plain = [_plain(value) for value in values]
+    if any(value.numbering is not numbering for value in ours):
+        raise _refuse("cat with edges of another type")
+    if isinstance(ours[0], DistributedEdgeIndex) and dim in (1, -1):
+        return DistributedEdgeIndex.of(torch.cat(plain, 1), numbering, ours[0].num_dst)
+    if isinstance(ours[0], SourceIndex):
+        return _sources(torch.cat(plain), numbering)
+    raise _refuse(f"cat along {dim}")
+
+
+@_handles(torch.stack)
+def _stack(values: Sequence[Tensor], dim: int = 0) -> Any:
+    first = values[0]
+    if len(values) != 2 or dim != 0 or not isinstance(first, SourceIndex) or isinstance(values[1], _Ids):
+        raise _refuse("This stack")
+    ends = torch.stack([_plain(first), values[1]])
+    return DistributedEdgeIndex.of(ends, first.numbering, first.numbering.relation.num_dst)
+
+
+@_handles(Tensor.max, torch.max)
+def _greatest(value: _Ids) -> Tensor:
+    """One less than the number of nodes: that is what it is asked for."""
+    relation = value.numbering.relation
+    both = max(relation.num_src, relation.num_dst) if isinstance(value, DistributedEdgeIndex) else relation.num_src
+    return torch.tensor(both - 1)
+
+
+@_handles(Tensor.view, Tensor.reshape, Tensor.expand_as, Tensor.expand)
+def _expand(index: Tensor, *shape: Any) -> Any:
+    """What `scatter` does to its index: one dimension counts edges, the others are repeated."""
+    sizes = shape[0].shape if isinstance(shape[0], Tensor) else shape[0] if len(shape) == 1 else shape
+    if not isinstance(index, SourceIndex):
+        raise _refuse("view")
+    along = index.along
+    if along is None:
+        found = [dim for dim, size in enumerate(sizes) if size == -1 or len(sizes) == 1]
+        along = found[0] if len(found) == 1 else len(sizes)
+    if along == len(sizes) or sizes[along] not in (-1, len(index)):
+        raise _refuse(f"A view of shape {tuple(sizes)}")
+    same = SourceIndex.of(index.edges)
+    same.along = None if len(sizes) == 1 else along
+    return same
+
+
+@_handles(Tensor.scatter_add_, Tensor.scatter_add, torch.scatter_add)
+def _scatter_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
+    if not isinstance(index, SourceIndex) or (dim % out.dim()) != (index.along or 0):
+        raise _refuse("scatter_add_")
+    return out + index.edges.at_sources(values.movedim(dim, 0)).movedim(0, dim)
+
+
+@_handles(Tensor.index_add_, Tensor.index_add, torch.index_add)
+def _index_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
+    return _scatter_add(out, dim, _expand(index, (-1, *[1] * (values.dim() - 1))), values)

@@ -1,0 +1,166 @@
+"""`MessagePassing.propagate` on a distributed edge index: tile by tile where a message needs its own edge only.
+
+[Note: messages of PyTorch Geometric]
+A layer's `message` is run on one tile of edges at a time, and again in the backward, where nothing that it is given
+spans edges, and `aggregate` is one of sum, mean, max, min and mul. Otherwise `propagate` runs as it is written: the
+values of all edges' sources are fetched once ([Note: numbers of nodes]), and memory holds what it makes for each edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing, aggr
+
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from sar.core.eager import uncompiled
+from sar.core.graph.frames import Frame
+from sar.core.passing.batches import EdgeBatch
+from sar.core.passing.python_messages import run_python
+from sar.core.passing.recording import EdgeFields, PythonMessages
+
+REDUCERS: dict[type, str] = {
+    aggr.SumAggregation: "sum",
+    aggr.MeanAggregation: "mean",
+    aggr.MaxAggregation: "amax",
+    aggr.MinAggregation: "amin",
+    aggr.MulAggregation: "prod",
+}
+
+OVER_EDGES = ("index", "ptr", "edge_index", "edge_index_i", "edge_index_j", "adj_t")
+"""Arguments by which a message could look at other edges than its own."""
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """What a message is given.
+
+    src, dst, edge: values with a row for each node or edge, by parameter.
+    others: all else, by parameter.
+    node_dim: the dimension that counts nodes in what `propagate` is given; first in `src` and `dst`.
+    """
+
+    src: dict[str, Tensor]
+    dst: dict[str, Tensor]
+    edge: dict[str, Tensor]
+    others: dict[str, Any]
+    node_dim: int
+
+    def of(self, edges: EdgeBatch) -> dict[str, Any]:
+        """The arguments on some edges."""
+        rows = {name: edges.src[name].movedim(0, self.node_dim) for name in self.src}
+        rows.update((name, edges.dst[name].movedim(0, self.node_dim)) for name in self.dst)
+        rows.update((name, edges.data[name]) for name in self.edge)
+        return {**rows, **self.others}
+
+
+def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mapping[str, Any]) -> _Arguments | None:
+    """What `message` is given of what `propagate` was; None where it may span edges or has its rows elsewhere."""
+    found = _Arguments({}, {}, {}, {}, conv.node_dim)
+    num_edges = edges.size(1)
+    for name in conv.inspector.get_param_names("message"):
+        if name in conv.special_args:
+            return None
+        side = {"_j": 0, "_i": 1}.get(name[-2:])
+        if side is None:
+            value = kwargs.get(name)
+            is_edge = isinstance(value, Tensor) and value.dim() > 0 and len(value) == num_edges
+            if name in kwargs:
+                (found.edge if is_edge else found.others)[name] = value
+            continue
+        value = kwargs.get(name[:-2])
+        if isinstance(value, tuple | list):
+            value = value[side]
+        if not isinstance(value, Tensor):
+            found.others[name] = value
+        else:
+            (found.dst if side else found.src)[name] = value.movedim(conv.node_dim, 0)
+    return found
+
+
+def _can_tile(conv: MessagePassing, size: Any) -> bool:
+    hooks = (
+        conv._propagate_forward_pre_hooks,
+        conv._propagate_forward_hooks,
+        conv._message_forward_pre_hooks,
+        conv._message_forward_hooks,
+        conv._aggregate_forward_pre_hooks,
+        conv._aggregate_forward_hooks,
+    )
+    updates = conv.inspector.get_param_names("update")
+    return (
+        conv.flow == "source_to_target"
+        and type(conv.aggr_module) in REDUCERS
+        and type(conv).aggregate is MessagePassing.aggregate
+        and not conv.explain
+        and not any(hooks)
+        and not any(name in conv.special_args or name[-2:] in ("_i", "_j") for name in updates)
+    )
+
+
+@uncompiled
+def _by_tiles(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arguments) -> Tensor:
+    """The combined messages at this worker's destinations, (N_dst, ...)."""
+    graph, _ = edges.passes
+    passing = graph.passing()
+
+    def message(batch: EdgeBatch) -> dict[str, Tensor]:
+        return {"message": conv.message(**arguments.of(batch)).movedim(conv.node_dim, 0)}
+
+    fields = EdgeFields(
+        Frame(passing.src.rows, graph.device, "sources", arguments.src),
+        Frame(passing.dst.rows, graph.device, "destinations", arguments.dst),
+        Frame(passing.edge.rows, graph.device, "edges", {k: edges.in_graph_order(v) for k, v in arguments.edge.items()}),
+    )
+    messages = PythonMessages(message, passing._find_edges)
+    reducer = REDUCERS[type(conv.aggr_module)]
+    with graph._structure.group.guard():
+        combined = run_python(passing.context, messages, fields, reducer, "message")["message"]
+    return combined.movedim(0, conv.node_dim)
+
+
+def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(original)
+    def propagate(conv: MessagePassing, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        if isinstance(edge_index, DistributedEdgeIndex) and _can_tile(conv, size):
+            arguments = _arguments(conv, edge_index, kwargs)
+            if arguments is not None:
+                combined = _by_tiles(conv, edge_index, arguments)
+                names = conv.inspector.get_param_names("update")
+                return conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
+        return original(conv, edge_index, size=size, **kwargs)
+
+    propagate.tiled = True
+    return propagate
+
+
+def install() -> None:
+    """Let layers of PyTorch Geometric, those made already too, go tile by tile along a distributed edge index."""
+    set_templates = MessagePassing._set_jittable_templates
+    if getattr(set_templates, "tiled", False):
+        return
+
+    @wraps(set_templates)
+    def then_wrap(conv: MessagePassing, *args: Any, **kwargs: Any) -> None:
+        set_templates(conv, *args, **kwargs)  # gives the class a `propagate` of its own
+        _wrap(type(conv))
+
+    then_wrap.tiled = True
+    MessagePassing._set_jittable_templates = then_wrap
+    waiting = [MessagePassing]
+    while waiting:
+        kind = waiting.pop()
+        _wrap(kind)
+        waiting += kind.__subclasses__()
+
+
+def _wrap(kind: type) -> None:
+    for name in ("propagate", "_orig_propagate", "_jinja_propagate"):
+        function = vars(kind).get(name)
+        if function is not None and not getattr(function, "tiled", False):
+            setattr(kind, name, _propagate(function))
