@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar.comm.group import Group
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
 from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.reversed_graph import reversed_graph
 from sar.core.passing.reverse import sum_at_sources
 from sar.core.relation import Relation
 from sar.errors import GraphError
@@ -73,6 +75,25 @@ class Numbering:
         self.part = graph._structure.part
         *starts, self.count = accumulate(map(len, self.relation.halos), initial=self.relation.num_src)
         self.starts = [0 if part == self.part else start for part, start in enumerate(starts)]
+        self._said: dict[str, bool] = {}
+
+    @property
+    def group(self) -> Group:
+        return self.graph._structure.group
+
+    def all_say(self, what: str, here: bool) -> bool:
+        """Whether `what` is true on all workers; asked once, and remembered. A collective call."""
+        if what not in self._said:
+            with self.group.guard():
+                self.group.agree(what)
+                said = self.group.all_gather(torch.tensor([here]), what)
+            self._said[what] = all(map(bool, said))
+        return self._said[what]
+
+    @cached_property
+    def reversed(self) -> DistributedEdgeIndex:
+        """The edges the other way around, in an order of their own; made at the first use. A collective call."""
+        return _whole(reversed_graph(self.graph))
 
     def select(self, src: Tensor, dst: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
         """The graph of other edges between the same nodes, and for each of its edges the position given here, (E,).
@@ -176,6 +197,13 @@ class DistributedEdgeIndex(_Ids):
         """The graph of these edges; and of its edges the columns here, (E,), None where the order is the same."""
         src, dst = self.plain
         return self.numbering.select(src, dst, self.num_dst)
+
+    @property
+    def reversed(self) -> DistributedEdgeIndex:
+        """The edges the other way around, in an order of their own; of an edge index with all edges. A collective call."""
+        if self.passes[0] is not self.numbering.graph:
+            raise _refuse("The reverse of a part")
+        return self.numbering.reversed
 
     def in_graph_order(self, values: Tensor) -> Tensor:
         """Values of the columns, (E, ...), as values of the graph's edges."""

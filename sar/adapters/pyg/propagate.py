@@ -8,8 +8,9 @@ values of all edges' sources are fetched once ([Note: numbers of nodes]), and me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, aggr
 
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, Numbering
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
 from sar.core.passing.batches import EdgeBatch
 from sar.core.passing.python_messages import run_python
 from sar.core.passing.recording import EdgeFields, PythonMessages
+from sar.errors import GraphError
 
 REDUCERS: dict[type, str] = {
     aggr.SumAggregation: "sum",
@@ -68,9 +70,12 @@ def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mappin
             return None
         side = {"_j": 0, "_i": 1}.get(name[-2:])
         if side is None:
-            value = kwargs.get(name)
-            is_edge = isinstance(value, Tensor) and value.dim() > 0 and len(value) == num_edges
             if name in kwargs:
+                value = kwargs[name]
+                is_edge = isinstance(value, Tensor) and value.dim() > 0
+                if is_edge:  # a tensor of another kind may have as many rows as this worker has edges
+                    what = f"{type(conv).__name__} has a row of {name}, {tuple(value.shape[1:])}, for each edge"
+                    is_edge = edges.numbering.all_say(what, len(value) == num_edges)
                 (found.edge if is_edge else found.others)[name] = value
             continue
         value = kwargs.get(name[:-2])
@@ -83,7 +88,12 @@ def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mappin
     return found
 
 
-def _can_tile(conv: MessagePassing, size: Any) -> bool:
+def _can_tile(conv: MessagePassing) -> bool:
+    if conv.flow != "source_to_target":
+        raise GraphError(
+            f"{type(conv).__name__} has flow={conv.flow!r}; expected 'source_to_target' on a distributed edge_index, which "
+            "holds the edges into this worker's nodes. Partition the graph with its edges the other way around."
+        )
     hooks = (
         conv._propagate_forward_pre_hooks,
         conv._propagate_forward_hooks,
@@ -94,8 +104,7 @@ def _can_tile(conv: MessagePassing, size: Any) -> bool:
     )
     updates = conv.inspector.get_param_names("update")
     return (
-        conv.flow == "source_to_target"
-        and type(conv.aggr_module) in REDUCERS
+        type(conv.aggr_module) in REDUCERS
         and type(conv).aggregate is MessagePassing.aggregate
         and not conv.explain
         and not any(hooks)
@@ -124,16 +133,46 @@ def _by_tiles(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arg
     return combined.movedim(0, conv.node_dim)
 
 
+_numbering: Numbering | None = None
+"""Of the edge index along which `propagate` runs as it is written."""
+
+
+@contextmanager
+def _whole_neighbourhoods(edges: Any) -> Iterator[None]:
+    global _numbering
+    before, _numbering = _numbering, edges.numbering if isinstance(edges, DistributedEdgeIndex) else None
+    try:
+        yield
+    finally:
+        _numbering = before
+
+
+def _to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def to_dense_batch(self: Any, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As `original`; all nodes are padded to the greatest in-degree on any worker, which LSTMs and such see."""
+        if _numbering is not None and index is not None and kwargs.get("max_num_elements") is None:
+            longest = int(torch.bincount(index).max()) if len(index) else 0
+            with _numbering.group.guard():
+                _numbering.group.agree("the greatest in-degree")
+                everywhere = _numbering.group.all_gather(torch.tensor([longest]), "the greatest in-degree")
+            kwargs["max_num_elements"] = max(int(each) for each in everywhere)
+        return original(self, x, index, *args, **kwargs)
+
+    return to_dense_batch
+
+
 def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def propagate(conv: MessagePassing, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        if isinstance(edge_index, DistributedEdgeIndex) and _can_tile(conv, size):
+        if isinstance(edge_index, DistributedEdgeIndex) and _can_tile(conv):
             arguments = _arguments(conv, edge_index, kwargs)
             if arguments is not None:
                 combined = _by_tiles(conv, edge_index, arguments)
                 names = conv.inspector.get_param_names("update")
                 return conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
-        return original(conv, edge_index, size=size, **kwargs)
+        with _whole_neighbourhoods(edge_index):
+            return original(conv, edge_index, size=size, **kwargs)
 
     propagate.tiled = True
     return propagate
@@ -152,6 +191,7 @@ def install() -> None:
 
     then_wrap.tiled = True
     MessagePassing._set_jittable_templates = then_wrap
+    aggr.Aggregation.to_dense_batch = _to_dense_batch(aggr.Aggregation.to_dense_batch)
     waiting = [MessagePassing]
     while waiting:
         kind = waiting.pop()

@@ -1,0 +1,270 @@
+"""Every convolution of `torch_geometric.nn.conv` with its options, called alike on one machine and on workers.
+
+`LAYERS` maps "Class option ..." to what makes the layer and how it is called with features, an edge index and data.
+`REASONS` says why the others cannot run.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch_geometric.nn import aggr
+
+import sar
+from tests.parity.harness import Data, Results, parameter_gradients, weighted_sum
+
+IN, OUT = 6, 4
+Call = Callable[[nn.Module, Tensor, Tensor, Data], Tensor]
+
+
+class Layer(NamedTuple):
+    """make: builds the layer; call: (layer, x (N, 6), edge index (2, E), data) -> (N, ...)."""
+
+    make: Callable[[], nn.Module]
+    call: Call
+
+
+def plain(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, edges)
+
+
+def weighted(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, edges, data.edges["w"].squeeze(1))
+
+
+def with_edges(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, edges, data.edges["e"])
+
+
+def with_pseudo(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, edges, data.edges["e"][:, :2].sigmoid())
+
+
+def edge_types(data: Data) -> Tensor:
+    return (data.edges["w"].squeeze(1) * 10).long() % 3
+
+
+def with_types(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, edges, edge_types(data))
+
+
+def with_types_and_edges(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, edges, edge_types(data), data.edges["e"])
+
+
+def with_initial(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, data.nodes["y"], edges)
+
+
+def with_initial_and_weight(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, data.nodes["y"], edges, data.edges["w"].squeeze(1))
+
+
+def with_positions(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, data.nodes["y"][:, :3], edges)
+
+
+def with_normals(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, data.nodes["y"][:, :3], data.nodes["y"][:, 3:], edges)
+
+
+def with_pair(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer((x, data.nodes["y"]), edges)
+
+
+def sorted_by_destination(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, edges[:, edges[1].argsort(stable=True)])
+
+
+def twice(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    """The second call takes what the first one has cached."""
+    layer(x, edges)
+    return layer(2 * x, edges)
+
+
+def signed(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    positive = data.edges["e"][:, 0] > 0
+    return layer(x, edges[:, positive], edges[:, ~positive])
+
+
+def of_history(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(torch.stack([x, data.nodes["y"]], 1), edges)
+
+
+def of_node_types(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    kinds = (data.nodes["y"][:, 0] > 0).long()
+    return layer(x, edges, kinds, edge_types(data), data.edges["e"])
+
+
+def of_colours(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer((data.nodes["y"][:, 0] > 0).long(), edges) + 0 * x.sum(1).long()
+
+
+def batched(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    """A static graph with features of two moments, (2, N, 6)."""
+    return layer(torch.stack([x, data.nodes["y"]]), edges).transpose(0, 1)
+
+
+def transposed(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, edges)
+
+
+def with_lambda(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, edges, data.edges["w"].squeeze(1), lambda_max=torch.tensor(1.7, dtype=x.dtype))
+
+
+def linear(count: int = IN, out: int = OUT) -> nn.Module:
+    return nn.Sequential(nn.Linear(count, 8), nn.Tanh(), nn.Linear(8, out))
+
+
+DEGREES = torch.tensor([1, 3, 5, 7, 2, 4])
+
+
+def gine() -> nn.Module:
+    return pyg.GINEConv(linear(), edge_dim=6)
+
+
+LAYERS: dict[str, Layer] = {
+    **{f"SimpleConv {a}": Layer(lambda a=a: pyg.SimpleConv(a), plain) for a in ("sum", "mean", "max", "min", "mul")},
+    **{f"SimpleConv {a}": Layer(lambda a=a: pyg.SimpleConv(a), plain) for a in ("std", "var", "median", "softmax")},
+    "SimpleConv powermean": Layer(lambda: pyg.SimpleConv(aggr.PowerMeanAggregation(p=3.0)), plain),
+    "SimpleConv weighted": Layer(lambda: pyg.SimpleConv("sum", combine_root="cat"), weighted),
+    "SimpleConv self_loop": Layer(lambda: pyg.SimpleConv("mean", combine_root="self_loop"), plain),
+    "SimpleConv batched": Layer(lambda: pyg.SimpleConv("max"), batched),
+    "GCNConv": Layer(lambda: pyg.GCNConv(IN, OUT), plain),
+    "GCNConv weighted": Layer(lambda: pyg.GCNConv(IN, OUT, improved=True), weighted),
+    "GCNConv cached": Layer(lambda: pyg.GCNConv(IN, OUT, cached=True), twice),
+    "GCNConv no loops": Layer(lambda: pyg.GCNConv(IN, OUT, add_self_loops=False), plain),
+    "GCNConv unnormalised": Layer(lambda: pyg.GCNConv(IN, OUT, normalize=False), weighted),
+    "GCNConv batched": Layer(lambda: pyg.GCNConv(IN, OUT), batched),
+    "ChebConv": Layer(lambda: pyg.ChebConv(IN, OUT, 3), plain),
+    "ChebConv rw": Layer(lambda: pyg.ChebConv(IN, OUT, 3, normalization="rw"), with_lambda),
+    "ChebConv None": Layer(lambda: pyg.ChebConv(IN, OUT, 2, normalization=None), with_lambda),
+    "SAGEConv": Layer(lambda: pyg.SAGEConv(IN, OUT), plain),
+    "SAGEConv max": Layer(lambda: pyg.SAGEConv(IN, OUT, aggr="max", project=True, normalize=True), plain),
+    "SAGEConv sum pair": Layer(lambda: pyg.SAGEConv((IN, IN), OUT, aggr="sum"), with_pair),
+    "SAGEConv lstm": Layer(lambda: pyg.SAGEConv(IN, OUT, aggr="lstm"), sorted_by_destination),
+    "SAGEConv several": Layer(lambda: pyg.SAGEConv(IN, OUT, aggr=["mean", "max", "std"]), plain),
+    "GraphConv": Layer(lambda: pyg.GraphConv(IN, OUT), plain),
+    "GraphConv weighted": Layer(lambda: pyg.GraphConv((IN, IN), OUT, aggr="mean"), weighted),
+    "GatedGraphConv": Layer(lambda: pyg.GatedGraphConv(8, 2), weighted),
+    "ResGatedGraphConv": Layer(lambda: pyg.ResGatedGraphConv(IN, OUT), plain),
+    "ResGatedGraphConv edges": Layer(lambda: pyg.ResGatedGraphConv(IN, OUT, edge_dim=6), with_edges),
+    "GATConv": Layer(lambda: pyg.GATConv(IN, OUT, heads=2), plain),
+    "GATConv mean of heads": Layer(lambda: pyg.GATConv(IN, OUT, heads=2, concat=False, residual=True), plain),
+    "GATConv edges": Layer(lambda: pyg.GATConv(IN, OUT, heads=2, edge_dim=6, fill_value="mean"), with_edges),
+    "GATConv edges add": Layer(lambda: pyg.GATConv(IN, OUT, edge_dim=6, fill_value="add"), with_edges),
+    "GATConv pair": Layer(lambda: pyg.GATConv((IN, IN), OUT, heads=2, add_self_loops=False), with_pair),
+    "GATv2Conv": Layer(lambda: pyg.GATv2Conv(IN, OUT, heads=2), plain),
+    "GATv2Conv edges": Layer(lambda: pyg.GATv2Conv(IN, OUT, heads=2, edge_dim=6, share_weights=True), with_edges),
+    "TransformerConv": Layer(lambda: pyg.TransformerConv(IN, OUT, heads=2), plain),
+    "TransformerConv edges": Layer(lambda: pyg.TransformerConv(IN, OUT, 2, False, True, edge_dim=6), with_edges),
+    "AGNNConv": Layer(lambda: pyg.AGNNConv(), plain),
+    "TAGConv": Layer(lambda: pyg.TAGConv(IN, OUT, 2), weighted),
+    "GINConv": Layer(lambda: pyg.GINConv(linear(), train_eps=True), plain),
+    "GINEConv": Layer(gine, with_edges),
+    "ARMAConv": Layer(lambda: pyg.ARMAConv(IN, OUT, 2, 2), weighted),
+    "ARMAConv shared": Layer(lambda: pyg.ARMAConv(IN, OUT, 2, 2, shared_weights=True), plain),
+    "SGConv": Layer(lambda: pyg.SGConv(IN, OUT, 2), weighted),
+    "SGConv cached": Layer(lambda: pyg.SGConv(IN, OUT, 2, cached=True), plain),
+    "SSGConv": Layer(lambda: pyg.SSGConv(IN, OUT, 0.3, 2), weighted),
+    "APPNP": Layer(lambda: pyg.APPNP(3, 0.2), weighted),
+    "MFConv": Layer(lambda: pyg.MFConv(IN, OUT, max_degree=4), plain),
+    "RGCNConv": Layer(lambda: pyg.RGCNConv(IN, OUT, 3), with_types),
+    "RGCNConv bases": Layer(lambda: pyg.RGCNConv(IN, OUT, 3, num_bases=2, aggr="sum"), with_types),
+    "RGCNConv blocks": Layer(lambda: pyg.RGCNConv(IN, OUT, 3, num_blocks=2), with_types),
+    "FastRGCNConv": Layer(lambda: pyg.FastRGCNConv(IN, OUT, 3), with_types),
+    "FastRGCNConv bases": Layer(lambda: pyg.FastRGCNConv(IN, OUT, 3, num_bases=2), with_types),
+    **{
+        f"RGATConv {mode} {mechanism}": Layer(
+            lambda mode=mode, mechanism=mechanism: pyg.RGATConv(
+                IN, OUT, 3, heads=2, num_bases=2, attention_mode=mode, attention_mechanism=mechanism, edge_dim=6
+            ),
+            with_types_and_edges,
+        )
+        for mode, mechanism in [
+            ("additive-self-attention", "within-relation"),
+            ("multiplicative-self-attention", "across-relation"),
+        ]
+    },
+    "SignedConv": Layer(lambda: pyg.SignedConv(IN, OUT, True), signed),
+    "DNAConv": Layer(lambda: pyg.DNAConv(IN, heads=2), of_history),
+    "PointNetConv": Layer(lambda: pyg.PointNetConv(linear(IN + 3), linear(OUT)), with_positions),
+    "GMMConv": Layer(lambda: pyg.GMMConv(IN, OUT, 2, 3), with_pseudo),
+    "GMMConv separate": Layer(lambda: pyg.GMMConv(IN, OUT, 2, 3, separate_gaussians=True), with_pseudo),
+    "SplineConv": Layer(lambda: pyg.SplineConv(IN, OUT, 2, 3), with_pseudo),
+    "NNConv": Layer(lambda: pyg.NNConv(IN, OUT, linear(6, IN * OUT), aggr="mean"), with_edges),
+    "CGConv": Layer(lambda: pyg.CGConv(IN, 6), with_edges),
+    "CGConv batch norm": Layer(lambda: pyg.CGConv(IN, 6, batch_norm=True), with_edges),
+    "EdgeConv": Layer(lambda: pyg.EdgeConv(linear(2 * IN)), plain),
+    "PPFConv": Layer(lambda: pyg.PPFConv(linear(IN + 4), linear(OUT)), with_normals),
+    "FeaStConv": Layer(lambda: pyg.FeaStConv(IN, OUT, heads=2), plain),
+    "PointTransformerConv": Layer(lambda: pyg.PointTransformerConv(IN, OUT, attn_nn=linear(OUT)), with_positions),
+    "LEConv": Layer(lambda: pyg.LEConv(IN, OUT), weighted),
+    "PNAConv": Layer(
+        lambda: pyg.PNAConv(
+            IN, OUT, ["mean", "min", "max", "std"], ["identity", "amplification", "linear"], DEGREES, edge_dim=6
+        ),
+        with_edges,
+    ),
+    "PNAConv towers": Layer(
+        lambda: pyg.PNAConv(IN, OUT, ["sum", "var"], ["attenuation"], DEGREES, towers=2, divide_input=True), plain
+    ),
+    "ClusterGCNConv": Layer(lambda: pyg.ClusterGCNConv(IN, OUT, diag_lambda=0.3), plain),
+    "GENConv softmax": Layer(lambda: pyg.GENConv(IN, OUT, aggr="softmax", learn_t=True, edge_dim=6), with_edges),
+    "GENConv powermean": Layer(lambda: pyg.GENConv(IN, OUT, aggr="powermean", learn_p=True, norm="layer"), plain),
+    "GENConv max": Layer(lambda: pyg.GENConv(IN, OUT, aggr="max", msg_norm=True), plain),
+    "GCN2Conv": Layer(lambda: pyg.GCN2Conv(IN, 0.1, 0.5, 1), with_initial_and_weight),
+    "GCN2Conv not shared": Layer(lambda: pyg.GCN2Conv(IN, 0.1, shared_weights=False), with_initial),
+    "PANConv": Layer(lambda: pyg.PANConv(IN, OUT, 2), lambda layer, x, edges, data: layer(x, edges)[0]),
+    "WLConv": Layer(lambda: pyg.WLConv(), of_colours),
+    "WLConvContinuous": Layer(lambda: pyg.WLConvContinuous(), weighted),
+    "FiLMConv": Layer(lambda: pyg.FiLMConv(IN, OUT, 3), with_types),
+    "SuperGATConv MX eval": Layer(lambda: pyg.SuperGATConv(IN, OUT, heads=2), plain),
+    "SuperGATConv SD eval": Layer(lambda: pyg.SuperGATConv(IN, OUT, heads=2, attention_type="SD"), plain),
+    "FAConv": Layer(lambda: pyg.FAConv(IN), with_initial),
+    "FAConv unnormalised": Layer(lambda: pyg.FAConv(IN, normalize=False), with_initial_and_weight),
+    "EGConv": Layer(lambda: pyg.EGConv(IN, OUT, num_heads=2), plain),
+    "EGConv several": Layer(lambda: pyg.EGConv(IN, OUT, ["mean", "max", "std", "symnorm"], num_heads=2), plain),
+    "PDNConv": Layer(lambda: pyg.PDNConv(IN, OUT, 6, 5), with_edges),
+    "GeneralConv": Layer(lambda: pyg.GeneralConv(IN, OUT, 6), with_edges),
+    "GeneralConv attention": Layer(
+        lambda: pyg.GeneralConv(IN, OUT, 6, attention=True, heads=2, attention_type="dot_product"), with_edges
+    ),
+    "HEATConv": Layer(lambda: pyg.HEATConv(IN, OUT, 2, 3, 5, 6, 7, heads=2), of_node_types),
+    "LGConv": Layer(lambda: pyg.LGConv(), weighted),
+    "PointGNNConv": Layer(lambda: pyg.PointGNNConv(linear(IN, 3), linear(3 + IN), linear(OUT, IN)), with_positions),
+    "GPSConv": Layer(lambda: pyg.GPSConv(IN, pyg.GCNConv(IN, IN), heads=2), plain),
+    "AntiSymmetricConv": Layer(lambda: pyg.AntiSymmetricConv(IN, num_iters=2), plain),
+    "DirGNNConv": Layer(lambda: pyg.DirGNNConv(pyg.GCNConv(IN, OUT)), plain),
+    "MixHopConv": Layer(lambda: pyg.MixHopConv(IN, OUT), weighted),
+    "HypergraphConv": Layer(lambda: pyg.HypergraphConv(IN, OUT), plain),
+    "MeshCNNConv": Layer(lambda: pyg.MeshCNNConv(IN, OUT), plain),
+    "DynamicEdgeConv": Layer(lambda: pyg.DynamicEdgeConv(linear(2 * IN), 3), lambda layer, x, edges, data: layer(x)),
+    "XConv": Layer(lambda: pyg.XConv(IN, OUT, 3, 3), with_positions),
+    "GravNetConv": Layer(lambda: pyg.GravNetConv(IN, OUT, 3, 3, 3), lambda layer, x, edges, data: layer(x)),
+}
+
+
+def edges_of(graph: Any) -> Tensor:
+    """The edge index of a graph, distributed or on one machine."""
+    return sar.pyg.edge_index(graph) if dist.is_initialized() else torch.stack(graph.edges())
+
+
+def layer_results(graph: Any, data: Data, name: str) -> Results:
+    """The layer's output and the gradients of its input and parameters."""
+    torch.manual_seed(3)
+    layer = LAYERS[name].make().double()
+    if name.endswith("eval"):
+        layer.eval()
+    if dist.is_initialized():
+        sar.convert_batchnorm(layer)
+    x = data.leaf("x")
+    out = LAYERS[name].call(layer, x, edges_of(graph), data)
+    if not out.is_floating_point():
+        return {"node out": out}
+    weighted_sum(out, data.nodes["cotangent"].repeat(1, 6)).backward()
+    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
