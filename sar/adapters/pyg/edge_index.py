@@ -239,6 +239,34 @@ class DistributedEdgeIndex(_Ids):
         return sum_at_sources(self.passes[0], self.in_graph_order(values).contiguous())
 
 
+class JoinedEdgeIndex(DistributedEdgeIndex):
+    """The edges of several types behind one another, each between nodes of its own, which are counted on.
+
+    Attributes:
+        parts: the edges of each type, and the number of sources of the types before it.
+    """
+
+    parts: list[tuple[DistributedEdgeIndex, int]]
+
+    @classmethod
+    def join(cls, parts: list[tuple[DistributedEdgeIndex, int, int]]) -> JoinedEdgeIndex:
+        """The edges of each type, with what to add to its sources and destinations."""
+        ends = [edges.plain + torch.tensor([[src], [dst]], device=edges.plain.device) for edges, src, dst in parts]
+        joined: JoinedEdgeIndex = cls.over(torch.cat(ends, 1), parts[0][0].numbering)
+        joined.parts = [(edges, src) for edges, src, _ in parts]
+        return joined
+
+    @property
+    def passes(self) -> tuple[GraphShardManager, Tensor | None]:  # type: ignore[override]
+        raise _refuse("Passing messages along several types")
+
+    def at_edges(self, values: Tensor) -> Tensor:
+        """The row of each column's source, of the rows of all types' sources behind one another."""
+        counts = [edges.numbering.relation.num_src for edges, _ in self.parts]
+        rows = [values[start : start + count] for (_, start), count in zip(self.parts, counts, strict=True)]
+        return torch.cat([edges.at_edges(some) for (edges, _), some in zip(self.parts, rows, strict=True)])
+
+
 # -- operations
 
 _HANDLERS: dict[Any, Handler] = {}

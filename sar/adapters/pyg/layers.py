@@ -6,10 +6,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import conv
+from torch_geometric.nn.conv import han_conv, hgt_conv
 
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex
+from sar.adapters.pyg.norms import global_mean
 from sar.errors import GraphError
 
 REFUSED: dict[str, str] = {
@@ -46,8 +49,49 @@ def _both_ways(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return forward
 
 
+def _joined(original: Callable[..., Any]) -> Callable[..., Any]:
+    """HGTConv's one edge index for all edge types."""
+
+    @wraps(original)
+    def construct(edges: Any, src: Any, dst: Any, edge_attr_dict: Any = None, num_nodes: int | None = None) -> Any:
+        if not any(isinstance(value, DistributedEdgeIndex) for value in edges.values()):
+            return original(edges, src, dst, edge_attr_dict, num_nodes)
+        joined = JoinedEdgeIndex.join([(edges[etype], start, dst[etype[2]]) for etype, start in src.items()])
+        values = [edge_attr_dict["__".join(etype)].expand(edges[etype].size(1), -1) for etype in src]
+        return joined, torch.cat(values)
+
+    return construct
+
+
+def _over_all_nodes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """HANConv's weights of meta-paths, which depend on the mean over all nodes of a type."""
+
+    @wraps(original)
+    def forward(self: Any, x_dict: Any, edge_index_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(value, DistributedEdgeIndex) for value in edge_index_dict.values()):
+            return original(self, x_dict, edge_index_dict, *args, **kwargs)
+        before, han_conv.group = han_conv.group, _weigh_paths
+        try:
+            return original(self, x_dict, edge_index_dict, *args, **kwargs)
+        finally:
+            han_conv.group = before
+
+    return forward
+
+
+def _weigh_paths(paths: list[Tensor], query: Tensor, key: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
+    """The mean of the paths' results, (N_i, F) each, by the softmax of how their keys agree with the query."""
+    if not paths:
+        return None, None
+    scores = [(query * global_mean(torch.tanh(key(path)))).sum(-1) for path in paths]
+    weights = torch.cat(scores).softmax(0)
+    return sum(weight * path for weight, path in zip(weights, paths, strict=True)), weights
+
+
 def install() -> None:
     """Replace the forwards."""
+    hgt_conv.construct_bipartite_edge_index = _joined(hgt_conv.construct_bipartite_edge_index)
+    conv.HANConv.forward = _over_all_nodes(conv.HANConv.forward)
     for name in REFUSED:
         kind = getattr(conv, name)
         kind.forward = _refusing(name, kind.forward)
