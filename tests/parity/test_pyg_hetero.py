@@ -131,7 +131,7 @@ def norm_results(graph, data, name, training):
     layer.train(training)
     out = layer(x)
     weighted_sum(out, data.nodes["cotangent"]).backward()
-    state = {f"same state {key}": value for key, value in layer.state_dict().items()}
+    state = {f"same state {key}": value.double() for key, value in layer.state_dict().items()}
     return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer), **state}
 
 
