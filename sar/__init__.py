@@ -76,7 +76,7 @@ else:
     def __getattr__(name: str) -> Any:
         """Names that load what training has no use for (the compiler of partitioning, DGL), when they are used."""
         if name == "pyg":
-            return import_module("sar.adapters.pyg")
+            return import_module("sar.pyg")
         if name == "RelGraphConv":
             return require_dgl().nn.RelGraphConv
         if name in ("load_checkpoint", "save_checkpoint"):

@@ -138,9 +138,31 @@ class BatchSampler:
             edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
             blocks.append(make_block(layer.nodes, layer.num_dst, edges))
         attach_features(blocks, batch.features.inputs, batch.features.outputs)
+        self._count(batch)
+        return blocks if self.output_device is None else [block.to(self.output_device) for block in blocks]
+
+    def to_data(self, batch: Batch) -> Any:
+        """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
+        from sar.adapters.pyg.batches import LayerEdges, make_batch
+
+        edges = [
+            {e.etype: LayerEdges(e.src, torch.arange(len(e.indptr) - 1).repeat_interleave(e.indptr.diff()), e.features)
+             for e in layer.edges}
+            for layer in batch.layers
+        ]
+        data = make_batch(
+            batch.layers[0].nodes,
+            [layer.num_dst for layer in batch.layers],
+            edges,
+            batch.features.inputs,
+            batch.features.outputs,
+        )
+        self._count(batch)
+        return data if self.output_device is None else data.to(self.output_device)
+
+    def _count(self, batch: Batch) -> None:
         self._hits += batch.features.hits
         self._misses += batch.features.misses
-        return blocks if self.output_device is None else [block.to(self.output_device) for block in blocks]
 
     def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, SamplingMethod]:
         """What to sample from, and how; by all workers together."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,6 +17,10 @@ from sar.sampling.batch_sampler import BatchSampler, SeedIds
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.optimized_batches import OptimizedBatches
 from sar.sampling.seed_batches import SeedBatches
+
+
+def _draws_neighbors(sampler: BatchSampler | EdgePredictionSampler) -> TypeGuard[BatchSampler]:
+    return isinstance(sampler, BatchSampler) and sampler.seeds_are_nodes
 
 
 class DataLoader:
@@ -44,6 +48,9 @@ class DataLoader:
         seed: of shuffling and sampling; default: drawn from torch's random state.
         foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns, or edges into them.
         prefetch_factor: batches that each background process keeps ready.
+        format: "dgl" for lists of blocks; "pyg" for a `Data` or `HeteroData` of PyTorch Geometric with `n_id`, `e_id`
+            and `batch_size`, as `torch_geometric.loader.NeighborLoader` makes it, from seeds that are nodes. Default
+            "dgl".
 
     Raises:
         GraphError, FieldError, ConfigError, CommunicationError: as `SeedBatches` and `DistNeighborSampler.sample`.
@@ -64,6 +71,7 @@ class DataLoader:
         seed: int | None = None,
         foreign_seeds: bool = False,
         prefetch_factor: int = 2,
+        format: Literal["dgl", "pyg"] = "dgl",
     ) -> None:
         self._graph = full_graph_manager
         self._sampler = graph_sampler
@@ -77,6 +85,12 @@ class DataLoader:
             for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", prefetch_factor, 1)):
                 if value < least:
                     raise ConfigError(f"{name} is {value}; expected at least {least}.")
+            if format not in ("dgl", "pyg") or (format == "pyg" and not _draws_neighbors(graph_sampler)):
+                raise ConfigError(
+                    f"format is {format!r} with a {type(graph_sampler).__name__}; expected 'dgl', or 'pyg' with a sampler "
+                    "of neighbors of seed nodes, such as DistNeighborSampler."
+                )
+            self._make = graph_sampler.to_graphs if format == "dgl" else graph_sampler.to_data
             optimized, self._edges = None, None
             if isinstance(graph_sampler, EdgePredictionSampler):
                 self._edges = graph_sampler.find_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
@@ -140,7 +154,7 @@ class DataLoader:
             for number, batch in enumerate(sampled, first + 1):
                 if started == self._started:
                     self._epoch, self._batch = epoch, number
-                yield self._sampler.to_graphs(batch)
+                yield self._make(batch)
         finally:
             if started == self._started:
                 self._epoch, self._batch = epoch + 1, 0

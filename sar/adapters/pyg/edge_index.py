@@ -34,20 +34,7 @@ from sar.kernels.id_slices import count_ids
 Handler = Callable[..., Any]
 
 
-def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[tuple[str, str, str], DistributedEdgeIndex]:
-    """The edges into this worker's nodes, for layers of PyTorch Geometric.
-
-    Args:
-        graph: from `construct_full_graph` (in any mode) or `construct_mfgs`.
-
-    Returns:
-        (2, E_i) int64, in the order of `graph.edata`; of a graph with several edge types, a dictionary of one for each.
-    """
-    found = {etype: _whole(graph[etype]) for etype in graph.canonical_etypes}
-    return next(iter(found.values())) if len(found) == 1 else found
-
-
-def _whole(graph: GraphShardManager) -> DistributedEdgeIndex:
+def edges_of(graph: GraphShardManager) -> DistributedEdgeIndex:
     """The edge index of all edges of a graph with one edge type."""
     numbering = Numbering(graph)
     blocks, starts = numbering.relation.blocks, numbering.starts
@@ -93,7 +80,7 @@ class Numbering:
     @cached_property
     def reversed(self) -> DistributedEdgeIndex:
         """The edges the other way around, in an order of their own; made at the first use. A collective call."""
-        return _whole(reversed_graph(self.graph))
+        return edges_of(reversed_graph(self.graph))
 
     def select(self, src: Tensor, dst: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
         """The graph of other edges between the same nodes, and for each of its edges the position given here, (E,).

@@ -1,0 +1,84 @@
+"""Mini-batches as PyTorch Geometric's `NeighborLoader` makes them.
+
+[Note: batches of one edge index]
+A sampled layer draws edges into all nodes found so far. `NeighborLoader` draws at each node once, when it is found. So
+of each layer the edges into nodes that the layers before (nearer to the seeds) had found are left out, and so are nodes
+that no other edge reaches. The layers number their nodes alike, in the order in which they are found, seeds first.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from sar.adapters.pyg.graph import set_fields
+from sar.common_tuples import EID, CanonicalEtype
+
+Fields = Mapping[str, Mapping[str, Tensor]]
+
+
+class LayerEdges(NamedTuple):
+    """Edges of one layer and type: positions of both ends, (E,) int64, and fields, (E, ...) each."""
+
+    src: Tensor
+    dst: Tensor
+    fields: Mapping[str, Tensor]
+
+
+def make_batch(
+    nodes: Mapping[str, Tensor],
+    num_dst: Sequence[Mapping[str, int]],
+    edges: Sequence[Mapping[CanonicalEtype, LayerEdges]],
+    inputs: Fields,
+    outputs: Fields,
+) -> Data | HeteroData:
+    """A batch with `n_id`, `e_id` and `batch_size`; see [Note: batches of one edge index].
+
+    Args:
+        nodes: global IDs of the input layer's sources of every type, (N,) int64, in the order in which they were found.
+        num_dst: destinations of every type of each layer, input layer first.
+        edges: of each layer, by type.
+        inputs: features of `nodes`, by type and name.
+        outputs: features of the seeds, by type and name; `NeighborLoader` has rows for the first `batch_size` nodes too.
+    """
+    found = {etype: _once(etype, num_dst, edges) for etype in edges[0]}
+    seeds = num_dst[-1]
+    reached = {ntype: torch.arange(len(ids)) < seeds[ntype] for ntype, ids in nodes.items()}
+    for (source, _, target), (src, dst, _) in found.items():
+        reached[source][src] = True
+        reached[target][dst] = True
+    number = {ntype: mask.cumsum(0) - 1 for ntype, mask in reached.items()}
+    single = len(nodes) == 1 and len(found) == 1
+    data: Any = Data() if single else HeteroData()
+    for ntype, ids in nodes.items():
+        store, mask = data if single else data[ntype], reached[ntype]
+        store.n_id = ids[mask]
+        store.num_nodes = len(store.n_id)
+        store.batch_size = seeds[ntype]
+        set_fields(store, {name: rows[mask] for name, rows in inputs.get(ntype, {}).items()})
+        set_fields(store, outputs.get(ntype, {}))
+    for etype, (src, dst, fields) in found.items():
+        store = data if single else data[etype]
+        store.edge_index = torch.stack([number[etype[0]][src], number[etype[2]][dst]])
+        store.e_id = fields[EID]
+        set_fields(store, {name: rows for name, rows in fields.items() if name != EID})
+    return data
+
+
+def _once(
+    etype: CanonicalEtype,
+    num_dst: Sequence[Mapping[str, int]],
+    edges: Sequence[Mapping[CanonicalEtype, LayerEdges]],
+) -> LayerEdges:
+    """The edges of one type, from the seeds outwards, with each destination's draws of the layer that found it."""
+    kept, found = [], 0
+    for layer in reversed(range(len(edges))):
+        src, dst, fields = edges[layer][etype]
+        new = dst >= found
+        kept.append(LayerEdges(src[new], dst[new], {name: rows[new] for name, rows in fields.items()}))
+        found = num_dst[layer][etype[2]]
+    names = kept[0].fields
+    joined = {name: torch.cat([each.fields[name] for each in kept]) for name in names}
+    return LayerEdges(torch.cat([each.src for each in kept]), torch.cat([each.dst for each in kept]), joined)

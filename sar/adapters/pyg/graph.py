@@ -1,0 +1,64 @@
+"""From distributed graphs to what PyTorch Geometric's layers are called with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from sar.adapters.pyg import layers, propagate
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
+from sar.common_tuples import EID, ETYPE, NID, NTYPE, CanonicalEtype, PartitionData
+from sar.core.graph.graph import GraphShardManager
+
+OWN_NAMES = {"feat": "x", "label": "y"}
+"""What PyTorch Geometric calls DGL's usual fields."""
+
+
+def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[CanonicalEtype, DistributedEdgeIndex]:
+    """The edges into this worker's nodes, which layers of PyTorch Geometric take for their `edge_index`.
+
+    Layers then compute with the whole graph, across workers; see docs/pyg.md. Calls are collective.
+
+    Args:
+        graph: from `construct_full_graph`, in any mode, or `construct_mfgs`.
+
+    Returns:
+        (2, E_i) int64, in the order of `graph.edata`; of a graph with several edge types, a dictionary of one for each.
+    """
+    propagate.install()
+    layers.install()
+    found = {etype: edges_of(graph[etype]) for etype in graph.canonical_etypes}
+    return next(iter(found.values())) if len(found) == 1 else found
+
+
+def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | HeteroData:
+    """This worker's nodes and in-edges with their features, as `sar.pyg.load_partition` returns them."""
+    edges = edge_index(graph)
+    fields = {t: _fields(partition.node_features, f"{t}/") for t in graph.ntypes}
+    if isinstance(edges, DistributedEdgeIndex):
+        data = Data(edge_index=edges, num_nodes=graph.num_nodes())
+        set_fields(data, fields[graph.ntypes[0]])
+        set_fields(data, _fields(graph.edata, ""))
+        return data
+    data = HeteroData()
+    for ntype, values in fields.items():
+        data[ntype].num_nodes = graph.num_nodes(ntype)
+        set_fields(data[ntype], values)
+    for etype, index in edges.items():
+        data[etype].edge_index = index
+        set_fields(data[etype], _fields(graph.edges[etype].data, ""))
+    return data
+
+
+def set_fields(store: Any, fields: Mapping[str, Tensor]) -> None:
+    """Set fields as attributes: `feat` and `label` as `x` and `y`, unless there are fields of these names."""
+    for name, values in fields.items():
+        own = OWN_NAMES.get(name, name)
+        store[name if own in fields else own] = values
+
+
+def _fields(fields: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    hidden = (NID, EID, NTYPE, ETYPE)
+    names = [name for name in fields if name.startswith(prefix) and "/" not in name[len(prefix) :]]
+    return {name[len(prefix) :]: fields[name] for name in names if name[len(prefix) :] not in hidden}
