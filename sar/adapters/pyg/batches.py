@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from sar.adapters.pyg.graph import set_fields
+from sar.adapters.pyg.graph import EDGE_NAMES, set_fields
 from sar.common_tuples import EID, CanonicalEtype
 
 Fields = Mapping[str, Mapping[str, Tensor]]
@@ -63,7 +63,7 @@ def make_batch(
         store = data if single else data[etype]
         store.edge_index = torch.stack([number[etype[0]][src], number[etype[2]][dst]])
         store.e_id = fields[EID]
-        set_fields(store, {name: rows for name, rows in fields.items() if name != EID})
+        set_fields(store, {name: rows for name, rows in fields.items() if name != EID}, EDGE_NAMES)
     return data
 
 

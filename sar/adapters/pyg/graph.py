@@ -8,10 +8,11 @@ from torch_geometric.data import Data, HeteroData
 
 from sar.adapters.pyg import layers, propagate
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
-from sar.common_tuples import EID, ETYPE, NID, NTYPE, CanonicalEtype, PartitionData
+from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
 
-OWN_NAMES = {"feat": "x", "label": "y"}
+NODE_NAMES = {"feat": "x", "label": "y"}
+EDGE_NAMES = {"feat": "edge_attr", "label": "edge_label", ORIG_ID: "edge_orig_id"}
 """What PyTorch Geometric calls DGL's usual fields."""
 
 
@@ -24,22 +25,26 @@ def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[Canonica
         graph: from `construct_full_graph`, in any mode, or `construct_mfgs`.
 
     Returns:
-        (2, E_i) int64, in the order of `graph.edata`; of a graph with several edge types, a dictionary of one for each.
+        (2, E_i) int64, in the order of `graph.edata`; of a heterogeneous graph, a dictionary of one for each edge type.
     """
     propagate.install()
     layers.install()
     found = {etype: edges_of(graph[etype]) for etype in graph.canonical_etypes}
-    return next(iter(found.values())) if len(found) == 1 else found
+    return next(iter(found.values())) if graph.is_homogeneous else found
 
 
 def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | HeteroData:
     """This worker's nodes and in-edges with their features, as `sar.pyg.load_partition` returns them."""
     edges = edge_index(graph)
     fields = {t: _fields(partition.node_features, f"{t}/") for t in graph.ntypes}
+    original, kinds = partition.node_features.get(ORIG_ID), partition.node_features.get(NTYPE)
+    if original is not None:
+        for kind, own in enumerate(fields.values()):
+            own[ORIG_ID] = original if kinds is None else original[kinds == kind]
     if isinstance(edges, DistributedEdgeIndex):
         data = Data(edge_index=edges, num_nodes=graph.num_nodes())
         set_fields(data, fields[graph.ntypes[0]])
-        set_fields(data, _fields(graph.edata, ""))
+        set_fields(data, _fields(graph.edata, ""), EDGE_NAMES)
         return data
     data = HeteroData()
     for ntype, values in fields.items():
@@ -47,14 +52,14 @@ def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | Hete
         set_fields(data[ntype], values)
     for etype, index in edges.items():
         data[etype].edge_index = index
-        set_fields(data[etype], _fields(graph.edges[etype].data, ""))
+        set_fields(data[etype], _fields(graph.edges[etype].data, ""), EDGE_NAMES)
     return data
 
 
-def set_fields(store: Any, fields: Mapping[str, Tensor]) -> None:
-    """Set fields as attributes: `feat` and `label` as `x` and `y`, unless there are fields of these names."""
+def set_fields(store: Any, fields: Mapping[str, Tensor], names: Mapping[str, str] = NODE_NAMES) -> None:
+    """Set fields as attributes, under the names that they have here unless there are fields of these names."""
     for name, values in fields.items():
-        own = OWN_NAMES.get(name, name)
+        own = names.get(name, name)
         store[name if own in fields else own] = values
 
 

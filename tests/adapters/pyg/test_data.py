@@ -1,0 +1,150 @@
+"""PyTorch Geometric's data from partitions and loaders: a graph goes through a directory and back, batches hold its edges."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.utils import k_hop_subgraph
+
+import sar
+from tests.graphs import random_graph
+
+
+def make_data():
+    edges = random_graph(2, 60, 400)
+    generator = torch.Generator().manual_seed(0)
+    return Data(
+        x=torch.randn(60, 5, generator=generator, dtype=torch.float64),
+        y=torch.randint(3, (60,), generator=generator),
+        train_mask=torch.rand(60, generator=generator) < 0.6,
+        edge_index=torch.stack([edges.src, edges.dst]),
+        edge_weight=torch.rand(len(edges.src), generator=generator, dtype=torch.float64),
+    )
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    sar.partition_graph(make_data(), "graph", 2, str(folder), part_method="random")
+    return str(folder)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = GCNConv(5, 8), GCNConv(8, 3)
+
+    def forward(self, data):
+        h = self.first(data.x, data.edge_index, data.edge_weight).relu()
+        return self.last(h, data.edge_index, data.edge_weight)
+
+
+def train(data, num_train):
+    torch.manual_seed(1)
+    model = Net().double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(5):
+        out = model(data)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask], reduction="sum") / num_train
+        optimizer.zero_grad()
+        loss.backward()
+        if sar.comm.is_initialized():
+            sar.gather_grads(model)
+            loss = sar.all_sum(loss.detach())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model(data).detach()
+
+
+def train_on_worker(directory):
+    data = sar.pyg.load_partition(directory)
+    losses, out = train(data, sar.all_sum(int(data.train_mask.sum())))
+    return losses, out, data.orig_id, data.edge_attrs()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_training_from_a_directory(pool, world_size, directory):
+    whole = make_data()
+    losses, out = train(whole, int(whole.train_mask.sum()))
+    for found, rows, ids, attributes in pool.run(train_on_worker, directory):
+        torch.testing.assert_close(found, losses, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(rows, out[ids], rtol=1e-9, atol=1e-9)
+        assert set(attributes) >= {"edge_index", "edge_weight"}
+
+
+def batches_on_worker(directory, fanouts, num_workers):
+    data = sar.pyg.load_partition(directory)
+    graph = data.edge_index.numbering.graph
+    sampler = sar.DistNeighborSampler(
+        fanouts, input_node_features={"feat": data.x}, output_node_features={"label": data.y}
+    )
+    seeds = torch.arange(*graph.node_ranges[sar.rank()])
+    loader = sar.DataLoader(graph, seeds, sampler, batch_size=10, format="pyg", num_workers=num_workers)
+    nodes, edges = (
+        torch.cat(sar.comm.exchange_tensors([ids.long()] * sar.world_size()))
+        for ids in (data.orig_id, torch.stack([graph.edata["_ID"], data.edge_orig_id.long()], 1))
+    )
+    return [(batch.to_dict(), nodes, edges) for batch in loader]
+
+
+@pytest.mark.parametrize("fanouts, num_workers", [([-1, -1], 0), ([-1, -1], 1), ([2, 3], 0)])
+@pytest.mark.parametrize("world_size", [2])
+def test_batches_are_those_of_neighbor_loader(pool, world_size, fanouts, num_workers, directory):
+    whole = make_data()
+    in_degrees = torch.bincount(whole.edge_index[1], minlength=60)
+    seen = []
+    for batches in pool.run(batches_on_worker, directory, fanouts, num_workers):
+        for batch, original, edge_ids in batches:
+            original_edges = torch.empty(len(edge_ids), dtype=torch.int64)
+            original_edges[edge_ids[:, 0]] = edge_ids[:, 1]
+            ids = original[batch["n_id"]]
+            seeds = ids[: batch["batch_size"]]
+            seen.append(seeds)
+            assert torch.equal(batch["x"], whole.x[ids])
+            assert torch.equal(batch["y"], whole.y[seeds])
+            edges = ids[batch["edge_index"]]
+            # NeighborLoader itself needs compiled packages. It draws at the seeds and at their neighbors.
+            expanded = k_hop_subgraph(seeds, 1, whole.edge_index, num_nodes=60)[0]
+            expected = whole.edge_index[:, torch.isin(whole.edge_index[1], expanded)]
+            pairs, all_pairs = (sorted(map(tuple, e.T.tolist())) for e in (edges, expected))
+            assert torch.equal(whole.edge_index[:, original_edges[batch["e_id"]]], edges)
+            if fanouts == [-1, -1]:
+                assert pairs == all_pairs
+                assert sorted(ids.tolist()) == torch.cat([expected[0], expanded]).unique().tolist()
+            else:
+                assert set(pairs) <= set(all_pairs)
+                drawn = torch.bincount(batch["edge_index"][1], minlength=len(ids))
+                # The seeds draw in the last layer's fan-out.
+                assert torch.equal(drawn[: len(seeds)], in_degrees[seeds].clamp(max=3))
+                assert set(torch.unique(batch["edge_index"]).tolist()) | set(range(len(seeds))) == set(range(len(ids)))
+    assert sorted(torch.cat(seen).tolist()) == list(range(60))
+
+
+def hetero_on_worker(directory):
+    data = sar.pyg.load_partition(directory)
+    conv = SAGEConv((4, 3), 2).double()
+    with torch.no_grad():
+        for value in conv.parameters():
+            value.fill_(0.5)
+    out = conv((data["author"].x, data["paper"].x), data["author", "writes", "paper"].edge_index)
+    return out.detach(), data["paper"].orig_id if "orig_id" in data["paper"] else None
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_several_types_from_a_directory(pool, world_size, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    data = HeteroData()
+    data["author"].x = torch.randn(20, 4, generator=generator, dtype=torch.float64)
+    data["paper"].x = torch.randn(30, 3, generator=generator, dtype=torch.float64)
+    ends = [torch.randint(count, (90,), generator=generator) for count in (20, 30)]
+    data["author", "writes", "paper"].edge_index = torch.stack(ends)
+    sar.partition_graph(data, "graph", 2, str(tmp_path), part_method="random")
+    conv = SAGEConv((4, 3), 2).double()
+    with torch.no_grad():
+        for value in conv.parameters():
+            value.fill_(0.5)
+    expected = conv((data["author"].x, data["paper"].x), data["author", "writes", "paper"].edge_index).detach()
+    found = torch.cat([rows for rows, _ in pool.run(hetero_on_worker, str(tmp_path))])
+    torch.testing.assert_close(found.sort(0).values, expected.sort(0).values, rtol=1e-9, atol=1e-9)
