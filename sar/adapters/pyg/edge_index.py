@@ -33,6 +33,9 @@ from sar.kernels.id_slices import count_ids
 
 Handler = Callable[..., Any]
 
+KEPT = 4
+"""As many times the edges of a graph are those of the selections of them that are kept."""
+
 
 def edges_of(graph: GraphShardManager) -> DistributedEdgeIndex:
     """The edge index of all edges of a graph with one edge type."""
@@ -63,6 +66,7 @@ class Numbering:
         *starts, self.count = accumulate(map(len, self.relation.halos), initial=self.relation.num_src)
         self.starts = [0 if part == self.part else start for part, start in enumerate(starts)]
         self._said: dict[str, bool] = {}
+        self._selected: list[tuple[Tensor, int, GraphShardManager, Tensor]] = []
 
     @property
     def group(self) -> Group:
@@ -82,14 +86,26 @@ class Numbering:
         """The edges the other way around, in an order of their own; made at the first use. A collective call."""
         return edges_of(reversed_graph(self.graph))
 
-    def select(self, src: Tensor, dst: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
+    def select(self, ends: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
         """The graph of other edges between the same nodes, and for each of its edges the position given here, (E,).
 
+        Layers make the same edges anew in every call, so the latest graphs are kept, with `KEPT` times the edges.
+
         Args:
-            src: numbers of sources, (E,).
-            dst: rows of destinations, (E,).
+            ends: numbers of sources and rows of destinations, (2, E).
             num_dst: destinations, which need not be nodes.
         """
+        for i, (known, count, graph, order) in enumerate(self._selected):
+            if count == num_dst and torch.equal(known, ends):
+                self._selected.append(self._selected.pop(i))
+                return graph, order
+        graph, order = self._make(*ends, num_dst)
+        self._selected.append((ends, num_dst, graph, order))
+        while len(self._selected) > 1 and sum(len(kept[3]) for kept in self._selected) > KEPT * self.relation.num_edges:
+            del self._selected[0]
+        return graph, order
+
+    def _make(self, src: Tensor, dst: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
         old = self.relation
         bounds = torch.tensor([old.num_src, *accumulate(map(len, old.halos), initial=old.num_src)], device=src.device)
         parts = torch.bucketize(src, bounds[1:], right=True) - 1
@@ -182,8 +198,7 @@ class DistributedEdgeIndex(_Ids):
     @cached_property
     def passes(self) -> tuple[GraphShardManager, Tensor | None]:
         """The graph of these edges; and of its edges the columns here, (E,), None where the order is the same."""
-        src, dst = self.plain
-        return self.numbering.select(src, dst, self.num_dst)
+        return self.numbering.select(self.plain, self.num_dst)
 
     @property
     def reversed(self) -> DistributedEdgeIndex:

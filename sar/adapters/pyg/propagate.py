@@ -18,13 +18,18 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, aggr
 
+from sar.adapters.pyg import attention
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, Numbering
+from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
 from sar.core.passing.batches import EdgeBatch
+from sar.core.passing.builtin import BuiltinMessages, run
+from sar.core.passing.messages import COPY_SOURCE, Message, Operand
 from sar.core.passing.python_messages import run_python
 from sar.core.passing.recording import EdgeFields, PythonMessages
 from sar.errors import GraphError
+from sar.kernels import Op, Target
 
 REDUCERS: dict[type, str] = {
     aggr.SumAggregation: "sum",
@@ -34,9 +39,7 @@ REDUCERS: dict[type, str] = {
     aggr.MulAggregation: "prod",
 }
 
-OVER_EDGES = ("index", "ptr", "edge_index", "edge_index_i", "edge_index_j", "adj_t")
-"""Arguments by which a message could look at other edges than its own."""
-
+WEIGHTED_SOURCE = Message(Op.MUL, Operand(Target.U, "values"), Operand(Target.E, "weights"), "values")
 
 @dataclass(frozen=True)
 class _Arguments:
@@ -126,11 +129,43 @@ def _by_tiles(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arg
         Frame(passing.dst.rows, graph.device, "destinations", arguments.dst),
         Frame(passing.edge.rows, graph.device, "edges", {k: edges.in_graph_order(v) for k, v in arguments.edge.items()}),
     )
-    messages = PythonMessages(message, passing._find_edges)
     reducer = REDUCERS[type(conv.aggr_module)]
     with graph._structure.group.guard():
-        combined = run_python(passing.context, messages, fields, reducer, "message")["message"]
+        if _is_weighted_copy(conv, arguments, reducer):
+            combined = _weighted_sum(passing.context, fields, reducer)
+        else:
+            messages = PythonMessages(message, passing._find_edges)
+            combined = run_python(passing.context, messages, fields, reducer, "message")["message"]
     return combined.movedim(0, conv.node_dim)
+
+
+def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments, reducer: str) -> bool:
+    """Whether messages are the sources' values, times a weight of the edge where there is one: as built-in ones are.
+
+    So are those of all layers of PyTorch Geometric whose `message` has just these arguments.
+    """
+    x = arguments.src.get("x_j")
+    given = {name for name, value in arguments.others.items() if value is not None}
+    return (
+        type(conv).message.__module__.startswith("torch_geometric.nn.")
+        and reducer in ("sum", "mean")
+        and x is not None
+        and x.is_floating_point()
+        and len(arguments.src) == 1
+        and not arguments.dst
+        and not given
+        and set(arguments.edge) <= {"edge_weight", "norm"}
+        and all(weight.dtype == x.dtype and weight.numel() == len(weight) for weight in arguments.edge.values())
+    )
+
+
+def _weighted_sum(context: CallContext, fields: EdgeFields, reducer: str) -> Tensor:
+    (x,) = fields.src.values()
+    if not fields.edge:
+        return run(BuiltinMessages(context, COPY_SOURCE, reducer, x), x)
+    (weight,) = fields.edge.values()
+    weight = weight.reshape(-1, *[1] * (x.dim() - 1))
+    return run(BuiltinMessages(context, WEIGHTED_SOURCE, reducer, x, weight), x, weight)
 
 
 _numbering: Numbering | None = None
@@ -165,6 +200,8 @@ def _to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def propagate(conv: MessagePassing, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        if isinstance(kwargs.get("alpha"), attention.OnePass):
+            return kwargs["alpha"].attend(edge_index, kwargs["x"])
         if isinstance(edge_index, DistributedEdgeIndex) and _can_tile(conv):
             arguments = _arguments(conv, edge_index, kwargs)
             if arguments is not None:
@@ -189,6 +226,7 @@ def install() -> None:
         set_templates(conv, *args, **kwargs)  # gives the class a `propagate` of its own
         _wrap(type(conv))
 
+    attention.install()
     then_wrap.tiled = True
     MessagePassing._set_jittable_templates = then_wrap
     aggr.Aggregation.to_dense_batch = _to_dense_batch(aggr.Aggregation.to_dense_batch)
@@ -200,6 +238,7 @@ def install() -> None:
 
 
 def _wrap(kind: type) -> None:
+    attention.wrap(kind)
     for name in ("propagate", "_orig_propagate", "_jinja_propagate"):
         function = vars(kind).get(name)
         if function is not None and not getattr(function, "tiled", False):
