@@ -1,10 +1,11 @@
 """Every convolution of `torch_geometric.nn.conv` with its options, called alike on one machine and on workers.
 
-`LAYERS` maps "Class option ..." to what makes the layer and how it is called with features, an edge index and data.
-`REASONS` says why the others cannot run.
+    python -m tests.parity.pyg_layers        # runs all of them, and writes the table of docs/pyg_layers.md
 """
 
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,10 @@ from torch import Tensor, nn
 from torch_geometric.nn import aggr
 
 import sar
-from tests.parity.harness import Data, Results, parameter_gradients, weighted_sum
+from tests.graphs import partition_in_memory, random_graph
+from tests.parity.harness import MODES, Data, Results, check, parameter_gradients, random_data, weighted_sum
+from tests.parity.scenarios import scattered
+from tests.workers import REPOSITORY, WorkerPool
 
 IN, OUT = 6, 4
 Call = Callable[[nn.Module, Tensor, Tensor, Data], Tensor]
@@ -99,17 +103,9 @@ def of_node_types(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Ten
     return layer(x, edges, kinds, edge_types(data), data.edges["e"])
 
 
-def of_colours(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
-    return layer((data.nodes["y"][:, 0] > 0).long(), edges) + 0 * x.sum(1).long()
-
-
 def batched(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
     """A static graph with features of two moments, (2, N, 6)."""
     return layer(torch.stack([x, data.nodes["y"]]), edges).transpose(0, 1)
-
-
-def transposed(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
-    return layer(x, edges)
 
 
 def with_lambda(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
@@ -123,9 +119,26 @@ def linear(count: int = IN, out: int = OUT) -> nn.Module:
 DEGREES = torch.tensor([1, 3, 5, 7, 2, 4])
 
 
-def gine() -> nn.Module:
-    return pyg.GINEConv(linear(), edge_dim=6)
+REFUSED: dict[str, Layer] = {
+    "GPSConv": Layer(lambda: pyg.GPSConv(IN, pyg.GCNConv(IN, IN), heads=2), plain),
+    "HypergraphConv": Layer(lambda: pyg.HypergraphConv(IN, OUT), plain),
+    "MeshCNNConv": Layer(lambda: pyg.MeshCNNConv(IN, OUT), plain),
+    "WLConv": Layer(pyg.WLConv, plain),
+}
+"""Layers that raise on a distributed edge index; the layer's name leads to the reason in the adapter."""
 
+NEED_OTHERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "PANConv": ("torch-sparse", lambda: pyg.PANConv(IN, OUT, 2)(torch.ones(2, IN), torch.tensor([[0], [1]]))),
+    "SplineConv": ("pyg-lib", lambda: pyg.SplineConv(IN, OUT, 2, 3)),
+    "DynamicEdgeConv": ("pyg-lib", lambda: pyg.DynamicEdgeConv(linear(2 * IN), 3)),
+    "GravNetConv": ("pyg-lib", lambda: pyg.GravNetConv(IN, OUT, 3, 3, 3)),
+    "XConv": ("pyg-lib", lambda: pyg.XConv(IN, OUT, 3, 3)),
+}
+"""Layers of compiled packages, which are not tried: the package, and what fails without it. The last three also look
+for neighbours among all nodes, which no edge index bounds."""
+
+ELSEWHERE = ("HeteroConv", "HGTConv", "HANConv")
+"""Layers of several edge types: test_pyg_hetero.py."""
 
 LAYERS: dict[str, Layer] = {
     **{f"SimpleConv {a}": Layer(lambda a=a: pyg.SimpleConv(a), plain) for a in ("sum", "mean", "max", "min", "mul")},
@@ -165,7 +178,7 @@ LAYERS: dict[str, Layer] = {
     "AGNNConv": Layer(lambda: pyg.AGNNConv(), plain),
     "TAGConv": Layer(lambda: pyg.TAGConv(IN, OUT, 2), weighted),
     "GINConv": Layer(lambda: pyg.GINConv(linear(), train_eps=True), plain),
-    "GINEConv": Layer(gine, with_edges),
+    "GINEConv": Layer(lambda: pyg.GINEConv(linear(), edge_dim=6), with_edges),
     "ARMAConv": Layer(lambda: pyg.ARMAConv(IN, OUT, 2, 2), weighted),
     "ARMAConv shared": Layer(lambda: pyg.ARMAConv(IN, OUT, 2, 2, shared_weights=True), plain),
     "SGConv": Layer(lambda: pyg.SGConv(IN, OUT, 2), weighted),
@@ -195,7 +208,6 @@ LAYERS: dict[str, Layer] = {
     "PointNetConv": Layer(lambda: pyg.PointNetConv(linear(IN + 3), linear(OUT)), with_positions),
     "GMMConv": Layer(lambda: pyg.GMMConv(IN, OUT, 2, 3), with_pseudo),
     "GMMConv separate": Layer(lambda: pyg.GMMConv(IN, OUT, 2, 3, separate_gaussians=True), with_pseudo),
-    "SplineConv": Layer(lambda: pyg.SplineConv(IN, OUT, 2, 3), with_pseudo),
     "NNConv": Layer(lambda: pyg.NNConv(IN, OUT, linear(6, IN * OUT), aggr="mean"), with_edges),
     "CGConv": Layer(lambda: pyg.CGConv(IN, 6), with_edges),
     "CGConv batch norm": Layer(lambda: pyg.CGConv(IN, 6, batch_norm=True), with_edges),
@@ -219,8 +231,6 @@ LAYERS: dict[str, Layer] = {
     "GENConv max": Layer(lambda: pyg.GENConv(IN, OUT, aggr="max", msg_norm=True), plain),
     "GCN2Conv": Layer(lambda: pyg.GCN2Conv(IN, 0.1, 0.5, 1), with_initial_and_weight),
     "GCN2Conv not shared": Layer(lambda: pyg.GCN2Conv(IN, 0.1, shared_weights=False), with_initial),
-    "PANConv": Layer(lambda: pyg.PANConv(IN, OUT, 2), lambda layer, x, edges, data: layer(x, edges)[0]),
-    "WLConv": Layer(lambda: pyg.WLConv(), of_colours),
     "WLConvContinuous": Layer(lambda: pyg.WLConvContinuous(), weighted),
     "FiLMConv": Layer(lambda: pyg.FiLMConv(IN, OUT, 3), with_types),
     "SuperGATConv MX eval": Layer(lambda: pyg.SuperGATConv(IN, OUT, heads=2), plain),
@@ -237,15 +247,9 @@ LAYERS: dict[str, Layer] = {
     "HEATConv": Layer(lambda: pyg.HEATConv(IN, OUT, 2, 3, 5, 6, 7, heads=2), of_node_types),
     "LGConv": Layer(lambda: pyg.LGConv(), weighted),
     "PointGNNConv": Layer(lambda: pyg.PointGNNConv(linear(IN, 3), linear(3 + IN), linear(OUT, IN)), with_positions),
-    "GPSConv": Layer(lambda: pyg.GPSConv(IN, pyg.GCNConv(IN, IN), heads=2), plain),
     "AntiSymmetricConv": Layer(lambda: pyg.AntiSymmetricConv(IN, num_iters=2), plain),
     "DirGNNConv": Layer(lambda: pyg.DirGNNConv(pyg.GCNConv(IN, OUT)), plain),
     "MixHopConv": Layer(lambda: pyg.MixHopConv(IN, OUT), weighted),
-    "HypergraphConv": Layer(lambda: pyg.HypergraphConv(IN, OUT), plain),
-    "MeshCNNConv": Layer(lambda: pyg.MeshCNNConv(IN, OUT), plain),
-    "DynamicEdgeConv": Layer(lambda: pyg.DynamicEdgeConv(linear(2 * IN), 3), lambda layer, x, edges, data: layer(x)),
-    "XConv": Layer(lambda: pyg.XConv(IN, OUT, 3, 3), with_positions),
-    "GravNetConv": Layer(lambda: pyg.GravNetConv(IN, OUT, 3, 3, 3), lambda layer, x, edges, data: layer(x)),
 }
 
 
@@ -268,3 +272,50 @@ def layer_results(graph: Any, data: Data, name: str) -> Results:
         return {"node out": out}
     weighted_sum(out, data.nodes["cotangent"].repeat(1, 6)).backward()
     return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+
+
+def random_parts(workers: int) -> Any:
+    """A graph with self-loops, parallel edges and a node without in-edges, cut at random."""
+    return partition_in_memory(random_graph(8, 30, 150, no_in_edges=1), scattered(30, workers), workers)
+
+
+PAGE = REPOSITORY / "docs" / "pyg_layers.md"
+BEGIN, END = "<!-- written by tests/parity/pyg_layers.py -->\n", "<!-- end -->\n"
+
+
+def table(ran: Mapping[str, list[int]]) -> str:
+    """The table, in Markdown, of the modes in which each case ran."""
+    rows, last = [("layer", "options", *(f"mode {mode}" for mode in MODES))], ""
+    for name in LAYERS:
+        layer, _, options = name.partition(" ")
+        cells = ("yes" if mode in ran[name] else "no" for mode in MODES)
+        rows.append((layer if layer != last else "", options, *cells))
+        last = layer
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = [f"| {' | '.join(c.ljust(n) for c, n in zip(row, widths, strict=True))} |\n" for row in rows]
+    lines.insert(1, f"|{'|'.join('-' * (width + 2) for width in widths)}|\n")
+    return "".join(lines)
+
+
+def write_table() -> None:
+    """Run every layer on two and three workers in three modes, and replace the written part of the page."""
+    ran = {name: list(MODES) for name in LAYERS}
+    for workers in (2, 3):
+        pool, parts = WorkerPool(workers), random_parts(workers)
+        data = random_data(parts, torch.float64)
+        for name in LAYERS:
+            for mode in MODES:
+                try:
+                    check(pool, parts, data, [(layer_results, (name,))], (mode,), timeout=200)
+                except AssertionError as error:
+                    print(name, mode, workers, error)
+                    ran[name] = [each for each in ran[name] if each != mode]
+        pool.close()
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch_geometric", "torch", "numba"))
+    made = f"Made with {versions} and Python {platform.python_version()}, on 2 and 3 workers.\n\n"
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}{made}{table(ran)}{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    write_table()

@@ -1,0 +1,109 @@
+"""Every convolution of PyTorch Geometric on workers: outputs and all gradients equal one machine's."""
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+
+from sar.adapters.pyg import layers
+from sar.errors import GraphError
+from tests.matrix import corner
+from tests.parity import pyg_layers
+from tests.parity.harness import check, random_data, run_everywhere
+from tests.parity.pyg_layers import ELSEWHERE, LAYERS, NEED_OTHERS, REFUSED, layer_results, random_parts
+from tests.parity.scenarios import SCENARIOS
+
+NAMES = list(LAYERS)
+GROUPS = [NAMES[first : first + 10] for first in range(0, len(NAMES), 10)]
+"""Groups run in one trip to the workers, which is what takes time."""
+
+TAKES_ANY_GRAPH = [name for name in NAMES if not name.startswith(("PNAConv", "CGConv batch", "GENConv", "DNAConv"))]
+
+
+def run(pool, world_size, names, modes, settings=None):
+    parts = random_parts(world_size)
+    cases = [(layer_results, (name,)) for name in names]
+    check(pool, parts, random_data(parts, torch.float64), cases, modes, settings, timeout=250)
+
+
+@pytest.mark.parametrize("names", GROUPS, ids=lambda names: f"{names[0]} to {names[-1]}")
+@pytest.mark.parametrize("world_size, modes", [(2, (1,)), corner(2, (2, 3)), corner(3, (1, 2, 3))])
+def test_layers(pool, world_size, modes, names):
+    run(pool, world_size, names, modes)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_in_many_tiles(pool, world_size):
+    names = ["SimpleConv max", "SimpleConv mul", "GCNConv weighted", "GATConv", "NNConv", "EdgeConv", "TransformerConv"]
+    run(pool, world_size, names, (1, 2), {"comm_buffer_bytes": 1000, "pipeline_depth": 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["first worker without nodes", "star", "isolated", "no edges", "one node"])
+@pytest.mark.parametrize("world_size", [3])
+def test_odd_graphs(pool, world_size, scenario):
+    parts = SCENARIOS[scenario](world_size)
+    cases = [(layer_results, (name,)) for name in TAKES_ANY_GRAPH]
+    check(pool, parts, random_data(parts, torch.float64), cases, (1,), timeout=250)
+
+
+def ties(graph, data, reducer):
+    """Messages that are equal share a gradient as on one machine: zeros of ReLU, and products with zeros."""
+    x = data.leaf("x")
+    out = pyg.SimpleConv(reducer)((x.relu() * 2).round(), pyg_layers.edges_of(graph)) + x
+    (out * data.nodes["cotangent"][:, : out.shape[1]]).sum().backward()
+    h = data.leaf("y")
+    pyg.SimpleConv(reducer)(h.relu(), pyg_layers.edges_of(graph)).mul(data.nodes["cotangent"][:, :6]).sum().backward()
+    return {"node out": out, "node x.grad": x.grad, "node y.grad": h.grad}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_ties_and_zeros(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(ties, (how,)) for how in ("max", "min", "mul")])
+
+
+def refusal(graph, data, name):
+    with pytest.raises(GraphError, match=layers.REFUSED[name][:20]):
+        REFUSED[name].call(REFUSED[name].make().double(), data.leaf("x"), pyg_layers.edges_of(graph), data)
+    return {}
+
+
+def other_operations(graph, data):
+    """Operations that would need the numbers of all workers' nodes raise."""
+    edges = pyg_layers.edges_of(graph)
+    for operation in (lambda: edges + 1, lambda: edges[0] * 2, lambda: edges.flip(0), lambda: edges[0].sort()):
+        with pytest.raises(GraphError, match="distributed edge_index"):
+            operation()
+    with pytest.raises(GraphError, match="flow='target_to_source'"):
+        pyg.SimpleConv(flow="target_to_source")(data.nodes["x"], edges)
+    with pytest.raises(GraphError, match="expected a row for each of this worker's"):
+        data.nodes["x"][:-1][edges[0]]
+    return {}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_what_is_refused(pool, world_size):
+    parts = random_parts(world_size)
+    cases = [(refusal, (name,)) for name in REFUSED] + [(other_operations, ())]
+    run_everywhere(pool, parts, random_data(parts, torch.float64), cases, (1,))
+
+
+@pytest.mark.parametrize("name", NEED_OTHERS)
+def test_layers_of_compiled_packages(name):
+    """Once such a package is in the tests' environment, these layers belong to the others."""
+    package, make = NEED_OTHERS[name]
+    with pytest.raises(ImportError, match=package):
+        make()
+
+
+def test_every_convolution_is_here():
+    known = {name.split(" ")[0] for name in NAMES} | REFUSED.keys() | NEED_OTHERS.keys() | set(ELSEWHERE)
+    assert set(pyg.conv.__all__) - known == {"MessagePassing", "FusedGATConv"} | {
+        name for name in pyg.conv.__all__ if name.startswith("CuGraph")
+    }
+    assert set(layers.REFUSED) == set(REFUSED)
+
+
+def test_the_table_in_the_docs_is_of_these_layers():
+    everything = {name: [1, 2, 3] for name in LAYERS}
+    assert pyg_layers.table(everything) in pyg_layers.PAGE.read_text(), "see pyg_layers.py for how to write it"
