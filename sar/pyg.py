@@ -21,7 +21,9 @@ __all__ = [
 ]
 
 
-def load_partition(partition_json_file: str | os.PathLike[str], device: torch.device | str = "cpu") -> Data | HeteroData:
+def load_partition(
+    partition_json_file: str | os.PathLike[str], device: torch.device | str = "cpu"
+) -> Data | HeteroData:
     """This worker's part of a partitioned graph, for layers of PyTorch Geometric; called by all workers together.
 
     Args:

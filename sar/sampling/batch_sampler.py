@@ -138,7 +138,7 @@ class BatchSampler:
             edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
             blocks.append(make_block(layer.nodes, layer.num_dst, edges))
         attach_features(blocks, batch.features.inputs, batch.features.outputs)
-        self._count(batch)
+        self._note_hits(batch)
         return blocks if self.output_device is None else [block.to(self.output_device) for block in blocks]
 
     def to_data(self, batch: Batch) -> Any:
@@ -146,8 +146,12 @@ class BatchSampler:
         from sar.adapters.pyg.batches import LayerEdges, make_batch
 
         edges = [
-            {e.etype: LayerEdges(e.src, torch.arange(len(e.indptr) - 1).repeat_interleave(e.indptr.diff()), e.features)
-             for e in layer.edges}
+            {
+                e.etype: LayerEdges(
+                    e.src, torch.arange(len(e.indptr) - 1).repeat_interleave(e.indptr.diff()), e.features
+                )
+                for e in layer.edges
+            }
             for layer in batch.layers
         ]
         data = make_batch(
@@ -157,10 +161,10 @@ class BatchSampler:
             batch.features.inputs,
             batch.features.outputs,
         )
-        self._count(batch)
+        self._note_hits(batch)
         return data if self.output_device is None else data.to(self.output_device)
 
-    def _count(self, batch: Batch) -> None:
+    def _note_hits(self, batch: Batch) -> None:
         self._hits += batch.features.hits
         self._misses += batch.features.misses
 

@@ -1,8 +1,8 @@
 """The loader: batches of a worker's seeds, in step with all other workers."""
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeGuard
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,10 +17,6 @@ from sar.sampling.batch_sampler import BatchSampler, SeedIds
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.optimized_batches import OptimizedBatches
 from sar.sampling.seed_batches import SeedBatches
-
-
-def _draws_neighbors(sampler: BatchSampler | EdgePredictionSampler) -> TypeGuard[BatchSampler]:
-    return isinstance(sampler, BatchSampler) and sampler.seeds_are_nodes
 
 
 class DataLoader:
@@ -85,12 +81,14 @@ class DataLoader:
             for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", prefetch_factor, 1)):
                 if value < least:
                     raise ConfigError(f"{name} is {value}; expected at least {least}.")
-            if format not in ("dgl", "pyg") or (format == "pyg" and not _draws_neighbors(graph_sampler)):
+            self._make: Callable[[Batch], Any] = graph_sampler.to_graphs
+            if format == "pyg" and isinstance(graph_sampler, BatchSampler) and graph_sampler.seeds_are_nodes:
+                self._make = graph_sampler.to_data
+            elif format != "dgl":
                 raise ConfigError(
-                    f"format is {format!r} with a {type(graph_sampler).__name__}; expected 'dgl', or 'pyg' with a sampler "
-                    "of neighbors of seed nodes, such as DistNeighborSampler."
+                    f"format is {format!r} with a {type(graph_sampler).__name__}; expected 'dgl', or 'pyg' with a "
+                    "sampler of neighbors of seed nodes, such as DistNeighborSampler."
                 )
-            self._make = graph_sampler.to_graphs if format == "dgl" else graph_sampler.to_data
             optimized, self._edges = None, None
             if isinstance(graph_sampler, EdgePredictionSampler):
                 self._edges = graph_sampler.find_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)

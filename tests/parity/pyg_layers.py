@@ -1,6 +1,6 @@
 """Every convolution of `torch_geometric.nn.conv` with its options, called alike on one machine and on workers.
 
-    python -m tests.parity.pyg_layers        # runs all of them, and writes the table of docs/pyg_layers.md
+python -m tests.parity.pyg_layers        # runs all of them, and writes the table of docs/pyg_layers.md
 """
 
 import platform
@@ -249,6 +249,9 @@ LAYERS: dict[str, Layer] = {
     "PointGNNConv": Layer(lambda: pyg.PointGNNConv(linear(IN, 3), linear(3 + IN), linear(OUT, IN)), with_positions),
     "AntiSymmetricConv": Layer(lambda: pyg.AntiSymmetricConv(IN, num_iters=2), plain),
     "DirGNNConv": Layer(lambda: pyg.DirGNNConv(pyg.GCNConv(IN, OUT)), plain),
+    "models.GCN": Layer(lambda: pyg.models.GCN(IN, 8, 2, OUT, jk="cat"), plain),
+    "models.GAT": Layer(lambda: pyg.models.GAT(IN, 8, 2, OUT, v2=True, heads=2, norm="layer_norm"), plain),
+    "models.GIN": Layer(lambda: pyg.models.GIN(IN, 8, 2, OUT, norm="batch_norm"), plain),
     "MixHopConv": Layer(lambda: pyg.MixHopConv(IN, OUT), weighted),
 }
 

@@ -1,7 +1,5 @@
 """Layers of PyTorch Geometric over several edge types, and its normalisation and pooling, equal one machine."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -45,7 +43,7 @@ def layers(metadata):
         "HeteroConv": conv_of_each_type,
         "HGTConv": lambda: pyg.HGTConv(WIDTH, 4, metadata, heads=2),
         "HANConv": lambda: pyg.HANConv(WIDTH, 4, metadata, heads=2),
-        "to_hetero": lambda: pyg.to_hetero(TwoLayers(), ([*metadata[0]], [e for e in metadata[1]])),
+        "to_hetero": lambda: pyg.to_hetero(TwoLayers(), ([*metadata[0]], list(metadata[1]))),
     }
 
 

@@ -1,9 +1,9 @@
 """GATConv and GATv2Conv of PyTorch Geometric in one pass over the edges, without tensors of their number.
 
 [Note: attention in one pass]
-These layers compute a weight for each edge (`edge_updater`), and pass it to `propagate`. Where the weights serve nothing
-else, `edge_updater` makes none but a `OnePass`, which `propagate` recognises: the scores are then made and used tile by
-tile. All else that the layers do, they do as they are written.
+These layers compute a weight for each edge (`edge_updater`), and pass it to `propagate`. Where the weights serve
+nothing else, `edge_updater` makes none but a `OnePass`, which `propagate` recognises: the scores are then made and used
+tile by tile. All else that the layers do, they do as they are written.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class OnePass:
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
-    def forward(
-        conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def forward(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         ends = x if isinstance(x, tuple | list) else (x,)
         served = (
             isinstance(edge_index, DistributedEdgeIndex)

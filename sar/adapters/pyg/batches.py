@@ -41,7 +41,7 @@ def make_batch(
         num_dst: destinations of every type of each layer, input layer first.
         edges: of each layer, by type.
         inputs: features of `nodes`, by type and name.
-        outputs: features of the seeds, by type and name; `NeighborLoader` has rows for the first `batch_size` nodes too.
+        outputs: features of the seeds, which are the first `batch_size` nodes, by type and name.
     """
     found = {etype: _once(etype, num_dst, edges) for etype in edges[0]}
     seeds = num_dst[-1]

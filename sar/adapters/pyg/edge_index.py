@@ -99,7 +99,7 @@ class Numbering:
             if count == num_dst and torch.equal(known, ends):
                 self._selected.append(self._selected.pop(i))
                 return graph, order
-        graph, order = self._make(*ends, num_dst)
+        graph, order = self._make(ends[0], ends[1], num_dst)
         self._selected.append((ends, num_dst, graph, order))
         while len(self._selected) > 1 and sum(len(kept[3]) for kept in self._selected) > KEPT * self.relation.num_edges:
             del self._selected[0]
@@ -202,7 +202,7 @@ class DistributedEdgeIndex(_Ids):
 
     @property
     def reversed(self) -> DistributedEdgeIndex:
-        """The edges the other way around, in an order of their own; of an edge index with all edges. A collective call."""
+        """All edges the other way around, in an order of their own. A collective call."""
         if self.passes[0] is not self.numbering.graph:
             raise _refuse("The reverse of a part")
         return self.numbering.reversed
@@ -259,7 +259,7 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
         return joined
 
     @property
-    def passes(self) -> tuple[GraphShardManager, Tensor | None]:  # type: ignore[override]
+    def passes(self) -> tuple[GraphShardManager, Tensor | None]:
         raise _refuse("Passing messages along several types")
 
     def at_edges(self, values: Tensor) -> Tensor:
@@ -333,7 +333,9 @@ def _same(value: Tensor, **_: Any) -> Tensor:
 def _to(value: _Ids, *args: Any, **kwargs: Any) -> Any:
     moved = _plain(value).to(*args, **kwargs)
     if moved.device != value.device:
-        raise GraphError(f"edge_index is on {value.device}, as its graph; call graph.to(device), then sar.pyg.edge_index.")
+        raise GraphError(
+            f"edge_index is on {value.device}, as its graph; call graph.to(device), then sar.pyg.edge_index."
+        )
     return value if moved.dtype == torch.int64 else moved
 
 
@@ -455,7 +457,8 @@ def _expand(index: Tensor, *shape: Any) -> Any:
 def _scatter_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
     if not isinstance(index, SourceIndex) or (dim % out.dim()) != (index.along or 0):
         raise _refuse("scatter_add_")
-    return out + index.edges.at_sources(values.movedim(dim, 0)).movedim(0, dim)
+    total: Tensor = index.edges.at_sources(values.movedim(dim, 0))
+    return out + total.movedim(0, dim)
 
 
 @_handles(Tensor.index_add_, Tensor.index_add, torch.index_add)

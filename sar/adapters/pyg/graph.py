@@ -1,12 +1,13 @@
 """From distributed graphs to what PyTorch Geometric's layers are called with."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from sar.adapters.pyg import layers, propagate
+from sar.adapters.pyg import attention, layers, propagate
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
@@ -27,10 +28,16 @@ def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[Canonica
     Returns:
         (2, E_i) int64, in the order of `graph.edata`; of a heterogeneous graph, a dictionary of one for each edge type.
     """
-    propagate.install()
-    layers.install()
+    _install()
     found = {etype: edges_of(graph[etype]) for etype in graph.canonical_etypes}
     return next(iter(found.values())) if graph.is_homogeneous else found
+
+
+@cache
+def _install() -> None:
+    attention.install()
+    layers.install()
+    propagate.install()
 
 
 def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | HeteroData:

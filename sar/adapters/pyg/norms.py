@@ -34,15 +34,14 @@ def convert_norms(model: nn.Module) -> nn.Module:
     model = convert_batchnorm(model)
     for module in model.modules():
         kind = _ACROSS.get(type(module))
-        if kind is not None:
+        if kind is not None and getattr(module, "mode", "graph") == "graph":  # LayerNorm has others
             module.__class__ = kind
     return model
 
 
 def global_mean(x: Tensor) -> Tensor:
     """The mean over the nodes of all workers, (N_i, ...) to (...)."""
-    total = torch.cat([x.sum(0).reshape(-1), x.new_full((1,), len(x))])
-    total = global_sum(total)
+    total = global_sum(torch.cat([x.sum(0).reshape(-1), x.new_full((1,), len(x))]))
     return (total[:-1] / total[-1].detach()).view(x.shape[1:])
 
 
@@ -54,20 +53,25 @@ class _OneGraph(nn.Module):
             raise GraphError(
                 f"{type(self).__name__} was given batch; expected the nodes of one graph on all workers, without it."
             )
-        return self.normalise(x)
+        out: Tensor = self.normalise(x)
+        return out
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalise(self, x: Tensor) -> Any:
         raise NotImplementedError
 
 
 class GraphNorm(_OneGraph, norm.GraphNorm):  # type: ignore[misc]
-    def normalise(self, x: Tensor) -> Tensor:
+    """`GraphNorm` over the nodes of all workers."""
+
+    def normalise(self: Any, x: Tensor) -> Any:
         out = x - global_mean(x) * self.mean_scale
         return self.weight * out / (global_mean(out.square()) + self.eps).sqrt() + self.bias
 
 
 class PairNorm(_OneGraph, norm.PairNorm):  # type: ignore[misc]
-    def normalise(self, x: Tensor) -> Tensor:
+    """`PairNorm` over the nodes of all workers."""
+
+    def normalise(self: Any, x: Tensor) -> Any:
         x = x - global_mean(x)
         if self.scale_individually:
             return self.scale * x / (self.eps + x.norm(2, -1, keepdim=True))
@@ -75,21 +79,25 @@ class PairNorm(_OneGraph, norm.PairNorm):  # type: ignore[misc]
 
 
 class MeanSubtractionNorm(_OneGraph, norm.MeanSubtractionNorm):  # type: ignore[misc]
-    def normalise(self, x: Tensor) -> Tensor:
+    """`MeanSubtractionNorm` over the nodes of all workers."""
+
+    def normalise(self: Any, x: Tensor) -> Any:
         return x - global_mean(x)
 
 
-class LayerNorm(norm.LayerNorm):  # type: ignore[misc]
-    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        if self.mode != "graph" or batch is not None:
-            return super().forward(x, batch, batch_size)
+class LayerNorm(_OneGraph, norm.LayerNorm):  # type: ignore[misc]
+    """`LayerNorm` with mode "graph" over the nodes of all workers."""
+
+    def normalise(self: Any, x: Tensor) -> Any:
         x = x - global_mean(x).mean()
         out = x / (global_mean(x.square()).mean().sqrt() + self.eps)
         return out if self.weight is None or self.bias is None else out * self.weight + self.bias
 
 
 class InstanceNorm(_OneGraph, norm.InstanceNorm):  # type: ignore[misc]
-    def normalise(self, x: Tensor) -> Tensor:
+    """`InstanceNorm` over the nodes of all workers."""
+
+    def normalise(self: Any, x: Tensor) -> Any:
         if self.training or not self.track_running_stats:
             mean = global_mean(x)
             var = global_mean((x - mean).square())
@@ -104,7 +112,9 @@ class InstanceNorm(_OneGraph, norm.InstanceNorm):  # type: ignore[misc]
 
 
 class GraphSizeNorm(_OneGraph, norm.GraphSizeNorm):  # type: ignore[misc]
-    def normalise(self, x: Tensor) -> Tensor:
+    """`GraphSizeNorm` over the nodes of all workers."""
+
+    def normalise(self: Any, x: Tensor) -> Any:
         return x / global_sum(x.new_full((1,), len(x))).sqrt()
 
 
@@ -160,4 +170,5 @@ def _by_graph(x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:
         return x.sum(0, keepdim=True)
     if size is None:
         raise GraphError("Pooling over the graphs of all workers got batch without size; pass the number of graphs.")
-    return scatter(x, batch, 0, size, "sum")
+    total: Tensor = scatter(x, batch, 0, size, "sum")
+    return total

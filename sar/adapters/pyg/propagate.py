@@ -19,7 +19,8 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing, aggr
 
 from sar.adapters.pyg import attention
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, Numbering
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from sar.comm.totals import all_max
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
@@ -40,6 +41,7 @@ REDUCERS: dict[type, str] = {
 }
 
 WEIGHTED_SOURCE = Message(Op.MUL, Operand(Target.U, "values"), Operand(Target.E, "weights"), "values")
+
 
 @dataclass(frozen=True)
 class _Arguments:
@@ -94,8 +96,8 @@ def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mappin
 def _can_tile(conv: MessagePassing) -> bool:
     if conv.flow != "source_to_target":
         raise GraphError(
-            f"{type(conv).__name__} has flow={conv.flow!r}; expected 'source_to_target' on a distributed edge_index, which "
-            "holds the edges into this worker's nodes. Partition the graph with its edges the other way around."
+            f"{type(conv).__name__} has flow={conv.flow!r}; expected 'source_to_target' on a distributed edge_index, "
+            "which holds the edges into this worker's nodes. Partition the graph with its edges the other way around."
         )
     hooks = (
         conv._propagate_forward_pre_hooks,
@@ -127,7 +129,9 @@ def _by_tiles(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arg
     fields = EdgeFields(
         Frame(passing.src.rows, graph.device, "sources", arguments.src),
         Frame(passing.dst.rows, graph.device, "destinations", arguments.dst),
-        Frame(passing.edge.rows, graph.device, "edges", {k: edges.in_graph_order(v) for k, v in arguments.edge.items()}),
+        Frame(
+            passing.edge.rows, graph.device, "edges", {k: edges.in_graph_order(v) for k, v in arguments.edge.items()}
+        ),
     )
     reducer = REDUCERS[type(conv.aggr_module)]
     with graph._structure.group.guard():
@@ -168,30 +172,27 @@ def _weighted_sum(context: CallContext, fields: EdgeFields, reducer: str) -> Ten
     return run(BuiltinMessages(context, WEIGHTED_SOURCE, reducer, x, weight), x, weight)
 
 
-_numbering: Numbering | None = None
-"""Of the edge index along which `propagate` runs as it is written."""
+_is_distributed = False
+"""Whether `propagate` runs as it is written, along a distributed edge index."""
 
 
 @contextmanager
 def _whole_neighbourhoods(edges: Any) -> Iterator[None]:
-    global _numbering
-    before, _numbering = _numbering, edges.numbering if isinstance(edges, DistributedEdgeIndex) else None
+    global _is_distributed
+    before, _is_distributed = _is_distributed, isinstance(edges, DistributedEdgeIndex)
     try:
         yield
     finally:
-        _numbering = before
+        _is_distributed = before
 
 
 def _to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def to_dense_batch(self: Any, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """As `original`; all nodes are padded to the greatest in-degree on any worker, which LSTMs and such see."""
-        if _numbering is not None and index is not None and kwargs.get("max_num_elements") is None:
+        if _is_distributed and index is not None and kwargs.get("max_num_elements") is None:
             longest = int(torch.bincount(index).max()) if len(index) else 0
-            with _numbering.group.guard():
-                _numbering.group.agree("the greatest in-degree")
-                everywhere = _numbering.group.all_gather(torch.tensor([longest]), "the greatest in-degree")
-            kwargs["max_num_elements"] = max(int(each) for each in everywhere)
+            kwargs["max_num_elements"] = all_max(longest)
         return original(self, x, index, *args, **kwargs)
 
     return to_dense_batch
@@ -201,33 +202,31 @@ def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def propagate(conv: MessagePassing, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         if isinstance(kwargs.get("alpha"), attention.OnePass):
-            return kwargs["alpha"].attend(edge_index, kwargs["x"])
+            attended: Tensor = kwargs["alpha"].attend(edge_index, kwargs["x"])
+            return attended
         if isinstance(edge_index, DistributedEdgeIndex) and _can_tile(conv):
             arguments = _arguments(conv, edge_index, kwargs)
             if arguments is not None:
                 combined = _by_tiles(conv, edge_index, arguments)
                 names = conv.inspector.get_param_names("update")
-                return conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
+                updated: Tensor = conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
+                return updated
         with _whole_neighbourhoods(edge_index):
             return original(conv, edge_index, size=size, **kwargs)
 
-    propagate.tiled = True
+    propagate.tiled = True  # type: ignore[attr-defined]
     return propagate
 
 
 def install() -> None:
-    """Let layers of PyTorch Geometric, those made already too, go tile by tile along a distributed edge index."""
+    """Let layers, those made already too, go tile by tile along a distributed edge index; called once."""
     set_templates = MessagePassing._set_jittable_templates
-    if getattr(set_templates, "tiled", False):
-        return
 
     @wraps(set_templates)
     def then_wrap(conv: MessagePassing, *args: Any, **kwargs: Any) -> None:
         set_templates(conv, *args, **kwargs)  # gives the class a `propagate` of its own
         _wrap(type(conv))
 
-    attention.install()
-    then_wrap.tiled = True
     MessagePassing._set_jittable_templates = then_wrap
     aggr.Aggregation.to_dense_batch = _to_dense_batch(aggr.Aggregation.to_dense_batch)
     waiting = [MessagePassing]

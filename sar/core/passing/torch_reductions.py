@@ -1,4 +1,4 @@
-"""Maxima, minima and products of messages with the gradients of `torch.scatter_reduce`, as layers of others expect them.
+"""Maxima, minima and products of messages, with the gradients of `torch.scatter_reduce`.
 
 They differ from those of `gather.py`, which are DGL's: equal maxima share the gradient evenly, infinities stay, and
 nodes without messages get 0, or 1 for a product.

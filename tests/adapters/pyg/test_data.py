@@ -1,4 +1,4 @@
-"""PyTorch Geometric's data from partitions and loaders: a graph goes through a directory and back, batches hold its edges."""
+"""PyTorch Geometric's data from partitions, and batches as its `NeighborLoader` makes them."""
 
 import pytest
 import torch
