@@ -268,7 +268,7 @@ def layer_results(graph: Any, data: Data, name: str) -> Results:
     if name.endswith("eval"):
         layer.eval()
     if dist.is_initialized():
-        sar.convert_batchnorm(layer)
+        sar.pyg.convert_norms(layer)
     x = data.leaf("x")
     out = LAYERS[name].call(layer, x, edges_of(graph), data)
     if not out.is_floating_point():

@@ -463,4 +463,5 @@ def _scatter_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> T
 
 @_handles(Tensor.index_add_, Tensor.index_add, torch.index_add)
 def _index_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
-    return _scatter_add(out, dim, _expand(index, (-1, *[1] * (values.dim() - 1))), values)
+    added: Tensor = _scatter_add(out, dim, _expand(index, (-1, *[1] * (values.dim() - 1))), values)
+    return added
