@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from torch_geometric import utils
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from sar.adapters.pyg import layers
 from sar.errors import GraphError
@@ -60,6 +62,34 @@ def ties(graph, data, reducer):
 def test_ties_and_zeros(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     check(pool, parts, random_data(parts, torch.float64), [(ties, (how,)) for how in ("max", "min", "mul")])
+
+
+def functions(graph, data):
+    """Functions on an edge index: degrees, self-loops, normalisation, softmax and sums at either end."""
+    edges, weight = pyg_layers.edges_of(graph), data.leaf("w")
+    count, values = graph.num_nodes(), data.edges["e"]
+    looped, looped_weight = utils.add_self_loops(*utils.remove_self_loops(edges, weight.squeeze(1)), 0.5, count)
+    _, norm = gcn_norm(edges, weight.squeeze(1), count)
+    _, laplacian = utils.get_laplacian(looped, looped_weight, "rw", num_nodes=count)
+    made = {
+        "node out-degree": utils.degree(edges[0], count),
+        "node in-degree": utils.degree(looped[1], count),
+        "node sum": utils.scatter(values, edges[0], 0, count, "sum"),
+        "node mean": utils.scatter(values, edges[0], 0, count, "mean"),
+        "edge softmax": utils.softmax(values, edges[1], num_nodes=count),
+        "edge labels": (data.nodes["y"][:, 0] > 0).long()[edges[0]].double(),
+        "node loops": utils.scatter(looped_weight, looped[1], 0, count, "sum"),
+        "node norm": utils.scatter(norm, gcn_norm(edges, None, count)[0][1], 0, count, "sum"),
+        "sum laplacian": laplacian.square().sum(),
+    }
+    (made["node norm"] * data.nodes["cotangent"][:, 0]).sum().add(made["sum laplacian"]).backward()
+    return {**made, "edge w.grad": weight.grad}
+
+
+@pytest.mark.parametrize("world_size", [2, corner(3)])
+def test_functions(pool, world_size):
+    parts = random_parts(world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(functions, ())])
 
 
 def refusal(graph, data, name):

@@ -453,15 +453,14 @@ def _expand(index: Tensor, *shape: Any) -> Any:
     return same
 
 
-@_handles(Tensor.scatter_add_, Tensor.scatter_add, torch.scatter_add)
+@_handles(Tensor.scatter_add, torch.scatter_add)
 def _scatter_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
     if not isinstance(index, SourceIndex) or (dim % out.dim()) != (index.along or 0):
-        raise _refuse("scatter_add_")
+        raise _refuse("scatter_add")
     total: Tensor = index.edges.at_sources(values.movedim(dim, 0))
     return out + total.movedim(0, dim)
 
 
-@_handles(Tensor.index_add_, Tensor.index_add, torch.index_add)
-def _index_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
-    added: Tensor = _scatter_add(out, dim, _expand(index, (-1, *[1] * (values.dim() - 1))), values)
-    return added
+@_handles(Tensor.scatter_add_)
+def _scatter_add_in_place(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
+    return out.copy_(_scatter_add(out, dim, index, values))
