@@ -195,6 +195,11 @@ class DistributedEdgeIndex(_Ids):
         index.num_dst = num_dst
         return index
 
+    @property
+    def graph(self) -> GraphShardManager:
+        """The distributed graph whose edges these are, or are a part of, along one edge type; to sample from, say."""
+        return self.numbering.graph
+
     @cached_property
     def passes(self) -> tuple[GraphShardManager, Tensor | None]:
         """The graph of these edges; and of its edges the columns here, (E,), None where the order is the same."""

@@ -9,11 +9,11 @@ from torch_geometric.data import Data, HeteroData
 
 from sar.adapters.pyg import attention, layers, propagate
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
-from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
+from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
 
 NODE_NAMES = {"feat": "x", "label": "y"}
-EDGE_NAMES = {"feat": "edge_attr", "label": "edge_label", ORIG_ID: "edge_orig_id"}
+EDGE_NAMES = {"feat": "edge_attr"}
 """What PyTorch Geometric calls DGL's usual fields."""
 
 
@@ -64,10 +64,15 @@ def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | Hete
 
 
 def set_fields(store: Any, fields: Mapping[str, Tensor], names: Mapping[str, str] = NODE_NAMES) -> None:
-    """Set fields as attributes, under the names that they have here unless there are fields of these names."""
+    """Set fields as attributes, under the names that they have here unless there are fields of these names.
+
+    Fields of edges that are called as fields of the nodes in the same store get `edge_` before their name.
+    """
     for name, values in fields.items():
         own = names.get(name, name)
-        store[name if own in fields else own] = values
+        own = name if own in fields else own
+        own = f"edge_{own}" if own in store else own
+        store[own] = values.bool() if name in SPLIT else values  # DGL's files have bytes
 
 
 def _fields(fields: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

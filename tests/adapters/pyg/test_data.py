@@ -76,7 +76,7 @@ def test_training_from_a_directory(pool, world_size, directory):
 
 def batches_on_worker(directory, fanouts, num_workers):
     data = sar.pyg.load_partition(directory)
-    graph = data.edge_index.numbering.graph
+    graph = data.edge_index.graph
     sampler = sar.DistNeighborSampler(
         fanouts, input_node_features={"feat": data.x}, output_node_features={"label": data.y}
     )
