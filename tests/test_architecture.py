@@ -28,6 +28,7 @@ LEVELS = {
     "sampling": 6,
     "train": 7,
     "host": 2,
+    "pyg": 8,
     "sar": 8,
     "cli": 9,
     "__main__": 10,
@@ -58,6 +59,12 @@ def imported_modules(source: str, package: str) -> Iterator[str]:
                 yield str(argument.value)
 
 
+def adapters_of(module: str) -> list[str]:
+    """["sar", "adapters"] for what is in a folder there, else nothing."""
+    parts = module.split(".")
+    return parts[:2] if len(parts) > 2 and parts[1] == "adapters" else []
+
+
 def violations(source: str, path: str) -> list[str]:
     """What a file at `path`, relative to the repository, imports against the rules."""
     *package, name = path.removesuffix(".py").split("/")
@@ -69,6 +76,10 @@ def violations(source: str, path: str) -> list[str]:
         top, *rest = module.split(".")
         if top == "dgl" and package[:3] != ["sar", "adapters", "dgl"]:
             found.append(f"{path} imports {module}; only sar/adapters/dgl imports DGL")
+        if top == "torch_geometric" and package[:3] != ["sar", "adapters", "pyg"] and path != "sar/pyg.py":
+            found.append(f"{path} imports {module}; only sar/adapters/pyg and sar/pyg.py import PyTorch Geometric")
+        if package[:2] == adapters_of(module) and module.split(".")[2] != package[2]:
+            found.append(f"{path} imports {module}; no adapter imports another")
         if top == "sar":
             target = rest[0] if rest and rest[0] in LEVELS else "sar"
             if target != part and LEVELS[target] >= LEVELS[part]:
@@ -85,6 +96,11 @@ def violations(source: str, path: str) -> list[str]:
         ("sar/nn/a.py", "import importlib\nimportlib.import_module('dgl.ops')", 1),
         ("sar/adapters/dgl/a.py", "import dgl\nfrom sar.nn import edge_softmax", 0),
         ("sar/adapters/pyg/a.py", "import dgl", 1),
+        ("sar/adapters/pyg/a.py", "import torch_geometric\nfrom sar.adapters.pyg.graph import edge_index", 0),
+        ("sar/adapters/pyg/a.py", "from sar.adapters.dgl.shim import require_dgl", 1),
+        ("sar/adapters/dgl/a.py", "import torch_geometric", 1),
+        ("sar/sampling/a.py", "from torch_geometric.data import Data", 1),
+        ("sar/pyg.py", "from torch_geometric.data import Data\nfrom sar.adapters.pyg.graph import edge_index", 0),
         ("sar/core/a.py", "from sar.nn import edge_softmax", 1),
         ("sar/core/a.py", "from sar import nn", 1),
         ("sar/core/a.py", "from ..nn import edge_softmax", 1),
@@ -220,7 +236,7 @@ def test_imports_run_one_way():
 
 
 def test_importing_sar_and_inspecting_imports_neither_dgl_nor_the_compiler():
-    modules = "{name for name in sys.modules if name.split('.')[0] in ('dgl', 'numba')}"
+    modules = "{name for name in sys.modules if name.split('.')[0] in ('dgl', 'numba', 'torch_geometric')}"
     code = f"import sys, sar, sar.cli.inspect; print(sorted({modules}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True
