@@ -18,7 +18,8 @@ NAMES = list(LAYERS)
 GROUPS = [NAMES[first : first + 10] for first in range(0, len(NAMES), 10)]
 """Groups run in one trip to the workers, which is what takes time."""
 
-TAKES_ANY_GRAPH = [name for name in NAMES if not name.startswith(("PNAConv", "CGConv batch", "GENConv", "DNAConv"))]
+NOT_ANY_GRAPH = ("SimpleConv median", "SAGEConv lstm", "CGConv batch", "GENConv", "models.GIN", "ChebConv negative")
+"""Layers that fail or give NaN on graphs with few nodes or edges, on one machine too."""
 
 
 def run(pool, world_size, names, modes, settings=None):
@@ -44,7 +45,7 @@ def test_in_many_tiles(pool, world_size):
 @pytest.mark.parametrize("world_size", [3])
 def test_odd_graphs(pool, world_size, scenario):
     parts = SCENARIOS[scenario](world_size)
-    cases = [(layer_results, (name,)) for name in TAKES_ANY_GRAPH]
+    cases = [(layer_results, (name,)) for name in NAMES if not name.startswith(NOT_ANY_GRAPH)]
     check(pool, parts, random_data(parts, torch.float64), cases, (1,), timeout=250)
 
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import conv
 from torch_geometric.nn.conv import han_conv, hgt_conv
+from torch_geometric.utils import get_laplacian
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex
-from sar.adapters.pyg.norms import global_mean
 from sar.errors import GraphError
+from sar.nn.global_reductions import global_max, global_mean
 
 REFUSED: dict[str, str] = {
     "GPSConv": "attends between all pairs of nodes of the graph",
@@ -88,8 +89,31 @@ def _weigh_paths(paths: list[Tensor], query: Tensor, key: Callable[[Tensor], Ten
     return sum(weight * path for weight, path in zip(weights, paths, strict=True)), weights
 
 
+def _greatest_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    """ChebConv's bound of the eigenvalues, by default twice the greatest weight of the Laplacian."""
+
+    @wraps(original)
+    def norm(
+        self: Any,
+        edge_index: Tensor,
+        num_nodes: int | None,
+        edge_weight: Tensor | None,
+        normalization: str | None,
+        lambda_max: Tensor | float | None = None,
+        dtype: Any = None,
+        batch: Tensor | None = None,
+    ) -> Any:
+        if lambda_max is None and isinstance(edge_index, DistributedEdgeIndex):
+            _, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
+            lambda_max = 2.0 * global_max(weight)
+        return original(self, edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype, batch)
+
+    return norm
+
+
 def install() -> None:
     """Replace the forwards."""
+    conv.ChebConv.__norm__ = _greatest_of_all(conv.ChebConv.__norm__)
     hgt_conv.construct_bipartite_edge_index = _joined(hgt_conv.construct_bipartite_edge_index)
     conv.HANConv.forward = _over_all_nodes(conv.HANConv.forward)
     for name in REFUSED:

@@ -12,7 +12,7 @@ from torch_geometric.utils import scatter
 from sar.comm.totals import all_max
 from sar.errors import GraphError
 from sar.nn.batch_norm import convert_batchnorm
-from sar.nn.global_sum import global_sum
+from sar.nn.global_reductions import global_mean, global_sum
 
 
 def convert_norms(model: nn.Module) -> nn.Module:
@@ -37,12 +37,6 @@ def convert_norms(model: nn.Module) -> nn.Module:
         if kind is not None and getattr(module, "mode", "graph") == "graph":  # LayerNorm has others
             module.__class__ = kind
     return model
-
-
-def global_mean(x: Tensor) -> Tensor:
-    """The mean over the nodes of all workers, (N_i, ...) to (...)."""
-    total = global_sum(torch.cat([x.sum(0).reshape(-1), x.new_full((1,), len(x))]))
-    return (total[:-1] / total[-1].detach()).view(x.shape[1:])
 
 
 class _OneGraph(nn.Module):

@@ -1,4 +1,4 @@
-"""Sums over the nodes of all workers, through which gradients flow."""
+"""Sums, means and maxima over the rows of all workers, through which gradients flow."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
+from sar.comm.totals import all_max
 from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
 
@@ -24,6 +25,22 @@ def global_sum(values: Tensor) -> Tensor:
         CommunicationError: where another worker failed or makes another call.
     """
     return _GlobalSum(values).apply(values)[0]
+
+
+def global_mean(x: Tensor) -> Tensor:
+    """The mean over the rows of all workers, (N_i, ...) to (...); otherwise as `global_sum`."""
+    total = global_sum(torch.cat([x.sum(0).reshape(-1), x.new_full((1,), len(x))]))
+    return (total[:-1] / total[-1].detach()).view(x.shape[1:])
+
+
+def global_max(x: Tensor) -> Tensor:
+    """The maximum over the rows of all workers, (N_i, ...) to (...), of which equal ones share the gradient."""
+    with torch.no_grad():
+        greatest = all_max(x.amax(0) if len(x) else x.new_full(x.shape[1:], -torch.inf))
+        equal = (x == greatest).to(x.dtype)
+        ties = global_sum(equal.sum(0))
+    # The second term is 0 and brings the gradient.
+    return greatest + global_sum(((x - x.detach()) * equal).sum(0)) / ties.clamp(min=1)
 
 
 class _GlobalSum(Collective):
