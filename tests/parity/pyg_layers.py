@@ -39,13 +39,6 @@ def weighted(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
     return layer(x, edges, data.edges["w"].squeeze(1))
 
 
-def negative(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
-    """Some weights of the Laplacian are greater than 1, on some workers."""
-    weight = data.edges["w"].squeeze(1).clone()
-    weight[data.edges["e"][:, 0] > 1.5] *= -0.2
-    return layer(x, edges, weight)
-
-
 def with_edges(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
     return layer(x, edges, data.edges["e"])
 
@@ -161,7 +154,7 @@ LAYERS: dict[str, Layer] = {
     "GCNConv unnormalised": Layer(lambda: pyg.GCNConv(IN, OUT, normalize=False), weighted),
     "GCNConv batched": Layer(lambda: pyg.GCNConv(IN, OUT), batched),
     "ChebConv": Layer(lambda: pyg.ChebConv(IN, OUT, 3), plain),
-    "ChebConv negative": Layer(lambda: pyg.ChebConv(IN, OUT, 3), negative),
+    "ChebConv greatest": Layer(lambda: pyg.ChebConv(IN, OUT, 3, normalization=None), weighted),
     "ChebConv rw": Layer(lambda: pyg.ChebConv(IN, OUT, 3, normalization="rw"), with_lambda),
     "ChebConv None": Layer(lambda: pyg.ChebConv(IN, OUT, 2, normalization=None), with_lambda),
     "SAGEConv": Layer(lambda: pyg.SAGEConv(IN, OUT), plain),
