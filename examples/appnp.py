@@ -5,9 +5,8 @@
 Propagation has no parameters, so that it can be long, and the network before it looks at each node alone.
 """
 
-import sar  # noqa: F401  isort: skip  (before dgl)
+import sar  # isort: skip  (before dgl)
 import dgl.nn
-import torch
 from common import load, options, train
 from torch import Tensor, nn
 
@@ -34,8 +33,9 @@ class APPNP(nn.Module):
 
 def main(argv: list[str] | None = None) -> tuple[list[float], Tensor]:
     arguments = parser.parse_args(argv)
-    graph, x, task = load(arguments.partition_json)
-    torch.manual_seed(arguments.seed)
+    graph, data, task = load(arguments.partition_json)
+    x = data["feat"]
+    sar.seed(arguments.seed)
     model = APPNP(x.shape[1], arguments.hidden, task.num_classes, arguments.steps, arguments.alpha, arguments.dropout)
     return train(model, (graph, x), task, arguments)
 

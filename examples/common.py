@@ -1,17 +1,14 @@
-"""What the model examples share: a node classification task over all workers, and the loop that trains on it.
+"""What the model examples share: their options, and the loop of `full_graph.py`.
 
-A model is a `torch.nn.Module` that returns logits for this worker's nodes, (N_i, C); it is written as for one machine.
-`link_prediction.py` trains by the same loop, on a task of its own.
+A model is a `torch.nn.Module` that returns a row for each of this worker's nodes; it is written as for one machine.
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import sar  # isort: skip  (before dgl)
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -26,57 +23,17 @@ def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser
     return parser
 
 
-def add_up(value: Tensor) -> Tensor:
-    """The sum over all workers, in place."""
-    sar.comm.all_reduce(value, torch.distributed.ReduceOp.SUM)
-    return value
-
-
-@dataclass(frozen=True)
-class Task:
-    """This worker's labelled nodes, and what has to be known of the others'."""
-
-    labels: Tensor  # (N_i,), -1 where there is none
-    masks: dict[str, Tensor]  # train, val, test, as far as the data has them: (N_i,) bool
-    sizes: dict[str, int]  # nodes in each mask, over all workers
-    num_classes: int
-
-    @classmethod
-    def of(cls, data: sar.PartitionData) -> "Task":
-        """The task that comes with a partition; of its node types only one may have labels."""
-        labels = sar.suffix_key_lookup(data.node_features, "label")
-        names = {name.rpartition("/")[2] for name in data.node_features}
-        masks = {
-            part: sar.suffix_key_lookup(data.node_features, f"{part}_mask")
-            for part in ("train", "val", "test")
-            if f"{part}_mask" in names
-        }
-        sizes = {part: int(add_up(mask.sum())) for part, mask in masks.items()}
-        highest = torch.cat([labels, labels.new_tensor([-1])]).max()  # a worker may have no labelled node
-        sar.comm.all_reduce(highest, torch.distributed.ReduceOp.MAX)
-        return cls(labels, masks, sizes, int(highest) + 1)
-
-    def loss(self, logits: Tensor) -> Tensor:
-        """This worker's share of the mean cross-entropy over all training nodes."""
-        train = self.masks["train"]
-        return F.cross_entropy(logits[train], self.labels[train], reduction="sum") / self.sizes["train"]
-
-    def accuracy(self, logits: Tensor) -> str:
-        """Accuracy on each mask, over all workers, as text."""
-        correct = logits.argmax(1) == self.labels
-        shares = {part: add_up(correct[mask].sum()).item() / self.sizes[part] for part, mask in self.masks.items()}
-        return ", ".join(f"{part} {share:.4f}" for part, share in shares.items())
-
-    def quality(self, logits: Tensor) -> str:
-        """What to print of an epoch beside the loss."""
-        return f"accuracy {self.accuracy(logits)}"
-
-
-def load(partition_json: str) -> tuple[sar.GraphShardManager, Tensor, Task]:
-    """This worker's part of a homogeneous graph, its features, (N_i, F), and the task on it."""
+def load(partition_json: str) -> tuple[sar.GraphShardManager, sar.PartitionData, sar.Task]:
+    """This worker's part of the graph, what comes with it, and the classes of its nodes to learn."""
     sar.initialize_comms()  # rank, number of workers and address come from torchrun
     data = sar.load_dgl_partition_data(partition_json, sar.rank(), "cpu")
-    return sar.construct_full_graph(data), sar.suffix_key_lookup(data.node_features, "feat"), Task.of(data)
+    return sar.construct_full_graph(data), data, sar.Task.of(data)
+
+
+def accuracies(task: sar.Task, logits: Tensor) -> str:
+    """Accuracy on each mask, over all workers, as text."""
+    shares = {part: found["accuracy"] for part, found in task.metrics(logits).items()}
+    return "accuracy " + ", ".join(f"{part} {share:.4f}" for part, share in shares.items())
 
 
 def train(
@@ -84,6 +41,7 @@ def train(
     inputs: Sequence[Any],
     task: Any,
     arguments: argparse.Namespace,
+    quality: Callable[[Any, Tensor], str] = accuracies,
     local_parameters: Iterable[nn.Parameter] = (),
 ) -> tuple[list[float], Tensor]:
     """Train with Adam, and print loss and quality of every epoch.
@@ -91,13 +49,14 @@ def train(
     Args:
         model: called as `model(*inputs)`; alike on all workers.
         inputs: the graph, features and so on.
-        task: what to learn: `loss` and `quality` of what the model returns, as a `Task` has them.
+        task: its `loss` is this worker's share of the loss, of what the model returns.
         arguments: from `options`.
+        quality: what to print beside the loss, of the task and what the model returns.
         local_parameters: parameters of this worker's nodes only. Their gradients are whole after the backward, so they
             are neither copied from worker 0 nor summed.
 
     Returns:
-        The loss of every epoch, and the logits after the last one.
+        The loss of every epoch, and what the model returns after the last one, without dropout.
     """
     sar.sync_params(model)
     parameters = [*model.parameters(), *local_parameters]
@@ -115,22 +74,16 @@ def train(
         loss.backward()
         sar.gather_grads(model)
         optimizer.step()
-        losses.append(add_up(loss.detach()).item())
+        losses.append(sar.all_sum(loss).item())
         if arguments.checkpoint:
             sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1, extra=losses)
-        report(f"epoch {epoch}: loss {losses[-1]:.6f}, {task.quality(predictions(model, inputs))}")
+        sar.print(f"epoch {epoch}: loss {losses[-1]:.6f}, {quality(task, predictions(model, inputs))}")
     return losses, predictions(model, inputs)
 
 
 def predictions(model: nn.Module, inputs: Sequence[Any]) -> Tensor:
-    """The logits of this worker's nodes, without dropout."""
+    """What the model returns for this worker's nodes, without dropout."""
     model.eval()
     with torch.no_grad():
-        logits: Tensor = model(*inputs)
-    return logits
-
-
-def report(line: str) -> None:
-    """Print on worker 0 only."""
-    if sar.rank() == 0:
-        print(line, flush=True)
+        made: Tensor = model(*inputs)
+    return made

@@ -5,11 +5,11 @@
 The network is trained on features alone; the labels of the training nodes then mend what it says of the others.
 """
 
-import sar  # noqa: F401  isort: skip  (before dgl)
+import sar  # isort: skip  (before dgl)
 import dgl.nn
 import torch
 import torch.nn.functional as F
-from common import add_up, load, options, report, train
+from common import accuracies, load, options, train
 from torch import Tensor, nn
 
 parser = options(__doc__, steps=50, alpha_correct=0.9, alpha_smooth=0.8)
@@ -39,7 +39,7 @@ def correct(graph, soft: Tensor, known: Tensor, train: Tensor, steps: int, alpha
     """
     errors = (known - soft) * train.unsqueeze(1)
     spread = dgl.nn.LabelPropagation(steps, alpha, clamp=False)(graph, errors)
-    size = add_up(errors.abs().sum()) / add_up(train.sum())  # of an average error, over all workers
+    size = sar.all_sum(errors.abs().sum()) / sar.all_sum(train.sum())  # of an average error, over all workers
     return soft + size * F.normalize(spread, p=1)
 
 
@@ -50,16 +50,17 @@ def smooth(graph, soft: Tensor, known: Tensor, train: Tensor, steps: int, alpha:
 
 def main(argv: list[str] | None = None) -> tuple[list[float], Tensor]:
     arguments = parser.parse_args(argv)
-    graph, x, task = load(arguments.partition_json)
-    torch.manual_seed(arguments.seed)
+    graph, data, task = load(arguments.partition_json)
+    x = data["feat"]
+    sar.seed(arguments.seed)
     model = MLP(x.shape[1], arguments.hidden, task.num_classes, arguments.dropout)
     losses, logits = train(model, (x,), task, arguments)
     known = F.one_hot(task.labels.clamp(min=0), task.num_classes).to(logits)
     labelled = known, task.masks["train"], arguments.steps
     corrected = correct(graph, logits.softmax(1), *labelled, arguments.alpha_correct)
-    report(f"corrected: accuracy {task.accuracy(corrected)}")
+    sar.print("corrected:", accuracies(task, corrected))
     smoothed = smooth(graph, corrected, *labelled, arguments.alpha_smooth)
-    report(f"corrected and smoothed: accuracy {task.accuracy(smoothed)}")
+    sar.print("corrected and smoothed:", accuracies(task, smoothed))
     return losses, smoothed
 
 

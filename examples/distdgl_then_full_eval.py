@@ -18,8 +18,8 @@ import dgl.distributed
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from common import accuracies
 from minibatch import GraphSAGE
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -53,14 +53,6 @@ def train(model: DistributedDataParallel, graph: Any, arguments: argparse.Namesp
             print(f"epoch {epoch}: loss of the last batch {losses[-1]:.6f}", flush=True)
 
 
-def accuracy(logits: Tensor, labels: Tensor, mask: Tensor) -> float:
-    """The fraction of right answers in the mask, over all trainers."""
-    right = (logits.argmax(1) == labels)[mask]
-    counts = torch.tensor([int(right.sum()), len(right)])
-    sar.comm.all_reduce(counts, dist.ReduceOp.SUM)
-    return float(counts[0] / counts[1])
-
-
 def main() -> None:
     arguments = parser.parse_args()
     dgl.distributed.initialize(arguments.ip_config)  # a server stays in here until the trainers have left
@@ -77,12 +69,11 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         logits = model([graph] * len(arguments.fanouts), graph.ndata["feat"])
-    parts = {part: graph.ndata[f"{part}_mask"].bool() for part in ("train", "val", "test")}
-    shares = {part: accuracy(logits, graph.ndata["label"], mask) for part, mask in parts.items()}
-    if sar.rank() == 0:
-        print("on the whole graph:", ", ".join(f"{part} {share:.4f}" for part, share in shares.items()), flush=True)
-        if arguments.parameters:
-            torch.save(model.state_dict(), arguments.parameters)
+    masks = {part: graph.ndata[f"{part}_mask"] for part in ("train", "val", "test")}
+    task = sar.Task(graph.ndata["label"], masks)
+    sar.print("on the whole graph:", accuracies(task, logits))
+    if arguments.parameters and sar.rank() == 0:
+        torch.save(model.state_dict(), arguments.parameters)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 examples/full_graph.py --partition-json partitions/cora/cora.json
 
-There may be any number of workers, whatever the number of partitions (`partition_graph.py` makes them). With
-`--max-restarts 1 ... --checkpoint DIR` training goes on from the last epoch where a worker dies. What is not plain DGL
-and PyTorch is marked.
+There may be any number of workers, whatever the number of partitions (`partition_graph.py` makes them). Training ends
+when the validation accuracy has not risen for some epochs; then the best model is tested. With `--max-restarts 1 ...
+--checkpoint DIR` it goes on from the last epoch where a worker dies. What is not plain DGL and PyTorch is marked.
 """
 
 import argparse
@@ -17,7 +17,8 @@ import torch.nn.functional as F
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--partition-json", required=True, help="the JSON file of a partition directory")
-parser.add_argument("--epochs", type=int, default=50)
+parser.add_argument("--epochs", type=int, default=200, help="at most (%(default)s)")
+parser.add_argument("--patience", type=int, default=20, help="epochs without a better validation (%(default)s)")
 parser.add_argument("--checkpoint", metavar="DIR", help="save every epoch to DIR, and go on from what is there")
 parser.add_argument("--hidden", type=int, default=64)
 parser.add_argument("--lr", type=float, default=0.01)
@@ -33,55 +34,47 @@ class GraphSAGE(torch.nn.Module):
         return self.last(graph, F.relu(self.first(graph, x)))
 
 
-def add_up(value: torch.Tensor) -> torch.Tensor:
-    """The sum over all workers, in place."""
-    sar.comm.all_reduce(value, torch.distributed.ReduceOp.SUM)
-    return value
-
-
 def main() -> None:
     arguments = parser.parse_args()
     sar.initialize_comms()  # sar: rank, number of workers and address come from torchrun
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")  # sar: this worker's partition
-    x = sar.suffix_key_lookup(data.node_features, "feat")  # (N_i, F)
-    labels = sar.suffix_key_lookup(data.node_features, "label")  # (N_i,)
-    train, test = (sar.suffix_key_lookup(data.node_features, f"{part}_mask") for part in ("train", "test"))
     graph = sar.construct_full_graph(data)  # sar: a graph for DGL's layers that spans all workers
+    x = data["feat"]  # sar: instead of graph.ndata
+    task = sar.Task.of(data)  # sar: labels and masks, and what has to be known of the other workers'
 
-    # Numbers that concern the whole graph are taken over all workers.
-    num_train, num_test = add_up(torch.stack([train.sum(), test.sum()])).tolist()
-    highest = labels.max()
-    sar.comm.all_reduce(highest, torch.distributed.ReduceOp.MAX)
-
-    torch.manual_seed(0)
-    model = GraphSAGE(x.shape[1], arguments.hidden, int(highest) + 1)
+    sar.seed(0)  # sar: dropout would differ between workers
+    model = GraphSAGE(x.shape[1], arguments.hidden, task.num_classes)
     sar.sync_params(model)  # sar: the parameters of worker 0 for all
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
+    stop = sar.EarlyStopping(arguments.patience)  # sar: keeps the best model
 
-    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "loaders": stop}
     first = 0
     if arguments.checkpoint:
         first = sar.load_checkpoint(arguments.checkpoint, **state, missing_ok=True)["step"]  # sar: model, draws and all
 
     for epoch in range(first, arguments.epochs):
-        logits = model(graph, x)
-        loss = F.cross_entropy(logits[train], labels[train], reduction="sum") / num_train  # local sum / global count
+        model.train()
+        loss = task.loss(model(graph, x))  # sar: local sum / global count
         optimizer.zero_grad()
         loss.backward()
         sar.gather_grads(model)  # sar: sums the gradients over the workers
         optimizer.step()
-        loss = add_up(loss.detach())
+
+        model.eval()
+        with torch.no_grad():
+            accuracy = task.accuracy(model(graph, x), "val")  # sar: over all workers
+        sar.print(f"epoch {epoch}: loss {sar.all_sum(loss):.6f}, validation accuracy {accuracy:.4f}")
+        done = stop.step(accuracy, model)  # sar: the same on all workers
         if arguments.checkpoint:
             sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1)
-        if sar.rank() == 0:
-            print(f"epoch {epoch}: loss {loss.item():.6f}")
+        if done:
+            break
 
+    stop.load_best(model)
     model.eval()
     with torch.no_grad():
-        correct = (model(graph, x).argmax(1) == labels)[test].sum()
-    correct = add_up(correct)
-    if sar.rank() == 0:
-        print(f"test accuracy {correct.item() / num_test:.4f}")
+        sar.print(f"test accuracy {task.accuracy(model(graph, x), 'test'):.4f}")
 
 
 if __name__ == "__main__":

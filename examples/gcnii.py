@@ -5,9 +5,8 @@
 Each layer also sees the first one's output, which keeps many layers from making all nodes alike.
 """
 
-import sar  # noqa: F401  isort: skip  (before dgl)
+import sar  # isort: skip  (before dgl)
 import dgl.nn
-import torch
 import torch.nn.functional as F
 from common import load, options, train
 from torch import Tensor, nn
@@ -47,8 +46,9 @@ class GCNII(nn.Module):
 
 def main(argv: list[str] | None = None) -> tuple[list[float], Tensor]:
     arguments = parser.parse_args(argv)
-    graph, x, task = load(arguments.partition_json)
-    torch.manual_seed(arguments.seed)
+    graph, data, task = load(arguments.partition_json)
+    x = data["feat"]
+    sar.seed(arguments.seed)
     model = GCNII(
         x.shape[1],
         arguments.hidden,

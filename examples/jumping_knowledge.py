@@ -5,9 +5,8 @@
 Layers are combined node by node, so that only the graph convolutions communicate.
 """
 
-import sar  # noqa: F401  isort: skip  (before dgl)
+import sar  # isort: skip  (before dgl)
 import dgl.nn
-import torch
 import torch.nn.functional as F
 from common import load, options, train
 from torch import Tensor, nn
@@ -39,8 +38,9 @@ class JumpingKnowledgeGCN(nn.Module):
 
 def main(argv: list[str] | None = None) -> tuple[list[float], Tensor]:
     arguments = parser.parse_args(argv)
-    graph, x, task = load(arguments.partition_json)
-    torch.manual_seed(arguments.seed)
+    graph, data, task = load(arguments.partition_json)
+    x = data["feat"]
+    sar.seed(arguments.seed)
     model = JumpingKnowledgeGCN(
         x.shape[1], arguments.hidden, task.num_classes, arguments.layers, arguments.mode, arguments.dropout
     )

@@ -85,21 +85,18 @@ class LinkTask:
         linked, others = (pairs.in_given_order(scores(pairs, h)) for pairs in (self.tests, self.others))
         return mean_reciprocal_rank(linked, others.view(-1, self.arguments.ranked))
 
-    def quality(self, h: Tensor) -> str:
-        return f"test MRR {self.mrr(h):.4f}"
-
 
 def main(argv: list[str] | None = None) -> tuple[list[float], float]:
     """Train; returns the loss of every epoch, and the MRR after the last one."""
     arguments = parser.parse_args(argv)
     sar.initialize_comms()  # rank, number of workers and address come from torchrun
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
-    x = sar.suffix_key_lookup(data.node_features, "feat")
+    x = data["feat"]
     torch.manual_seed(arguments.seed)
     model = GCN(x.shape[1], arguments.hidden)
     torch.manual_seed(arguments.seed + 1 + sar.rank())  # each worker draws pairs of its own
     task = LinkTask(sar.construct_full_graph(data), data, arguments)
-    losses, h = train(model, (task.graph, x), task, arguments)
+    losses, h = train(model, (task.graph, x), task, arguments, lambda task, h: f"test MRR {task.mrr(h):.4f}")
     return losses, task.mrr(h)
 
 

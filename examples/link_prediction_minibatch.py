@@ -14,7 +14,7 @@ import dgl.function as fn
 import dgl.nn
 import torch
 import torch.nn.functional as F
-from common import add_up, options, report
+from common import options
 from torch import Tensor, nn
 
 from sar.train.metrics import mean_reciprocal_rank
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     sar.initialize_comms()  # rank, number of workers and address come from torchrun
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
-    graph, x = sar.construct_full_graph(data), sar.suffix_key_lookup(data.node_features, "feat")
+    graph, x = sar.construct_full_graph(data), data["feat"]
 
     edges, back = graph.edata["_ID"], sar.reverse_edges(graph)  # of this worker's edges
     link = torch.minimum(edges, back)  # both directions of a link have one number
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
             **options,
         )
 
-    torch.manual_seed(arguments.seed)  # of batches too
+    sar.seed(arguments.seed)  # of batches too
     batches = loader(once & ~test, arguments.negatives, shuffle=True)
     held_out = loader(once & test, arguments.ranked)
     model = GraphSAGE(x.shape[1], arguments.hidden)
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
         total = torch.zeros(())
         for _, links, others, blocks in batches:  # as many on every worker, some of which may be empty
             h = model(blocks, blocks[0].srcdata["feat"])
-            count = add_up(torch.tensor(links.num_edges() + others.num_edges()))  # on all workers
+            count = sar.all_sum(links.num_edges() + others.num_edges())  # on all workers
             loss = (F.softplus(-scores(links, h)).sum() + F.softplus(scores(others, h)).sum()) / count
             optimizer.zero_grad()
             loss.backward()
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
                 h = model(blocks, blocks[0].srcdata["feat"])
                 scored.append((scores(links, h), scores(others, h).view(-1, arguments.ranked)))
         mrr = mean_reciprocal_rank(*(torch.cat(column) for column in zip(*scored, strict=True)))
-        report(f"epoch {epoch}: loss {add_up(total).item():.6f}, test MRR {mrr:.4f}")
+        sar.print(f"epoch {epoch}: loss {sar.all_sum(total):.6f}, test MRR {mrr:.4f}")
         if arguments.checkpoint:
             sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1)
 

@@ -13,7 +13,7 @@ import sar  # isort: skip  (before dgl)
 import dgl.nn
 import torch
 import torch.nn.functional as F
-from common import add_up, load, options, report
+from common import accuracies, load, options
 from torch import Tensor, nn
 
 parser = options(__doc__, epochs=20, batch_size=100, num_workers=0, parameters="")
@@ -36,12 +36,13 @@ class GraphSAGE(nn.Module):
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
-    graph, x, task = load(arguments.partition_json)
+    graph, data, task = load(arguments.partition_json)
+    x = data["feat"]
     seeds = task.masks["train"].nonzero().squeeze(1) + graph.node_ranges[sar.rank()][0]  # global IDs
     sampler = sar.DistNeighborSampler(
         arguments.fanouts, input_node_features={"feat": x}, output_node_features={"label": task.labels}
     )
-    torch.manual_seed(arguments.seed)  # of batches too
+    sar.seed(arguments.seed)  # of batches too
     loader = sar.DataLoader(
         graph,
         seeds,
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
         total = torch.zeros(())
         for blocks in loader:  # as many on every worker, some of which may be empty
             labels = blocks[-1].dstdata["label"]
-            count = add_up(torch.tensor(len(labels)))  # seeds of this batch on all workers
+            count = sar.all_sum(len(labels))  # seeds of this batch on all workers
             logits = model(blocks, blocks[0].srcdata["feat"])
             loss = F.cross_entropy(logits, labels, reduction="sum") / count
             optimizer.zero_grad()
@@ -71,13 +72,13 @@ def main(argv: list[str] | None = None) -> None:
             sar.gather_grads(model)  # sums, as for the whole graph
             optimizer.step()
             total += loss.detach() / len(loader)
-        report(f"epoch {epoch}: loss {add_up(total).item():.6f}")
+        sar.print(f"epoch {epoch}: loss {sar.all_sum(total):.6f}")
         if arguments.checkpoint:
             sar.save_checkpoint(arguments.checkpoint, **state, step=epoch + 1)
 
     model.eval()
     with torch.no_grad():
-        report(f"on the whole graph: {task.accuracy(model([graph] * len(model.layers), x))}")
+        sar.print("on the whole graph:", accuracies(task, model([graph] * len(model.layers), x)))
     if arguments.parameters and sar.rank() == 0:
         torch.save(model.state_dict(), arguments.parameters)
 

@@ -13,7 +13,7 @@ import sar  # isort: skip  (before dgl)
 import dgl.nn
 import torch
 import torch.nn.functional as F
-from common import add_up, load, options, report
+from common import accuracies, load, options
 from torch import Tensor, nn
 
 parser = options(__doc__, epochs=10, batches=20, num_workers=0)
@@ -39,7 +39,8 @@ class GCN(nn.Module):
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
-    graph, x, task = load(arguments.partition_json)
+    graph, data, task = load(arguments.partition_json)
+    x = data["feat"]
     graph.dstdata["share"] = 1 / graph.in_degrees().clamp(min=1).float()
     graph.apply_edges(lambda edges: {"share": edges.dst["share"]})  # an edge field, which subgraphs come with
     features = {"feat": x, "label": task.labels, "train": task.masks["train"]}
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
         budget = tuple(budget) if arguments.sampler == "walk" else budget[0]
         sampler = sar.SAINTSampler(arguments.sampler, budget, input_node_features=features)
         seeds = torch.arange(arguments.batches)  # subgraphs in an epoch
-    torch.manual_seed(arguments.seed)  # of batches too
+    sar.seed(arguments.seed)  # of batches too
     loader = sar.DataLoader(graph, seeds, sampler, batch_size, shuffle=True, num_workers=arguments.num_workers)
     model = GCN(x.shape[1], arguments.hidden, task.num_classes)
     sar.sync_params(model)
@@ -75,11 +76,11 @@ def main(argv: list[str] | None = None) -> None:
             sar.gather_grads(model)
             optimizer.step()
             total += loss.detach() / len(loader)
-        report(f"epoch {epoch}: loss {add_up(total).item():.6f}")
+        sar.print(f"epoch {epoch}: loss {sar.all_sum(total):.6f}")
 
     model.eval()
     with torch.no_grad():
-        report(f"on the whole graph: {task.accuracy(model(graph, x, graph.edata['share']))}")
+        sar.print("on the whole graph:", accuracies(task, model(graph, x, graph.edata["share"])))
 
 
 if __name__ == "__main__":
