@@ -1,4 +1,4 @@
-"""What a training script wants around the engine: checkpoints, averaged models, plans of memory and traffic."""
+"""What a training script wants around the engine: tasks, early stopping, checkpoints, averaged models, plans."""
 
 from sar.adapters.dgl.local_subgraphs import local_subgraphs
 from sar.train.local_trainer import LocalTrainer

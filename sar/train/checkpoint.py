@@ -58,7 +58,8 @@ def save_checkpoint(
             embeddings; or several.
         step: of training, at least 0.
         embeddings: those that are neither in `model` nor an optimizer's.
-        loaders: `sar.DataLoader`s, with their place in the epoch.
+        loaders: `sar.DataLoader`s, with their place in the epoch, and whatever else each worker has a `state_dict` of,
+            such as `EarlyStopping`.
         extra: whatever else is needed, such as the `state_dict()` of a scheduler; worker 0's is saved. Tensors,
             numbers, strings, and lists, tuples and dictionaries of them.
         keep: how many checkpoints to keep, at least 1: the ones saved last.

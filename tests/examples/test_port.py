@@ -18,6 +18,7 @@ from sar.cli.demo.community_graph import community_graph
 from sar.partition.in_memory import divide
 from tests.examples.test_full_graph import run
 from tests.examples.test_models import double  # noqa: F401  (a fixture)
+from tests.matrix import corner
 from tests.workers import REPOSITORY
 
 FOLDER = REPOSITORY / "tests" / "examples" / "port"
@@ -63,7 +64,7 @@ def files(folder: Path, parts: int) -> tuple[str, Path]:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [corner(1), 2])
 def test_both_say_the_same(pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.delitem(sys.modules, "utils", raising=False)
