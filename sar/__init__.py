@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from sar.partition.write.chunked_writer import write_chunked
     from sar.partition.write.write import write_partitions
     from sar.train.checkpoint import load_checkpoint, save_checkpoint
+    from sar.train.profile import profile
 
     RelGraphConv: Any
 else:
@@ -81,6 +82,8 @@ else:
             return require_dgl().nn.RelGraphConv
         if name in ("load_checkpoint", "save_checkpoint"):
             return getattr(import_module("sar.train.checkpoint"), name)
+        if name == "profile":
+            return import_module("sar.train.profile").profile
         if name in _OFFLINE:
             return getattr(import_module(f"sar.partition.{_OFFLINE[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -137,6 +140,7 @@ __all__ = [
     "patch_dgl",
     "patched_edge_softmax",
     "print",
+    "profile",
     "rank",
     "recover",
     "reverse_edges",

@@ -19,6 +19,7 @@ LEVELS = {
     "common_tuples": 1,
     "durable": 1,
     "logging_setup": 1,
+    "ranges": 1,
     "comm": 2,
     "kernels": 2,
     "core": 3,

@@ -50,12 +50,14 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm import board
 from sar.comm.board import POLL_SECONDS, Abandonable, Board, SilentStoreError
+from sar.comm.calls import FollowedCall, followed
 from sar.comm.liveness import Liveness, Wait
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import counters
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, DisagreementError, PeerError
 from sar.logging_setup import logger
+from sar.ranges import named
 
 T = TypeVar("T")
 
@@ -113,6 +115,7 @@ class Group:
         self._gloo: Any = None
         self._known = True  # whether a call has raised what stopped the group
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
+        self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
         self._latest = "no distributed call yet"
         self._lock = threading.Lock()
 
@@ -269,6 +272,7 @@ class Group:
         """Pass an error raised inside on to all other workers, once; a call agreed on inside ends with it."""
         me = threading.get_ident()
         before = self._owner if self._owner is not None and self._owner[0] == me else None
+        outer = len(self._followed)
         try:
             yield
         except _StopRecomputationError:  # how torch's checkpointing leaves a forward that it has seen enough of
@@ -277,6 +281,8 @@ class Group:
             self.abort(error)
             raise
         finally:
+            while len(self._followed) > outer:
+                self._followed.pop().end()
             if self._owner is not None and self._owner[0] == me:
                 self._owner = before
 
@@ -293,12 +299,15 @@ class Group:
             DisagreementError: where the workers' signatures differ, or their models after an optimizer's step.
             PeerError, CommunicationTimeout: where a worker is gone or does not come.
         """
+        self.follow(call)
         if self.world_size == 1:
             return [flags]
         self._claim(call)
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
+        before = counters.seconds_waited
         gathered = self.all_gather(torch.tensor([digest, flags, model], device="cpu"), call)
+        counters.seconds_late += counters.seconds_waited - before
         self.calls += 1
         self._latest = call
         if any(int(theirs[0]) != digest for theirs in gathered):
@@ -313,6 +322,11 @@ class Group:
             with self.guard():
                 self.replicas.compare([int(theirs[2]) for theirs in gathered], partial(self.all_gather, call=call))
         return [int(theirs[1]) for theirs in gathered]
+
+    def follow(self, call: str) -> None:
+        """Tell those who follow calls that one begins, which ends with the innermost `guard`."""
+        if followed():
+            self._followed.append(FollowedCall(call))
 
     def _claim(self, call: str) -> None:
         """Make this thread the one in a call: see [Note: one thread at a time]."""
@@ -361,7 +375,7 @@ class Group:
         who = "another worker" if peer is None else f"worker {peer}"
         start = time.perf_counter()
         try:
-            with self._waiting(call, who):
+            with self._waiting(call, who), named(f"wait for {who}"):
                 return operation()
         except CommunicationError:
             raise

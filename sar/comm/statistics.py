@@ -1,7 +1,7 @@
 """Counters of what was moved and how long it waited, for users to print."""
 
 from dataclasses import astuple, dataclass, replace
-from operator import sub
+from operator import add, sub
 
 
 @dataclass
@@ -11,15 +11,20 @@ class Statistics:
     bytes_sent, bytes_received: payload of point-to-point messages and collectives, without headers.
     messages_sent: point-to-point messages.
     seconds_waited: time the main thread was blocked on other workers.
+    seconds_late: of which until all workers had come to a call; the rest, until messages had come.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
     messages_sent: int = 0
     seconds_waited: float = 0.0
+    seconds_late: float = 0.0
 
     def __sub__(self, earlier: "Statistics") -> "Statistics":
         return Statistics(*map(sub, astuple(self), astuple(earlier)))
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        return Statistics(*map(add, astuple(self), astuple(other)))
 
 
 counters = Statistics()

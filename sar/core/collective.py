@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sar.comm import session
+from sar.comm.calls import BACKWARD
 from sar.comm.exchange import Exchange, GradientReturn, ReceivedTile
 from sar.comm.group import Group
 from sar.comm.halo_plan import Tile
@@ -34,6 +35,7 @@ from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
 from sar.core.relation import Relation, Structure
 from sar.kernels import EdgeBlock, add_rows
+from sar.ranges import named
 
 
 class Piece(NamedTuple):
@@ -86,9 +88,11 @@ class CallContext:
         if received is None:
             yield from map(Piece, self.relation.blocks)
             return
-        yield Piece(self.relation.blocks[self.structure.part])
+        with named("own edges"):
+            yield Piece(self.relation.blocks[self.structure.part])
         for tile, rows, grads in received:
-            yield Piece(self.relation.tile(tile), tile, rows, grads)
+            with named(f"tile {tile.begin}-{tile.end} of worker {tile.peer}"):
+                yield Piece(self.relation.tile(tile), tile, rows, grads)
 
 
 @dataclass
@@ -152,6 +156,15 @@ class Collective(ABC):
         results: tuple[Tensor, ...] = _Node.apply(anchor, self, *inputs)
         return results
 
+    def begin(self, what: str, flags: int = 0, *, communicates: bool) -> list[int]:
+        """Begin one direction, with an agreement where it communicates; return all workers' flags, or one's own."""
+        if self.group is None:
+            return [flags]
+        if communicates:
+            return self.group.agree(what, flags)
+        self.group.follow(what)
+        return [flags]
+
     def guard(self) -> AbstractContextManager[None]:
         """The group's guard, where there is a group."""
         return nullcontext() if self.group is None else self.group.guard()
@@ -165,7 +178,7 @@ class _Node(torch.autograd.Function):
         call.needs = ctx.needs_input_grad[2:]
         with call.guard():
             own = call.flags()
-            call.agreed(call.group.agree(call.signature, own) if call.group and call.distributed else [own])
+            call.agreed(call.begin(call.signature, own, communicates=call.distributed))
             ctx.number = 0 if call.group is None else call.group.call_id
             made = call.forward(*inputs)
         ctx.call = call
@@ -185,8 +198,7 @@ class _Node(torch.autograd.Function):
         with call.guard():
             saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
             ctx.maybe_clear_saved_tensors()
-            if call.group is not None and call.backward_communicates:
-                call.group.agree(f"backward of {call.signature}; call {ctx.number}")
+            call.begin(f"{BACKWARD}{call.signature}; call {ctx.number}", communicates=call.backward_communicates)
             made = call.backward(saved, *grads)
         wanted = zip(made, ctx.dtypes, call.needs, strict=True)
         return None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)

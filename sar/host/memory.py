@@ -22,12 +22,16 @@ class PeakMemory:
         # glibc only: give freed blocks back, so that they count again when they are used again.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
+        self.restart()
         self.start = _resident("VmRSS")
 
+    def restart(self) -> None:
+        """Forget the peak, but not the level that `rise` counts from."""
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
     def rise(self) -> int:
-        """Highest resident memory since construction, less that at construction, in bytes."""
+        """Highest resident memory since construction or `restart`, less that at construction, in bytes."""
         return max(0, _resident("VmHWM") - self.start)
 
 

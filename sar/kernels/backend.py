@@ -8,7 +8,7 @@ and a line in `choose`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from sar.kernels.attention_operands import Attention, Ends, Gradients, Running
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand
 from sar.logging_setup import logger
+from sar.ranges import named, traced
 
 COMPILED_DTYPES = (torch.float32, torch.float64)
 
@@ -62,8 +63,27 @@ class Backend(Protocol):
         """Add the gradients of attention; of ADDITIVE scores that of `x_score` instead of those it is made of."""
 
 
+class _Named:
+    """A backend whose kernels are ranges of a trace."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        def kernel(*operands: Any) -> Any:
+            with named(f"kernel {name}"):
+                return getattr(self._backend, name)(*operands)
+
+        return kernel
+
+
 def choose(*tensors: Tensor | None) -> Backend:
     """The backend that serves these operands and results; None stands for an operand that there is not."""
+    backend = _choose(*tensors)
+    return cast(Backend, _Named(backend)) if traced() else backend
+
+
+def _choose(*tensors: Tensor | None) -> Backend:
     given = [tensor for tensor in tensors if tensor is not None]
     devices = {tensor.device.type for tensor in given}
     if "meta" in devices:

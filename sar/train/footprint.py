@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sar.comm.calls import BACKWARD
 from sar.partition.inspect.text_tables import as_text
 from sar.train.graph_counts import GraphCounts
 from sar.train.trial_epoch import MakeModel, TrialEpoch, try_epoch
@@ -13,7 +14,6 @@ FIRST_EPOCH = 12 * 10**6
 """Bytes that the first epoch brings beside tensors: code above all, and holes in the heap."""
 PARTS = ("process", "data", "structure", "activations", "parameters", "buffers")
 """What a `MemoryPlan` adds up."""
-_BACKWARD = "backward of "
 _GATHERING = "gather_grads"
 
 
@@ -186,9 +186,9 @@ def _traffic(trial: TrialEpoch) -> EpochTraffic:
     for traffic in trial.calls:
         if traffic.call.startswith(_GATHERING):
             parameters += traffic.messages
-        elif traffic.call.startswith(_BACKWARD):
+        elif traffic.call.startswith(BACKWARD):
             # Autograd goes back from the last call, so of calls that are alike the last is the one.
-            call = _name(traffic.call.removeprefix(_BACKWARD))
+            call = _name(traffic.call.removeprefix(BACKWARD))
             next(
                 layer for layer in reversed(layers) if layer.call == call and not layer.backward
             ).backward = traffic.messages

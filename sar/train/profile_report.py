@@ -1,0 +1,154 @@
+"""What a profile found, as tables and as a picture."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+
+from sar.comm.statistics import Statistics
+from sar.errors import ConfigError
+from sar.partition.inspect.text_tables import as_text
+
+ELSEWHERE = "everything else"
+LAYER_WIDTH = 16
+MEGA = 1e6
+NOTE = """Seconds; MB of a million bytes. By layer: means of the workers, but MB peak is
+the most of any, above the level before. max/mean: compute of the slowest one."""
+LEAST_SECONDS = 1e-3
+"""Below it, how workers differ is chance."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one worker spent on a layer, or what else has a row.
+
+    layer: name of a module; of a distributed call made outside modules; or `ELSEWHERE`.
+    direction: "forward" or "backward"; empty for calls outside modules, and for `ELSEWHERE`.
+    seconds: with waits.
+    peak: the most bytes of resident memory (on CUDA devices, of tensors) above the level before the profile; None where
+        it was not measured.
+    moved: bytes, and seconds waited.
+    """
+
+    layer: str
+    direction: str
+    seconds: float = 0.0
+    peak: int | None = None
+    moved: Statistics = field(default_factory=Statistics)
+
+    def __add__(self, other: "Spent") -> "Spent":
+        peaks = [one.peak for one in (self, other) if one.peak is not None]
+        seconds, moved = self.seconds + other.seconds, self.moved + other.moved
+        return Spent(self.layer, self.direction, seconds, max(peaks, default=None), moved)
+
+    @property
+    def compute(self) -> float:
+        """Seconds without waits."""
+        return self.seconds - self.moved.seconds_waited
+
+
+def total(rows: Sequence[Spent]) -> Spent:
+    """All of one worker."""
+    return sum(rows, Spent("all", ""))
+
+
+def by_layer(workers: Sequence[Sequence[Spent]]) -> list[list[Spent]]:
+    """For each layer and direction, in the order of a worker's rows, what each worker spent; `ELSEWHERE` is last."""
+    keys = dict.fromkeys((one.layer, one.direction) for rows in workers for one in rows)
+    keys[ELSEWHERE, ""] = keys.pop((ELSEWHERE, ""), None)
+    found = [{(one.layer, one.direction): one for one in rows} for rows in workers]
+    return [[rows.get(key, Spent(*key)) for rows in found] for key in keys]
+
+
+def imbalance(of_workers: Sequence[Spent]) -> float | None:
+    """Greatest over mean compute; None where that is too short to tell."""
+    mean = sum(one.compute for one in of_workers) / len(of_workers)
+    return max(one.compute for one in of_workers) / mean if mean >= LEAST_SECONDS else None
+
+
+def tables(workers: Sequence[Sequence[Spent]]) -> str:
+    """By layer, and by worker; 80 columns wide."""
+    totals = [total(rows) for rows in workers]
+    layers: list[tuple[str, ...]] = [("layer", "pass", "compute", "wait", "MB out", "MB in", "MB peak", "max/mean")]
+    layers += [_layer_cells(of_workers) for of_workers in (*by_layer(workers), totals)]
+    each: list[tuple[str, ...]] = [("worker", "compute", "wait", "of it late", "MB out", "MB in", "MB peak")]
+    for rank, one in enumerate(totals):
+        compute, wait, *moved = _cells([one])
+        each.append((str(rank), compute, wait, _seconds(one.moved.seconds_late), *moved))
+    return "\n\n".join([_title(workers), as_text(layers), as_text(each, left=1), NOTE])
+
+
+def _title(workers: Sequence[Sequence[Spent]]) -> str:
+    how_many = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+    return f"profile of {max(total(rows).seconds for rows in workers):.2f} s on {how_many}"
+
+
+def _layer_cells(of_workers: Sequence[Spent]) -> tuple[str, ...]:
+    layer, uneven = of_workers[0].layer, imbalance(of_workers)
+    name = layer if len(layer) <= LAYER_WIDTH else f"…{layer[1 - LAYER_WIDTH :]}"
+    return name, of_workers[0].direction, *_cells(of_workers), "-" if uneven is None else f"{uneven:.2f}"
+
+
+def _cells(of_workers: Sequence[Spent]) -> list[str]:
+    """Compute, wait, MB out and in: means; peak: the most."""
+    both = sum(of_workers, Spent("", ""))
+    count = len(of_workers)
+    moved = both.moved.bytes_sent, both.moved.bytes_received
+    peak = "-" if both.peak is None else _number(both.peak / MEGA, 1)
+    return [
+        _seconds(both.compute / count),
+        _seconds(both.moved.seconds_waited / count),
+        *(_number(b / count / MEGA, 2) for b in moved),
+        peak,
+    ]
+
+
+def _seconds(seconds: float) -> str:
+    return _number(seconds, 3)
+
+
+def _number(value: float, digits: int) -> str:
+    """In six characters."""
+    return f"{value:.{digits if value < 10 ** (5 - digits) else 0}f}"
+
+
+def draw(workers: Sequence[Sequence[Spent]], file: str | PathLike[str]) -> None:
+    """Bars by layer: seconds of compute and of waits, bytes, and the peak of memory."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("pictures need matplotlib, which is not installed: pip install 'sar-gnn[plot]'") from error
+    layers, count = by_layer(workers), len(workers)
+    both = [sum(of_workers, Spent("", "")) for of_workers in layers]
+    compute = [one.compute / count for one in both]
+    late = [one.moved.seconds_late / count for one in both]
+    wire = [(one.moved.seconds_waited - one.moved.seconds_late) / count for one in both]
+    right = [("MB sent, mean", "#66a182", [one.moved.bytes_sent / count / MEGA for one in both])]
+    if any(one.peak is not None for one in both):
+        right.append(("MB at the peak, most", "#9db4c0", [(one.peak or 0) / MEGA for one in both]))
+    figure = Figure(figsize=(11, 1.5 + 0.32 * len(layers)), dpi=120, layout="constrained")
+    times, *others = figure.subplots(1, 1 + len(right), sharey=True, width_ratios=(2, *[1] * len(right)))
+    places = range(len(layers))
+    begun = [0.0] * len(layers)
+    for seconds, colour, label in (
+        (compute, "#2e6f95", "compute"),
+        (wire, "#d1495b", "wait for messages"),
+        (late, "#edae49", "wait for workers that come late"),
+    ):
+        times.barh(places, seconds, left=begun, color=colour, label=label)
+        begun = [left + width for left, width in zip(begun, seconds, strict=True)]
+    slowest = [max(one.compute for one in of_workers) for of_workers in layers]
+    times.plot(slowest, places, "|", color="#30323d", markersize=11, markeredgewidth=2, label="compute, slowest worker")
+    times.set_title("seconds, mean", fontsize=11)
+    for axes, (title, colour, values) in zip(others, right, strict=True):
+        axes.barh(places, values, color=colour)
+        axes.set_title(title, fontsize=11)
+    times.set_yticks(places, [f"{one[0].layer} {one[0].direction}".strip() for one in layers])
+    times.invert_yaxis()
+    for axes in (times, *others):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x", alpha=0.25)
+        axes.set_axisbelow(True)
+    figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.suptitle(_title(workers), fontsize=11)
+    figure.savefig(file)
