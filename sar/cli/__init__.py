@@ -4,11 +4,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from sar import __version__
 from sar.errors import SarError
 
 COMMANDS = {
+    "bench-network": "Measure the network between workers; say whether it or the partitioning limits training.",
     "chunk": "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it.",
     "demo": "Train GraphSAGE and GAT with several workers and with one process, and compare.",
     "inspect": "Show what is in a partition directory, and check that its files fit together.",
@@ -16,7 +18,7 @@ COMMANDS = {
     "partition": "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read.",
     "plan": "Predict bytes sent and peak memory of every worker for a model on a partition directory.",
 }
-"""Each command is a module of this name with `add_arguments(parser)` and `run(arguments)`, which returns the status.
+"""Each command is a module of this name, _ for -, with `add_arguments(parser)` and `run(arguments)`, the exit status.
 
 Only the one that is run is imported: others load Numba, torchrun and more, which takes longer than a short command.
 """
@@ -35,11 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, what in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=what)
         if name in argv[:1]:
-            import_module(f"sar.cli.{name}").add_arguments(command)
+            _module(name).add_arguments(command)
     arguments = parser.parse_args(argv)
     try:
-        status: int = import_module(f"sar.cli.{arguments.command}").run(arguments)
+        status: int = _module(arguments.command).run(arguments)
     except SarError as error:
         print(f"sar {arguments.command}: {error}", file=sys.stderr)
         return 1
     return status
+
+
+def _module(command: str) -> Any:
+    return import_module(f"sar.cli.{command.replace('-', '_')}")

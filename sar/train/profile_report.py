@@ -1,7 +1,7 @@
 """What a profile found, as tables and as a picture."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from os import PathLike
 
 from sar.comm.statistics import Statistics
@@ -40,6 +40,11 @@ class Spent:
         seconds, moved = self.seconds + other.seconds, self.moved + other.moved
         return Spent(self.layer, self.direction, seconds, max(peaks, default=None), moved)
 
+    def __truediv__(self, count: int) -> "Spent":
+        """The share of one of `count` workers or epochs."""
+        moved = Statistics(*(value / count for value in astuple(self.moved)))
+        return replace(self, seconds=self.seconds / count, moved=moved)
+
     @property
     def compute(self) -> float:
         """Seconds without waits."""
@@ -59,9 +64,14 @@ def by_layer(workers: Sequence[Sequence[Spent]]) -> list[list[Spent]]:
     return [[rows.get(key, Spent(*key)) for rows in found] for key in keys]
 
 
+def mean_of(of_workers: Sequence[Spent]) -> Spent:
+    """The mean of workers, with the greatest peak."""
+    return sum(of_workers, Spent("", "")) / len(of_workers)
+
+
 def imbalance(of_workers: Sequence[Spent]) -> float | None:
     """Greatest over mean compute; None where that is too short to tell."""
-    mean = sum(one.compute for one in of_workers) / len(of_workers)
+    mean = mean_of(of_workers).compute
     return max(one.compute for one in of_workers) / mean if mean >= LEAST_SECONDS else None
 
 
@@ -72,8 +82,8 @@ def tables(workers: Sequence[Sequence[Spent]]) -> str:
     layers += [_layer_cells(of_workers) for of_workers in (*by_layer(workers), totals)]
     each: list[tuple[str, ...]] = [("worker", "compute", "wait", "of it late", "MB out", "MB in", "MB peak")]
     for rank, one in enumerate(totals):
-        compute, wait, *moved = _cells([one])
-        each.append((str(rank), compute, wait, _seconds(one.moved.seconds_late), *moved))
+        compute, wait, *moved = _cells(one)
+        each.append((str(rank), compute, wait, _number(one.moved.seconds_late, 3), *moved))
     return "\n\n".join([_title(workers), as_text(layers), as_text(each, left=1), NOTE])
 
 
@@ -85,25 +95,14 @@ def _title(workers: Sequence[Sequence[Spent]]) -> str:
 def _layer_cells(of_workers: Sequence[Spent]) -> tuple[str, ...]:
     layer, uneven = of_workers[0].layer, imbalance(of_workers)
     name = layer if len(layer) <= LAYER_WIDTH else f"…{layer[1 - LAYER_WIDTH :]}"
-    return name, of_workers[0].direction, *_cells(of_workers), "-" if uneven is None else f"{uneven:.2f}"
+    return name, of_workers[0].direction, *_cells(mean_of(of_workers)), "-" if uneven is None else f"{uneven:.2f}"
 
 
-def _cells(of_workers: Sequence[Spent]) -> list[str]:
-    """Compute, wait, MB out and in: means; peak: the most."""
-    both = sum(of_workers, Spent("", ""))
-    count = len(of_workers)
-    moved = both.moved.bytes_sent, both.moved.bytes_received
-    peak = "-" if both.peak is None else _number(both.peak / MEGA, 1)
-    return [
-        _seconds(both.compute / count),
-        _seconds(both.moved.seconds_waited / count),
-        *(_number(b / count / MEGA, 2) for b in moved),
-        peak,
-    ]
-
-
-def _seconds(seconds: float) -> str:
-    return _number(seconds, 3)
+def _cells(spent: Spent) -> list[str]:
+    """Compute, wait, MB out and in, peak."""
+    moved = [_number(count / MEGA, 2) for count in (spent.moved.bytes_sent, spent.moved.bytes_received)]
+    peak = "-" if spent.peak is None else _number(spent.peak / MEGA, 1)
+    return [_number(spent.compute, 3), _number(spent.moved.seconds_waited, 3), *moved, peak]
 
 
 def _number(value: float, digits: int) -> str:
@@ -117,34 +116,30 @@ def draw(workers: Sequence[Sequence[Spent]], file: str | PathLike[str]) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("pictures need matplotlib, which is not installed: pip install 'sar-gnn[plot]'") from error
-    layers, count = by_layer(workers), len(workers)
-    both = [sum(of_workers, Spent("", "")) for of_workers in layers]
-    compute = [one.compute / count for one in both]
-    late = [one.moved.seconds_late / count for one in both]
-    wire = [(one.moved.seconds_waited - one.moved.seconds_late) / count for one in both]
-    right = [("MB sent, mean", "#66a182", [one.moved.bytes_sent / count / MEGA for one in both])]
-    if any(one.peak is not None for one in both):
-        right.append(("MB at the peak, most", "#9db4c0", [(one.peak or 0) / MEGA for one in both]))
+    layers = by_layer(workers)
+    means = [mean_of(of_workers) for of_workers in layers]
+    others = [("MB sent, mean", "#66a182", [one.moved.bytes_sent / MEGA for one in means])]
+    if any(one.peak is not None for one in means):
+        others.append(("MB at the peak, most", "#9db4c0", [(one.peak or 0) / MEGA for one in means]))
     figure = Figure(figsize=(11, 1.5 + 0.32 * len(layers)), dpi=120, layout="constrained")
-    times, *others = figure.subplots(1, 1 + len(right), sharey=True, width_ratios=(2, *[1] * len(right)))
-    places = range(len(layers))
-    begun = [0.0] * len(layers)
-    for seconds, colour, label in (
-        (compute, "#2e6f95", "compute"),
-        (wire, "#d1495b", "wait for messages"),
-        (late, "#edae49", "wait for workers that come late"),
+    times, *beside = figure.subplots(1, 1 + len(others), sharey=True, width_ratios=(2, *[1] * len(others)))
+    places, reached = range(len(layers)), [0.0] * len(layers)
+    for colour, label, seconds in (
+        ("#2e6f95", "compute", [one.compute for one in means]),
+        ("#d1495b", "wait for messages", [one.moved.seconds_waited - one.moved.seconds_late for one in means]),
+        ("#edae49", "wait for workers that come late", [one.moved.seconds_late for one in means]),
     ):
-        times.barh(places, seconds, left=begun, color=colour, label=label)
-        begun = [left + width for left, width in zip(begun, seconds, strict=True)]
+        times.barh(places, seconds, left=reached, color=colour, label=label)
+        reached = [left + width for left, width in zip(reached, seconds, strict=True)]
     slowest = [max(one.compute for one in of_workers) for of_workers in layers]
     times.plot(slowest, places, "|", color="#30323d", markersize=11, markeredgewidth=2, label="compute, slowest worker")
     times.set_title("seconds, mean", fontsize=11)
-    for axes, (title, colour, values) in zip(others, right, strict=True):
+    for axes, (title, colour, values) in zip(beside, others, strict=True):
         axes.barh(places, values, color=colour)
         axes.set_title(title, fontsize=11)
     times.set_yticks(places, [f"{one[0].layer} {one[0].direction}".strip() for one in layers])
     times.invert_yaxis()
-    for axes in (times, *others):
+    for axes in (times, *beside):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x", alpha=0.25)
