@@ -94,7 +94,9 @@ def verdict(workers: Sequence[Spent], bandwidth: float) -> str:
     if wire > slowest / 2:
         limits = "The network limits training" if wire > slowest else "The network counts as much as compute"
         enough = _gigabit(2 * bandwidth * wire / slowest)
-        return f"{limits}: {found}. A better partitioning or half precision on the wire sends less; {enough} Gbit/s would do."
+        return (
+            f"{limits}: {found}. A better partitioning or half precision on the wire sends less; {enough} Gbit/s would do."
+        )
     if uneven > UNEVEN:
         return (
             f"The partitioning limits training: {found} on the slowest worker, {uneven:.2f} times the mean, while the "

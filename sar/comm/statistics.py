@@ -1,6 +1,6 @@
 """Counters of what was moved and how long it waited, for users to print."""
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import add, sub
 
 
@@ -21,10 +21,10 @@ class Statistics:
     seconds_late: float = 0.0
 
     def __sub__(self, earlier: "Statistics") -> "Statistics":
-        return Statistics(*map(sub, astuple(self), astuple(earlier)))
+        return Statistics(*map(sub, vars(self).values(), vars(earlier).values()))
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        return Statistics(*map(add, astuple(self), astuple(other)))
+        return Statistics(*map(add, vars(self).values(), vars(other).values()))
 
 
 counters = Statistics()
