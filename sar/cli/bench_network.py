@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found, on worker 0 where a launcher has started several."""
-    if arguments.size < 1 or arguments.epochs < 1 or (arguments.workers or 1) < 1:
+    if min(arguments.size, arguments.epochs, 1 if arguments.workers is None else arguments.workers) < 1:
         raise ConfigError("--size, --epochs and --workers: expected at least 1.")
     place = find_place()
     if place is not None and place.world_size > 1:
@@ -94,9 +94,8 @@ def verdict(workers: Sequence[Spent], bandwidth: float) -> str:
     if wire > slowest / 2:
         limits = "The network limits training" if wire > slowest else "The network counts as much as compute"
         enough = _gigabit(2 * bandwidth * wire / slowest)
-        return (
-            f"{limits}: {found}. A better partitioning or half precision on the wire sends less; {enough} Gbit/s would do."
-        )
+        how = f"A better partitioning or half precision on the wire sends less; {enough} Gbit/s would do."
+        return f"{limits}: {found}. {how}"
     if uneven > UNEVEN:
         return (
             f"The partitioning limits training: {found} on the slowest worker, {uneven:.2f} times the mean, while the "

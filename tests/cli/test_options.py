@@ -11,12 +11,12 @@ import pytest
 
 from tests.workers import REPOSITORY
 
-COMMANDS = ("chunk", "inspect", "launch", "partition", "plan")
+COMMANDS = ("bench-network", "chunk", "inspect", "launch", "partition", "plan")
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    import_module(f"sar.cli.{command}").add_arguments(parser)
+    import_module(f"sar.cli.{command.replace('-', '_')}").add_arguments(parser)
     return parser
 
 
@@ -30,7 +30,7 @@ def examples() -> Iterator[tuple[str, list[str]]]:
     for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))):
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
-                found = re.search(r"(?:^|-m )sar(?:\.cli)? (\w+)(.*)", line)
+                found = re.search(r"(?:^|-m )sar(?:\.cli)? ([\w-]+)(.*)", line)
                 if found and found[1] in COMMANDS:
                     yield found[1], shlex.split(re.sub(r"\s#.*", "", found[2]))
 
