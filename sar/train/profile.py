@@ -96,13 +96,13 @@ def profile(*, trace: bool = False) -> Iterator[Profile]:
     group, found = current_group(), Profile()
     if listeners or (trace and traced()):
         raise ConfigError("sar.profile is taken inside another one, or inside torch.profiler; end that one first.")
-    with group.guard():
-        group.agree(f"the beginning of sar.profile(trace={trace})")
+    recorder = _Recorder(measures_memory=not trace)
     if trace:
         found._trace = torch_profile()
         found._trace.start()
-    recorder = _Recorder(measures_memory=not trace)
     try:
+        with group.guard():  # after what takes each worker its own time
+            group.agree(f"the beginning of sar.profile(trace={trace})")
         with recorder:
             yield found
         found.workers = _gathered(group, recorder.spent())
@@ -137,8 +137,9 @@ class _Recorder:
     """Follows modules and distributed calls of this process while active: see [Note: whose time it is]."""
 
     def __init__(self, *, measures_memory: bool) -> None:
-        self._measures_memory = measures_memory
         self._memory: PeakMemory | _CudaMemory | None = None
+        if measures_memory:
+            self._memory = _CudaMemory() if torch.cuda.is_initialized() else PeakMemory()
         self._names: dict[Module, str] = {}
         self._layers: set[str] = set()
         self._outside: set[str] = set()  # outside all modules, as their backwards name them
@@ -148,8 +149,6 @@ class _Recorder:
         self._handles: list[Any] = []
 
     def __enter__(self) -> None:
-        if self._measures_memory:
-            self._memory = _CudaMemory() if torch.cuda.is_initialized() else PeakMemory()
         self._handles = [
             hooks.register_module_forward_pre_hook(self._enters),
             hooks.register_module_forward_hook(self._leaves, always_call=True),
