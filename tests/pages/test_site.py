@@ -12,7 +12,7 @@ from tests.pages.blocks import PAGES
 from tests.workers import REPOSITORY
 
 API = REPOSITORY / "docs" / "api"
-PACKAGES = ("sar", "sar.comm", "sar.nn", "sar.train", "sar.sampling")
+PACKAGES = ("sar", "sar.comm", "sar.nn", "sar.train", "sar.sampling", "sar.pyg")
 """Public import paths that say in `__all__` what they offer."""
 
 NOT_OURS = {
