@@ -57,5 +57,9 @@ class SamplingError(SarError, RuntimeError):
     """A background process that samples mini-batches died or failed."""
 
 
+class SpillError(SarError, OSError):
+    """Tensors could not be written to the disk that virtual workers keep them on."""
+
+
 class DglError(SarError, ImportError):
     """DGL is missing, or a part of DGL was used that cannot run on the installed torch."""

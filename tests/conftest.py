@@ -8,6 +8,7 @@ import pytest
 
 import sar  # noqa: F401  before anything imports dgl
 from tests import leftovers
+from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import WorkerPool, close_shared_pool, end_helper_processes, shared_pool
 
 # Random examples for each test: of `make test-all`, `make test` and `make test-fast`.
@@ -27,6 +28,7 @@ hypothesis.settings.load_profile("sar")  # `--hypothesis-profile` chooses anothe
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--most-workers", type=int, metavar="W", help="leave out tests that need more workers")
+    parser.addoption("--virtual", type=int, metavar="W", help="workers are virtual: those of a test share W processes")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -44,9 +46,14 @@ def _workers(item: pytest.Item) -> int:
 
 
 @pytest.fixture
-def pool(world_size: int) -> WorkerPool:
+def pool(world_size: int, request: pytest.FixtureRequest) -> WorkerPool | VirtualPool:
     """`world_size` workers; the test is parametrised with `world_size`."""
-    return shared_pool(world_size)
+    processes: int | None = request.config.getoption("--virtual")
+    if processes is None:
+        return shared_pool(world_size)
+    if world_size == processes or world_size % processes:
+        pytest.skip(f"{world_size} workers are no virtual workers of {processes} processes")
+    return VirtualPool(processes, world_size // processes)
 
 
 def _left(shared_memory: set[str]) -> list[str]:

@@ -16,6 +16,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from sar.comm.virtual.residency import LEAST_BYTES
 from sar.config import Config
 from sar.logging_setup import logger
 
@@ -26,14 +27,18 @@ LARGE = 2**18
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
 _PARAMETERS = {
     "least": {_M_MMAP_THRESHOLD: LARGE, _M_TRIM_THRESHOLD: 2**21, _M_ARENA_MAX: 1},
+    "spilled": {_M_MMAP_THRESHOLD: LEAST_BYTES, _M_TRIM_THRESHOLD: LEAST_BYTES, _M_ARENA_MAX: 1},
     "kept": {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1},
 }
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 
 
-def set_allocator() -> None:
-    """Set glibc's allocator as `Config.allocator` says, unless the user has set it: see [Note: allocator]."""
-    policy = Config.allocator
+def set_allocator(*, spilled: bool = False) -> None:
+    """Set glibc's allocator as `Config.allocator` says, unless the user has set it: see [Note: allocator].
+
+    With `spilled`, memory of all tensors that leave for a disk goes back at once.
+    """
+    policy = "spilled" if spilled else Config.allocator
     if policy == "system":
         return
     if (reason := _left_alone(os.environ)) is not None:

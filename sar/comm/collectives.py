@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sar.comm.ddp import refuse_second_sum
 from sar.comm.group import Group
+from sar.comm.messages import exchange_buffers
 from sar.comm.replicas import all_gather_text, described
 from sar.comm.session import current_group
 from sar.comm.statistics import counters
@@ -29,8 +30,6 @@ REDUCED_DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
     *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
 )
-HEAD_BYTES = 2**17
-"""What is received of a message before its length is known."""
 
 
 def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device: bool = False) -> None:
@@ -118,51 +117,6 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
         return exchange_buffers(group, call, sent, into)
 
 
-def exchange_buffers(
-    group: Group, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None
-) -> list[Tensor]:
-    """Send `buffers[q]` to every worker q; return what every worker sent to this one.
-
-    Several such exchanges make up one call, on which the workers have to agree before the first.
-
-    Args:
-        group: any group; inside its `guard()`.
-        call: what this is for, for errors.
-        buffers: one tensor per worker. Without `into` bytes in CPU memory, which begin with their number, int64.
-        into: where to put what each worker sends, where this worker knows its size.
-
-    Returns:
-        One tensor per worker. The own one is returned as it is.
-    """
-    received = list(buffers if into is None else into)
-    received[group.rank] = buffers[group.rank]
-    for k in range(1, group.world_size):
-        source, reader = (group.rank - k) % group.world_size, (group.rank + k) % group.world_size
-        if into is not None:
-            _swap(group, source, received[source], reader, buffers[reader], call)
-        else:
-            received[source] = _swap_unknown(group, source, reader, buffers[reader], call)
-    return received
-
-
-def _swap_unknown(group: Group, source: int, reader: int, sent: Tensor, call: str) -> Tensor:
-    """As `_swap`, of bytes that begin with their length; returns what came.
-
-    gloo takes a message that is shorter than what was posted for it, and leaves the rest as it was. So short ones need
-    no second message.
-    """
-    head = torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu")
-    _swap(group, source, head, reader, sent[:HEAD_BYTES], call)
-    length = int(head[:8].view(torch.int64))
-    counters.bytes_received -= max(HEAD_BYTES - length, 0)
-    received = head[:length]
-    if length > HEAD_BYTES:
-        received = torch.empty(length, dtype=torch.uint8, device="cpu")
-        received[:HEAD_BYTES] = head
-    _swap(group, source, received[HEAD_BYTES:], reader, sent[HEAD_BYTES:], call)
-    return received
-
-
 def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, send_tensor: Tensor) -> None:
     """Send a tensor to one worker while receiving one, in place, from another.
 
@@ -197,9 +151,10 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
         if recv_idx == group.rank:
             recv_tensor.detach().copy_(send_tensor)
             return
-        arrived = torch.empty_like(recv_tensor, device=group.device, memory_format=torch.contiguous_format)
-        _swap(group, recv_idx, arrived, send_idx, send_tensor.detach(), call)
-        recv_tensor.detach().copy_(arrived)
+        sent, into = ([tensor.new_empty(0)] * group.world_size for tensor in (send_tensor, recv_tensor))
+        sent[send_idx] = send_tensor.detach()
+        into[recv_idx] = torch.empty_like(recv_tensor, device=group.device, memory_format=torch.contiguous_format)
+        recv_tensor.detach().copy_(exchange_buffers(group, call, sent, into)[recv_idx])
 
 
 def sync_params(model: Module) -> None:
@@ -318,25 +273,6 @@ def _broadcast(group: Group, tensor: Tensor, call: str) -> None:
     group.wait_for(lambda: group.gloo.broadcast([tensor.view(-1).view(torch.uint8)], options).wait(), call)
     counters.bytes_sent += tensor.nbytes if group.rank == 0 else 0
     counters.bytes_received += tensor.nbytes if group.rank != 0 else 0
-
-
-def _swap(group: Group, source: int, received: Tensor, reader: int, sent: Tensor, call: str) -> None:
-    """Receive from one worker while sending to another; both may be empty."""
-    limit = timedelta(seconds=Config.timeout)
-    works = []
-    outgoing = sent.to("cpu").contiguous()
-    incoming = received if received.device.type == "cpu" else torch.empty_like(received, device="cpu")
-    if incoming.nbytes:
-        works.append((source, group.wait_for(lambda: group.gloo.recv([incoming], source, 0), call, source)))
-    if outgoing.nbytes:
-        works.append((reader, group.wait_for(lambda: group.gloo.send([outgoing], reader, 0), call, reader)))
-    for peer, work in works:
-        group.wait_for(lambda work=work: work.wait(limit), call, peer)  # type: ignore[misc]
-    if incoming is not received:
-        received.copy_(incoming)
-    counters.bytes_received += incoming.nbytes
-    counters.bytes_sent += outgoing.nbytes
-    counters.messages_sent += 1 if outgoing.nbytes else 0
 
 
 def _check_alike(tensors: Sequence[Tensor]) -> None:

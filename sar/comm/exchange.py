@@ -109,15 +109,19 @@ class Exchange:
         *,
         both_ways: bool = True,
     ) -> None:
-        self.group = group
+        self.group = self.wire = group
         self.plan = plan
         self.settings = settings
-        self.steps = plan.schedule(settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways))
+        self.steps = self.schedule(settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways))
         self.depth = len(self.steps) if settings.one_shot else settings.depth
         self.first = (2 if both_ways else 1) * self.depth + 1  # transfers of rows posted at once
         self.pool = pool
         self.signature = signature
         self._number = 0  # of the agreed call that the current sweep belongs to
+
+    def schedule(self, tile_rows: int) -> list[Step]:
+        """What travels, in the order in which it does."""
+        return self.plan.schedule(tile_rows)
 
     def sweep(
         self,
@@ -170,6 +174,18 @@ class Exchange:
         """Which of this worker's rows a tile that it sends is made of."""
         return self.plan.send_rows[tile.peer][tile.begin : tile.end]
 
+    def fields_of(self, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
+        """What the rows of a tile to send are taken from."""
+        return fields
+
+    def totals_of(self, tile: Tile, returns: GradientReturn) -> Sequence[Tensor]:
+        """Where the gradients of a tile that was sent are added."""
+        return returns.totals
+
+    def process_of(self, worker: int) -> int:
+        """Which process of `wire` a worker is."""
+        return worker
+
     def post(self, place: int, direction: Direction, row: RowFormat, transfer: _Transfer) -> None:
         """Post one message each way: see [Note: address]."""
         tag = (self._number % 2**12) << 19 | direction << 18 | place % 2**18
@@ -181,8 +197,8 @@ class Exchange:
             outbound = transfer.sent[: row.message_bytes(transfer.send.rows)]
             counters.bytes_sent += outbound.nbytes
             counters.messages_sent += 1
-        if self.group.nccl is not None:
-            _post_nccl(self.group.nccl, transfer, inbound, outbound)
+        if self.wire.nccl is not None:
+            _post_nccl(self.wire.nccl, transfer, inbound, outbound)
             return
         if transfer.receive is not None and inbound is not None and inbound.nbytes:
             transfer.receive_work = self._gloo("recv", inbound, transfer.receive.peer, tag)
@@ -190,13 +206,14 @@ class Exchange:
             transfer.send_work = self._gloo("send", outbound, transfer.send.peer, tag)
 
     def _gloo(self, verb: str, message: Tensor, peer: int, tag: int) -> Any:
-        return self.group.wait_for(lambda: getattr(self.group.gloo, verb)([message], peer, tag), self.signature, peer)
+        wire, process = self.wire, self.process_of(peer)
+        return wire.wait_for(lambda: getattr(wire.gloo, verb)([message], process, tag), self.signature, process)
 
     def wait(self, work: Any, tile: Tile | None) -> None:
         """Wait until a tile's message is there, or has gone."""
         if work is not None and tile is not None:
             limit = timedelta(seconds=Config.timeout)
-            self.group.wait_for(lambda: work.wait(limit), self.signature, tile.peer)
+            self.wire.wait_for(lambda: work.wait(limit), self.signature, self.process_of(tile.peer))
 
     def finish_send(self, transfer: _Transfer) -> None:
         """Wait until what this worker sends has gone, and hand its buffer back."""
@@ -231,7 +248,8 @@ class _Outward:
         if step.send is not None:
             sent = pool.take(self.row.message_bytes(step.send.rows))
             index = self.exchange.own_rows(step.send)
-            for column, rows in zip(self.fields, self.row.rows(sent, step.send.rows), strict=True):
+            fields = self.exchange.fields_of(step.send, self.fields)
+            for column, rows in zip(fields, self.row.rows(sent, step.send.rows), strict=True):
                 if rows.are_like(column.device, column.dtype):
                     torch.index_select(column, 0, index, out=rows.values)
                 else:
@@ -304,7 +322,8 @@ class _Backward:
             if transfer.receive is not None and transfer.received is not None:
                 index = self.exchange.own_rows(transfer.receive)
                 found = self.row.rows(transfer.received, transfer.receive.rows)
-                for total, rows in zip(self.returns.totals, found, strict=True):
+                totals = self.exchange.totals_of(transfer.receive, self.returns)
+                for total, rows in zip(totals, found, strict=True):
                     self.returns.add(index, rows.read(self.device, total.dtype), total)
             self.exchange.finish_send(transfer)
             self.exchange.pool.give(transfer.received)

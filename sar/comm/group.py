@@ -36,7 +36,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -89,6 +89,7 @@ class Group:
         stopped: what ended this generation; None while it works.
         final: whether the group cannot recover.
         replicas: compares the workers' models, where they are to be compared: see [Note: replicas].
+        exchanging: what exchanges bytes between all pairs of workers; None where gloo does.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Group:
         self.stopped: str | None = None
         self.final = False
         self.replicas: Replicas | None = None
+        self.exchanging: Callable[[str, Sequence[Tensor]], list[Tensor]] | None = None
         self._root_store = store
         self._board = Board(store, rank, world_size)
         self._liveness: Liveness | None = None

@@ -7,15 +7,20 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
+from sar.comm.virtual.group import VirtualGroup
 
 
 class Tile(NamedTuple):
-    """Rows begin:end of a halo list, on their way between this worker and `peer`: `size` of them, or the last ones."""
+    """Rows begin:end of a halo list, on their way between this worker and `peer`: `size` of them, or the last ones.
+
+    owner: which virtual worker of this process has the rows, where they are sent.
+    """
 
     peer: int
     begin: int
     end: int
     size: int
+    owner: int = 0
 
     @property
     def rows(self) -> int:
@@ -38,6 +43,9 @@ class HaloPlan:
         send_rows: for every worker, the rows of this one that it reads, ascending, (H_q,) int32 or int64.
         halo_counts: (W, W) int64: entry [p, r] is the number of rows of p that r reads; equal on all workers.
         mean_rows: rows of a worker, averaged over all; equal on all workers.
+
+    Attributes:
+        rows_here: `send_rows` of every virtual worker of this process, one after the other; empty without such.
     """
 
     def __init__(self, rank: int, send_rows: list[Tensor], halo_counts: Tensor, mean_rows: int) -> None:
@@ -46,6 +54,7 @@ class HaloPlan:
         self.send_rows = send_rows
         self.halo_counts: list[list[int]] = halo_counts.tolist()
         self.mean_rows = mean_rows
+        self.rows_here: list[Tensor] = []
         self.schedule = lru_cache(maxsize=8)(self._make_schedule)
 
     @property
@@ -69,7 +78,11 @@ class HaloPlan:
         """
         own = torch.tensor([*map(len, halos), rows])
         counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))
-        return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size)
+        plan = cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size)
+        if isinstance(group, VirtualGroup):
+            shared = group.share(group.publish([torch.cat(send_rows)])[0], f"halo lists of {what}")
+            plan.rows_here = [one.rows for one in shared]
+        return plan
 
     def _make_schedule(self, tile_rows: int) -> list[Step]:
         """All steps of an exchange with tiles of at most `tile_rows` rows.
@@ -84,12 +97,13 @@ class HaloPlan:
             source, reader = (self.rank - k) % world, (self.rank + k) % world
             longest = max(counts[(r - k) % world][r] for r in range(world))
             for index in range(-(-longest // tile_rows)):
-                receive = _tile(source, index, tile_rows, counts[source][self.rank])
-                send = _tile(reader, index, tile_rows, counts[self.rank][reader])
+                receive = tile_of(source, index, tile_rows, counts[source][self.rank])
+                send = tile_of(reader, index, tile_rows, counts[self.rank][reader])
                 steps.append(Step(index, receive, send))
         return steps
 
 
-def _tile(peer: int, index: int, tile_rows: int, rows: int) -> Tile | None:
+def tile_of(peer: int, index: int, tile_rows: int, rows: int) -> Tile | None:
+    """The tile of a halo list of so many rows, if there is such a one."""
     begin = index * tile_rows
     return Tile(peer, begin, min(begin + tile_rows, rows), tile_rows) if begin < rows else None

@@ -11,6 +11,7 @@ or a model that it alone trains, and no longer counts. Tensors that are no `torc
 """
 
 import json
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sar.config import Config
 from sar.errors import DisagreementError
 from sar.logging_setup import logger
+from sar.raw_memory import as_array
 
 NOT_STEPPED: Final = 0
 NOT_CHECKED: Final = 1
@@ -47,16 +49,25 @@ class _Stepped(NamedTuple):
 
 
 class Replicas:
-    """What this worker's optimizers have stepped since the latest agreement: see [Note: replicas]."""
+    """What this worker's optimizers have stepped since the latest agreement: see [Note: replicas].
 
-    def __init__(self) -> None:
+    Args:
+        of_thread: look only at steps in the thread that makes this. Default False: at all of the process.
+    """
+
+    def __init__(self, *, of_thread: bool = False) -> None:
+        self._thread = threading.get_ident() if of_thread else None
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> (its name, `seen_by`)
         self._serials: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._stepped: dict[int, list[_Stepped]] = {}  # by the optimizer's serial
         self._told: list[_Stepped] = []  # what the latest agreement was about
         self._own: set[str] = set()  # keys of what is not compared
         self._apart = False
-        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._look(optimizer))
+        self._hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._look(optimizer))
+
+    def close(self) -> None:
+        """Look at no further steps."""
+        self._hook.remove()
 
     def share(self, model: Module, call: str) -> bool:
         """Note that a model's parameters should be the same on all workers; return whether any of them is new."""
@@ -131,6 +142,8 @@ class Replicas:
 
     def _look(self, optimizer: Optimizer) -> None:
         """Take the checksums of what an optimizer has just stepped."""
+        if self._thread not in (None, threading.get_ident()):
+            return
         if self._apart or not Config.check_replicas or torch.compiler.is_compiling():
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if _counts(p)]
@@ -140,7 +153,7 @@ class Replicas:
 
     def _stepped_now(self, parameter: Parameter, place: str) -> _Stepped:
         shape = described(parameter)
-        checksum = zlib.crc32(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        checksum = zlib.crc32(as_array(parameter.detach().cpu().reshape(-1).view(torch.uint8)).data)
         if parameter not in self._shared:
             return _Stepped(shape, f"{place}, {shape},", [], checksum)
         name, seen_by = self._shared[parameter]

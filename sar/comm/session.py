@@ -3,10 +3,13 @@
 import atexit
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -19,6 +22,13 @@ from sar.comm.joining import Pulse, check_in, open_store, while_it_answers
 from sar.comm.launcher import find_place, job_id, local_rank, set_in_part
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
+from sar.comm.virtual.crew import Crew, end_process
+from sar.comm.virtual.group import VirtualGroup
+from sar.comm.virtual.residency import Residency, memory_is_watched
+from sar.comm.virtual.script import Script, wanted
+from sar.comm.virtual.spill import SpillFile
+from sar.comm.virtual.state import STATE, refusals
+from sar.comm.virtual.turns import Swapped, Turns
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, NotInitializedError, SarError
 from sar.logging_setup import logger
@@ -73,8 +83,13 @@ def initialize_comms(
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(f"Unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}.")
     Config.validate()
+    if isinstance(_current and _current.group, VirtualGroup):
+        _check_same("rank", _rank, rank())
+        _check_same("world size", _world_size, world_size())
+        return
+    virtual = wanted() if _current is None else None
     if _current is None:
-        set_allocator()
+        set_allocator(spilled=virtual is not None)
     choose_interface(master_ip_address)
     master: tuple[str | None, int | None] = (None, None)
     found = dist.is_initialized()
@@ -95,7 +110,7 @@ def initialize_comms(
         place, job = (dist.get_rank(), dist.get_world_size()), os.environ.get("SAR_JOB_ID") or job_id()
         while_it_answers(lambda pulse: check_in(store, *place, job, pulse), place[0], "torch.distributed's store")
     group = Group(store, dist.get_rank(), dist.get_world_size(), device, nccl)
-    if group.world_size > 1:
+    if group.world_size > 1 and virtual is None:
         group.replicas = Replicas()
     with group.guard():
         group.agree("initialize_comms")
@@ -103,6 +118,70 @@ def initialize_comms(
     _current = _Communication(group, BufferPool(device), backend, *master)
     atexit.register(_shut_down, started=master[0] is not None)
     logger.info("worker %d of %d is connected over %s", group.rank, group.world_size, backend)
+    if virtual is not None and virtual.parts > group.world_size:
+        _run_script_again(-(-virtual.parts // group.world_size), virtual.folder)
+
+
+def _run_script_again(size: int, folder: Path) -> NoReturn:
+    """Run the script as virtual workers, and end the process with its exit status: see [Note: the script again]."""
+    script, status = Script(), 0
+    crew = virtual_workers(size, lambda place: script.run(), folder)
+    if crew.first_failure is not None:
+        place, error = crew.first_failure
+        print(f"Virtual worker {crew.turns.first + place} of {crew.turns.size * world_size()} failed:", file=sys.stderr)
+        traceback.print_exception(error)
+        status = 1
+    status = status or max(crew.results)
+    if crew.some_left:
+        end_process(status)
+    raise SystemExit(status)
+
+
+def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) -> Crew:
+    """Run `work(place)` as `size` virtual workers of this process: see [Note: virtual workers].
+
+    Args:
+        size: V; the same on all processes.
+        work: what each does, in a thread of its own.
+        folder: where tensors wait that are out of memory; None to keep all in memory.
+
+    Returns:
+        The crew, whose results and failures are to be looked at.
+
+    Raises:
+        ConfigError: where the folder cannot be used, or the workers' tensors travel on CUDA devices.
+    """
+    process = _get()
+    if process.group.device.type != "cpu" or process.group.nccl is not None:
+        raise ConfigError("Virtual workers (SAR_RESIDENT) run on the CPU only; use the backend gloo.")
+    turns = Turns(size, process.group.rank * size, (*STATE, Swapped(lambda: _current, _put_current)))
+    files = [SpillFile(folder) for _ in range(size)] if folder is not None else []
+
+    def run(place: int) -> Any:
+        residency = Residency(files[place], turns.first + place) if files else None
+        group = VirtualGroup(process.group, turns, place, residency)
+        group.replicas = Replicas(of_thread=True)
+        _put_current(process._replace(group=group, pool=BufferPool(group.device)))
+        try:
+            with nullcontext() if residency is None else residency.in_thread():
+                return work(place)
+        finally:
+            group.replicas.close()
+
+    crew, replicas = Crew(turns, run), process.group.replicas
+    try:
+        with refusals(), nullcontext() if replicas is None else replicas.apart(), memory_is_watched() if files else nullcontext():
+            crew.run(lambda: process.group.waiting is not None)
+    finally:
+        _put_current(process)
+        for file in files:
+            file.close()
+    return crew
+
+
+def _put_current(current: _Communication | None) -> None:
+    global _current
+    _current = current
 
 
 @contextmanager

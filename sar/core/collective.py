@@ -33,6 +33,8 @@ from sar.comm.group import Group
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
+from sar.comm.virtual.exchange import VirtualExchange
+from sar.comm.virtual.group import VirtualGroup
 from sar.core.relation import Relation, Structure
 from sar.kernels import EdgeBlock, add_rows
 from sar.ranges import named
@@ -73,7 +75,8 @@ class CallContext:
     def exchange(self, widest: RowFormat, signature: str, *, both_ways: bool = True) -> Exchange:
         """The exchange of a call along the relation; see `Exchange`."""
         pool = session.buffer_pool()
-        return Exchange(self.group, self.relation.plan, self.settings, widest, pool, signature, both_ways=both_ways)
+        kind = VirtualExchange if isinstance(self.group, VirtualGroup) else Exchange
+        return kind(self.group, self.relation.plan, self.settings, widest, pool, signature, both_ways=both_ways)
 
     def return_to(self, totals: Sequence[Tensor]) -> GradientReturn:
         """The return of gradients that adds up at `totals`, (N_src, ...) each."""

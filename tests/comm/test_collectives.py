@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 import sar
 from sar import comm
-from sar.comm.collectives import HEAD_BYTES, exchange_buffers
+from sar.comm.messages import HEAD_BYTES, exchange_buffers
 from sar.comm.session import current_group
 from tests.core.attempts import Failure, catch, catch_and_recover
 from tests.matrix import corner

@@ -17,6 +17,7 @@ from torch import Tensor
 from sar.kernels.cpu.compile import inline, kernel
 from sar.kernels.cpu.vector import line_length, prefetch
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
+from sar.raw_memory import as_array
 
 OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has
 
@@ -63,7 +64,7 @@ def _edge_ids(block: EdgeBlock, needed: bool) -> tuple[NDArray[Any], np.uint64]:
 def flat(tensor: Tensor | None) -> NDArray[Any]:
     """The elements of a tensor, row after row; shares its memory where that is contiguous."""
     assert tensor is not None
-    return tensor.detach().contiguous().view(-1).numpy()
+    return as_array(tensor.detach().contiguous().view(-1))
 
 
 @inline

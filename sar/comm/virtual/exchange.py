@@ -1,0 +1,156 @@
+"""A sweep among virtual workers: rows of the same process are read where they lie, others travel.
+
+[Note: sweeps in turns]
+All V workers of a process publish their rows at one meeting, with an inbox each where gradients return. Then each in
+its turn walks all source workers: those of its own process from the published rows, those of other processes as they
+arrive. In that turn the process sends the rows of all its V workers to the workers of the other processes that have
+their turn, too, which is an exchange among W processes like any other. Gradients are added to the inbox of the rows'
+owner, by whoever has the turn. A second meeting ends a sweep that returns gradients; only then an inbox is complete.
+Rows that do not leave the process keep their precision, whatever `Config.wire_dtype_features` says.
+
+[Note: reading ahead]
+Published rows are mapped and not in memory: the first use of a page that the system has dropped would wait for the
+disk, page after page. So before a tile is computed the system is asked for the next one.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.comm.exchange import Exchange, GradientReturn, ReceivedTile
+from sar.comm.halo_plan import Step, Tile, tile_of
+from sar.comm.rows import RowFormat
+from sar.comm.virtual.group import VirtualGroup
+from sar.comm.virtual.residency import Published
+
+
+class _Shared(NamedTuple):
+    """What a worker brings to a sweep: its fields, and inboxes for their gradients."""
+
+    fields: list[Published]
+    inboxes: list[Published]
+
+
+class VirtualExchange(Exchange):
+    """The messages of one call of a virtual worker: see [Note: sweeps in turns]."""
+
+    group: VirtualGroup
+
+    def __init__(self, group: VirtualGroup, *args: Any, **options: Any) -> None:
+        super().__init__(group, *args, **options)
+        self.wire = group.outer
+        self._shared: list[_Shared] = []
+
+    def schedule(self, tile_rows: int) -> list[Step]:
+        """What travels between processes while this worker has the turn; see [Note: sweeps in turns]."""
+        outer, size, place = self.group.outer, self.group.turns.size, self.group.place
+        counts, steps = self.plan.halo_counts, []
+        for k in range(1, outer.world_size):
+            there, reader = (outer.rank - k) % outer.world_size, (outer.rank + k) % outer.world_size * size + place
+            for u in range(size):
+                source, own = there * size + u, outer.rank * size + u
+                longest = max(
+                    counts[(x - k) % outer.world_size * size + u][x * size + place] for x in range(outer.world_size)
+                )
+                for index in range(-(-longest // tile_rows)):
+                    receive = tile_of(source, index, tile_rows, counts[source][self.group.rank])
+                    send = tile_of(reader, index, tile_rows, counts[own][reader])
+                    mine = None if send is None else send._replace(owner=u)
+                    steps.append(Step(place << 12 | len(steps) % 2**12, receive, mine))
+        self.local_tiles = [
+            tile
+            for u in range(size)
+            if u != place
+            for index in range(-(-counts[self._rank_of(u)][self.group.rank] // tile_rows))
+            if (tile := tile_of(self._rank_of(u), index, tile_rows, counts[self._rank_of(u)][self.group.rank]))
+        ]
+        return steps
+
+    def sweep(
+        self,
+        device: torch.device,
+        fields: list[Tensor] | None = None,
+        *,
+        keep: bool = False,
+        returns: GradientReturn | None = None,
+    ) -> Iterator[ReceivedTile]:
+        """As `Exchange.sweep`."""
+        group = self.group
+        mine = _Shared(group.publish(fields or []), group.inboxes(returns.totals if returns is not None else []))
+        self._shared = group.share(mine, self.signature)
+        travelling = super().sweep(device, fields, keep=keep, returns=returns)
+        return self._walk_all(travelling, fields, keep, returns)
+
+    def _walk_all(
+        self,
+        travelling: Iterator[ReceivedTile],
+        fields: list[Tensor] | None,
+        keep: bool,
+        returns: GradientReturn | None,
+    ) -> Iterator[ReceivedTile]:
+        yield from self._walk_here(fields is not None, keep, returns)
+        yield from travelling
+        mine, self._shared = self._shared[self.group.place], []
+        if returns is not None:
+            self.group.share(None, f"end of {self.signature}")
+            for total, inbox in zip(returns.totals, mine.inboxes, strict=True):
+                total += inbox.rows
+
+    def _walk_here(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[ReceivedTile]:
+        """The tiles of the workers of this process."""
+        for number, tile in enumerate(self.local_tiles):
+            owner = self._shared[tile.peer % self.group.turns.size]
+            index = self._rows_of(tile.peer, self.group.rank)[tile.begin : tile.end]
+            if fetch and number + 1 < len(self.local_tiles):
+                self._read_ahead(self.local_tiles[number + 1])
+            buffers: list[Tensor] = []
+            rows = grads = None
+            if fetch:
+                here = self._buffers([one.rows for one in owner.fields], tile.rows, buffers, keep)
+                rows = [torch.index_select(one.rows, 0, index, out=out) for one, out in zip(owner.fields, here, strict=True)]
+            if returns is not None:
+                grads = [one.zero_() for one in self._buffers(returns.totals, tile.rows, buffers, False)]
+            yield ReceivedTile(tile, rows, grads)
+            if returns is not None:
+                for inbox, grad in zip(owner.inboxes, grads or [], strict=True):
+                    returns.add(index, grad, inbox.rows)
+            for buffer in buffers:
+                self.pool.give(buffer)
+
+    def _buffers(self, like: Sequence[Tensor], rows: int, taken: list[Tensor], keep: bool) -> list[Tensor]:
+        """Room for so many rows of each field."""
+        if keep:
+            return [torch.empty(rows, *one.shape[1:], dtype=one.dtype) for one in like]
+        form = RowFormat.of(like)
+        taken.append(self.pool.take(form.message_bytes(rows)))
+        return [field.values for field in form.rows(taken[-1], rows)]
+
+    def _read_ahead(self, tile: Tile) -> None:
+        rows = self._rows_of(tile.peer, self.group.rank)
+        for field in self._shared[tile.peer % self.group.turns.size].fields:
+            field.will_need(int(rows[tile.begin]), int(rows[tile.end - 1]))
+
+    def _rank_of(self, place: int) -> int:
+        return self.group.outer.rank * self.group.turns.size + place
+
+    def _rows_of(self, owner: int, reader: int) -> Tensor:
+        """The rows of a worker of this process that some worker reads."""
+        counts = self.plan.halo_counts[owner]
+        begin = sum(counts[:reader])
+        return self.plan.rows_here[owner % self.group.turns.size][begin : begin + counts[reader]]
+
+    # -- for those of other processes
+
+    def own_rows(self, tile: Tile) -> Tensor:
+        return self._rows_of(self._rank_of(tile.owner), tile.peer)[tile.begin : tile.end]
+
+    def fields_of(self, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
+        return [one.rows for one in self._shared[tile.owner].fields]
+
+    def totals_of(self, tile: Tile, returns: GradientReturn) -> Sequence[Tensor]:
+        return [one.rows for one in self._shared[tile.owner].inboxes]
+
+    def process_of(self, worker: int) -> int:
+        return worker // self.group.turns.size

@@ -1,0 +1,238 @@
+"""The group as one virtual worker sees it: p = W x V workers, of which V meet in this process."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sar.comm.group import Group
+from sar.comm.messages import exchange_buffers
+from sar.comm.replicas import all_gather_text, described
+from sar.comm.virtual.residency import Published, Residency
+from sar.comm.virtual.turns import Turns
+from sar.errors import CommunicationError, ConfigError, PeerError
+
+_REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+class VirtualGroup(Group):
+    """One virtual worker's end of the group: see [Note: virtual workers].
+
+    An error is final: to go on, a script starts again from its checkpoint.
+
+    Args:
+        outer: the group of the W processes.
+        turns: of this process.
+        place: which of its V workers this is.
+        residency: what keeps its tensors on a disk; None where they stay in memory.
+    """
+
+    def __init__(self, outer: Group, turns: Turns, place: int, residency: Residency | None = None) -> None:
+        size = turns.size
+        super().__init__(dist.HashStore(), outer.rank * size + place, outer.world_size * size, outer.device)
+        self.outer = outer
+        self.turns = turns
+        self.place = place
+        self.residency = residency
+        self.exchanging = self._exchange
+
+    # -- errors
+
+    def _stop(self, generation: int, own: str, told: str, *, final: bool, known: bool) -> None:
+        with self._lock:
+            if self.stopped is None:
+                self.stopped, self.final = own, True
+        self.turns.fail(PeerError(told))
+        self.outer.stop(self.outer.generation, told, final=True)
+
+    def recover(self, step: int) -> int:
+        raise CommunicationError(
+            f"Virtual workers cannot recover from an error; start again from a checkpoint. {self.stopped or ''}"
+        )
+
+    def _whereabouts(self, call: str) -> str:
+        texts = all_gather_text(partial(self.all_gather, call=call), call)
+        return "\n".join(f"  worker {rank}: {text}" for rank, text in enumerate(texts))
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        outermost = self.residency is not None and not self.residency.inside
+        if outermost and self.residency is not None:
+            self.residency.inside = True
+        try:
+            with super().guard():
+                yield
+        finally:
+            if outermost and self.residency is not None:
+                self.residency.inside = False
+                if self.stopped is None:
+                    self.residency.come_back()
+
+    # -- meetings
+
+    def meet(self, kind: str, call: str, brought: Any, finish: Callable[[list[Any]], Any]) -> Any:
+        """Meet the other workers of this process; see `Turns.meet`."""
+        self.check()
+        self.turns.latest[self.place] = call
+        with self.guard(), self._waiting(call, "another virtual worker"):
+            leave = self.residency.leave if self.residency is not None else _stay
+            return self.turns.meet(self.place, kind, brought, finish, leave)
+
+    def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
+        """Gather one small CPU tensor of equal shape from every worker; only inside an agreed call."""
+
+        def finish(brought: list[Tensor]) -> list[Tensor]:
+            mine = torch.stack(brought)
+            return [one for theirs in self.outer.all_gather(mine, call) for one in theirs]
+
+        gathered = self.meet(f"a gathering of {described(tensor)}", call, _copy(tensor), _unseen(finish))
+        return [one.clone() for one in gathered]
+
+    @property
+    def gloo(self) -> "_Together":
+        """What whole tensors are combined by."""
+        self.check()
+        return _Together(self)
+
+    def publish(self, tensors: Sequence[Tensor]) -> list[Published]:
+        """Rows of this worker for those of the same process to read."""
+        if self.residency is None:
+            return [Published(_copy(tensor)) for tensor in tensors]
+        return [self.residency.publish(tensor) for tensor in tensors]
+
+    def inboxes(self, like: Sequence[Tensor]) -> list[Published]:
+        """Zeros in the form of these, for the workers of the same process to add to."""
+        if self.residency is None:
+            return [Published(torch.zeros(tensor.shape, dtype=tensor.dtype)) for tensor in like]
+        return [self.residency.inbox(tensor) for tensor in like]
+
+    def share(self, brought: Any, call: str) -> list[Any]:
+        """What each worker of this process brings, by place."""
+        found: list[Any] = self.meet("a sharing", call, brought, lambda all_brought: all_brought)
+        return found
+
+    def _exchange(self, call: str, buffers: Sequence[Tensor]) -> list[Tensor]:
+        """The bytes that every worker sent to this one, by rank; `buffers[q]` goes to worker q, as bytes."""
+        size, mine = self.turns.size, self.publish([_bytes(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
+
+        def finish(brought: list[list[Published]]) -> list[list[list[Tensor]]]:
+            """[process][from][to]: what the workers of each process send to those of this one."""
+            tables = []
+            for process in range(self.outer.world_size):
+                there = slice(process * size, (process + 1) * size)
+                tables.append([[one.rows for one in sent[there]] for sent in brought])
+            messages = [torch.empty(0)] * len(tables)
+            for process, table in enumerate(tables):
+                messages[process] = _packed(table) if process != self.outer.rank else _packed([])
+            for process, message in enumerate(exchange_buffers(self.outer, call, messages)):
+                if process != self.outer.rank:
+                    tables[process] = _unpacked(message, size)
+            return tables
+
+        tables = self.meet("an exchange", call, mine, _unseen(finish))
+        return [sent[self.place] for table in tables for sent in table]
+
+
+class _Together:
+    """What gloo's group offers for whole tensors, with virtual workers."""
+
+    def __init__(self, group: VirtualGroup) -> None:
+        self.group = group
+
+    def allreduce(self, tensors: list[Tensor], options: AllreduceOptions) -> "_Done":
+        """Combine a tensor over all workers, in place, in the order of their arrival."""
+        (tensor,), group = tensors, self.group
+        found = next(((op, combine) for op, combine in _REDUCTIONS.items() if options.reduceOp == op), None)
+        if found is None:
+            raise ConfigError(f"Virtual workers cannot combine tensors by {options.reduceOp}.")
+
+        op, combine = found
+
+        def finish(brought: list[Published]) -> Tensor:
+            total = brought[0].rows.clone()
+            for one in brought[1:]:
+                combine(total, one.rows, out=total)  # type: ignore[call-arg]
+            outer = group.outer
+            if outer.world_size > 1:
+                outer.wait_for(lambda: outer.gloo.allreduce([total], options).wait(), "all_reduce")
+            return total
+
+        kind = f"a reduction by {op.name} of {described(tensor)}"
+        tensor.copy_(group.meet(kind, kind, group.publish([tensor])[0], _unseen(finish)))
+        return _Done()
+
+    def broadcast(self, tensors: list[Tensor], options: BroadcastOptions) -> "_Done":
+        """Give all workers the tensor of worker 0."""
+        (tensor,), group = tensors, self.group
+
+        def finish(brought: list[Published]) -> Tensor:
+            given, outer = brought[0].rows, group.outer
+            if outer.world_size > 1:
+                given = given.clone()
+                outer.wait_for(lambda: outer.gloo.broadcast([given], options).wait(), "broadcast")
+            return given
+
+        mine = group.publish([tensor if group.place == 0 else tensor[:0]])[0]
+        kind = f"a broadcast of {described(tensor)}"
+        given = group.meet(kind, kind, mine, _unseen(finish))
+        if group.rank:
+            tensor.copy_(given)
+        return _Done()
+
+
+class _Done:
+    def wait(self) -> bool:
+        """As a finished `Work`."""
+        return True
+
+
+def _stay() -> None:
+    """Nothing leaves memory."""
+
+
+def _unseen(finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Make what belongs to all workers without telling the one at work that it is its own."""
+
+    def call(brought: Any) -> Any:
+        with _disable_current_modes():
+            return finish(brought)
+
+    return call
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()  # which brings it back
+    with _disable_current_modes():
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
+
+
+def _packed(table: list[list[Tensor]]) -> Tensor:
+    """Bytes that begin with their number: the lengths of messages, and the messages."""
+    flat = [one for row in table for one in row]
+    lengths = torch.tensor([0, *map(len, flat)], dtype=torch.int64)
+    lengths[0] = lengths.nbytes + lengths.sum()
+    return torch.cat([lengths.view(torch.uint8), *flat])
+
+
+def _unpacked(message: Tensor, size: int) -> list[list[Tensor]]:
+    lengths = message[: 8 * (size * size + 1)].view(torch.int64).tolist()[1:]
+    pieces = iter(message[8 * (size * size + 1) :].split(lengths))
+    return [[next(pieces) for _ in range(size)] for _ in range(size)]

@@ -1,0 +1,358 @@
+"""Which tensors of a virtual worker are in memory: they leave with its turn, and come back when they are used.
+
+[Note: leaving memory]
+A dispatch mode in each worker's thread sees every torch operation there, and so knows, by weak reference, every storage
+of `LEAST_BYTES` and more. When the turn passes, what has no up-to-date slot in the spill file is written, and the
+storages are emptied: their tensors stay as they are, with no memory behind them. An operation that uses one brings it
+back first. An operation that writes to one makes its slot stale; slots themselves are never written again, as others
+may be reading what they hold.
+
+Code that looks at memory past torch's dispatcher (DLPack, C++ extensions, `tolist`, `torch.save`) would find none. So
+storages that operations outside sar's own calls have used are brought back when a call returns, and `_past_dispatcher`
+restores for the rest. What only sar uses, such as the structure of graphs, comes back when it is used.
+
+Tensors that autograd saves leave too: a hook gives autograd a handle, which has the tensor until the turn passes, and
+then the slot. Torch leaves it to such hooks to notice changes in place, by the tensor's version.
+
+A storage that numpy has a view of cannot be emptied. It stays, and is counted (`pinned`).
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from sar import raw_memory
+from sar.comm.virtual.spill import Slot, SpillFile
+from sar.errors import ConfigError
+
+LEAST_BYTES = 2**16
+"""Of a storage that leaves memory: the state of optimizers has many that are not much larger."""
+FIRST_PURGE = 4096
+"""Storages known before those that are gone are looked for."""
+
+_LIFT = torch.ops.aten.lift_fresh.default
+"""How `torch.tensor` shows what it has made."""
+
+_here = threading.local()
+
+
+class Published(NamedTuple):
+    """Rows that other workers of the process may read, whoever has the turn.
+
+    rows: shares the file's pages, or is a copy in memory where it is small or nothing is spilled.
+    slot: where it is in the file.
+    """
+
+    rows: Tensor
+    slot: Slot | None = None
+
+    def will_need(self, first: int, last: int) -> None:
+        """Rows first to last will be read soon: see [Note: reading ahead]."""
+        if self.slot is not None and len(self.rows):
+            row = self.slot.nbytes // len(self.rows)
+            self.slot.will_need(first * row, (last - first + 1) * row)
+
+
+class _Entry:
+    """A storage: where it is in memory, by weak reference, and where in the file.
+
+    out: whether it is emptied.
+    eager: whether it comes back with the turn.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.slot: Slot | None = None
+        self.eager = False
+        self.bind(storage)
+
+    def bind(self, storage: torch.UntypedStorage) -> None:
+        self.nbytes = storage.nbytes()
+        self.out = False
+        self.key = storage._cdata  # nobody else's as long as there is a reference, even a weak one
+        self._weak = StorageWeakRef(storage)
+
+    def storage(self) -> torch.UntypedStorage | None:
+        """None where nobody has it any more."""
+        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)  # type: ignore[attr-defined]
+        return found
+
+
+class _Handle:
+    """A tensor that autograd saved: itself, until the turn passes; then only where its bytes are."""
+
+    def __init__(self, tensor: Tensor, entry: _Entry | None) -> None:
+        self.tensor = tensor.detach()  # which has the same version
+        self.entry = entry
+        self.gone = False
+        self.version = tensor._version
+        self.form = tensor.storage_offset(), tensor.size(), tensor.stride()
+
+    def let_go(self) -> None:
+        """Forget the storage; what is left still tells the version."""
+        self.tensor.data = torch.empty(0, dtype=self.tensor.dtype)
+        self.gone = True
+
+
+class Residency(TorchDispatchMode):
+    """What a virtual worker has in memory: see [Note: leaving memory]; a context of its thread.
+
+    Args:
+        file: the worker's own.
+        rank: its global rank, for errors.
+
+    Attributes:
+        inside: whether a call of sar's runs, in which nothing comes back but what is used.
+        pinned: bytes that could not leave when the turn last passed.
+        left: bytes that did.
+    """
+
+    def __init__(self, file: SpillFile, rank: int) -> None:
+        super().__init__()
+        self.file = file
+        self.rank = rank
+        self.inside = False
+        self.pinned = self.left = 0
+        self._entries: dict[int, _Entry] = {}
+        self._handles: weakref.WeakSet[_Handle] = weakref.WeakSet()
+        self._purge_at = FIRST_PURGE
+
+    @contextmanager
+    def in_thread(self) -> Iterator[None]:
+        """Look after this thread's tensors inside."""
+        _here.residency = self
+        try:
+            with self, saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        finally:
+            del _here.residency
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks whether to keep its compiler away, for which it would import that; nothing is compiled here."""
+        return False
+
+    # -- seeing what operations use
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = set() if func is _LIFT else {self._use(tensor) for tensor in _tensors((args, kwargs))}
+        if func._schema.is_mutable:
+            for i, argument in enumerate(func._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    given = args[i] if i < len(args) else kwargs.get(argument.name)
+                    for tensor in _tensors(given):
+                        self.written(tensor)
+        result = func(*args, **kwargs)
+        for tensor in _tensors(result):
+            self._make(tensor, given)
+        return result
+
+    def _use(self, tensor: Tensor) -> int:
+        """Bring a tensor back that an operation uses; return what tells its storage from others."""
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return 0
+        storage = tensor.untyped_storage()
+        entry = self._entries.get(storage._cdata)
+        if entry is not None:
+            if entry.out:
+                self._bring_back(entry, storage)
+            entry.eager |= not self.inside
+        elif not storage.nbytes() and tensor.numel():
+            raise ConfigError(
+                f"Virtual worker {self.rank} uses a tensor of shape {tuple(tensor.shape)} that another virtual worker "
+                "of this process has made, and that is out of memory now. Do not pass tensors between workers through "
+                "globals or modules; use sar's collectives."
+            )
+        return storage._cdata
+
+    def _make(self, tensor: Tensor, given: set[int]) -> None:
+        """Know the storage of an operation's result from now on, unless it is that of what was given.
+
+        So what other workers have made, such as the sum of an `all_reduce`, is nobody's, and stays.
+        """
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        entry, nbytes = self._entries.get(storage._cdata), storage.nbytes()
+        if entry is not None and entry.nbytes != nbytes:  # the operation has resized it
+            entry.nbytes, entry.slot = nbytes, None
+        elif entry is None and nbytes >= max(LEAST_BYTES, 1) and storage._cdata not in given and storage.resizable():
+            entry = self._entries[storage._cdata] = _Entry(storage)
+            entry.eager = not self.inside
+            if len(self._entries) > self._purge_at:
+                self._purge()
+
+    def written(self, tensor: Tensor) -> None:
+        """Note that a tensor changes."""
+        entry = self._entries.get(tensor.untyped_storage()._cdata)
+        if entry is not None:
+            if entry.out:
+                self._bring_back(entry, tensor.untyped_storage())
+            entry.slot = None
+
+    def _purge(self) -> None:
+        self._entries = {key: entry for key, entry in self._entries.items() if entry.storage() is not None}
+        self._purge_at = max(2 * len(self._entries), FIRST_PURGE)
+
+    # -- leaving and coming back
+
+    def leave(self) -> None:
+        """Take all tensors out of memory."""
+        self.pinned = self.left = 0
+        for handle in list(self._handles):
+            if not handle.gone and handle.entry is not None:
+                if not handle.entry.out:
+                    self._save(handle.entry, handle.tensor.untyped_storage())
+                handle.let_go()
+        for entry in list(self._entries.values()):
+            storage = entry.storage()
+            if storage is None:
+                del self._entries[entry.key]
+            elif not storage.resizable():
+                self.pinned += entry.nbytes
+            elif not entry.out:
+                self._save(entry, storage)
+                storage.resize_(0)
+                entry.out = True
+                self.left += entry.nbytes
+
+    def come_back(self) -> None:
+        """Bring back what code that torch does not see might look at."""
+        for entry in list(self._entries.values()):
+            if entry.out and entry.eager and (storage := entry.storage()) is not None:
+                self._bring_back(entry, storage)
+
+    def ensure(self, tensor: Tensor) -> None:
+        """Bring one tensor back."""
+        entry = self._entries.get(tensor.untyped_storage()._cdata)
+        if entry is not None and entry.out:
+            self._bring_back(entry, tensor.untyped_storage())
+
+    def _save(self, entry: _Entry, storage: torch.UntypedStorage) -> Slot:
+        if entry.slot is None:
+            entry.slot = self.file.slot(entry.nbytes)
+            entry.slot.write(storage.data_ptr())
+        return entry.slot
+
+    def _bring_back(self, entry: _Entry, storage: torch.UntypedStorage) -> None:
+        assert entry.slot is not None
+        storage.resize_(entry.nbytes)
+        entry.slot.read(storage.data_ptr())
+        entry.out = False
+
+    # -- what autograd saves
+
+    def _pack(self, tensor: Tensor) -> _Handle:
+        with _disable_current_modes():
+            tracked = tensor.device.type == "cpu" and tensor.layout is torch.strided
+            handle = _Handle(tensor, self._entries.get(tensor.untyped_storage()._cdata) if tracked else None)
+        self._handles.add(handle)
+        return handle
+
+    def _unpack(self, handle: _Handle) -> Tensor:
+        entry = handle.entry
+        if handle.tensor._version != handle.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"tensor of shape {list(handle.form[1])}."
+            )
+        if not handle.gone:
+            return handle.tensor
+        assert entry is not None
+        with _disable_current_modes():
+            storage = entry.storage()
+            if storage is None:
+                assert entry.slot is not None
+                self._entries.pop(entry.key, None)
+                storage = torch.UntypedStorage(entry.nbytes)
+                entry.slot.read(storage.data_ptr())
+                entry.bind(storage)
+                self._entries[entry.key] = entry
+            elif entry.out:
+                self._bring_back(entry, storage)
+            return torch.empty(0, dtype=handle.tensor.dtype).set_(storage, *handle.form)
+
+    # -- what other workers read
+
+    def publish(self, tensor: Tensor) -> Published:
+        """Rows for other workers to read; contents as they are now."""
+        with _disable_current_modes():
+            tensor = tensor.detach()
+            if tensor.nbytes < max(LEAST_BYTES, 1):
+                self.ensure(tensor)
+                return Published(tensor.clone(memory_format=torch.contiguous_format))
+            entry = self._entries.get(tensor.untyped_storage()._cdata)
+            if entry is not None and entry.nbytes == tensor.nbytes and tensor.is_contiguous():
+                slot = entry.slot if entry.out else self._save(entry, tensor.untyped_storage())
+                assert slot is not None
+            else:
+                self.ensure(tensor)
+                tensor = tensor.contiguous()
+                slot = self.file.slot(tensor.nbytes)
+                slot.write(tensor.data_ptr())
+            return Published(slot.mapped(tuple(tensor.shape), tensor.dtype), slot)
+
+    def inbox(self, like: Tensor) -> Published:
+        """Zeros for other workers to add to."""
+        with _disable_current_modes():
+            if like.nbytes < max(LEAST_BYTES, 1):
+                return Published(torch.zeros(like.shape, dtype=like.dtype))
+            slot = self.file.slot(like.nbytes)
+            return Published(slot.mapped(tuple(like.shape), like.dtype).zero_(), slot)
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, list | tuple):
+        for one in given:
+            yield from _tensors(one)
+    elif isinstance(given, dict):
+        yield from _tensors(list(given.values()))
+
+
+# -- what torch's dispatcher does not see
+
+PAST_DISPATCHER = ("tolist", "data_ptr", "__dlpack__", "__reduce_ex__", "share_memory_")
+
+
+@contextmanager
+def memory_is_watched() -> Iterator[None]:
+    """Let threads with a `Residency` look past the dispatcher inside; torch itself is as before for all others."""
+    kept = {name: getattr(Tensor, name) for name in PAST_DISPATCHER}
+    to_dlpack = torch.utils.dlpack.to_dlpack
+    raw_memory.writes_seen_by.append(_written)
+    for name, method in kept.items():
+        setattr(Tensor, name, _brings_back(method))
+    torch.utils.dlpack.to_dlpack = _brings_back(to_dlpack)
+    try:
+        yield
+    finally:
+        torch.utils.dlpack.to_dlpack = to_dlpack
+        for name, method in kept.items():
+            setattr(Tensor, name, method)
+        raw_memory.writes_seen_by.remove(_written)
+
+
+def _written(tensor: Tensor) -> None:
+    if (residency := getattr(_here, "residency", None)) is not None:
+        residency.written(tensor)
+
+
+def _brings_back(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if (residency := getattr(_here, "residency", None)) is not None and tensor.device.type == "cpu":
+            residency.ensure(tensor)
+        return method(tensor, *args, **kwargs)
+
+    return call

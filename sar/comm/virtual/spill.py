@@ -1,0 +1,146 @@
+"""The file of one virtual worker, where its tensors are while it waits for its turn.
+
+[Note: spill file]
+The file has no name: it goes with the process, however that ends. A slot is a stretch of it, freed with its last
+reference and given out again. Slots are written once: who changes a tensor takes a new one, so that other workers can
+go on reading what was published. Space is reserved when the file grows, so that a full disk is an error there and not
+a signal where mapped memory is written. Writing goes to the page cache, and the system writes to the disk behind it; a
+whole slot is read at once, and of what is mapped the next piece is asked for ahead ([Note: reading ahead]).
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import tempfile
+from collections import defaultdict
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sar.errors import ConfigError, SpillError
+
+PAGE: Final = mmap.ALLOCATIONGRANULARITY
+IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
+"""Types of file systems that are themselves in memory, from linux/magic.h."""
+
+
+class SpillFile:
+    """Slots in a file without a name: see [Note: spill file].
+
+    Args:
+        folder: on a disk.
+
+    Attributes:
+        written, read: bytes so far.
+        size: of the file.
+
+    Raises:
+        ConfigError: where there is no such folder, or it is in memory itself.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.written = self.read = self.size = 0
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        kind = file_system_in_memory(folder)
+        if kind is not None:
+            raise ConfigError(
+                f"The folder {folder} for spilled tensors is on a {kind}, which is memory itself: nothing would be "
+                "saved. Name a folder on a disk."
+            )
+        try:
+            self.fd, name = tempfile.mkstemp(prefix="sar-spill-", dir=folder)
+        except OSError as error:
+            raise ConfigError(f"Cannot write to {folder}, the folder for spilled tensors: {error.strerror}.") from error
+        os.unlink(name)
+
+    def slot(self, nbytes: int) -> "Slot":
+        """A stretch of at least so many bytes, contents undefined.
+
+        Raises:
+            SpillError: where the disk is full.
+        """
+        room = _size_class(nbytes)
+        if self._free[room]:
+            return Slot(self, self._free[room].pop(), nbytes, room)
+        try:
+            os.posix_fallocate(self.fd, self.size, room)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise SpillError(
+                f"There is no room in {self.folder} for {room} more bytes of spilled tensors ({error.strerror}); "
+                f"{self.size} are there. Name a folder on a larger disk, or take more workers."
+            ) from error
+        self.size += room
+        return Slot(self, self.size - room, nbytes, room)
+
+    def free(self, begin: int, room: int) -> None:
+        """Take a slot back."""
+        self._free[room].append(begin)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.fd = -1
+
+
+class Slot:
+    """So many bytes of the file; room for others once nobody refers to it."""
+
+    def __init__(self, file: SpillFile, begin: int, nbytes: int, room: int) -> None:
+        self.file = file
+        self.begin = begin
+        self.nbytes = nbytes
+        self._room = room
+
+    def __del__(self) -> None:
+        self.file.free(self.begin, self._room)
+
+    def write(self, address: int) -> None:
+        """Take in the memory from an address on."""
+        memory, done = memoryview((ctypes.c_char * self.nbytes).from_address(address)), 0
+        while done < self.nbytes:
+            done += os.pwrite(self.file.fd, memory[done:], self.begin + done)
+        self.file.written += self.nbytes
+
+    def read(self, address: int) -> None:
+        """Fill the memory from an address on."""
+        memory, done = memoryview((ctypes.c_char * self.nbytes).from_address(address)), 0
+        while done < self.nbytes:
+            done += os.preadv(self.file.fd, [memory[done:]], self.begin + done)
+        self.file.read += self.nbytes
+
+    def will_need(self, begin: int, nbytes: int) -> None:
+        """Have the system read a part of it, while this process does something else."""
+        os.posix_fadvise(self.file.fd, self.begin + begin, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def mapped(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The bytes as a tensor, without memory of its own; what is written to it is written to the file."""
+        memory = _Mapping(self.file.fd, self.nbytes, offset=self.begin)
+        memory.slot = self
+        return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)
+
+
+class _Mapping(mmap.mmap):
+    """Keeps its slot from being given out as long as a tensor looks at it."""
+
+    slot: Slot
+
+
+def _size_class(nbytes: int) -> int:
+    """Room for so many bytes: one of eight sizes between each power of two and the next, in whole pages."""
+    step = max(PAGE, 1 << max(nbytes.bit_length() - 4, 0))
+    return -(-max(nbytes, 1) // step) * step
+
+
+def file_system_in_memory(folder: Path) -> str | None:
+    """The type of the file system of a folder, where its files are in memory."""
+    found = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), found) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise ConfigError(f"Cannot use {folder} as the folder for spilled tensors: {reason}. Name one that there is.")
+    return IN_MEMORY.get(found[0])

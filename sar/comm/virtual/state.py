@@ -1,0 +1,67 @@
+"""What belongs to a worker but lives in its process: swapped with the turn, or refused."""
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from sar.comm.statistics import counters
+from sar.comm.virtual.turns import Swapped
+from sar.config import Config
+from sar.errors import ConfigError
+
+
+def _take_settings() -> dict[str, Any]:
+    return {name: getattr(Config, name) for name in Config.__annotations__}
+
+
+def _put_settings(settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        setattr(Config, name, value)
+
+
+def _put_arguments(arguments: list[str]) -> None:
+    sys.argv[:] = arguments
+
+
+STATE: Final = (
+    Swapped(torch.get_rng_state, torch.set_rng_state),
+    Swapped(np.random.get_state, np.random.set_state),  # noqa: NPY002  what user code may draw from
+    Swapped(random.getstate, random.setstate),
+    Swapped(torch.get_default_dtype, torch.set_default_dtype),
+    Swapped(_take_settings, _put_settings),
+    Swapped(lambda: dict(vars(counters)), vars(counters).update),
+    Swapped(lambda: sys.modules["__main__"], lambda main: sys.modules.update({"__main__": main})),
+    Swapped(lambda: list(sys.argv), _put_arguments),
+    Swapped(os.getcwd, os.chdir),
+)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Refuse inside what cannot work among virtual workers."""
+    whole = {(torch, "compile"): torch.compile, (DistributedDataParallel, "__init__"): DistributedDataParallel.__init__}
+    for (owner, name), refused in whole.items():
+        setattr(owner, name, _refuse(f"{refused.__module__}.{refused.__qualname__}".removesuffix(".__init__")))
+    try:
+        yield
+    finally:
+        for (owner, name), before in whole.items():
+            setattr(owner, name, before)
+
+
+def _refuse(what: str) -> Callable[..., Any]:
+    advice = {
+        "torch.compile": "compiled code keeps tensors that have to leave memory. Leave it out",
+    }.get(what, "it sums over processes. Use sar.gather_grads")
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ConfigError(f"{what} cannot run in virtual workers (SAR_RESIDENT): {advice}, or start a process for each.")
+
+    return refuse

@@ -1,0 +1,169 @@
+"""Whose turn it is among the virtual workers of a process, and the meetings at which the turn passes.
+
+[Note: turns]
+A meeting is complete when all V workers have arrived. The last to arrive finishes it, for example with what all
+processes do together, and goes on without leaving memory; the turn then passes on in the order of the workers, to the
+next one whose meeting is complete. Meetings are counted: the n-th of one worker is the n-th of every other.
+
+The first error ends all. Whoever waits for its turn raises at once; who has it, at its next meeting. A worker that
+returns while others wait for it is such an error, too.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from sar.errors import CommunicationError, PeerError
+
+
+class Swapped(NamedTuple):
+    """A piece of the process's state that belongs to the worker whose turn it is: how to take and how to set it."""
+
+    take: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
+class _Meeting:
+    """The n-th meeting of all workers: what they bring, and what the last makes of it."""
+
+    def __init__(self, kind: str, first: int, size: int) -> None:
+        self.kind = kind
+        self.first = first
+        self.brought: list[Any] = [None] * size
+        self.arrived = 0
+        self.result: Any = None
+
+
+class Turns:
+    """The turn, and the meetings of `size` threads: see [Note: turns].
+
+    Args:
+        size: V.
+        first: the global rank of worker 0, for errors.
+        swapped: what changes hands with the turn.
+
+    Attributes:
+        latest: the latest call of each worker, in words.
+        passes: how often the turn has passed.
+    """
+
+    def __init__(self, size: int, first: int, swapped: Sequence[Swapped] = ()) -> None:
+        self.size = size
+        self.first = first
+        self.latest = ["no distributed call yet"] * size
+        self.passes = 0
+        self.holder = 0
+        self._swapped = swapped
+        self._at_start = self._take()
+        self._moved = threading.Condition()
+        self._error: CommunicationError | None = None
+        self._meetings: dict[int, _Meeting] = {}
+        self._number = [0] * size  # of the latest meeting of each worker
+        self._complete = 0
+        self._ended: set[int] = set()
+
+    @property
+    def error(self) -> CommunicationError | None:
+        """What has ended the workers, if anything has."""
+        return self._error
+
+    # -- the life of a worker's thread
+
+    def begin(self, who: int) -> None:
+        """Wait for the first turn; the state of the process is then as it was when the turns were made."""
+        self._wait(who)
+        self._put(self._at_start)
+
+    def end(self, who: int) -> None:
+        """Give the turn away for good."""
+        with self._moved:
+            self._ended.add(who)
+            if self.holder == who:
+                self._pass_on(who)
+
+    def fail(self, error: CommunicationError) -> None:
+        """End all workers; the first error stays."""
+        with self._moved:
+            self._error = self._error or error
+            self._moved.notify_all()
+
+    # -- meetings
+
+    def meet(
+        self,
+        who: int,
+        kind: str,
+        brought: Any,
+        finish: Callable[[list[Any]], Any],
+        leave: Callable[[], None],
+    ) -> Any:
+        """Meet all other workers of the process; the turn may pass.
+
+        Args:
+            who: this worker.
+            kind: of the meeting, in words; the same for all.
+            brought: what this worker brings. It has to be in reach while this worker is out of memory.
+            finish: called by the last to arrive with what all have brought, in their order.
+            leave: called before the turn passes.
+
+        Returns:
+            What `finish` returned; the same object for all.
+
+        Raises:
+            PeerError: another worker has failed, has returned, or is in another kind of meeting.
+        """
+        self._check()
+        self._number[who] += 1
+        number = self._number[who]
+        meeting = self._meetings.setdefault(number, _Meeting(kind, who, self.size))
+        if meeting.kind != kind:
+            raise PeerError(
+                f"Virtual worker {self.first + who} is in {kind}, but worker {self.first + meeting.first} in "
+                f"{meeting.kind}. Every worker must make the same calls in the same order."
+            )
+        meeting.brought[who] = brought
+        meeting.arrived += 1
+        if meeting.arrived == self.size:
+            meeting.result = finish(meeting.brought)
+            self._complete = number
+            del self._meetings[number]
+            return meeting.result
+        leave()
+        mine = self._take()
+        with self._moved:
+            self._pass_on(who)
+        self._wait(who)
+        self._put(mine)
+        self._check()
+        return meeting.result
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+
+    def _pass_on(self, who: int) -> None:
+        """Let the next worker run that can; there is an error where none can and not all have ended."""
+        self.passes += 1
+        following = [(who + step) % self.size for step in range(1, self.size + 1)]
+        waiting = [other for other in following if other not in self._ended]
+        able = [other for other in waiting if self._number[other] <= self._complete]
+        if able:
+            self.holder = able[0]
+        elif waiting and self._error is None:
+            gone = ", ".join(str(self.first + other) for other in sorted(self._ended))
+            calls = "\n".join(f"  worker {self.first + other}: {self.latest[other]}" for other in sorted(waiting))
+            self._error = PeerError(f"Virtual worker {gone} has ended, while others wait for it in a call:\n{calls}")
+        self._moved.notify_all()
+
+    def _wait(self, who: int) -> None:
+        with self._moved:
+            while self.holder != who and self._error is None:
+                self._moved.wait()
+        self._check()
+
+    def _take(self) -> list[Any]:
+        return [one.take() for one in self._swapped]
+
+    def _put(self, state: list[Any]) -> None:
+        for one, value in zip(self._swapped, state, strict=True):
+            one.put(value)

@@ -1,0 +1,48 @@
+"""Memory of tensors as numpy arrays, for compiled code.
+
+`Tensor.numpy` fixes a storage's memory for good, so that it could no longer leave ([Note: leaving memory]). An array
+made here owns a reference to the tensor instead, and is to be let go of with the call that it is made for.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+writes_seen_by: Final[list[Callable[[Tensor], None]]] = []
+"""Called with each tensor that compiled code is about to write, which torch does not see; empty in most processes."""
+
+
+class _Memory:
+    """What numpy needs to know of a tensor, which lives as long."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "typestr": _type(tensor.dtype),
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+@cache
+def _type(dtype: torch.dtype) -> str:
+    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype.str
+
+
+def as_array(tensor: Tensor) -> NDArray[Any]:
+    """The memory of a contiguous tensor that needs no gradient; see above."""
+    return np.asarray(_Memory(tensor)) if writes_seen_by else tensor.numpy()
+
+
+def will_be_written(*tensors: Tensor | None) -> None:
+    """Tell whom it concerns that compiled code is about to write these."""
+    for see in writes_seen_by:
+        for tensor in tensors:
+            if tensor is not None:
+                see(tensor)

@@ -1,0 +1,79 @@
+"""A pool of virtual workers, with the interface of `tests.workers.WorkerPool`: W processes of V threads each."""
+
+import importlib
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sar.comm import session
+from sar.comm.virtual import residency
+from tests.workers import Err, Ok, WorkerFailure, shared_pool
+
+SPILL_ALL = 1
+"""Bytes from which storages leave memory in tests, whose graphs are small."""
+
+
+class VirtualPool:
+    """`processes` x `each` workers; with `spill`, their tensors leave memory with every turn."""
+
+    def __init__(self, processes: int, each: int, spill: bool = True) -> None:
+        self.processes = processes
+        self.each = each
+        self.spill = spill
+        self.world_size = processes * each
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, timeout: float = 60, per_rank: Sequence[Any] | None = None
+    ) -> list[Any]:
+        outcomes = self.outcomes(function, *args, timeout=timeout, per_rank=per_rank)
+        if any(isinstance(outcome, Err) for outcome in outcomes):
+            raise WorkerFailure(f"{function.__module__}.{function.__qualname__}", outcomes)
+        return [outcome.value for outcome in outcomes if isinstance(outcome, Ok)]
+
+    def outcomes(
+        self, function: Callable[..., Any], *args: Any, timeout: float = 60, per_rank: Sequence[Any] | None = None
+    ) -> list[Ok | Err]:
+        given = [args] * self.world_size if per_rank is None else [(one, *args) for one in per_rank]
+        shares = [given[w * self.each : (w + 1) * self.each] for w in range(self.processes)]
+        case = (function.__module__, function.__qualname__, self.spill)
+        there = shared_pool(self.processes).outcomes(_run_case, *case, timeout=timeout, per_rank=shares)
+        found: list[Ok | Err] = []
+        for outcome in there:
+            found += outcome.value if isinstance(outcome, Ok) else [outcome] * self.each
+        return found
+
+
+def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool) -> list[Ok | Err]:
+    """Run a case as virtual workers of this process."""
+    function = getattr(importlib.import_module(module), name)
+    before = residency.LEAST_BYTES
+    residency.LEAST_BYTES = SPILL_ALL
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            crew = session.virtual_workers(
+                len(given), lambda place: _detached(function(*given[place])), Path(folder) if spill else None
+            )
+    finally:
+        residency.LEAST_BYTES = before
+    return [
+        _failed(crew.failures[place]) if place in crew.failures else Ok(result)
+        for place, result in enumerate(crew.results)
+    ]
+
+
+def _failed(error: BaseException) -> Err:
+    text = "".join(traceback.format_exception(error))
+    return Err(type(error).__name__, str(error), text, tuple(base.__name__ for base in type(error).__mro__))
+
+
+def _detached(value: Any) -> Any:
+    """What a worker returns, in memory that stays when its turn has passed."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _detached(one) for key, one in value.items()}
+    return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
