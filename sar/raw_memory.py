@@ -32,7 +32,8 @@ class _Memory:
 
 @cache
 def _type(dtype: torch.dtype) -> str:
-    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype.str
+    name: str = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype.str
+    return name
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from sar.adapters.dgl.reader.partition_json import read_partition_json
+from sar.comm.virtual.script import wanted
 from sar.errors import ConfigError, PartitionError
 
 
@@ -39,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default of the script's Config.allocator: freed memory is given back (the default), or kept, which is "
         "faster for mini-batches, or the allocator stays as it is",
     )
+    parser.add_argument(
+        "--resident",
+        type=int,
+        metavar="1",
+        help="partitions that a worker has in memory at a time; it trains all of its partitions in turns",
+    )
+    parser.add_argument("--spill", type=Path, metavar="DIR", help="with --resident: a folder on a disk for the others")
     parser.add_argument("script", type=Path, help="the training script, in Python")
     parser.add_argument("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="what the script takes")
 
@@ -51,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.script.is_file():
         raise ConfigError(f"there is no file {arguments.script}; expected the training script after the options.")
     settings = _settings(workers, arguments.threads, arguments.memory)
+    if arguments.resident is not None or arguments.spill is not None:
+        settings |= _virtual(arguments)
     os.environ.update(settings)
     said = " ".join(f"{name}={value}" for name, value in settings.items()) or "environment as it is"
     print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
@@ -70,7 +80,23 @@ def _number_of_workers(arguments: argparse.Namespace) -> int:
     workers: int | None = arguments.workers
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: expected at least 1.")
+    if workers is None and arguments.resident is not None:
+        return 1
     return workers or torch.cuda.device_count() or min(_number_of_parts(arguments), len(os.sched_getaffinity(0)))
+
+
+def _virtual(arguments: argparse.Namespace) -> dict[str, str]:
+    """The variables that ask for virtual workers; what is wrong with them, the workers would say."""
+    if arguments.resident is None or arguments.spill is None:
+        raise ConfigError("--resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk.")
+    settings = {
+        "SAR_RESIDENT": str(arguments.resident),
+        "SAR_SPILL_DIR": str(arguments.spill.absolute()),
+    }
+    if "SAR_PARTS" not in os.environ and (parts := _number_of_parts(arguments)) > 1:
+        settings["SAR_PARTS"] = str(parts)
+    wanted({**os.environ, **settings}, [str(arguments.script), *arguments.script_arguments])
+    return settings
 
 
 def _number_of_parts(arguments: argparse.Namespace) -> int:

@@ -170,7 +170,11 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
 
     crew, replicas = Crew(turns, run), process.group.replicas
     try:
-        with refusals(), nullcontext() if replicas is None else replicas.apart(), memory_is_watched() if files else nullcontext():
+        with (
+            refusals(),
+            nullcontext() if replicas is None else replicas.apart(),
+            memory_is_watched() if files else nullcontext(),
+        ):
             crew.run(lambda: process.group.waiting is not None)
     finally:
         _put_current(process)

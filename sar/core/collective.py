@@ -75,8 +75,10 @@ class CallContext:
     def exchange(self, widest: RowFormat, signature: str, *, both_ways: bool = True) -> Exchange:
         """The exchange of a call along the relation; see `Exchange`."""
         pool = session.buffer_pool()
-        kind = VirtualExchange if isinstance(self.group, VirtualGroup) else Exchange
-        return kind(self.group, self.relation.plan, self.settings, widest, pool, signature, both_ways=both_ways)
+        call = self.relation.plan, self.settings, widest, pool, signature
+        if isinstance(self.group, VirtualGroup):
+            return VirtualExchange(self.group, *call, both_ways=both_ways)
+        return Exchange(self.group, *call, both_ways=both_ways)
 
     def return_to(self, totals: Sequence[Tensor]) -> GradientReturn:
         """The return of gradients that adds up at `totals`, (N_src, ...) each."""

@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sar.comm.messages import exchange_buffers
 from sar.comm.group import Group
+from sar.comm.messages import exchange_buffers
 from sar.comm.rows import FieldFormat
 from sar.kernels.neighbor_sampling import order_segments, to_offsets
 

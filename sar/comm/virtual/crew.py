@@ -132,7 +132,9 @@ class Crew:
         """Raise KeyboardInterrupt in what the workers run."""
         for thread in self._threads:
             if thread.is_alive() and thread.ident is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt)
+                )
 
 
 def end_process(status: int) -> None:

@@ -46,7 +46,8 @@ class VirtualExchange(Exchange):
     def schedule(self, tile_rows: int) -> list[Step]:
         """What travels between processes while this worker has the turn; see [Note: sweeps in turns]."""
         outer, size, place = self.group.outer, self.group.turns.size, self.group.place
-        counts, steps = self.plan.halo_counts, []
+        counts = self.plan.halo_counts
+        steps: list[Step] = []
         for k in range(1, outer.world_size):
             there, reader = (outer.rank - k) % outer.world_size, (outer.rank + k) % outer.world_size * size + place
             for u in range(size):
@@ -109,7 +110,9 @@ class VirtualExchange(Exchange):
             rows = grads = None
             if fetch:
                 here = self._buffers([one.rows for one in owner.fields], tile.rows, buffers, keep)
-                rows = [torch.index_select(one.rows, 0, index, out=out) for one, out in zip(owner.fields, here, strict=True)]
+                rows = [
+                    torch.index_select(one.rows, 0, index, out=out) for one, out in zip(owner.fields, here, strict=True)
+                ]
             if returns is not None:
                 grads = [one.zero_() for one in self._buffers(returns.totals, tile.rows, buffers, False)]
             yield ReceivedTile(tile, rows, grads)

@@ -127,7 +127,10 @@ class VirtualGroup(Group):
 
     def _exchange(self, call: str, buffers: Sequence[Tensor]) -> list[Tensor]:
         """The bytes that every worker sent to this one, by rank; `buffers[q]` goes to worker q, as bytes."""
-        size, mine = self.turns.size, self.publish([_bytes(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
+        size, mine = (
+            self.turns.size,
+            self.publish([_bytes(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)]),
+        )
 
         def finish(brought: list[list[Published]]) -> list[list[list[Tensor]]]:
             """[process][from][to]: what the workers of each process send to those of this one."""

@@ -81,7 +81,7 @@ class _Entry:
 
     def storage(self) -> torch.UntypedStorage | None:
         """None where nobody has it any more."""
-        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)  # type: ignore[attr-defined]
+        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
         return found
 
 
@@ -145,12 +145,14 @@ class Residency(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = set() if func is _LIFT else {self._use(tensor) for tensor in _tensors((args, kwargs))}
+        given: set[int] = set()
+        if func is not _LIFT:
+            given = {self._use(tensor) for tensor in _tensors((args, kwargs))}
         if func._schema.is_mutable:
             for i, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    given = args[i] if i < len(args) else kwargs.get(argument.name)
-                    for tensor in _tensors(given):
+                    target = args[i] if i < len(args) else kwargs.get(argument.name)
+                    for tensor in _tensors(target):
                         self.written(tensor)
         result = func(*args, **kwargs)
         for tensor in _tensors(result):
@@ -173,7 +175,8 @@ class Residency(TorchDispatchMode):
                 "of this process has made, and that is out of memory now. Do not pass tensors between workers through "
                 "globals or modules; use sar's collectives."
             )
-        return storage._cdata
+        key: int = storage._cdata
+        return key
 
     def _make(self, tensor: Tensor, given: set[int]) -> None:
         """Know the storage of an operation's result from now on, unless it is that of what was given.

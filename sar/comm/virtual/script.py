@@ -102,6 +102,8 @@ def _code_of(main: ModuleType) -> CodeType:
             return code
     file = getattr(main, "__file__", None)
     if file is None or not os.path.isfile(file):
-        raise ConfigError("Virtual workers (SAR_RESIDENT) run a script once for each; there is no file of this program.")
+        raise ConfigError(
+            "Virtual workers (SAR_RESIDENT) run a script once for each; there is no file of this program."
+        )
     with io.open_code(os.path.abspath(file)) as stream:
         return compile(stream.read(), file, "exec")

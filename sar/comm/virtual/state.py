@@ -32,7 +32,7 @@ def _put_arguments(arguments: list[str]) -> None:
 
 STATE: Final = (
     Swapped(torch.get_rng_state, torch.set_rng_state),
-    Swapped(np.random.get_state, np.random.set_state),  # noqa: NPY002  what user code may draw from
+    Swapped(np.random.get_state, np.random.set_state),
     Swapped(random.getstate, random.setstate),
     Swapped(torch.get_default_dtype, torch.set_default_dtype),
     Swapped(_take_settings, _put_settings),
@@ -62,6 +62,8 @@ def _refuse(what: str) -> Callable[..., Any]:
     }.get(what, "it sums over processes. Use sar.gather_grads")
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ConfigError(f"{what} cannot run in virtual workers (SAR_RESIDENT): {advice}, or start a process for each.")
+        raise ConfigError(
+            f"{what} cannot run in virtual workers (SAR_RESIDENT): {advice}, or start a process for each."
+        )
 
     return refuse
