@@ -124,14 +124,16 @@ def initialize_comms(
 
 def _run_script_again(size: int, folder: Path) -> NoReturn:
     """Run the script as virtual workers, and end the process with its exit status: see [Note: the script again]."""
-    script, status = Script(), 0
+    script, group = Script(), _get().group
+    with group.guard():
+        group.agree(f"starting {size} virtual workers in each process")
     crew = virtual_workers(size, lambda place: script.run(), folder)
+    status = max((result for result in crew.results if result is not None), default=0)
     if crew.first_failure is not None:
         place, error = crew.first_failure
-        print(f"Virtual worker {crew.turns.first + place} of {crew.turns.size * world_size()} failed:", file=sys.stderr)
+        print(f"Virtual worker {crew.turns.first + place} of {size * group.world_size} failed:", file=sys.stderr)
         traceback.print_exception(error)
-        status = 1
-    status = status or max(crew.results)
+        status = status or 1
     if crew.some_left:
         end_process(status)
     raise SystemExit(status)

@@ -1,0 +1,193 @@
+"""Whatever goes wrong in one virtual worker ends all of them with a clear error, at once, and leaves nothing behind."""
+
+import os
+import resource
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import sar
+from sar.comm import liveness, session
+from sar.comm.virtual import crew
+from sar.comm.virtual.spill import SpillFile
+from sar.errors import ConfigError
+from tests.virtual.virtual_pool import VirtualPool
+from tests.workers import Err
+
+PLACES = 3
+everybodys: dict[str, object] = {}
+
+
+def outcomes_of(case, *args, processes=1, timeout=30):
+    pool = VirtualPool(processes, PLACES)
+    began = time.monotonic()
+    outcomes = pool.outcomes(case, *args, timeout=timeout)
+    assert time.monotonic() - began < timeout
+    assert all(isinstance(outcome, Err) for outcome in outcomes), outcomes
+    return outcomes
+
+
+def together():
+    return sar.all_sum(torch.ones(20_000))
+
+
+def raises(outside_of_calls):
+    together()
+    if sar.rank() == 1:
+        if outside_of_calls:
+            raise ZeroDivisionError("mine alone")
+        sar.comm.exchange_tensors([torch.ones(1)])
+    together()
+    together()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("outside_of_calls", [True, False])
+def test_an_exception(outside_of_calls, processes):
+    outcomes = outcomes_of(raises, outside_of_calls, processes=processes)
+    kind = "ZeroDivisionError" if outside_of_calls else "ConfigError"
+    assert outcomes[1].kind == kind
+    for rank in (0, 2):
+        assert outcomes[rank].kind == "PeerError"
+        assert f"orker 1 raised {kind}" in outcomes[rank].message
+    for outcome in outcomes[PLACES:]:
+        assert outcome.is_a("CommunicationError")
+
+
+def returns():
+    together()
+    if sar.rank() != 2:
+        together()
+
+
+def test_an_early_return():
+    outcomes = VirtualPool(1, PLACES).outcomes(returns)
+    assert outcomes[2].value is None
+    for rank in (0, 1):
+        assert outcomes[rank].kind == "PeerError"
+        assert "Virtual worker 2 has ended, while others wait" in outcomes[rank].message
+
+
+def calls_another():
+    together()
+    if sar.rank() == 1:
+        sar.sync_params(torch.nn.Linear(2, 2))
+    else:
+        together()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_another_call(processes):
+    outcomes = outcomes_of(calls_another, processes=processes)
+    assert any(outcome.kind == "DisagreementError" for outcome in outcomes)
+    told = next(outcome.message for outcome in outcomes if outcome.kind == "DisagreementError")
+    assert "worker 0: all_reduce" in told
+    assert "worker 1: sync_params" in told
+
+
+def passes_a_tensor_on():
+    everybodys.setdefault("of the first", torch.randn(30_000) + sar.rank())
+    together()
+    found = everybodys["of the first"].sum()
+    together()
+    return found
+
+
+def test_a_tensor_of_another_worker():
+    outcomes = outcomes_of(passes_a_tensor_on)
+    assert any("another virtual worker of this process has made" in outcome.message for outcome in outcomes)
+    assert any(outcome.kind == "ConfigError" for outcome in outcomes)
+
+
+def compiles():
+    together()
+    return torch.compile(torch.nn.Linear(2, 2))
+
+
+def test_compiled_code_is_refused():
+    before = torch.compile
+    assert any(one.message.startswith("torch.compile cannot run in virtual") for one in outcomes_of(compiles))
+    assert torch.compile is before
+
+
+def averages():
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+
+
+def test_ddp_is_refused():
+    assert "DistributedDataParallel cannot run in virtual workers" in outcomes_of(averages)[0].message
+
+
+def keeps_a_lock(limit):
+    sar.Config.timeout = limit
+    with everybodys.setdefault("lock", threading.Lock()):
+        together()
+    return sar.rank()
+
+
+def keeps_a_lock_with_short_limits(limit):
+    crew.STALL_SECONDS = limit / 2
+    try:
+        return keeps_a_lock(limit)
+    finally:
+        crew.STALL_SECONDS = liveness.STALL_SECONDS
+
+
+def test_a_lock_kept_across_a_call():
+    """The one who waits for it is left to go on once the other has let go."""
+    outcomes = outcomes_of(keeps_a_lock_with_short_limits, 1.0)
+    assert any("has not computed for 1 s; the others wait. Perhaps it waits for a lock" in o.message for o in outcomes)
+
+
+def fills_the_disk(limit):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        kept = [torch.randn(50_000) for _ in range(10)]
+        together()
+        return kept
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk():
+    outcomes = outcomes_of(fills_the_disk, 1_000_000)
+    assert sorted(outcome.kind for outcome in outcomes)[-1] == "SpillError"
+    for outcome in outcomes:
+        assert "There is no room in" in outcome.message
+        assert "more bytes of spilled tensors (File too large)" in outcome.message
+
+
+def test_memory_is_no_disk():
+    with pytest.raises(ConfigError, match="/dev/shm for spilled tensors is on a tmpfs, which is memory itself"):
+        SpillFile(Path("/dev/shm"))
+    with pytest.raises(ConfigError, match="no/such/folder"):
+        SpillFile(Path("no/such/folder"))
+
+
+def test_a_spill_file_has_no_name(tmp_path):
+    file = SpillFile(tmp_path)
+    slot = file.slot(100_000)
+    assert not any(tmp_path.iterdir())
+    assert os.fstat(file.fd).st_size >= 100_000
+    begin = slot.begin
+    del slot
+    assert file.slot(99_000).begin == begin
+    file.close()
+
+
+def recovers():
+    try:
+        if sar.rank() == 1:
+            with session.current_group().guard():
+                raise ValueError("once")
+        together()
+    except (ValueError, sar.errors.PeerError):
+        return sar.recover(3)
+
+
+def test_there_is_no_recovery():
+    assert any(one.message.startswith("Virtual workers cannot recover") for one in outcomes_of(recovers))
