@@ -96,7 +96,8 @@ class _Handle:
         self.form = tensor.storage_offset(), tensor.size(), tensor.stride()
 
     def let_go(self) -> None:
-        """Forget the storage; what is left still tells the version."""
+        """Forget the storage; what is left still tells the version. Others may hold the tensor that was here."""
+        self.tensor = self.tensor.detach()
         self.tensor.data = torch.empty(0, dtype=self.tensor.dtype)
         self.gone = True
 
@@ -216,7 +217,8 @@ class Residency(TorchDispatchMode):
             if not handle.gone and handle.entry is not None:
                 if not handle.entry.out:
                     self._save(handle.entry, handle.tensor.untyped_storage())
-                handle.let_go()
+                with _disable_current_modes():
+                    handle.let_go()
         for entry in list(self._entries.values()):
             storage = entry.storage()
             if storage is None:
