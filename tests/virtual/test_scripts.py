@@ -1,0 +1,136 @@
+"""A training script as virtual workers: unchanged, under `sar launch` and torchrun; what is left when it is ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.workers import REPOSITORY
+
+SCRIPT = """
+import os, sys
+import sar, torch
+FROM_THE_FIRST_LINE = 1
+if __name__ == "__main__":
+    sar.initialize_comms()
+    sar.initialize_comms()
+    torch.manual_seed(3 + sar.rank())
+    model = torch.nn.Linear(300, 100)
+    sar.sync_params(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(10**6 if sys.argv[1] == "forever" else 3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(200, 300)).square().mean()
+        loss.backward()
+        sar.gather_grads(model)
+        optimizer.step()
+        print("step", step, "worker", sar.rank(), "of", sar.world_size(), flush=True)
+        loss = sar.all_sum(loss.item())
+    sys.modules["__main__"].FROM_THE_FIRST_LINE += sar.rank()
+    assert FROM_THE_FIRST_LINE == 1 + sar.rank()
+    told = f"loss {loss:.6f} drawn {torch.rand(()).item():.6f}\\n"
+    os.write(1, told.encode())  # at once, as processes share a pipe
+    sys.exit(sys.argv[1] == "fail" and sar.rank() == 1 and 5)
+"""
+
+
+def start(folder: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
+    """Run the script with this command before its name."""
+    (folder / "train.py").write_text(SCRIPT)
+    variables = {"PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(
+        [sys.executable, *command[:-1], str(folder / "train.py"), command[-1]],
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
+    try:
+        out, told = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    return process.returncode, out.splitlines(), told
+
+
+LAUNCH = ("-m", "sar", "launch", "--workers", "1")
+VIRTUAL = {"SAR_RESIDENT": "1", "SAR_PARTS": "3"}
+
+
+def results(lines: list[str]) -> list[str]:
+    return sorted(line for line in lines if line.startswith("loss"))
+
+
+@pytest.mark.parametrize("compared", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_same_as_processes(tmp_path, compared):
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    status, lines, told = finish(
+        start(tmp_path, *LAUNCH, "--resident", "1", "--spill", str(spill), "train", SAR_PARTS="3")
+    )
+    assert status == 0, told
+    assert [f"step 0 worker {rank} of 3" in lines for rank in range(3)] == [True] * 3
+    assert len(results(lines)) == 3
+    assert not any(spill.iterdir())
+    if compared:
+        processes = start(tmp_path, "-m", "sar", "launch", "--workers", "3", "train")
+        assert results(finish(processes)[1]) == results(lines)
+
+
+@pytest.mark.slow
+def test_under_torchrun(tmp_path):
+    command = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+    status, lines, told = finish(start(tmp_path, *command, "train", **VIRTUAL, SAR_SPILL_DIR=str(tmp_path)))
+    assert status == 0, told
+    assert len(results(lines)) == 4  # as many workers in each process
+    assert "step 2 worker 3 of 4" in lines
+
+
+@pytest.mark.slow
+def test_the_exit_status_is_the_scripts(tmp_path):
+    process = start(tmp_path, *LAUNCH, "fail", **VIRTUAL, SAR_SPILL_DIR=str(tmp_path))
+    assert finish(process)[0] == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left(tmp_path, end):
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    process = start(tmp_path, "forever", **VIRTUAL, SAR_SPILL_DIR=str(spill))
+    assert process.stdout is not None
+    while "worker 2" not in process.stdout.readline():
+        assert process.poll() is None
+    assert not any(spill.iterdir())
+    began = time.monotonic()
+    process.send_signal(end)
+    status, _, told = finish(process)
+    assert status == -end, told
+    assert time.monotonic() - began < 20
+    assert not any(spill.iterdir())
+    if end == signal.SIGINT:
+        assert "KeyboardInterrupt" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"SAR_RESIDENT": "2"}, "SAR_RESIDENT is '2'; expected 1"),
+        ({"SAR_SPILL_DIR": ""}, "SAR_RESIDENT needs SAR_SPILL_DIR"),
+        ({"SAR_SPILL_DIR": "/dev/shm"}, "is on a tmpfs"),
+        ({"SAR_PARTS": "many"}, "SAR_PARTS is 'many'"),
+    ],
+)
+def test_what_cannot_be(tmp_path, variables, told):
+    process = start(tmp_path, "train", **{**VIRTUAL, "SAR_SPILL_DIR": str(tmp_path), **variables})
+    status, _, output = finish(process)
+    assert status == 1
+    assert told in output
