@@ -131,9 +131,9 @@ class VirtualExchange(Exchange):
         return [field.values for field in form.rows(taken[-1], rows)]
 
     def _read_ahead(self, tile: Tile) -> None:
-        rows = self._rows_of(tile.peer, self.group.rank)
+        first, last = self._rows_of(tile.peer, self.group.rank)[tile.begin : tile.end].aminmax()
         for field in self._shared[tile.peer % self.group.turns.size].fields:
-            field.will_need(int(rows[tile.begin]), int(rows[tile.end - 1]))
+            field.will_need(int(first), int(last))
 
     def _rank_of(self, place: int) -> int:
         return self.group.outer.rank * self.group.turns.size + place

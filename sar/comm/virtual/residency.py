@@ -188,7 +188,9 @@ class Residency(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         entry, nbytes = self._entries.get(storage._cdata), storage.nbytes()
-        if entry is not None and entry.nbytes != nbytes:  # the operation has resized it
+        if entry is not None and entry.out:  # seen through another one that the operation was given
+            self._bring_back(entry, storage)
+        elif entry is not None and entry.nbytes != nbytes:  # the operation has resized it
             entry.nbytes, entry.slot = nbytes, None
         elif entry is None and nbytes >= max(LEAST_BYTES, 1) and storage._cdata not in given and storage.resizable():
             entry = self._entries[storage._cdata] = _Entry(storage)
@@ -317,8 +319,13 @@ class Residency(TorchDispatchMode):
 
 
 def _tensors(given: Any) -> Iterator[Tensor]:
+    """All tensors among the arguments or results of an operation; of a sparse one those that it is made of."""
     if isinstance(given, Tensor):
-        yield given
+        if given.layout is torch.sparse_coo:
+            yield given._indices()
+            yield given._values()
+        else:
+            yield given
     elif isinstance(given, list | tuple):
         for one in given:
             yield from _tensors(one)
