@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm import session
+from sar.comm.virtual.group import VirtualGroup
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
 from sar.sampling.batch import Batch, SamplingSource
@@ -40,6 +41,10 @@ class Processes:
 
     def __init__(self, source: SamplingSource, count: int, ahead: int) -> None:
         group, call = session.current_group(), f"starting {count} sampling processes, {ahead} batches ahead each"
+        if isinstance(group, VirtualGroup):
+            raise ConfigError(
+                "Virtual workers (SAR_RESIDENT) cannot have background processes; leave num_workers at 0."
+            )
         group.agree(call)
         name = group.new_name(call)
         self.source = source

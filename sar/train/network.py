@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from sar.comm.collectives import exchange_buffers
+from sar.comm.messages import exchange_buffers
 from sar.comm.group import Group
 from sar.comm.session import current_group
 
