@@ -8,7 +8,8 @@ resident memory near the live tensors. Fresh mappings cost page faults, which hu
 system for them where an environment variable says so when the first tensor is made.
 
 Mini-batches ask for blocks of the same sizes over and over, so that giving them back between batches saves nothing:
-for them, "kept" does the opposite. Virtual workers give memory back at every turn, down to the smallest tensor that leaves.
+for them, "kept" does the opposite. Virtual workers give memory back at every turn, down to the smallest tensor that
+leaves.
 """
 
 import ctypes
