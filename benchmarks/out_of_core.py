@@ -1,0 +1,153 @@
+"""Memory and time against the number of partitions, of which one is in memory: `python -m benchmarks.out_of_core`.
+
+Beside them stands the same training of the whole graph in memory. Memory is the greatest anonymous resident memory
+(RssAnon: what cannot be dropped) while it trains, above that after all imports. Pages of the spill file that the system
+keeps in its cache are not in it: they go where memory is needed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.graphs import GeneratedSize, prepare
+from benchmarks.models import MODELS
+from benchmarks.out_of_core_training import EPOCH, IMPORTED
+
+SAMPLE_SECONDS = 0.003
+LIMIT_SECONDS = 900
+
+
+class Run(NamedTuple):
+    """One training.
+
+    parts: 1 for the whole graph in memory.
+    megabytes: in training, and at any time after the imports.
+    seconds: of the median epoch after the first; written and read are megabytes to and from the disk in all.
+    """
+
+    model: str
+    parts: int
+    losses: list[float]
+    megabytes: float
+    at_any_time: float
+    seconds: float
+    written: float
+    read: float
+
+
+def measure(partition_json: Path, model: str, parts: int, spill: Path, *options: str, threads: int = 1) -> Run:
+    """Train in a process of its own, with `parts` virtual workers where there are more than one."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parents[1])}
+    if parts > 1:
+        environment |= {"SAR_RESIDENT": "1", "SAR_SPILL_DIR": str(spill), "SAR_PARTS": str(parts)}
+    command = [sys.executable, "-m", "benchmarks.out_of_core_training", str(partition_json), "--model", model, *options]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    timer = threading.Timer(LIMIT_SECONDS, process.kill)
+    timer.start()
+    memory = _Memory()
+    losses, seconds, before, io = [], [], 0, (0, 0)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            words = line.split()
+            if words[0] == IMPORTED and not before:
+                before = memory.watch(int(words[1]))
+            elif words[0] == EPOCH and words[2] == "begins" and words[1] == "0":
+                whole = memory.peak
+                memory.peak = 0
+            elif words[0] == EPOCH and words[2] == "took":
+                losses.append(float(words[5]))
+                seconds.append(float(words[3]))
+                io = _io(process.pid)
+        if process.wait() != 0:
+            raise RuntimeError(f"{command} ended with {process.returncode}")
+    finally:
+        timer.cancel()
+        process.kill()
+        memory.stop()
+    training, any_time = memory.peak - before, max(memory.peak, whole) - before
+    numbers = [number / 2**20 for number in (training, any_time, *io)]
+    return Run(model, parts, losses, *numbers[:2], median(seconds[1:] or seconds), *numbers[2:])
+
+
+class _Memory:
+    """The greatest RssAnon of a process, in bytes, sampled by a thread."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, pid: int) -> int:
+        """Begin; returns what it is now."""
+        now = _anonymous(pid)
+        self._thread = threading.Thread(target=self._run, args=(pid,), daemon=True)
+        self._thread.start()
+        return now
+
+    def stop(self) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, pid: int) -> None:
+        with suppress(OSError):  # it has ended
+            while not self._end.is_set():
+                self.peak = max(self.peak, _anonymous(pid))
+                time.sleep(SAMPLE_SECONDS)
+
+
+def _anonymous(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as status:
+        return next((int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon")), 0)
+
+
+def _io(pid: int) -> tuple[int, int]:
+    """Bytes that a process has had written to and read from the disk."""
+    lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(lines["write_bytes"]), int(lines["read_bytes"])
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("bench-out-of-core"), help="graph, partitions, spill file")
+    parser.add_argument("--nodes", type=int, default=GeneratedSize.nodes)
+    parser.add_argument("--edges", type=int, default=GeneratedSize.edges)
+    parser.add_argument("--features", type=int, default=GeneratedSize.features)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--parts", nargs="+", type=int, default=[1, 8, 32], help="1: the whole graph in memory")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cold", action="store_true", help="drop the page cache of spilled tensors at every turn")
+    parser.add_argument("--limit", type=int, metavar="MB", help="RLIMIT_DATA above what the imports take")
+    arguments = parser.parse_args()
+    size = GeneratedSize(arguments.nodes, arguments.edges, arguments.features)
+    graph = prepare("rmat", size, Path(), arguments.work, 0)
+    options = ["--epochs", str(arguments.epochs), "--classes", str(graph.num_classes)]
+    options += ["--cold"] if arguments.cold else []
+    options += ["--limit", str(arguments.limit)] if arguments.limit is not None else []
+    results: list[dict[str, Any]] = []
+    print("| model | partitions | loss | MB in training | MB at any time | s / epoch | MB written | MB read |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    for model in arguments.models:
+        for parts in arguments.parts:
+            run = measure(graph.partitions(parts), model, parts, arguments.work, *options, threads=arguments.threads)
+            results.append(run._asdict())
+            numbers = (
+                f"{run.megabytes:.0f} | {run.at_any_time:.0f} | {run.seconds:.2f} | {run.written:.0f} | {run.read:.0f}"
+            )
+            print(f"| {model} | {parts} | {run.losses[-1]:.6f} | {numbers} |", flush=True)
+    (arguments.work / "out-of-core.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
