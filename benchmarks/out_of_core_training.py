@@ -1,4 +1,4 @@
-"""The measured script of `benchmarks.out_of_core`: trains a model on partitions, on however many workers, virtual or not.
+"""The measured script of `benchmarks.out_of_core`: trains a model on partitions, on any workers, virtual or not.
 
 It says when it has imported everything and when each epoch begins and ends, for the parent to note the memory.
 """
@@ -43,7 +43,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     load_kernels()
-    if not sar.is_initialized():
+    if not sar.comm.is_initialized():
         print(IMPORTED, os.getpid(), flush=True)
         if arguments.limit is not None:
             limit = _data() + arguments.limit * 2**20
@@ -52,7 +52,7 @@ def main() -> None:
     sar.initialize_comms()
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
     graph = sar.construct_full_graph(data)
-    x, labels, train = (data[key] for key in ("feat", "label", "train_mask"))
+    x, labels, train = (sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label", "train_mask"))
     del data
     n_train = sar.all_sum(train.sum().item())
     torch.manual_seed(0)
