@@ -53,7 +53,9 @@ def measure(partition_json: Path, model: str, parts: int, spill: Path, *options:
     timer = threading.Timer(LIMIT_SECONDS, process.kill)
     timer.start()
     memory = _Memory()
-    losses, seconds, before, io = [], [], 0, (0, 0)
+    losses: list[float] = []
+    seconds: list[float] = []
+    before, whole, io = 0, 0, (0, 0)
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -74,8 +76,8 @@ def measure(partition_json: Path, model: str, parts: int, spill: Path, *options:
         process.kill()
         memory.stop()
     training, any_time = memory.peak - before, max(memory.peak, whole) - before
-    numbers = [number / 2**20 for number in (training, any_time, *io)]
-    return Run(model, parts, losses, *numbers[:2], median(seconds[1:] or seconds), *numbers[2:])
+    in_training, at_any_time, written, read = (number / 2**20 for number in (training, any_time, *io))
+    return Run(model, parts, losses, in_training, at_any_time, median(seconds[1:] or seconds), written, read)
 
 
 class _Memory:
@@ -142,10 +144,8 @@ def main() -> None:
         for parts in arguments.parts:
             run = measure(graph.partitions(parts), model, parts, arguments.work, *options, threads=arguments.threads)
             results.append(run._asdict())
-            numbers = (
-                f"{run.megabytes:.0f} | {run.at_any_time:.0f} | {run.seconds:.2f} | {run.written:.0f} | {run.read:.0f}"
-            )
-            print(f"| {model} | {parts} | {run.losses[-1]:.6f} | {numbers} |", flush=True)
+            memory, disk = f"{run.megabytes:.0f} | {run.at_any_time:.0f}", f"{run.written:.0f} | {run.read:.0f}"
+            print(f"| {model} | {parts} | {run.losses[-1]:.6f} | {memory} | {run.seconds:.2f} | {disk} |", flush=True)
     (arguments.work / "out-of-core.json").write_text(json.dumps(results))
 
 

@@ -48,7 +48,8 @@ def main() -> None:
         if arguments.limit is not None:
             limit = _data() + arguments.limit * 2**20
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        Residency.leave = leave_coldly if arguments.cold else _leave  # type: ignore[method-assign]
+        if arguments.cold:
+            Residency.leave = leave_coldly  # type: ignore[method-assign]
     sar.initialize_comms()
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
     graph = sar.construct_full_graph(data)

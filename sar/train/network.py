@@ -8,8 +8,8 @@ from statistics import median
 
 import torch
 
-from sar.comm.messages import exchange_buffers
 from sar.comm.group import Group
+from sar.comm.messages import exchange_buffers
 from sar.comm.session import current_group
 
 Pairs = Collection[tuple[int, int]]
