@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import struct
+from contextlib import suppress
 
 from sar.errors import ConfigError
 
@@ -24,7 +25,7 @@ def choose_interface(master: str | None) -> None:
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
     elif master is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
-        name = _with_address("127.0.0.1") if _on_one_host(master) else _leading_to(master)
+        name = _with_address("127.0.0.1", _addresses()) if _on_one_host(master) else _leading_to(master)
         if name is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
@@ -48,10 +49,11 @@ def _on_one_host(master: str) -> bool:
 
 def _leading_to(host: str) -> str | None:
     """The interface to a host; if that is this one by a name for its loopback, the interface to other hosts."""
-    address = _local_end(host)
+    address, addresses = _local_end(host), _addresses()
     if address is not None and address.startswith("127."):
-        address = _local_end(_ELSEWHERE)
-    return None if address is None else _with_address(address)
+        outside = [name for name, own in addresses.items() if not own.startswith("127.")]
+        return _with_address(_local_end(_ELSEWHERE), addresses) or next(iter(outside), None)
+    return _with_address(address, addresses)
 
 
 def _local_end(host: str) -> str | None:
@@ -64,14 +66,17 @@ def _local_end(host: str) -> str | None:
         return str(probe.getsockname()[0])
 
 
-def _with_address(address: str) -> str | None:
+def _with_address(address: str | None, addresses: dict[str, str]) -> str | None:
+    return next((name for name, own in addresses.items() if own == address), None)
+
+
+def _addresses() -> dict[str, str]:
+    """The IPv4 addresses of this host's interfaces, by their names."""
+    addresses = {}
     for _, name in socket.if_nameindex():
-        try:
-            if _address_of(name) == address:
-                return name
-        except OSError:
-            continue  # an interface without an IPv4 address
-    return None
+        with suppress(OSError):  # an interface without one
+            addresses[name] = _address_of(name)
+    return addresses
 
 
 def _address_of(name: str) -> str:

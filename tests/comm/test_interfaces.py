@@ -45,6 +45,14 @@ def test_gloo_takes_the_way_to_worker_0(host: dict[str, str], master: str | None
     assert host.get("GLOO_SOCKET_IFNAME") == expected
 
 
+def test_without_a_way_to_elsewhere_any_interface_is_better_than_loopback(
+    host: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interfaces, "_local_end", {"node1": "127.0.1.1"}.get)
+    interfaces.choose_interface("node1")
+    assert host["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
 def test_workers_that_torchrun_starts_on_one_host_keep_to_it(host: dict[str, str]) -> None:
     host.update(LOCAL_WORLD_SIZE="2", WORLD_SIZE="2")
     interfaces.choose_interface("node1")
