@@ -20,6 +20,7 @@ from tests.workers import REPOSITORY
 
 WHY_NOT = {
     "installs",
+    "needs Slurm",
     "other tests",
     "several hosts",
 }
