@@ -1,8 +1,8 @@
 """Training over hosts that share nothing but a network, with the commands of docs/howto/several-hosts.md.
 
-A host is a network namespace, with a folder of its own under the same path, its own name, and an /etc/hosts in which that
-name stands for a loopback address, as Debian writes it. `ssh` and `scp` are small programs that do the same between
-these folders. All is made inside namespaces that go with the processes; needs Linux, root and iproute2.
+A host is a network namespace, with a folder of its own under the same path, its own name, and an /etc/hosts in which
+that name stands for a loopback address, as Debian writes it. `ssh` and `scp` are small programs that go between these
+folders. All is made inside namespaces that end with the processes; needs Linux, root and iproute2.
 """
 
 import os
