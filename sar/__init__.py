@@ -54,6 +54,7 @@ from sar.train.task import Task  # noqa: E402
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from sar import pyg as pyg  # not in __all__, as not everybody has PyTorch Geometric
     from sar.partition.in_memory import partition_graph
     from sar.partition.ingest import open_graph
     from sar.partition.ingest.cleanup import clean_up
@@ -90,7 +91,7 @@ else:
 
     def __dir__() -> list[str]:
         """Those names too."""
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__all__, "pyg"})
 
 
 __all__ = [
