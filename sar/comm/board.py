@@ -153,10 +153,12 @@ class Board:
         """Report this worker's call, and find out in which the others are that report theirs within `PATIENCE`."""
         self.report(generation, number, call)
         try:
-            calls = self._read([f"{generation}/at/{number}/{rank}" for rank in range(self.world_size)], PATIENCE)
+            everybody = range(self.world_size)
+            calls = self._read([f"{generation}/at/{number}/{rank}" for rank in everybody], PATIENCE)
+            gone = ["has ended" if sign == LEFT else "no answer" for sign in self.signs(everybody)]
         except RuntimeError:
             return "  the store cannot be reached: the process that hosts it, usually worker 0, has ended or is frozen"
-        return "\n".join(f"  worker {rank}: {there or 'no answer'}" for rank, there in enumerate(calls))
+        return "\n".join(f"  worker {rank}: {there or gone[rank]}" for rank, there in enumerate(calls))
 
     # -- signs of life
 

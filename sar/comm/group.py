@@ -70,6 +70,9 @@ LOST: Final = re.compile(r"\[[^ \]]*gloo/transport[^\]]*\] (.*?)(\. |\n|$)")
 """How gloo reports a connection that broke; any other error is this worker's own."""
 OVERDUE: Final = ("Timed out waiting", "timeout caused pair closure")
 """How gloo reports its own time-out; "timed out" alone may be the system's word for a connection that broke."""
+_LEFT_EARLY: Final = (
+    "Has a worker left its loop earlier? A decision must be taken by all workers alike: sar.EarlyStopping, sar.all_sum."
+)
 
 
 class Group:
@@ -318,7 +321,7 @@ class Group:
                     "The workers are not in the same distributed call, or not on the same graph:\n"
                     f"{self._whereabouts(call)}\n"
                     "Every worker must make the same calls in the same order, with the same widths, dtypes and Config, "
-                    "and its loss must reach every one of them (times 0 if need be)."
+                    f"and its loss must reach every one of them (times 0 if need be). {_LEFT_EARLY}"
                 )
         if self.replicas is not None and any(int(theirs[2]) != model for theirs in gathered):
             with self.guard():
@@ -418,13 +421,13 @@ class Group:
             self._board.leave_note(
                 self.generation, f"Worker {self.rank} raised CommunicationTimeout: {waited}", final=False
             )
-            found = CommunicationTimeout(f"{waited}\n{self._whereabouts(call)}")
+            found = CommunicationTimeout(f"{waited}\n{self._whereabouts(call)}\n{_LEFT_EARLY}")
         else:
             reason = "" if lost is None else lost[1]
             found = PeerError(
                 f"The connection to {who} closed without a word ({reason}): its process died or left, or its host or "
-                f"the network is gone, while worker {self.rank} waited in: {call}\nSee that worker's own output.\n"
-                f"{self._whereabouts(call)}"
+                f"the network is gone, while worker {self.rank} waited in: {call}\nSee that worker's own output. "
+                f"{_LEFT_EARLY}\n{self._whereabouts(call)}"
             )
         self.abort(found, final=not overdue if note is None else note.final)
         raise found from error

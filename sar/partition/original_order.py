@@ -195,7 +195,10 @@ def _together(rows: Column, spec: PartitionJson, originals: Originals, out: str 
     """
     group = current_group()
     if out is None:
-        raise ConfigError("the rows of one worker alone need `out`, a file in which the workers' rows meet.")
+        raise ConfigError(
+            "the rows of one worker alone need `out`, a file in which the workers' rows meet: on all workers, name the "
+            "same .npy file in a folder that all see, as in out='result.npy'."
+        )
     share, whose = WorkerShare.of(spec, group.rank, group.world_size), f"of worker {group.rank}"
     _check_form(whose, rows, rows)
     total = originals.total

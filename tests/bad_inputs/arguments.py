@@ -32,7 +32,130 @@ def embedding(*args, **options):
     return sar.nn.DistEmbedding(graph(), *args, **options)
 
 
+def unpatched():
+    """A layer that needs a patch, where DGL is kept as it is."""
+    sar.unpatch_dgl()
+    sar.Config.patch_dgl = False
+    dgl.nn.GATConv(2, 2, 1, allow_zero_in_degree=True)(graph(), torch.ones(N, 2))
+
+
 CASES = {
+    "DGL's self-loops": Case(
+        lambda: dgl.add_self_loop(graph()),
+        "MissingMethodError",
+        "dgl.add_self_loop takes no distributed graph: call graph.add_self_loop() or "
+        "graph.remove_self_loop(), or let `sar partition` do it.",
+    ),
+    "self-loops to remove, by DGL": Case(
+        lambda: dgl.remove_self_loop(graph()),
+        "MissingMethodError",
+        "dgl.remove_self_loop takes no distributed graph: call graph.add_self_loop() or "
+        "graph.remove_self_loop(), or let `sar partition` do it.",
+    ),
+    "a graph to reverse": Case(
+        lambda: dgl.reverse(graph()),
+        "MissingMethodError",
+        "dgl.reverse takes no distributed graph: change the graph before it is partitioned, with DGL and "
+        "sar.partition_graph, or with options of `sar partition` such as --undirected.",
+    ),
+    "a graph to make undirected": Case(
+        lambda: dgl.to_bidirected(graph()),
+        "MissingMethodError",
+        "dgl.to_bidirected takes no distributed graph: change the graph before it is partitioned, with DGL "
+        "and sar.partition_graph, or with options of `sar partition` such as --undirected.",
+    ),
+    "a graph to make homogeneous": Case(
+        lambda: dgl.to_homogeneous(typed()),
+        "MissingMethodError",
+        "dgl.to_homogeneous takes no distributed graph: change the graph before it is partitioned, with DGL "
+        "and sar.partition_graph, or with options of `sar partition` such as --undirected.",
+    ),
+    "a subgraph by DGL": Case(
+        lambda: dgl.node_subgraph(graph(), [0]),
+        "MissingMethodError",
+        "dgl.node_subgraph takes no distributed graph: sar.construct_mfgs makes the graphs that some nodes' "
+        "outputs need, sar.DataLoader draws batches.",
+    ),
+    "a block by DGL": Case(
+        lambda: dgl.to_block(graph()),
+        "MissingMethodError",
+        "dgl.to_block takes no distributed graph: sar.construct_mfgs makes the graphs that some nodes' "
+        "outputs need, sar.DataLoader draws batches.",
+    ),
+    "neighbours sampled by DGL": Case(
+        lambda: dgl.sampling.sample_neighbors(graph(), [0], 2),
+        "MissingMethodError",
+        "dgl.sample_neighbors takes no distributed graph: sar.DataLoader samples the whole graph, with "
+        "sar.DistNeighborSampler and others.",
+    ),
+    "a walk by DGL": Case(
+        lambda: dgl.sampling.random_walk(graph(), [0], length=2),
+        "MissingMethodError",
+        "dgl.random_walk takes no distributed graph: sar.DataLoader samples the whole graph, with "
+        "sar.DistNeighborSampler and others.",
+    ),
+    "the ends of all edges": Case(
+        lambda: graph().edges(),
+        "MissingMethodError",
+        "graph.edges is not there on a distributed graph: ask graph.sampling_graph, a DGLGraph of all edges "
+        "into this worker's nodes, with global IDs in ndata['_ID'].",
+    ),
+    "the ends of all edges, as DGL orders them": Case(
+        lambda: graph().edges(form="uv", order="eid"),
+        "MissingMethodError",
+        "graph.edges is not there on a distributed graph: ask graph.sampling_graph, a DGLGraph of all edges "
+        "into this worker's nodes, with global IDs in ndata['_ID'].",
+    ),
+    "the ends of an edge": Case(
+        lambda: graph().find_edges(0),
+        "MissingMethodError",
+        "graph.find_edges is not there on a distributed graph: ask graph.sampling_graph, a DGLGraph of all "
+        "edges into this worker's nodes, with global IDs in ndata['_ID'].",
+    ),
+    "an adjacency matrix": Case(
+        lambda: graph().adj(),
+        "MissingMethodError",
+        "graph.adj is not there on a distributed graph: ask graph.sampling_graph, a DGLGraph of all edges "
+        "into this worker's nodes, with global IDs in ndata['_ID'].",
+    ),
+    "DGL's IDs of 32 bits": Case(
+        lambda: graph().int(),
+        "MissingMethodError",
+        "graph.int is not there on a distributed graph: leave it out; edges are kept in one format, and IDs are int64.",
+    ),
+    "an attribute that no graph has": Case(
+        lambda: graph().nodez,
+        "MissingMethodError",
+        "A distributed graph has no attribute 'nodez'.",
+    ),
+    "a layer of DGL that is not patched": Case(
+        unpatched,
+        "MissingMethodError",
+        "GATConv of DGL reads graph._graph, which a distributed graph has not. Call sar.patch_dgl() where "
+        "Config.patch_dgl is False or DGL was imported after the graph was made; docs/layers.md lists what runs.",
+    ),
+    "a mask of bytes as seeds": Case(
+        lambda: batches(torch.ones(20).byte()),
+        "GraphError",
+        "the seeds of worker 0 are torch.uint8 of shape (20,); expected integer global IDs, (S,). Call .bool() on a "
+        "mask.",
+    ),
+    "a mask of bytes as seeds of a type": Case(
+        lambda: batches({"_N": torch.ones(20).byte()}),
+        "GraphError",
+        "seeds['_N'] are torch.uint8 of shape (20,); expected integer rows, (S,). Call .bool() on a mask.",
+    ),
+    "a mask for message flow graphs": Case(
+        lambda: sar.construct_mfgs(parts_of([N]).partitions[0], torch.ones(20).bool(), 2),
+        "GraphError",
+        "seed_nodes are torch.bool of shape (20,); expected integer global IDs, (S,). Of a mask, pass the rows by node "
+        "type: {ntype: mask.nonzero().squeeze(1)}.",
+    ),
+    "a mask of edges": Case(
+        lambda: graph().apply_edges(lambda edges: {"w": edges.data["_ID"]}, edges=torch.ones(60).bool()),
+        "GraphError",
+        "edges is torch.bool of shape (60,); expected local IDs, (K,) integer: of a mask, mask.nonzero().squeeze(1).",
+    ),
     "a graph of nothing": Case(
         lambda: sar.construct_full_graph(None),
         "PartitionError",

@@ -92,7 +92,7 @@ CASES = {
         command("partition edges.csv --parts 2 --out parts", edges="0\n1\n"),
         "Printed",
         "sar partition: edges.csv has 1 columns, '0' in its first line; expected two, source and destination. "
-        "Name these two (columns), or the delimiter between them.",
+        "Name these two (columns=, --columns), or the delimiter between them (delimiter=, --delimiter).",
     ),
     "no directory to inspect": Case(
         command("inspect nix"),

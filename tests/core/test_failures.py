@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import sar
+from sar.comm.session import current_group
 from tests.core.attempts import Failure, catch, fail_on_all_ranks
 from tests.graphs import EdgeList, partition_in_memory
 from tests.matrix import corner
@@ -110,6 +111,45 @@ def test_a_death_is_noticed_by_everybody(world_size, victim, mode):
         assert failure.kind == "PeerError", failure
         assert "update_all" in failure.message or "backward" in failure.message, "what it was doing"
         assert second.kind == "PeerError", "a death is final"
+
+
+def stop_by_a_local_metric(mine, then):
+    """Worker 0 leaves the loop by itself; then it calls something else, or ends."""
+    partition, data = mine
+    graph = build(partition, 1)
+    failure = catch(_train_while_it_gets_better, graph, data)
+    if failure is None and then == "another call":
+        failure = catch(sar.all_sum, 1.0)
+    elif failure is None:
+        current_group().close()
+    return failure
+
+
+def _train_while_it_gets_better(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    for epoch in range(4):
+        weighted(graph, x, w).sum().backward()
+        if sar.rank() == 0 and epoch == 1:
+            return
+
+
+@pytest.mark.parametrize(
+    "then, kind, text",
+    [
+        ("another call", "DisagreementError", "worker 0: all_reduce"),
+        ("nothing more", "PeerError", "worker 0: has ended"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_a_worker_that_leaves_its_loop_earlier(world_size, then, kind, text):
+    with closing(WorkerPool(world_size)) as pool:
+        parts = SCENARIOS["random"](world_size)
+        left, stayed = pool.run(stop_by_a_local_metric, then, per_rank=deal(parts, random_data(parts)), timeout=30)
+    for failure in (left, stayed) if then == "another call" else (stayed,):
+        assert failure.kind == kind
+        assert text in failure.message
+        assert "Has a worker left its loop earlier?" in failure.message
+        assert "sar.EarlyStopping, sar.all_sum" in failure.message
 
 
 def train_with_a_sleeper(mine, victim, timeout):

@@ -119,7 +119,7 @@ class GraphShardManager(GraphQueries):
             frame = self._frames.edge[relation.etype]
             for name, values in self.passing(relation.etype).apply_edges(func).items():
                 if not (isinstance(edges, str) and edges == ALL):
-                    chosen = torch.as_tensor(edges, device=self.device).long()
+                    chosen = _edge_rows(edges, frame)
                     before = frame[name] if name in frame else torch.zeros_like(values)
                     values = before.index_copy(0, chosen, values[chosen])
                 frame[name] = values
@@ -237,6 +237,17 @@ class GraphShardManager(GraphQueries):
             f"{type(self).__name__}(worker {rank} of {size}: {self.num_nodes()} of {self.num_nodes_global()} nodes, "
             f"{self.num_edges()} of {self.num_edges_global()} edges, types {self.ntypes} {self.canonical_etypes})"
         )
+
+
+def _edge_rows(edges: Any, frame: Frame) -> Tensor:
+    """The rows that `edges` names, (K,) int64."""
+    rows = torch.as_tensor(edges, device=frame.device)
+    if rows.dim() > 1 or (rows.numel() and rows.dtype not in (torch.int64, torch.int32)):
+        raise GraphError(
+            f"edges is {rows.dtype} of shape {tuple(rows.shape)}; expected local IDs, (K,) integer: of a mask, "
+            "mask.nonzero().squeeze(1)."
+        )
+    return rows.long().reshape(-1)
 
 
 class DistributedBlock(GraphShardManager):

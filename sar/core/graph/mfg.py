@@ -91,6 +91,12 @@ def _find_rows(graph: AgreedGraph, seed_nodes: Seeds) -> Rows:
     return rows
 
 
+_OF_A_MASK = {
+    torch.uint8: " Call .bool() on a mask.",
+    torch.bool: " Of a mask, pass the rows by node type: {ntype: mask.nonzero().squeeze(1)}.",
+}
+
+
 def checked_nodes(
     what: str,
     nodes: Tensor,
@@ -111,7 +117,10 @@ def checked_nodes(
     """
     nodes = torch.as_tensor(nodes, device=device)
     if nodes.dim() != 1 or (nodes.numel() and nodes.dtype not in (torch.int64, torch.int32)):
-        raise GraphError(f"{what} are {nodes.dtype} of shape {tuple(nodes.shape)}; expected integer {kind}, (S,).")
+        hint = _OF_A_MASK.get(nodes.dtype, "")
+        raise GraphError(
+            f"{what} are {nodes.dtype} of shape {tuple(nodes.shape)}; expected integer {kind}, (S,).{hint}"
+        )
     nodes = nodes.long()
     foreign = nodes[(nodes < allowed[0]) | (nodes >= allowed[1])]
     if len(foreign):

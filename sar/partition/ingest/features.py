@@ -92,7 +92,7 @@ class CheckedColumn:
             row = rows.indices(self.shape[0])[0] + at if isinstance(rows, slice) else int(rows[at])
             raise PartitionError(
                 f"{self.where}, row {row} (from 0), has NaN; expected numbers. Fill the missing values in, or allow "
-                "NaN (allow_nan), which labels and masks may never have."
+                "NaN (allow_nan=True, --allow-nan), which labels and masks may never have."
             )
         return values
 

@@ -65,7 +65,7 @@ def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] |
         if isinstance(wanted[0], int) and len(names) != 2:
             raise ConfigError(
                 f"{path} has {len(names)} columns, {shown}; expected two, source and destination. Name these two "
-                "(columns), or the delimiter between them."
+                "(columns=, --columns), or the delimiter between them (delimiter=, --delimiter)."
             )
     source, destination = (find_column(path, names, column) for column in wanted)
     if source == destination:

@@ -147,8 +147,8 @@ def check_hops(num_hops: int | None, team: Team, local_output: bool) -> None:
         )
     if num_hops is not None and local_output and team.size > 1:
         raise ConfigError(
-            f"num_hops={num_hops} needs the edges of other parts, which are on other hosts' disks with local_output; "
-            "leave one of them out, or use a directory that all processes share."
+            f"num_hops={num_hops} (--num-hops) needs the edges of other parts, which are on other hosts' disks with "
+            "local_output (--local-output); leave one of them out, or use a directory that all processes share."
         )
 
 
