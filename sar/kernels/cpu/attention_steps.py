@@ -369,6 +369,6 @@ def write_alongs(
                 edge, total = edge_row(walk, chunk.first + q), weight.dtype.type(0)
                 for h in range(heads):
                     i = q * heads + h
-                    total += scratch.scores[i] * _kept(to, edge, h, weight) * scratch.alongs[i]
+                    total += scratch.scores[i] * scratch.alongs[i] * _kept(to, edge, h, weight)
                 weight_grad[edge] = total
         multiply(chunk.size * heads, scratch.alongs, scratch.shares)

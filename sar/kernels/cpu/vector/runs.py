@@ -18,40 +18,40 @@ u64 = np.uint64
 ZERO, ONE, FOUR, NARROW, WIDE = u64(0), u64(1), u64(4), u64(8), u64(32)
 
 
-def _while_they_fit(make: Callable[[Lanes], Run], count: Index) -> Run:
-    """A function run(i, length, *operands) that calls make(lanes)(i, *operands) from i on; returns where it ends."""
-    step = inline(make(lanes(int(count))))
-
-    @inline
-    def run(i: Index, length: Index, *operands: Any) -> Any:
-        while i + count <= length:
-            step(i, *operands)
-            i += count
-        return i
-
-    return run
-
-
 def over_columns(make: Callable[[Lanes], Run]) -> Run:
     """A function run(length, *operands) that calls make(lanes)(i, *operands) for all i < length, a vector at a time."""
-    wide, narrow, single = (_while_they_fit(make, count) for count in (WIDE, NARROW, ONE))
+    wide, narrow, single = (inline(make(lanes(int(count)))) for count in (WIDE, NARROW, ONE))
 
+    # The three loops stand in one function, because each function of so many arguments takes long to compile.
     @inline
     def run(length: Index, *operands: Any) -> None:
-        i = wide(ZERO, length, *operands)
-        i = narrow(i, length, *operands)
-        single(i, length, *operands)
+        i = ZERO
+        while i + WIDE <= length:
+            wide(i, *operands)
+            i += WIDE
+        while i + NARROW <= length:
+            narrow(i, *operands)
+            i += NARROW
+        while i + ONE <= length:
+            single(i, *operands)
+            i += ONE
 
     return run
 
 
 def over_heads(make: Callable[[Lanes], Run]) -> Run:
     """As `over_columns`, for the short runs that heads are."""
-    four, single = (_while_they_fit(make, count) for count in (FOUR, ONE))
+    four, single = (inline(make(lanes(int(count)))) for count in (FOUR, ONE))
 
     @inline
     def run(length: Index, *operands: Any) -> None:
-        single(four(ZERO, length, *operands), length, *operands)
+        i = ZERO
+        while i + FOUR <= length:
+            four(i, *operands)
+            i += FOUR
+        while i + ONE <= length:
+            single(i, *operands)
+            i += ONE
 
     return run
 

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import types
-from numba.extending import models, overload, register_model
+from numba.extending import lower_builtin, models, register_model, type_callable
 
 from sar.kernels.cpu.compile import FAST_MATH
 from sar.kernels.cpu.vector.intrinsics import CACHE_LINE, declare, prefetch_line, typed_intrinsic
 
 _registered: Any = register_model
-_overloaded: Any = overload
+_typed: Any = type_callable
+_lowered: Any = lower_builtin
 
 
 class Vector(types.Type):
@@ -94,33 +95,20 @@ def lanes(count: int) -> Lanes:
     return Lanes(count, load, store, everywhere, prefetch)
 
 
-def _elementwise(emit: Any) -> Any:
-    """A function of two vectors, made of an instruction of the IR builder."""
+def _operation(function: Any, name: str) -> None:
+    """Have Numba compile function(vector, vector) as an instruction of the IR builder, without a function around it."""
 
-    @typed_intrinsic  # type: ignore[untyped-decorator]
-    def apply(_context: Any, left: Any, right: Any) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            return emit(builder, *arguments)
+    @_typed(function)  # type: ignore[untyped-decorator]
+    def _choose(_context: Any) -> Any:
+        return lambda left, right: left if isinstance(left, Vector) and left == right else None
 
-        return left(left, right), generate
-
-    return apply
-
-
-def _operation(name: str) -> Any:
-    return _elementwise(lambda builder, left, right: getattr(builder, name)(left, right, flags=FAST_MATH))
-
-
-def _overload(function: Any, apply: Any) -> None:
-    """Have Numba compile function(vector, vector) as apply(vector, vector)."""
-
-    @_overloaded(function, strict=False)  # type: ignore[untyped-decorator]
-    def choose(left: Any, right: Any) -> Any:
-        return (lambda left, right: apply(left, right)) if isinstance(left, Vector) and left == right else None
+    @_lowered(function, Vector, Vector)  # type: ignore[untyped-decorator]
+    def _generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return getattr(builder, name)(*arguments, flags=FAST_MATH)
 
 
 for _function, _name in (operator.add, "fadd"), (operator.iadd, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul"):
-    _overload(_function, _operation(_name))
+    _operation(_function, _name)
 
 
 @typed_intrinsic  # type: ignore[untyped-decorator]
@@ -151,13 +139,17 @@ def where_positive(_context: Any, vector: Any, left: Any, right: Any) -> Any:
 
 @typed_intrinsic  # type: ignore[untyped-decorator]
 def sum_of(_context: Any, vector: Any) -> Any:
-    """The sum of a vector's elements."""
+    """The sum of a vector's elements: of its halves, of their sum's halves, and so on."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kind = arguments[0].type
-        signature = ir.FunctionType(kind.element, [kind.element, kind])
-        name = f"llvm.vector.reduce.fadd.v{vector.count}f{vector.dtype.bitwidth}"
-        reduce = declare(builder.module, signature, name)
-        return builder.call(reduce, [ir.Constant(kind.element, 0.0), arguments[0]], fastmath=FAST_MATH)
+        # Not by `llvm.vector.reduce.fadd`, which LLVM replaces so late that its order depends on the code around it.
+        [value] = arguments
+        index, undefined, width = ir.IntType(32), ir.Constant(value.type, ir.Undefined), vector.count
+        while width > 1:
+            width //= 2
+            places = [index(width + i if i < width else i) for i in range(vector.count)]  # the others count no more
+            half = builder.shuffle_vector(value, undefined, ir.Constant(ir.VectorType(index, vector.count), places))
+            value = builder.fadd(value, half, flags=FAST_MATH)
+        return builder.extract_element(value, index(0))
 
     return vector.dtype(vector), generate
