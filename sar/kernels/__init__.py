@@ -5,6 +5,7 @@ edges (`E`) and trailing shapes broadcast as in NumPy. Kernels accumulate into t
 edges of a graph may come in several blocks.
 """
 
+from sar.kernels.ahead import compile_ahead
 from sar.kernels.backend import load_kernels
 from sar.kernels.dispatch import add_rows, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
@@ -33,6 +34,7 @@ __all__ = [
     "aggregate_cmp",
     "aggregate_grad",
     "aggregate_sum",
+    "compile_ahead",
     "edge_apply",
     "edge_softmax_backward",
     "edge_softmax_forward",

@@ -1,19 +1,45 @@
-"""Compiled code that is kept on disk, and found again as long as none of its sources has changed."""
+"""Compiled code that is kept on disk: where, how it is found again, and that one process makes it for all of a host.
 
+[Note: compiled once]
+Code lies in the user's cache directory, under names that hold a digest of its sources, so that every environment with the
+same sources, Numba and processor finds it. Who finds none takes a lock that is the kernel's own, and looks again: then
+another process has made it meanwhile, or nobody else is making it. The system drops the lock of a process that ends. A
+lock that cannot be had, or not in time, is done without: the code is then made twice, and is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
 import hashlib
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sar.logging_setup import logger
 
+WAIT_SECONDS = 60.0
+"""How long a process waits for another one's code before it makes its own."""
+
+POLL_SECONDS = 0.02
+NOTED_SECONDS = 0.5  # what is compiled faster is not worth a line in the log
+
+
+class TakenElsewhereError(Exception):
+    """Another process is making this code; raised only inside `nothing_awaited`."""
+
+
+_waits = True
+_spent = 0.0
+
 
 def compile_cached(function: Callable[..., Any], njit: Any, options: dict[str, Any], *sources: Path) -> Any:
-    """Compile a function with Numba's `njit` and keep its code on disk.
+    """Compile a function with Numba's `njit` and keep its code on disk, in `code_folder`.
 
-    Numba keeps code beside the source, else in the user's cache directory; where it can write neither, nothing is kept.
-    It looks for changes only in the function's own file, but keeps code under the qualified name, which therefore gets
+    Numba looks for changes only in the function's own file, but keeps code under the qualified name, which therefore gets
     a digest of all files that the code may come from.
 
     Args:
@@ -22,23 +48,100 @@ def compile_cached(function: Callable[..., Any], njit: Any, options: dict[str, A
         options: of `njit`.
         sources: files, and folders with all their Python files.
     """
-    function.__qualname__ = f"{function.__name__}_{_digest(sources)}"
+    function.__qualname__ = f"{function.__name__}_{digest_of(*sources)}"
+    compiled = njit(**options)(function)
+    if code_folder() is not None:
+        from sar.kernels.numba_cache import SharedCache
+
+        compiled._cache = SharedCache(function)
+    return compiled
+
+
+@cache
+def code_folder() -> Path | None:
+    """Where code is kept: below `NUMBA_CACHE_DIR`, else in the user's cache directory, else in the package's own folder,
+    whichever can be written first; None where none can."""
+    given, user = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    below = f"sar-kernels-numba-{version('numba')}"
+    with contextlib.suppress(RuntimeError):  # no home
+        for parent in (given, user or Path.home() / ".cache", Path(__file__).parent / "__pycache__"):
+            if parent and _is_writable(folder := Path(parent) / below):
+                return folder
+    logger.info("Found no folder for compiled code, which is made anew in every run; set NUMBA_CACHE_DIR to one")
+    return None
+
+
+def _is_writable(folder: Path) -> bool:
     try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:
-        _log_once()
-        return njit(**options)(function)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 @cache
-def _log_once() -> None:
-    logger.info("Numba finds no folder for compiled code, which is made anew in every run")
-
-
-@cache
-def _digest(sources: tuple[Path, ...]) -> str:
+def digest_of(*sources: Path) -> str:
+    """A digest of files, and of folders with all their Python files."""
     digest = hashlib.blake2b(digest_size=4)
     for source in sources:
         for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
             digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def nothing_awaited() -> Iterator[None]:
+    """Have what another process is making raise `TakenElsewhereError` inside."""
+    global _waits
+    _waits = False
+    try:
+        yield
+    finally:
+        _waits = True
+
+
+class Turn:
+    """The right to make one kernel's code, and the clock that runs meanwhile."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._file = name, _lock(name)
+
+    def end(self, began: float) -> None:
+        """Let others have it; `began`: when this process found that it had no code, by `time.monotonic`."""
+        global _spent
+        if self._file is not None:
+            self._file.close()
+        _spent += (seconds := time.monotonic() - began)
+        if seconds > NOTED_SECONDS:
+            logger.info("compiling kernels, once: %.0f s so far (%s)", _spent, self._name)
+
+
+def _lock(name: str) -> IO[bytes] | None:
+    """The kernel's lock, a file to be closed; None where there is no locking or it is held for too long.
+
+    Raises:
+        TakenElsewhereError: inside `nothing_awaited`, where another process holds it.
+    """
+    folder = code_folder()
+    assert folder is not None
+    try:
+        import fcntl
+
+        file = (folder / f"{name}.lock").open("wb")
+    except (ImportError, OSError):
+        return None
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if not _waits:
+                file.close()
+                raise TakenElsewhereError(name) from None
+        except OSError:  # a file system without locks
+            deadline = 0.0
+        if time.monotonic() > deadline:
+            file.close()
+            return None
+        time.sleep(POLL_SECONDS)

@@ -19,6 +19,7 @@ from sar.core.graph.absent import INSTEAD
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
 from sar.errors import GraphError
+from sar.kernels import compile_ahead
 from sar.logging_setup import logger
 from sar.nn.edge_softmax import edge_softmax
 
@@ -66,6 +67,7 @@ def patch_dgl() -> None:
     """
     if _replaced:
         return
+    compile_ahead()
     dgl = require_dgl()
     layers = importlib.import_module("dgl.nn.pytorch")
     for module in _modules_with(_SOFTMAX, importlib.import_module("dgl.ops.edge_softmax").edge_softmax):

@@ -23,6 +23,7 @@ from sar.comm.session import current_group
 from sar.common_tuples import NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.regroup import regroup, renumber
 from sar.errors import DglError, PartitionError
+from sar.kernels import compile_ahead
 
 DISPATCH_JSON = "metadata.json"
 
@@ -65,6 +66,8 @@ def load_dgl_partition_data(
             The other workers get a `PeerError` from their next distributed call.
     """
     device = torch.device(device)
+    if device.type == "cpu":
+        compile_ahead()
     with current_group().guard() if comm.is_initialized() else nullcontext():
         spec = read_partition_json(partition_json_file, allow_outside=allow_outside)
         workers = comm.world_size() if comm.is_initialized() else spec.num_parts
