@@ -1,11 +1,11 @@
 """The usual kernels compiled ahead of their use, in forked processes, while data are read and other packages imported.
 
 [Note: compiling ahead]
-A process forked from this one needs not import torch again, which takes longer than most kernels. It calls every kernel on
-two edges, so that exactly what a model calls is compiled, and leaves to others what they are compiling (see [Note: compiled
-once]). Nobody waits for it but for a kernel's lock: if it fails or is killed, kernels are compiled where they are first
-called. It ends with the process that it comes from, at the latest after `LIMIT_SECONDS`. Where everything was found, a
-file says so, and later runs do not begin.
+A process forked from this one needs not import torch again, which takes longer than most kernels. It calls each kernel
+on two edges, so that exactly what a model calls is compiled, and leaves to others what they are compiling (see [Note:
+compiled once]). Nobody waits for it but for a kernel's lock: if it fails or is killed, kernels are compiled where they
+are first called. It ends with the process that it comes from, at the latest after `LIMIT_SECONDS`. Where everything was
+found, a file says so, and later runs do not begin.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import hashlib
 import logging
 import os
@@ -100,6 +101,7 @@ def _run(parent: int, done: Path) -> None:
             for descriptor in range(3):
                 os.dup2(null, descriptor)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            gc.disable()  # what is made here is kept, and looking at it costs as much as a kernel
             os.nice(NICENESS)
             _compile_all()
             done.touch()

@@ -1,10 +1,10 @@
 """Compiled code that is kept on disk: where, how it is found again, and that one process makes it for all of a host.
 
 [Note: compiled once]
-Code lies in the user's cache directory, under names that hold a digest of its sources, so that every environment with the
-same sources, Numba and processor finds it. Who finds none takes a lock that is the kernel's own, and looks again: then
-another process has made it meanwhile, or nobody else is making it. The system drops the lock of a process that ends. A
-lock that cannot be had, or not in time, is done without: the code is then made twice, and is the same.
+Code lies in the user's cache directory, under names that hold a digest of its sources, so that every environment with
+the same sources, Numba and processor finds it. Who finds none takes a lock that is the kernel's own, and looks again:
+then another process has made it meanwhile, or nobody else is making it. The system drops the lock of a process that
+ends. A lock that cannot be had, or not in time, is done without: the code is then made twice, and is the same.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _spent = 0.0
 def compile_cached(function: Callable[..., Any], njit: Any, options: dict[str, Any], *sources: Path) -> Any:
     """Compile a function with Numba's `njit` and keep its code on disk, in `code_folder`.
 
-    Numba looks for changes only in the function's own file, but keeps code under the qualified name, which therefore gets
-    a digest of all files that the code may come from.
+    Numba looks for changes only in the function's own file, but keeps code under the qualified name, which therefore
+    gets a digest of all files that the code may come from.
 
     Args:
         function: what to compile.
@@ -59,7 +59,7 @@ def compile_cached(function: Callable[..., Any], njit: Any, options: dict[str, A
 
 @cache
 def code_folder() -> Path | None:
-    """Where code is kept: below `NUMBA_CACHE_DIR`, else in the user's cache directory, else in the package's own folder,
+    """Where code is kept: below `NUMBA_CACHE_DIR`, else in the user's cache directory, else in this package's folder,
     whichever can be written first; None where none can."""
     given, user = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     below = f"sar-kernels-numba-{version('numba')}"

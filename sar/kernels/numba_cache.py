@@ -34,7 +34,7 @@ class _OneFolder(_Locator):  # type: ignore[misc]
 
 
 class _KernelFiles(_Files):  # type: ignore[misc]
-    _locator_classes = [_OneFolder]
+    _locator_classes = (_OneFolder,)
 
 
 class SharedCache(_Cache):  # type: ignore[misc]

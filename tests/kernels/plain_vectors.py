@@ -1,7 +1,7 @@
 """The vectors of compiled loops in plain NumPy, so that the loops also run, and are measured, as the Python they are.
 
 A plugin for pytest in a process of its own, with Numba's compiler off (`tests/kernels/test_plain_loops.py`): it stands
-in for the three files that emit LLVM's instructions, before anything imports them.
+in for the four files that emit LLVM's instructions, before anything imports them.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 assert os.environ.get("NUMBA_DISABLE_JIT") == "1"
-for name in ("vector_type", "exponential", "intrinsics"):
+for name in ("vector_type", "exponential", "intrinsics", "flat_array"):
     sys.modules[f"sar.kernels.cpu.vector.{name}"] = sys.modules[__name__]
 
 CACHE_LINE = 64  # bytes
@@ -56,6 +56,14 @@ def exp(vector):
     if vector.dtype == np.float64:
         return np.exp(vector)
     return np.where(vector < -87, np.float32(0), np.exp(np.where(vector > 88, np.float32(88), vector)))
+
+
+def thin(value):
+    return value
+
+
+def nothing_of(array):
+    return array[:0]
 
 
 def prefetch(array, index):

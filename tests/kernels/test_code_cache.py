@@ -1,8 +1,20 @@
-"""Compiled code is found again by its sources, and made anew where it cannot be kept."""
+"""Compiled code is kept where every environment finds it, made once for a host, and ahead of use where that works."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sar.kernels import code_cache
+from tests.workers import REPOSITORY
 
 
 def make():
@@ -12,19 +24,16 @@ def make():
     return loop
 
 
-def keeps(**options):
-    return lambda function: (function.__qualname__, options)
-
-
-def cannot_keep(**options):
-    if options.pop("cache", False):
-        raise RuntimeError("no locator available")
-    return keeps(**options)
+def njit(**options):
+    return lambda function: SimpleNamespace(name=function.__qualname__, options=options, _cache=None)
 
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    code_cache._digest.cache_clear()
+    for function in (code_cache.digest_of, code_cache.code_folder):
+        function.cache_clear()
+    yield
+    code_cache.code_folder.cache_clear()
 
 
 def test_a_change_in_any_source_gives_the_code_another_name(tmp_path):
@@ -33,14 +42,137 @@ def test_a_change_in_any_source_gives_the_code_another_name(tmp_path):
     names = []
     for path, text in ((file, ""), (folder / "below" / "helper.py", "x = 1"), (file, "y = 2")):
         path.write_text(text)
-        code_cache._digest.cache_clear()
-        name, options = code_cache.compile_cached(make(), keeps, {"nogil": True}, folder, file)
-        assert options == {"cache": True, "nogil": True}
-        names.append(name)
+        code_cache.digest_of.cache_clear()
+        compiled = code_cache.compile_cached(make(), njit, {"nogil": True}, folder, file)
+        assert compiled.options == {"nogil": True}
+        assert Path(compiled._cache.cache_path) == code_cache.code_folder()
+        names.append(compiled.name)
     assert len(set(names)) == 3
     assert all(name.startswith("loop_") for name in names)
-    assert code_cache.compile_cached(make(), keeps, {}, folder, file)[0] == names[-1]
+    assert code_cache.compile_cached(make(), njit, {}, folder, file).name == names[-1]
 
 
-def test_without_a_place_for_it(tmp_path):
-    assert code_cache.compile_cached(make(), cannot_keep, {"nogil": True}, tmp_path)[1] == {"nogil": True}
+def test_code_goes_to_the_first_folder_that_can_be_written(tmp_path, monkeypatch):
+    file = tmp_path / "no folder"
+    file.touch()
+    places = [("NUMBA_CACHE_DIR", "given"), ("XDG_CACHE_HOME", "user")]
+    for variable, name in places:
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    for variable, name in places:
+        assert code_cache.code_folder().parent == tmp_path / name
+        monkeypatch.setenv(variable, str(file))
+        code_cache.code_folder.cache_clear()
+    assert code_cache.code_folder().parent == REPOSITORY / "sar" / "kernels" / "__pycache__"
+
+
+def test_without_a_place_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(code_cache, "_is_writable", lambda folder: False)
+    assert code_cache.compile_cached(make(), njit, {}, tmp_path)._cache is None
+
+
+def test_what_another_process_makes_is_left_to_it_or_awaited_for_some_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(code_cache, "WAIT_SECONDS", 0.2)
+    first = code_cache.Turn("loop")
+    with pytest.raises(code_cache.TakenElsewhereError), code_cache.nothing_awaited():
+        code_cache.Turn("loop")
+    began = time.monotonic()
+    code_cache.Turn("loop").end(began)  # does without the lock
+    assert 0.2 <= time.monotonic() - began < 5
+    code_cache.Turn("another").end(began)
+    first.end(began)
+    began = time.monotonic()
+    code_cache.Turn("loop").end(began)
+    assert time.monotonic() - began < 0.2
+
+
+EPOCHS = """
+import sys, torch, sar
+from numba.core import event
+from sar.cli.demo.training import GAT, GraphSAGE, TINY, _tiny_partition
+
+class Compiled(event.Listener):
+    def on_start(self, one):
+        print("compiled", one.data["dispatcher"].py_func.__name__)
+    def on_end(self, one):
+        pass
+
+event.register("numba:compile", Compiled())
+sar.initialize_comms()
+sar.patch_dgl()
+graph = sar.construct_full_graph(_tiny_partition(0, 1))
+torch.manual_seed(0)
+for model in (GraphSAGE(TINY, 3), GAT(TINY, 3)):
+    x = torch.rand(TINY, TINY, requires_grad=True)
+    model(graph, x).square().sum().backward()
+    print("sum", x.grad.abs().sum().item())
+"""
+"""Epochs of both models of the demo on one worker; prints what Numba compiles, and what depends on all of it."""
+
+STEPS = "from sar.kernels import ahead; [step() for step in ahead.steps()]"
+
+KILLED = "import os, signal, time; from sar.kernels import ahead; ahead.compile_ahead(); time.sleep(1);"
+"""Begins to compile ahead; what follows happens while that is under way."""
+
+
+def python(script, cache, root=REPOSITORY):
+    """What a script prints in a process of its own, by line, with its code in `cache` and its sar from `root`."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd="/",
+        env=os.environ | alone | {"PYTHONPATH": str(root), "NUMBA_CACHE_DIR": str(cache), "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.stdout.splitlines()
+
+
+def kernels_in(cache):
+    """The kernels whose code is in a cache."""
+    return {file.name.split(".")[1].rsplit("_", 1)[0] for file in cache.rglob("*.nbc")}
+
+
+CALLED = {
+    "add_rows",
+    "_sort_by_column",
+    "accumulate",
+    "attend",
+    "source_gradients",
+    "project",
+    "project_grad",
+    "head_sums",
+}
+
+
+def test_what_is_compiled_ahead_is_what_the_models_call_and_another_environment_finds_it(tmp_path):
+    cache, environment = tmp_path / "cache", tmp_path / "environment"
+    python(STEPS, cache)
+    assert kernels_in(cache) == CALLED
+    assert len(list(cache.rglob("*.nbc"))) == len(CALLED)  # one signature each
+    shutil.copytree(REPOSITORY / "sar", environment / "sar", ignore=shutil.ignore_patterns("__pycache__"))
+    printed = python(EPOCHS, cache, environment)
+    assert [line for line in printed if line.startswith("compiled")] == []
+
+
+@pytest.mark.slow
+def test_training_goes_on_where_compiling_ahead_is_killed(tmp_path):
+    pids = [
+        int(pid)
+        for pid in python(KILLED + "print(*ahead._children, flush=True); os.kill(os.getpid(), 9)", tmp_path)[0].split()
+    ]
+    assert pids
+    deadline = time.monotonic() + 5
+    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []  # they end with their parent
+    killed = KILLED + "[os.kill(child, 9) for child in list(ahead._children)];"
+    printed = python(killed + EPOCHS, tmp_path)
+    assert [line for line in printed if line.startswith("sum")] == [
+        line for line in python(EPOCHS, tmp_path) if line.startswith("sum")
+    ]
+    assert kernels_in(tmp_path) == CALLED

@@ -46,7 +46,7 @@ from sar.kernels.cpu.attention_steps import (
     write_weights,
 )
 from sar.kernels.cpu.compile import inline, kernel
-from sar.kernels.cpu.vector import add_dot, add_leaky, add_scaled, add_slopes
+from sar.kernels.cpu.vector import add_dot, add_leaky, add_scaled, add_slopes, nothing_of, thin
 from sar.kernels.cpu.walks import ONE, OTHER, OWN, ZERO, Array, Index, Walk, look_ahead
 
 
@@ -128,7 +128,7 @@ def attend(
 
     x: (N_src, width) features of the sources.
     """
-    _attend(begin, end, walk, scratch, to, x, scored, weight, sums)
+    _attend(begin, end, *thin((walk, scratch, to, x, scored, weight, sums)))
 
 
 @inline
@@ -183,7 +183,7 @@ def source_gradients(
     x: (N_src, width) features.
     scored: `theirs` is not read for ADDITIVE scores.
     """
-    _source_gradients(begin, end, walk, scratch, to, x, scored, weight, incoming, out, theirs_grad)
+    _source_gradients(begin, end, *thin((walk, scratch, to, x, scored, weight, incoming, out, theirs_grad)))
 
 
 @_over_chunks
@@ -193,7 +193,7 @@ def _destination_gradients(
 ) -> None:  # fmt: skip
     heads, width, scratch, factor = to.heads, to.heads * to.dim, chunk.scratch, x.dtype.type(to.factor)
     write_weights(chunk, to, OWN, scored, incoming.stats)
-    write_alongs(chunk, to, incoming.grad, x, weight, weight[:0])
+    write_alongs(chunk, to, incoming.grad, x, weight, nothing_of(weight))
     for q in range(chunk.size):
         mean = (STATISTICS * scratch.own_of[q] + ALONG) * heads
         score_grads(heads, scratch.alongs, scratch.scores, q * heads, incoming.stats, mean)
@@ -215,12 +215,13 @@ def destination_gradients(
 
     Also of `attn`, to which others may not be adding at the same time.
     """
-    _destination_gradients(begin, end, walk, scratch, to, x, scored, weight, incoming, y_grad, attn_grad)
+    _destination_gradients(begin, end, *thin((walk, scratch, to, x, scored, weight, incoming, y_grad, attn_grad)))
 
 
 @kernel
 def head_sums(begin: int, end: int, to: Heads, grad: Array, out: Array, stats: Array) -> None:
     """Write the sum over each head of grad * out to the row ALONG of stats, for destinations begin to end."""
+    grad, out, stats = thin((grad, out, stats))
     for d in range(u64(begin), u64(end)):
         for h in range(to.heads):
             i = (d * to.heads + h) * to.dim
@@ -232,6 +233,7 @@ def head_sums(begin: int, end: int, to: Heads, grad: Array, out: Array, stats: A
 @kernel
 def project(begin: int, end: int, heads: Index, dim: Index, x: Array, attn: Array, out: Array) -> None:
     """Write the product of each head of rows begin to end of x with its row of attn to out, (N, heads)."""
+    x, attn, out = thin((x, attn, out))
     for n in range(u64(begin), u64(end)):
         for h in range(heads):
             out[n * heads + h] = 0
@@ -251,6 +253,7 @@ def project_grad(
     attn_grad: Array,
 ) -> None:
     """Add the gradients of `project`; to attn_grad others may not be adding at the same time."""
+    x, attn, grad, x_grad, attn_grad = thin((x, attn, grad, x_grad, attn_grad))
     for n in range(u64(begin), u64(end)):
         for h in range(heads):
             i = (n * heads + h) * dim

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sar.kernels.cpu.compile import inline, kernel
-from sar.kernels.cpu.vector import add_dot, add_product, add_scaled
+from sar.kernels.cpu.vector import add_dot, add_product, add_scaled, thin
 from sar.kernels.cpu.walks import ONE, ZERO, Array, Index, Walk, edge_row, look_ahead, own_row, row_of
 
 # Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
@@ -256,13 +256,13 @@ def _accumulate_where(walk: Walk, p: Index, formula: Formula, a: Row, b: Row, ou
 @kernel
 def assign(begin: int, end: int, walk: Walk, formula: Formula, a: Table, b: Table, out: Table) -> None:
     """Write op(a, b) to rows of out for the edges of groups begin to end."""
-    _assign(begin, end, walk, formula, a, b, out)
+    _assign(begin, end, *thin((walk, formula, a, b, out)))
 
 
 @kernel
 def accumulate(begin: int, end: int, walk: Walk, formula: Formula, a: Table, b: Table, out: Table) -> None:
     """Add op(a, b) of the edges of groups begin to end to rows of out."""
-    _accumulate(begin, end, walk, formula, a, b, out)
+    _accumulate(begin, end, *thin((walk, formula, a, b, out)))
 
 
 @kernel
@@ -270,7 +270,7 @@ def compare(
     begin: int, end: int, walk: Walk, formula: Formula, a: Table, b: Table, out: Table, arg: Array, largest: bool
 ) -> None:
     """Keep in rows of out the greatest (least) op(a, b) of the edges of groups begin to end, in arg its edge ID."""
-    _compare(begin, end, walk, formula, a, b, out, arg, largest)
+    _compare(begin, end, *thin((walk, formula, a, b, out, arg, largest)))
 
 
 @kernel
@@ -282,11 +282,12 @@ def accumulate_where(
     This is slower; it serves the gradients of maxima, minima and denominators. c has the rows and layout of out, arg
     those of a.
     """
-    _accumulate_where(begin, end, walk, formula, a, b, out, c, arg)
+    _accumulate_where(begin, end, *thin((walk, formula, a, b, out, c, arg)))
 
 
 @kernel
 def add_rows(rows: Any, values: Array, out: Array, width: Index) -> None:
     """Add row i of values to row rows[i] of out."""
+    rows, values, out = thin((rows, values, out))
     for i in range(u64(rows.size)):
         add_scaled(width, out, u64(rows[i]) * width, values, i * width, values.dtype.type(1))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.kernels.cpu.compile import inline, kernel
-from sar.kernels.cpu.vector import line_length, prefetch
+from sar.kernels.cpu.vector import line_length, prefetch, thin
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 from sar.raw_memory import as_array
 
@@ -114,6 +114,7 @@ def transpose(block: EdgeBlock) -> Transposed:
 @kernel
 def _sort_by_column(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, positions: Any) -> None:
     """Counting sort of the edges into by_col, (columns + 1,) zeros at first, dst and positions, keeping their order."""
+    rows, indptr, cols, by_col, dst, positions = thin((rows, indptr, cols, by_col, dst, positions))
     for p in range(u64(cols.size)):
         by_col[u64(cols[p]) + ONE] += 1
     for column in range(ONE, u64(by_col.size)):

@@ -4,6 +4,7 @@
 """
 
 from sar.kernels.cpu.vector.exponential import exp
+from sar.kernels.cpu.vector.flat_array import nothing_of, thin
 from sar.kernels.cpu.vector.intrinsics import line_length, prefetch
 from sar.kernels.cpu.vector.runs import (
     FOUR,
@@ -35,9 +36,11 @@ __all__ = [
     "lanes",
     "larger",
     "line_length",
+    "nothing_of",
     "over_columns",
     "over_heads",
     "prefetch",
     "sum_of",
+    "thin",
     "where_positive",
 ]

@@ -23,12 +23,19 @@ def prefetch_line(builder: Any, pointer: Any) -> None:
     builder.call(function, [pointer, read, all_levels, data_cache])
 
 
+def data_of(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    """The pointer to the elements of an array of Numba's, or of a `Flat` one."""
+    if isinstance(kind, types.Array):
+        return context.make_array(kind)(context, builder, array).data
+    return builder.extract_value(array, 0)
+
+
 @typed_intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_context: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of array[index], for reading; harmless where the index is out of range."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        data = data_of(context, builder, signature.args[0], arguments[0])
         prefetch_line(builder, builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer()))
         return context.get_dummy_value()
 

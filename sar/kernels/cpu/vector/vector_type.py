@@ -15,7 +15,7 @@ from numba.core import types
 from numba.extending import lower_builtin, models, register_model, type_callable
 
 from sar.kernels.cpu.compile import FAST_MATH
-from sar.kernels.cpu.vector.intrinsics import CACHE_LINE, declare, prefetch_line, typed_intrinsic
+from sar.kernels.cpu.vector.intrinsics import CACHE_LINE, data_of, declare, prefetch_line, typed_intrinsic
 
 _registered: Any = register_model
 _typed: Any = type_callable
@@ -52,7 +52,7 @@ def lanes(count: int) -> Lanes:
     def address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         """Pointer to the vector in the array that is the first argument, at the index that is the second."""
         array = signature.args[0]
-        data = context.make_array(array)(context, builder, arguments[0]).data
+        data = data_of(context, builder, array, arguments[0])
         kind = ir.VectorType(context.get_data_type(array.dtype), count)
         return builder.bitcast(builder.gep(data, [arguments[1]]), kind.as_pointer())
 
