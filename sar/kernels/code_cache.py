@@ -13,11 +13,11 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from sar.logging_setup import logger
 
@@ -34,27 +34,6 @@ class TakenElsewhereError(Exception):
 
 _waits = True
 _spent = 0.0
-
-
-def compile_cached(function: Callable[..., Any], njit: Any, options: dict[str, Any], *sources: Path) -> Any:
-    """Compile a function with Numba's `njit` and keep its code on disk, in `code_folder`.
-
-    Numba looks for changes only in the function's own file, but keeps code under the qualified name, which therefore
-    gets a digest of all files that the code may come from.
-
-    Args:
-        function: what to compile.
-        njit: Numba's.
-        options: of `njit`.
-        sources: files, and folders with all their Python files.
-    """
-    function.__qualname__ = f"{function.__name__}_{digest_of(*sources)}"
-    compiled = njit(**options)(function)
-    if code_folder() is not None:
-        from sar.kernels.numba_cache import SharedCache
-
-        compiled._cache = SharedCache(function)
-    return compiled
 
 
 @cache

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from sar.kernels import code_cache
+from sar.kernels.compiler.shared_cache import compile_cached
 from tests.workers import REPOSITORY
 
 
@@ -43,13 +44,13 @@ def test_a_change_in_any_source_gives_the_code_another_name(tmp_path):
     for path, text in ((file, ""), (folder / "below" / "helper.py", "x = 1"), (file, "y = 2")):
         path.write_text(text)
         code_cache.digest_of.cache_clear()
-        compiled = code_cache.compile_cached(make(), njit, {"nogil": True}, folder, file)
+        compiled = compile_cached(make(), njit, {"nogil": True}, folder, file)
         assert compiled.options == {"nogil": True}
         assert Path(compiled._cache.cache_path) == code_cache.code_folder()
         names.append(compiled.name)
     assert len(set(names)) == 3
     assert all(name.startswith("loop_") for name in names)
-    assert code_cache.compile_cached(make(), njit, {}, folder, file).name == names[-1]
+    assert compile_cached(make(), njit, {}, folder, file).name == names[-1]
 
 
 def test_code_goes_to_the_first_folder_that_can_be_written(tmp_path, monkeypatch):
@@ -67,7 +68,7 @@ def test_code_goes_to_the_first_folder_that_can_be_written(tmp_path, monkeypatch
 
 def test_without_a_place_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(code_cache, "_is_writable", lambda folder: False)
-    assert code_cache.compile_cached(make(), njit, {}, tmp_path)._cache is None
+    assert compile_cached(make(), njit, {}, tmp_path)._cache is None
 
 
 def test_what_another_process_makes_is_left_to_it_or_awaited_for_some_time(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numba
 
-from sar.kernels.code_cache import compile_cached
+from sar.kernels.compiler.shared_cache import compile_cached
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
-from sar.kernels.code_cache import Turn, code_folder
+from sar.kernels.code_cache import Turn, code_folder, digest_of
 
 _Locator: Any = _CacheLocator
 _Files: Any = CompileResultCacheImpl
@@ -68,3 +69,22 @@ class SharedCache(_Cache):  # type: ignore[misc]
         if self._turn is not None:
             self._turn.end(self._began)
             self._turn = None
+
+
+def compile_cached(function: Callable[..., Any], njit: Any, options: dict[str, Any], *sources: Path) -> Any:
+    """Compile a function with Numba's `njit` and keep its code on disk, in `code_folder`.
+
+    Numba looks for changes only in the function's own file, but keeps code under the qualified name, which therefore
+    gets a digest of all files that the code may come from.
+
+    Args:
+        function: what to compile.
+        njit: Numba's.
+        options: of `njit`.
+        sources: files, and folders with all their Python files.
+    """
+    function.__qualname__ = f"{function.__name__}_{digest_of(*sources)}"
+    compiled = njit(**options)(function)
+    if code_folder() is not None:
+        compiled._cache = SharedCache(function)
+    return compiled
