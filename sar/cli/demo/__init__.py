@@ -14,6 +14,7 @@ from sar.cli.demo.community_graph import community_graph
 from sar.cli.demo.training import MODELS, Epoch, Job, train_distributed, train_single
 from sar.errors import ConfigError
 from sar.host.processes import run_workers
+from sar.kernels import compile_ahead
 from sar.partition.graph_data import GraphData, HeteroGraphData, write_npz
 from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
@@ -47,15 +48,17 @@ def run(arguments: argparse.Namespace) -> int:
     from sar.cli.demo import report  # needs matplotlib
 
     began = time.monotonic()
+    compile_ahead()
     graph, name = _graph(arguments)
     with tempfile.TemporaryDirectory(prefix="sar-demo-") as folder:
         comparisons = _compare(arguments, graph, name, Path(folder))
-    rows = report.table(comparisons)
-    caption = _caption(arguments.parts)
+    rows, bought = report.table(comparisons), report.what_workers_bought(comparisons)
+    caption = f"{bought}\n\n{_caption(arguments.parts)}"
     print(f"\n{as_text(rows)}\n\n{caption}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "demo.md").write_text(f"{as_markdown(rows)}\n\n{caption}\n")
-    report.draw(comparisons, f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges", arguments.out / "demo.png")
+    title = f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges\n{bought}"
+    report.draw(comparisons, title, arguments.out / "demo.png")
     print(
         f"\nsaved {arguments.out / 'demo.png'} and {arguments.out / 'demo.md'} after {time.monotonic() - began:.0f} s"
     )

@@ -26,6 +26,16 @@ class Comparison:
     single: Run
     difference: float
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Median epochs, of the slowest worker and of the one process."""
+        return max(float(np.median(run.seconds)) for run in self.distributed), float(np.median(self.single.seconds))
+
+    @property
+    def peak_rises(self) -> tuple[int, int]:
+        """Peak memory in bytes, of the largest worker and of the one process."""
+        return max(run.peak_rise for run in self.distributed), self.single.peak_rise
+
 
 HEADER = (
     "model",
@@ -43,20 +53,35 @@ def table(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [HEADER]
     for comparison in comparisons:
         workers = comparison.distributed
-        for who, runs in ((f"{len(workers)} workers, sar", workers), ("1 process, DGL", [comparison.single])):
+        both = (f"{len(workers)} workers, sar", workers), ("1 process, DGL", [comparison.single])
+        for (who, runs), seconds, peak_rise in zip(both, comparison.seconds, comparison.peak_rises, strict=True):
             sent = max(run.bytes_sent for run in runs)
             rows.append(
                 (
                     comparison.model,
                     who,
                     f"{runs[0].test_accuracy:.4f}",
-                    f"{max(float(np.median(run.seconds)) for run in runs):.3f}",
+                    f"{seconds:.3f}",
                     f"{sent / MEGA:.1f}" if runs is workers else "-",
-                    f"{max(run.peak_rise for run in runs) / MEGA:.0f}",
+                    f"{peak_rise / MEGA:.0f}",
                     f"{comparison.difference:.1e}" if runs is workers else "",
                 )
             )
     return rows
+
+
+def what_workers_bought(comparisons: Sequence[Comparison]) -> str:
+    """Speed and memory of the workers against the one process, in one line."""
+    gains = []
+    for comparison in comparisons:
+        (seconds, single_seconds), (rise, single_rise) = comparison.seconds, comparison.peak_rises
+        gains.append(
+            f"{comparison.model} {single_seconds / seconds:.1f} x as fast with {rise / max(single_rise, 1):.0%}"
+        )
+    workers = len(comparisons[0].distributed)
+    return (
+        f"{workers} workers train {', '.join(gains)} of the memory in each worker ({1 / workers:.0%} is an even share)."
+    )
 
 
 def draw(comparisons: Sequence[Comparison], title: str, file: Path) -> None:
