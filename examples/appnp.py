@@ -33,8 +33,7 @@ class APPNP(nn.Module):
 
 def main(argv: list[str] | None = None) -> tuple[list[float], Tensor]:
     arguments = parser.parse_args(argv)
-    graph, data, task = load(arguments.partition_json)
-    x = data["feat"]
+    graph, x, task = load(arguments.partition_json)
     sar.seed(arguments.seed)
     model = APPNP(x.shape[1], arguments.hidden, task.num_classes, arguments.steps, arguments.alpha, arguments.dropout)
     return train(model, (graph, x), task, arguments)

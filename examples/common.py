@@ -23,11 +23,11 @@ def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser
     return parser
 
 
-def load(partition_json: str) -> tuple[sar.GraphShardManager, sar.PartitionData, sar.Task]:
-    """This worker's part of the graph, what comes with it, and the classes of its nodes to learn."""
+def load(partition_json: str) -> tuple[sar.GraphShardManager, Tensor, sar.Task]:
+    """This worker's part of a homogeneous graph, its features, (N_i, F), and the classes to learn."""
     sar.initialize_comms()  # rank, number of workers and address come from torchrun
     data = sar.load_dgl_partition_data(partition_json, sar.rank(), "cpu")
-    return sar.construct_full_graph(data), data, sar.Task.of(data)
+    return sar.construct_full_graph(data), sar.suffix_key_lookup(data.node_features, "feat"), sar.Task.of(data)
 
 
 def accuracies(task: sar.Task, logits: Tensor) -> str:

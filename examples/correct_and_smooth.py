@@ -50,8 +50,7 @@ def smooth(graph, soft: Tensor, known: Tensor, train: Tensor, steps: int, alpha:
 
 def main(argv: list[str] | None = None) -> tuple[list[float], Tensor]:
     arguments = parser.parse_args(argv)
-    graph, data, task = load(arguments.partition_json)
-    x = data["feat"]
+    graph, x, task = load(arguments.partition_json)
     sar.seed(arguments.seed)
     model = MLP(x.shape[1], arguments.hidden, task.num_classes, arguments.dropout)
     losses, logits = train(model, (x,), task, arguments)

@@ -39,7 +39,7 @@ def main() -> None:
     sar.initialize_comms()  # sar: rank, number of workers and address come from torchrun
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")  # sar: this worker's partition
     graph = sar.construct_full_graph(data)  # sar: a graph for DGL's layers that spans all workers
-    x = data["feat"]  # sar: instead of graph.ndata
+    x: Any = data["feat"]  # sar: instead of graph.ndata; (N_i, F)
     task = sar.Task.of(data)  # sar: labels and masks, and what has to be known of the other workers'
 
     sar.seed(0)  # sar: dropout would differ between workers

@@ -38,8 +38,7 @@ class JumpingKnowledgeGCN(nn.Module):
 
 def main(argv: list[str] | None = None) -> tuple[list[float], Tensor]:
     arguments = parser.parse_args(argv)
-    graph, data, task = load(arguments.partition_json)
-    x = data["feat"]
+    graph, x, task = load(arguments.partition_json)
     sar.seed(arguments.seed)
     model = JumpingKnowledgeGCN(
         x.shape[1], arguments.hidden, task.num_classes, arguments.layers, arguments.mode, arguments.dropout

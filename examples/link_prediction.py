@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> tuple[list[float], float]:
     arguments = parser.parse_args(argv)
     sar.initialize_comms()  # rank, number of workers and address come from torchrun
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
-    x = data["feat"]
+    x = sar.suffix_key_lookup(data.node_features, "feat")
     torch.manual_seed(arguments.seed)
     model = GCN(x.shape[1], arguments.hidden)
     torch.manual_seed(arguments.seed + 1 + sar.rank())  # each worker draws pairs of its own

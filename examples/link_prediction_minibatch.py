@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     sar.initialize_comms()  # rank, number of workers and address come from torchrun
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
-    graph, x = sar.construct_full_graph(data), data["feat"]
+    graph, x = sar.construct_full_graph(data), sar.suffix_key_lookup(data.node_features, "feat")
 
     edges, back = graph.edata["_ID"], sar.reverse_edges(graph)  # of this worker's edges
     link = torch.minimum(edges, back)  # both directions of a link have one number
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     for epoch in range(first, arguments.epochs):
         total = torch.zeros(())
         for _, links, others, blocks in batches:  # as many on every worker, some of which may be empty
-            h = model(blocks, blocks[0].srcdata["feat"])
+            h = model(blocks, blocks[0].srcsar.suffix_key_lookup(data.node_features, "feat"))
             count = sar.all_sum(links.num_edges() + others.num_edges())  # on all workers
             loss = (F.softplus(-scores(links, h)).sum() + F.softplus(scores(others, h)).sum()) / count
             optimizer.zero_grad()
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
         scored = []
         with torch.no_grad():
             for _, links, others, blocks in held_out:
-                h = model(blocks, blocks[0].srcdata["feat"])
+                h = model(blocks, blocks[0].srcsar.suffix_key_lookup(data.node_features, "feat"))
                 scored.append((scores(links, h), scores(others, h).view(-1, arguments.ranked)))
         mrr = mean_reciprocal_rank(*(torch.cat(column) for column in zip(*scored, strict=True)))
         sar.print(f"epoch {epoch}: loss {sar.all_sum(total):.6f}, test MRR {mrr:.4f}")

@@ -36,8 +36,7 @@ class GraphSAGE(nn.Module):
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
-    graph, data, task = load(arguments.partition_json)
-    x = data["feat"]
+    graph, x, task = load(arguments.partition_json)
     seeds = task.masks["train"].nonzero().squeeze(1) + graph.node_ranges[sar.rank()][0]  # global IDs
     sampler = sar.DistNeighborSampler(
         arguments.fanouts, input_node_features={"feat": x}, output_node_features={"label": task.labels}

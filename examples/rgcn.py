@@ -9,7 +9,7 @@ import sar  # isort: skip  (before dgl)
 import dgl.nn
 import torch
 import torch.nn.functional as F
-from common import load, options, train
+from common import options, train
 from torch import Tensor, nn
 
 parser = options(__doc__, epochs=50, hidden=16, layers=2, weight_decay=0.0)
@@ -50,7 +50,9 @@ def embeddings(counts: dict[str, int], width: int, seed: int) -> nn.ParameterDic
 
 def main(argv: list[str] | None = None) -> tuple[list[float], Tensor]:
     arguments = parser.parse_args(argv)
-    graph, data, task = load(arguments.partition_json)
+    sar.initialize_comms()
+    data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
+    graph, task = sar.construct_full_graph(data), sar.Task.of(data)
     [target] = [ntype for ntype in graph.ntypes if f"{ntype}/label" in data.node_features]
     sar.seed(arguments.seed)
     model = RGCN(graph.canonical_etypes, target, arguments.hidden, task.num_classes, arguments.layers)

@@ -46,8 +46,7 @@ class SIGN(nn.Module):
 
 def main(argv: list[str] | None = None) -> tuple[list[float], Tensor]:
     arguments = parser.parse_args(argv)
-    graph, data, task = load(arguments.partition_json)
-    x = data["feat"]
+    graph, x, task = load(arguments.partition_json)
     sar.seed(arguments.seed)
     model = SIGN(x.shape[1], arguments.hidden, task.num_classes, arguments.hops, arguments.dropout)
     return train(model, (propagated(graph, x, arguments.hops),), task, arguments)

@@ -39,8 +39,7 @@ class GCN(nn.Module):
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
-    graph, data, task = load(arguments.partition_json)
-    x = data["feat"]
+    graph, x, task = load(arguments.partition_json)
     graph.dstdata["share"] = 1 / graph.in_degrees().clamp(min=1).float()
     graph.apply_edges(lambda edges: {"share": edges.dst["share"]})  # an edge field, which subgraphs come with
     features = {"feat": x, "label": task.labels, "train": task.masks["train"]}

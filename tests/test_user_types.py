@@ -15,6 +15,7 @@ from typing import cast
 from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.nn import Module
+from torch.optim import Optimizer
 
 import sar
 
@@ -49,6 +50,19 @@ def graphs(data: sar.PartitionData, seeds: Tensor) -> list[sar.GraphShardManager
     layers = sar.construct_mfgs(data, seeds, n_layers=2)
     layers[0].srcdata["h"] = block.srcdata["h"][layers[0].input_nodes] + block.num_nodes()
     return layers
+
+
+def helpers(data: sar.PartitionData, model: Module, optimizer: Optimizer) -> float:
+    sar.seed(0)
+    task, stop = sar.Task.of(data), sar.EarlyStopping(patience=5, mode="min")
+    sar.load_checkpoint("checkpoints", model=model, optimizer=optimizer, loaders=stop, missing_ok=True)
+    logits: Tensor = model(sar.construct_full_graph(data), data["feat"])
+    loss = task.loss(logits)
+    if stop.step(sar.all_sum(loss.item()), model):
+        stop.load_best(model)
+    right, count = sar.all_sum((1, 2.0))
+    sar.print(sar.all_sum(loss) + sar.all_max(logits), right / count, end="")
+    return task.accuracy(logits, "val") + task.metrics(logits)["test"]["f1_macro"]
 
 
 def train(path: str, model: Module) -> Tensor:
