@@ -7,6 +7,7 @@ For few training nodes or few layers; with all nodes as seeds it is the whole gr
 
 import argparse
 import itertools
+from typing import Any
 
 import sar  # isort: skip  (before dgl)
 import dgl.nn
@@ -38,7 +39,8 @@ def main(argv=None):
     arguments = parser.parse_args(argv)
     sar.initialize_comms()
     data = sar.load_dgl_partition_data(arguments.partition_json, sar.rank(), "cpu")
-    x, task = data["feat"], sar.Task.of(data)
+    x: Any = data["feat"]  # (N_i, F)
+    task = sar.Task.of(data)
 
     seeds = task.masks["train"].nonzero().squeeze(1)  # rows of this worker's nodes; a worker may have none
     blocks = sar.construct_mfgs(data, {"_N": seeds}, arguments.layers)
