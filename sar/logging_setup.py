@@ -1,6 +1,8 @@
 """The package's logger and its set-up."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 
 logger = logging.getLogger("sar")
@@ -21,9 +23,27 @@ def logging_setup(
     where = f" {_rank}" if _rank >= 0 else ""
     where += f"/{_world_size}" if where and _world_size >= 0 else ""
     handler = logging.FileHandler(log_file) if log_file is not None else logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"%(asctime)s sar{where} %(levelname)s %(message)s"))
+    handler.setFormatter(_form(where))
     for old in list(logger.handlers):
         logger.removeHandler(old)
         old.close()
     logger.addHandler(handler)
     logger.setLevel(log_level)
+
+
+@contextmanager
+def told_on_stderr() -> Iterator[None]:
+    """Send what sar does inside, level INFO, to standard error, as commands do where that is no terminal."""
+    handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(_form())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+def _form(where: str = "") -> logging.Formatter:
+    return logging.Formatter(f"%(asctime)s sar{where} %(levelname)s %(message)s")

@@ -13,8 +13,9 @@ from tqdm import tqdm
 
 from sar.cli.sizes import parse_bytes
 from sar.errors import ConfigError
+from sar.logging_setup import told_on_stderr
 from sar.partition.assign.assigning import AssigningOptions
-from sar.partition.graph_source import Progress
+from sar.partition.graph_source import Progress, logged_stages
 from sar.partition.ingest.files import FORMATS
 from sar.partition.ingest.open import METADATA
 from sar.partition.pipeline import InputOptions, OutputOptions
@@ -98,9 +99,13 @@ def default_name(arguments: argparse.Namespace) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar for each stage, where the first process has a terminal."""
-    if Team.here().rank or not sys.stderr.isatty():
+    """Stages as the first process tells of them: a bar for each on a terminal, else lines of the log."""
+    if Team.here().rank:
         yield lambda doing, share: None
+        return
+    if not sys.stderr.isatty():
+        with told_on_stderr():
+            yield logged_stages()
         return
     with tqdm(total=1.0, bar_format="{desc:40} {percentage:3.0f}% |{bar}| {elapsed}", leave=False) as bar:
         yield _shown_on(bar)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sar.common_tuples import CanonicalEtype
+from sar.logging_setup import logger
 from sar.partition.graph_data import Array
 
 CHUNK_ROWS = 1 << 20
@@ -18,6 +19,19 @@ CHUNK_ROWS = 1 << 20
 
 Progress = Callable[[str, float], None]
 """Called now and then with what is being done and the share of it that is done, 0 to 1."""
+
+
+def logged_stages() -> Progress:
+    """Tells the log of each stage when it begins."""
+    stage = ""
+
+    def log(doing: str, share: float) -> None:
+        nonlocal stage
+        if doing != stage:
+            logger.info("%s", doing)
+            stage = doing
+
+    return log
 
 
 def index_dtype(largest: int) -> np.dtype[Any]:

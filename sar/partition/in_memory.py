@@ -15,7 +15,7 @@ from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions
 from sar.partition.graph_data import Array, GraphData, HeteroGraphData
-from sar.partition.graph_source import GraphSource
+from sar.partition.graph_source import GraphSource, logged_stages
 from sar.partition.ingest import from_memory
 from sar.partition.ingest.objects import as_array, from_object
 from sar.partition.pipeline import assignment, write_with_report
@@ -129,21 +129,18 @@ def _divided(
     if not 1 <= num_parts <= graph.total_nodes:
         expected = f"expected 1 to {graph.total_nodes}"
         raise ConfigError(f"cannot divide {graph.total_nodes} nodes into {num_parts} parts; {expected}.")
+    stages = logged_stages()
     with team.guard():
         check_hops(num_hops, team, local_output=False)
         with staged(Path(out), team, "", resume=False) as staging:
             check_writable(graph, name)
-            trainer_of, num_trainers, choice = assignment(options, staging, graph, None, _silent, kinds)
+            trainer_of, num_trainers, choice = assignment(options, staging, graph, None, stages, kinds)
             part_of = trainer_of // (num_trainers // num_parts)
             if num_trainers > num_parts:
                 graph = _with_trainers(graph, trainer_of)
-            job = WriteJob.of(staging, graph, part_of, num_parts, None, _silent, num_hops)
+            job = WriteJob.of(staging, graph, part_of, num_parts, None, stages, num_hops)
             written, _ = write_with_report(job, name, choice.method)
     return written.report(staging.target / f"{name}.json"), part_of
-
-
-def _silent(doing: str, share: float) -> None:
-    """Says nothing of progress."""
 
 
 def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:

@@ -114,6 +114,7 @@ def run_partition(
         ) as staging:
             scratch = staging.scratch / f"input-{team.rank}"
             shutil.rmtree(scratch, ignore_errors=True)  # copies that an earlier run has left
+            progress("reading the input", 0.0)
             graph = open_input(source, scratch, output.memory, assigning.seed)
             name = output.name or graph.name or "graph"
             check_writable(graph, name)
@@ -141,6 +142,7 @@ def run_assignment(
     folder = assigning.write_assignment.absolute().parent
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sar-assignment-", dir=folder) as scratch:
+        progress("reading the input", 0.0)
         graph = open_input(source, Path(scratch), memory, assigning.seed)
         assigned = assign(assigning, graph, Path(scratch) / "method", memory, progress)
         write_once(assigning.write_assignment, graph, assigned)

@@ -69,6 +69,7 @@ class OptimizedBatches:
         if max(all_sizes, default=0) <= 1 or len(all_sizes) == 1:
             return list(seeds[: sum(sizes)].split(list(sizes)))
         seeds = seeds.sort().values
+        logger.info("grouping %d seeds that share neighbours into batches", len(seeds))
         reader, read, num_nodes = self._edges_into(seeds)
         key = _digest(seeds, all_sizes, reader, read)
         batch_of = self._load(key, all_sizes)

@@ -15,6 +15,7 @@ from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import InEdges
 from sar.errors import FieldError, GraphError
+from sar.logging_setup import logger
 from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner
 
 Features = dict[str, dict[str, Tensor]]  # by node type and name, (N_type, ...) each
@@ -165,6 +166,7 @@ def make_worker_graph(
         FieldError, GraphError: for fields that are not there or not fit.
         CommunicationError: where another worker raised, or disagrees.
     """
+    logger.info("preparing %s", settings)
     group = session.current_group()
     part = graph._structure.part
     etypes = [found.etype for found in edges]

@@ -7,6 +7,7 @@ import numpy as np
 
 from sar.cli import main
 from tests.bad_inputs import Case, Printed
+from tests.stages import without_stages
 
 
 def command(line, edges="0,1\n1,2\n2,0\n"):
@@ -20,7 +21,7 @@ def command(line, edges="0,1\n1,2\n2,0\n"):
         with contextlib.redirect_stderr(said):
             status = main(line.split())
         if status != 0:
-            raise Printed(said.getvalue().strip())
+            raise Printed(without_stages(said.getvalue()).strip())
 
     return run
 

@@ -7,6 +7,7 @@ from sar.common_tuples import PartitionData
 from sar.core.graph import mfg
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import build_structure
+from sar.logging_setup import logger
 
 construct_mfgs = with_patched_dgl(mfg.construct_mfgs)
 
@@ -27,5 +28,12 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
         PartitionError: where the data contradicts itself or the number of workers.
         CommunicationError: where another worker raised, or holds another graph.
     """
+    logger.info("making the graph of this worker's partition")
     structure, features = build_structure(partition_data, session.current_group(), make_sampling_graph)
+    logger.info(
+        "the graph is made: %d nodes, %d edges into them, %d nodes read from others",
+        sum(structure.dst.counts.values()),
+        sum(relation.num_edges for relation in structure.relations),
+        sum(len(halo) for relation in structure.relations for halo in relation.halos),
+    )
     return make_graph(structure, features, partition_data.partition_book)

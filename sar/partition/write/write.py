@@ -11,7 +11,7 @@ import numpy as np
 from sar.adapters.dgl.part_sums import write_sums
 from sar.adapters.dgl.writer.partition_writer import part_folder, write_partition_json
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress
+from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
 from sar.partition.write.edge_buckets import EdgeBuckets
 from sar.partition.write.field_files import write_edge_fields, write_node_fields
 from sar.partition.write.part_graph import write_part_graph
@@ -67,7 +67,7 @@ def write_partitions(
     resume: bool = False,
     overwrite: bool = False,
     local_output: bool = False,
-    progress: Progress = lambda doing, share: None,
+    progress: Progress | None = None,
 ) -> PartitionReport:
     """Write the parts of a graph in the format of `dgl.distributed`.
 
@@ -90,6 +90,7 @@ def write_partitions(
         overwrite: replace an earlier directory of partitions once the new one is complete.
         local_output: each host has a disk of its own, on which its workers leave their parts.
         progress: called now and then with what is being done and the share of it that is done, 0 to 1.
+            Default None: the log tells of stages.
 
     Raises:
         ConfigError: an argument does not fit, memory is too little, or `out_dir` is taken.
@@ -101,7 +102,7 @@ def write_partitions(
         digest = _digest(graph, part_of, num_parts, name, method, memory, num_hops, team.size) if resume else ""
         with staged(Path(out_dir), team, digest, resume=resume, overwrite=overwrite, local=local_output) as staging:
             check_writable(graph, name)
-            job = WriteJob.of(staging, graph, part_of, num_parts, memory, progress, num_hops)
+            job = WriteJob.of(staging, graph, part_of, num_parts, memory, progress or logged_stages(), num_hops)
             written = write_parts(job, name, method)
     return written.report(staging.target / f"{name}.json")
 

@@ -24,6 +24,7 @@ from sar.common_tuples import NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, Partit
 from sar.core.regroup import regroup, renumber
 from sar.errors import DglError, PartitionError
 from sar.kernels import compile_ahead
+from sar.logging_setup import logger
 
 DISPATCH_JSON = "metadata.json"
 
@@ -75,6 +76,7 @@ def load_dgl_partition_data(
             raise PartitionError(
                 f"own_partition_idx is {own_partition_idx!r}; expected a number from 0 to {workers - 1}, sar.rank()."
             )
+        logger.info("loading what worker %d of %d has of %s", own_partition_idx, workers, spec.path)
         if parts is None and workers == spec.num_parts:
             return _load_part(spec, own_partition_idx, device, verify)
         return _on_device(_load_share(spec, own_partition_idx, parts, verify), device)

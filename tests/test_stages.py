@@ -1,0 +1,77 @@
+"""What long work says of its stages: lines of the log, and of a command that has no terminal."""
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import sar
+from sar.cli import main
+from sar.cli.demo.community_graph import community_graph
+from sar.partition.graph_data import write_npz
+from sar.partition.in_memory import divide
+from tests.stages import stages_in, without_stages
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write_npz(community_graph(300, 2400, num_features=6, num_classes=4).with_split(), tmp_path / "graph.npz")
+    return tmp_path / "graph.npz"
+
+
+def said_by_partition(file: Path, capsys) -> list[str]:
+    assert main(["partition", str(file), "--parts", "2", "--out", str(file.parent / "parts"), "--method", "ldg"]) == 0
+    said = capsys.readouterr().err
+    assert without_stages(said) == "" or sys.stderr.isatty()
+    return stages_in(said)
+
+
+def test_partitioning_tells_of_its_stages_where_there_is_no_terminal(file: Path, capsys) -> None:
+    level, handlers = sar.logger.level, list(sar.logger.handlers)
+    stages = said_by_partition(file, capsys)
+    assert stages[0] == "reading the input"
+    assert "greedy passes" in stages
+    assert stages[-1] == "writing parts"
+    assert len(set(stages)) == len(stages)
+    assert (sar.logger.level, sar.logger.handlers) == (level, handlers)
+
+
+def test_on_a_terminal_there_are_bars_instead(file: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)
+    assert said_by_partition(file, capsys) == []
+
+
+def stages_of_a_worker(folder):
+    lines = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    keep, level = Keep(), sar.logger.level
+    sar.logger.addHandler(keep)
+    sar.logger.setLevel("INFO")
+    try:
+        data = sar.load_dgl_partition_data(folder, sar.rank(), "cpu")
+        graph = sar.construct_full_graph(data)
+        seeds = torch.arange(*data.node_ranges[sar.rank()])
+        sar.DataLoader(graph, seeds, sar.DistNeighborSampler([3]), batch_size=50)
+        return lines, graph.num_nodes(), graph.num_edges()
+    finally:
+        sar.logger.removeHandler(keep)
+        sar.logger.setLevel(level)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_loading_and_sampling_tell_of_their_stages(pool, world_size: int, tmp_path: Path) -> None:
+    graph = community_graph(300, 2400, num_features=6, num_classes=4).with_split()
+    divide(graph, tmp_path, "small", 2)
+    for rank, (lines, nodes, edges) in enumerate(pool.run(stages_of_a_worker, str(tmp_path))):
+        stages = [line for line in lines if not line.startswith(("DGL", "compiling"))]
+        assert stages[0].startswith(f"loading what worker {rank} of 2 has of ")
+        assert stages[1] == "making the graph of this worker's partition"
+        assert stages[2].startswith(f"the graph is made: {nodes} nodes, {edges} edges into them, ")
+        assert any(line.startswith("preparing sampling of [3]") for line in stages)
+        assert any("that share neighbours into batches" in line for line in stages)
