@@ -93,6 +93,16 @@ def test_links_of_the_readme_work_outside_the_repository(metadata: Message, site
     assert not re.search(r"<(img|a) ", page)  # these would have links too
 
 
+@pytest.mark.slow
+def test_links_of_the_readme_lead_to_pages_of_the_site(
+    metadata: Message, site: str, source: Path, tmp_path: Path
+) -> None:
+    run("-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path), cwd=source)
+    linked = re.findall(rf"\]\({site}([^)#]+)", str(metadata.get_payload()))
+    assert len(linked) > 20
+    assert [page for page in linked if not (tmp_path / page).is_file()] == []
+
+
 def test_the_address_of_the_documentation_is_the_same_everywhere(site: str, source: Path) -> None:
     kinds = {".cff", ".ipynb", ".md", ".py", ".toml", ".yml", ".yaml"}
     named = {
