@@ -122,8 +122,8 @@ def test_what_is_refused(pool, world_size):
 @pytest.mark.parametrize("name", NEED_OTHERS)
 def test_layers_of_compiled_packages(name):
     """Once such a package is in the tests' environment, these layers belong to the others."""
-    package, make = NEED_OTHERS[name]
-    with pytest.raises(ImportError, match=package):
+    _, make = NEED_OTHERS[name]
+    with pytest.raises(ImportError, match=r"requires '?`?(pyg-lib|torch-)"):
         make()
 
 
