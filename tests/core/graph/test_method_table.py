@@ -1,0 +1,106 @@
+"""The table of docs/graph_methods.md: each row against DGL, no public method of DGL's graphs missing, the errors."""
+
+import re
+
+import dgl
+import pytest
+import torch
+
+import sar
+from sar.core.graph.absent import INSTEAD
+from tests.core.attempts import catch
+from tests.core.graph.method_table import PAGE, ROWS, SINCE_2_1, distributed_only, methods, table
+from tests.parity.harness import check, random_data
+from tests.parity.scenarios import SCENARIOS
+from tests.sampling.scenes import parts_of
+
+PUBLIC = {name for name in dir(dgl.DGLGraph) if not name.startswith("_")}
+
+
+def as_tensor(value):
+    """What comes back from workers; text and lists by their letters."""
+    if isinstance(value, torch.Tensor | int) and not isinstance(value, bool):
+        return torch.as_tensor(value).double()
+    return torch.tensor(list(repr(value).encode())).double()
+
+
+def values(graph, data):
+    graph.ndata["x"], graph.edata["w"] = data.nodes["x"], data.edges["w"]
+    return {f"{row.kind} {name}": as_tensor(row.value(graph)) for name, row in ROWS.items()}
+
+
+@pytest.mark.parametrize("scenario", ["random", "isolated", "first worker without nodes"])
+@pytest.mark.parametrize("world_size", [2])
+def test_each_row_is_as_dgl_has_it(pool, world_size, scenario):
+    """On the whole graph: the same on each worker, rows of one worker after the other, or a sum."""
+    parts = SCENARIOS[scenario](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(values, ())], modes=(1, 3))
+
+
+def test_every_public_method_of_dgl_is_in_the_table():
+    assert methods().keys() >= PUBLIC - SINCE_2_1
+    assert methods().keys() - PUBLIC <= SINCE_2_1
+    assert ROWS.keys() <= PUBLIC
+    assert {name for name, (here, note) in methods().items() if here == "not here" and not note} == set()
+
+
+def test_the_page_has_the_table():
+    assert table() in PAGE.read_text(), "see method_table.py for how to write it"
+
+
+def test_the_page_tells_of_what_dgl_does_not_have():
+    told = set(re.findall(r"`(\w+)`", PAGE.read_text().partition("## Only here")[2]))
+    assert set(distributed_only()) - told == set()
+
+
+def what_absent_methods_say():
+    graph = sar.construct_full_graph(parts_of([20]).partitions[0])
+    absent = [name for name in methods() if name not in ROWS]
+    return [(name, hasattr(graph, name), catch(getattr, graph, name)) for name in absent]
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_what_is_not_here_says_what_to_do(pool, world_size):
+    [said] = pool.run(what_absent_methods_say)
+    assert len(said) > 60
+    for name, there, failure in said:
+        assert not there
+        assert failure.message == f"graph.{name} is not there on a distributed graph: {INSTEAD[name]}."
+
+
+FUNCTIONS = {
+    "add_nodes": (2,),
+    "add_reverse_edges": (),
+    "batch": None,
+    "edge_subgraph": ([0],),
+    "in_subgraph": ([0],),
+    "khop_in_subgraph": (0, 1),
+    "line_graph": (),
+    "metis_partition_assignment": (2,),
+    "node_subgraph": ([0],),
+    "out_subgraph": ([0],),
+    "remove_edges": ([0],),
+    "reorder_graph": (),
+    "sort_csr_by_tag": (torch.zeros(20).long(),),
+    "to_simple": (),
+}
+
+
+def what_functions_say():
+    graph = sar.construct_full_graph(parts_of([20]).partitions[0])
+    graph.ndata["x"] = torch.ones(20, 2)
+    calls = {name: (graph, *args) for name, args in FUNCTIONS.items() if args is not None}
+    return {name: catch(getattr(dgl, name), *args) for name, args in calls.items()} | {
+        "batch": catch(dgl.batch, [graph]),
+        "sum_edges": catch(dgl.sum_edges, graph, "_ID"),
+        "select_topk": catch(dgl.sampling.select_topk, graph, 1, "_ID"),
+    }
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_functions_of_dgl_say_what_to_do(pool, world_size):
+    [said] = pool.run(what_functions_say)
+    for name, failure in said.items():
+        assert failure is not None, f"dgl.{name} did something"
+        assert "GraphError" in failure.bases, (name, failure)
+        assert INSTEAD.get(name, "nothing stands for it here") in failure.message, (name, failure)
