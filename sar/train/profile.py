@@ -31,6 +31,7 @@ from sar.comm.group import Group
 from sar.comm.replicas import all_gather_text
 from sar.comm.session import current_group
 from sar.comm.statistics import Statistics, statistics
+from sar.comm.virtual.group import VirtualGroup
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.ranges import named, traced
@@ -90,10 +91,12 @@ def profile(*, trace: bool = False) -> Iterator[Profile]:
             is not measured then. Default False.
 
     Raises:
-        ConfigError: a profile is being taken already, or a trace by `torch.profiler`.
+        ConfigError: a profile is being taken already, or a trace by `torch.profiler`; or workers are virtual.
         NotInitializedError: before `sar.initialize_comms`.
     """
     group, found = current_group(), Profile()
+    if isinstance(group, VirtualGroup):
+        raise ConfigError("sar.profile measures processes, not virtual workers; leave out SAR_RESIDENT or --resident.")
     if listeners or (trace and traced()):
         raise ConfigError("sar.profile is taken inside another one, or inside torch.profiler; end that one first.")
     recorder = _Recorder(measures_memory=not trace)

@@ -121,6 +121,15 @@ def test_ddp_is_refused():
     assert "DistributedDataParallel cannot run in virtual workers" in outcomes_of(averages)[0].message
 
 
+def profiles():
+    with sar.profile():
+        together()
+
+
+def test_profiles_are_refused():
+    assert all("measures processes, not virtual workers" in one.message for one in outcomes_of(profiles))
+
+
 def keeps_a_lock(limit):
     sar.Config.timeout = limit
     with everybodys.setdefault("lock", threading.Lock()):

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -109,15 +110,19 @@ def _compare(arguments: argparse.Namespace, graph: GraphData, name: str, folder:
 
 
 def _train(arguments: argparse.Namespace, target: Any, job: Job, *inputs: Path, n_workers: int, n_threads: int) -> Any:
-    """Run one training in processes of its own, under a progress bar."""
+    """Run one training in processes of its own, under a progress bar where there is a terminal."""
     who = "1 process, DGL" if target is train_single else f"{n_workers} workers, sar"
-    with tqdm(total=job.epochs, desc=f"{job.model}, {who}".ljust(25), unit="epoch", dynamic_ncols=True) as bar:
+    what, terminal = f"{job.model}, {who}".ljust(25), sys.stderr.isatty()
+    said = ""
+    with tqdm(total=job.epochs, desc=what, unit="epoch", dynamic_ncols=True, disable=not terminal) as bar:
 
         def show(epoch: Epoch) -> None:
-            bar.set_postfix_str(f"loss {epoch.loss:.4f}, validation {epoch.val_accuracy:.3f}", refresh=False)
+            nonlocal said
+            said = f"loss {epoch.loss:.4f}, validation {epoch.val_accuracy:.3f}"
+            bar.set_postfix_str(said, refresh=False)
             bar.update()
 
-        return run_workers(
+        results = run_workers(
             target,
             job,
             *inputs,
@@ -126,6 +131,9 @@ def _train(arguments: argparse.Namespace, target: Any, job: Job, *inputs: Path, 
             time_limit=arguments.time_limit,
             on_progress=show,
         )
+    if not terminal:
+        print(f"{what} {job.epochs} epochs, {said}", file=sys.stderr)
+    return results
 
 
 def _caption(n_workers: int) -> str:
