@@ -1,8 +1,9 @@
 """Memory and time against the number of partitions, of which one is in memory: `python -m benchmarks.out_of_core`.
 
 Beside them stands the same training of the whole graph in memory. Memory is the greatest anonymous resident memory
-(RssAnon: what cannot be dropped) while it trains, above that after all imports. Pages of the spill file that the system
-keeps in its cache are not in it: they go where memory is needed.
+(RssAnon: what cannot be dropped) while it trains, above that of training the same model on a graph of 200 nodes, for
+which all code is loaded. Pages of the spill file that the system keeps in its cache are not in it: they go where memory
+is needed.
 """
 
 import argparse
@@ -29,7 +30,7 @@ class Run(NamedTuple):
     """One training.
 
     parts: 1 for the whole graph in memory.
-    megabytes: in training, and at any time after the imports.
+    megabytes: in training, and at any time after the imports; above `base`.
     seconds: of the median epoch after the first; written and read are megabytes to and from the disk in all.
     """
 
@@ -43,7 +44,9 @@ class Run(NamedTuple):
     read: float
 
 
-def measure(partition_json: Path, model: str, parts: int, spill: Path, *options: str, threads: int = 1) -> Run:
+def measure(
+    partition_json: Path, model: str, parts: int, spill: Path, *options: str, threads: int = 1, base: int = 0
+) -> Run:
     """Train in a process of its own, with `parts` virtual workers where there are more than one."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parents[1])}
     if parts > 1:
@@ -55,13 +58,13 @@ def measure(partition_json: Path, model: str, parts: int, spill: Path, *options:
     memory = _Memory()
     losses: list[float] = []
     seconds: list[float] = []
-    before, whole, io = 0, 0, (0, 0)
+    whole, io = 0, (0, 0)
     try:
         assert process.stdout is not None
         for line in process.stdout:
             words = line.split()
-            if words[0] == IMPORTED and not before:
-                before = memory.watch(int(words[1]))
+            if words[0] == IMPORTED:
+                memory.watch(int(words[1]))
             elif words[0] == EPOCH and words[2] == "begins" and words[1] == "0":
                 whole = memory.peak
                 memory.peak = 0
@@ -75,7 +78,7 @@ def measure(partition_json: Path, model: str, parts: int, spill: Path, *options:
         timer.cancel()
         process.kill()
         memory.stop()
-    training, any_time = memory.peak - before, max(memory.peak, whole) - before
+    training, any_time = memory.peak - base, max(memory.peak, whole) - base
     in_training, at_any_time, written, read = (number / 2**20 for number in (training, any_time, *io))
     return Run(model, parts, losses, in_training, at_any_time, median(seconds[1:] or seconds), written, read)
 
@@ -88,12 +91,11 @@ class _Memory:
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def watch(self, pid: int) -> int:
-        """Begin; returns what it is now."""
-        now = _anonymous(pid)
-        self._thread = threading.Thread(target=self._run, args=(pid,), daemon=True)
-        self._thread.start()
-        return now
+    def watch(self, pid: int) -> None:
+        """Begin, once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(pid,), daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         self._end.set()
@@ -137,12 +139,15 @@ def main() -> None:
     options = ["--epochs", str(arguments.epochs), "--classes", str(graph.num_classes)]
     options += ["--cold"] if arguments.cold else []
     options += ["--limit", str(arguments.limit)] if arguments.limit is not None else []
+    small = prepare("rmat", GeneratedSize(200, 1000, arguments.features), Path(), arguments.work, 0)
     results: list[dict[str, Any]] = []
     print("| model | partitions | loss | MB in training | MB at any time | s / epoch | MB written | MB read |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for model in arguments.models:
+        base = round(measure(small.partitions(1), model, 1, arguments.work, *options[:4]).megabytes * 2**20)
         for parts in arguments.parts:
-            run = measure(graph.partitions(parts), model, parts, arguments.work, *options, threads=arguments.threads)
+            file, how = graph.partitions(parts), {"threads": arguments.threads, "base": base}
+            run = measure(file, model, parts, arguments.work, *options, **how)
             results.append(run._asdict())
             memory, disk = f"{run.megabytes:.0f} | {run.at_any_time:.0f}", f"{run.written:.0f} | {run.read:.0f}"
             print(f"| {model} | {parts} | {run.losses[-1]:.6f} | {memory} | {run.seconds:.2f} | {disk} |", flush=True)

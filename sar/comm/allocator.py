@@ -8,8 +8,7 @@ resident memory near the live tensors. Fresh mappings cost page faults, which hu
 system for them where an environment variable says so when the first tensor is made.
 
 Mini-batches ask for blocks of the same sizes over and over, so that giving them back between batches saves nothing:
-for them, "kept" does the opposite. Virtual workers give memory back at every turn, down to the smallest tensor that
-leaves.
+for them, "kept" does the opposite. Virtual workers give memory back at every turn.
 """
 
 import ctypes
@@ -17,18 +16,19 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from sar.comm.virtual.residency import LEAST_BYTES
 from sar.config import Config
 from sar.logging_setup import logger
 
 LARGE = 2**18
 """Bytes from which "least" gives a block a mapping of its own."""
+SMALL = 2**16
+"""As much for virtual workers, whose tensors all go with the turn."""
 
 # The parameters of `mallopt`, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
 _PARAMETERS = {
     "least": {_M_MMAP_THRESHOLD: LARGE, _M_TRIM_THRESHOLD: 2**21, _M_ARENA_MAX: 1},
-    "spilled": {_M_MMAP_THRESHOLD: LEAST_BYTES, _M_TRIM_THRESHOLD: LEAST_BYTES, _M_ARENA_MAX: 1},
+    "spilled": {_M_MMAP_THRESHOLD: SMALL, _M_TRIM_THRESHOLD: SMALL, _M_ARENA_MAX: 1},
     "kept": {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1},
 }
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"

@@ -18,6 +18,8 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from sar.raw_memory import as_array
+
 SAMPLED_ROWS = 16
 SAMPLES = 8
 """Samples of a relation, the latest ones; so no more copies are kept."""
@@ -76,7 +78,7 @@ class Constants:
 def _sample(operand: Tensor) -> Hashable:
     """Shape, dtype, and the bits of some rows."""
     rows = operand[:: max(len(operand) // SAMPLED_ROWS, 1)]
-    return operand.shape, operand.dtype, _bits(rows).cpu().numpy().tobytes()
+    return operand.shape, operand.dtype, as_array(_bits(rows).cpu().contiguous()).tobytes()
 
 
 def _bits(values: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sar.comm.buffers import BufferPool
 from sar.comm.exchange import Exchange, GradientReturn, ReceivedTile
 from sar.comm.halo_plan import Step, Tile, tile_of
 from sar.comm.rows import RowFormat
@@ -31,6 +32,37 @@ class _Shared(NamedTuple):
 
     fields: list[Published]
     inboxes: list[Published]
+
+
+class _Room:
+    """One buffer for the rows of all local tiles of a sweep, one after the other.
+
+    Args:
+        pool: where it comes from.
+        like: tensors with such rows.
+        most: rows of the largest tile.
+    """
+
+    def __init__(self, pool: BufferPool, like: Sequence[Tensor], most: int) -> None:
+        self._pool = pool
+        self._like = like
+        self._form = RowFormat.of(like)
+        self._most = self._form.message_bytes(most)
+        self._buffer: Tensor | None = None
+
+    def again(self, rows: int) -> list[Tensor]:
+        """Room for so many rows of each tensor, in place of those before."""
+        if self._buffer is None:
+            self._buffer = self._pool.take(self._most)
+        return [field.values for field in self._form.rows(self._buffer, rows)]
+
+    def anew(self, rows: int) -> list[Tensor]:
+        """Room that the caller may keep."""
+        return [torch.empty(rows, *one.shape[1:], dtype=one.dtype) for one in self._like]
+
+    def give_back(self) -> None:
+        self._pool.give(self._buffer)
+        self._buffer = None
 
 
 class VirtualExchange(Exchange):
@@ -101,34 +133,27 @@ class VirtualExchange(Exchange):
 
     def _walk_here(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[ReceivedTile]:
         """The tiles of the workers of this process."""
+        most = max((tile.rows for tile in self.local_tiles), default=0)
+        fetched = _Room(self.pool, [one.rows for one in self._shared[self.group.place].fields], most)
+        returned = _Room(self.pool, [] if returns is None else returns.totals, most)
         for number, tile in enumerate(self.local_tiles):
             owner = self._shared[tile.peer % self.group.turns.size]
             index = self._rows_of(tile.peer, self.group.rank)[tile.begin : tile.end]
             if fetch and number + 1 < len(self.local_tiles):
                 self._read_ahead(self.local_tiles[number + 1])
-            buffers: list[Tensor] = []
             rows = grads = None
             if fetch:
-                here = self._buffers([one.rows for one in owner.fields], tile.rows, buffers, keep)
-                rows = [
-                    torch.index_select(one.rows, 0, index, out=out) for one, out in zip(owner.fields, here, strict=True)
-                ]
+                rows = fetched.anew(tile.rows) if keep else fetched.again(tile.rows)
+                for one, out in zip(owner.fields, rows, strict=True):
+                    torch.index_select(one.rows, 0, index, out=out)
             if returns is not None:
-                grads = [one.zero_() for one in self._buffers(returns.totals, tile.rows, buffers, False)]
+                grads = [one.zero_() for one in returned.again(tile.rows)]
             yield ReceivedTile(tile, rows, grads)
             if returns is not None:
                 for inbox, grad in zip(owner.inboxes, grads or [], strict=True):
                     returns.add(index, grad, inbox.rows)
-            for buffer in buffers:
-                self.pool.give(buffer)
-
-    def _buffers(self, like: Sequence[Tensor], rows: int, taken: list[Tensor], keep: bool) -> list[Tensor]:
-        """Room for so many rows of each field."""
-        if keep:
-            return [torch.empty(rows, *one.shape[1:], dtype=one.dtype) for one in like]
-        form = RowFormat.of(like)
-        taken.append(self.pool.take(form.message_bytes(rows)))
-        return [field.values for field in form.rows(taken[-1], rows)]
+        fetched.give_back()
+        returned.give_back()
 
     def _read_ahead(self, tile: Tile) -> None:
         first, last = self._rows_of(tile.peer, self.group.rank)[tile.begin : tile.end].aminmax()

@@ -32,9 +32,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from sar import raw_memory
 from sar.comm.virtual.spill import Slot, SpillFile
 from sar.errors import ConfigError
+from sar.logging_setup import logger
 
-LEAST_BYTES = 2**16
-"""Of a storage that leaves memory: the state of optimizers has many that are not much larger."""
+LEAST_BYTES = 2**13
+"""Of a storage that leaves memory. There are p x p blocks of edges, of which all that is smaller stays."""
+MOST_PINNED = 0.1
+"""Of a worker's tensors: there is a warning where more cannot leave."""
 FIRST_PURGE = 4096
 """Storages known before those that are gone are looked for."""
 
@@ -124,6 +127,7 @@ class Residency(TorchDispatchMode):
         self._entries: dict[int, _Entry] = {}
         self._handles: weakref.WeakSet[_Handle] = weakref.WeakSet()
         self._purge_at = FIRST_PURGE
+        self._warned = False
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
@@ -232,6 +236,14 @@ class Residency(TorchDispatchMode):
                 storage.resize_(0)
                 entry.out = True
                 self.left += entry.nbytes
+        if self.pinned > MOST_PINNED * (self.pinned + self.left) and self.pinned > 2**20 and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%.1f MB of virtual worker %d's tensors cannot leave memory, because numpy has had views of them "
+                "(Tensor.numpy); copy them instead",
+                self.pinned / 2**20,
+                self.rank,
+            )
 
     def come_back(self) -> None:
         """Bring back what code that torch does not see might look at."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from sar.comm import calls
 from sar.comm.statistics import counters
 from sar.comm.virtual.turns import Swapped
 from sar.config import Config
@@ -30,6 +31,10 @@ def _put_arguments(arguments: list[str]) -> None:
     sys.argv[:] = arguments
 
 
+def _put_listeners(listeners: list[calls.Listener]) -> None:
+    calls.listeners[:] = listeners
+
+
 STATE: Final = (
     Swapped(torch.get_rng_state, torch.set_rng_state),
     Swapped(np.random.get_state, np.random.set_state),
@@ -37,6 +42,7 @@ STATE: Final = (
     Swapped(torch.get_default_dtype, torch.set_default_dtype),
     Swapped(_take_settings, _put_settings),
     Swapped(lambda: dict(vars(counters)), vars(counters).update),
+    Swapped(lambda: list(calls.listeners), _put_listeners),
     Swapped(lambda: sys.modules["__main__"], lambda main: sys.modules.update({"__main__": main})),
     Swapped(lambda: list(sys.argv), _put_arguments),
     Swapped(os.getcwd, os.chdir),
