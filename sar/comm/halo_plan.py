@@ -63,7 +63,9 @@ class HaloPlan:
 
     def to(self, device: torch.device) -> "HaloPlan":
         send_rows = [rows.to(device) for rows in self.send_rows]
-        return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts), self.mean_rows)
+        plan = HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts), self.mean_rows)
+        plan.rows_here = [rows.to(device) for rows in self.rows_here]
+        return plan
 
     @classmethod
     def agreed(cls, group: Group, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":

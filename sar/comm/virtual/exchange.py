@@ -23,6 +23,7 @@ from sar.comm.buffers import BufferPool
 from sar.comm.exchange import Exchange, GradientReturn, ReceivedTile
 from sar.comm.halo_plan import Step, Tile, tile_of
 from sar.comm.rows import RowFormat
+from sar.comm.statistics import counters
 from sar.comm.virtual.group import VirtualGroup
 from sar.comm.virtual.residency import Published
 
@@ -46,15 +47,15 @@ class _Room:
     def __init__(self, pool: BufferPool, like: Sequence[Tensor], most: int) -> None:
         self._pool = pool
         self._like = like
-        self._form = RowFormat.of(like)
-        self._most = self._form.message_bytes(most)
+        self.form = RowFormat.of(like)
+        self._most = self.form.message_bytes(most)
         self._buffer: Tensor | None = None
 
     def again(self, rows: int) -> list[Tensor]:
         """Room for so many rows of each tensor, in place of those before."""
         if self._buffer is None:
             self._buffer = self._pool.take(self._most)
-        return [field.values for field in self._form.rows(self._buffer, rows)]
+        return [field.values for field in self.form.rows(self._buffer, rows)]
 
     def anew(self, rows: int) -> list[Tensor]:
         """Room that the caller may keep."""
@@ -136,6 +137,7 @@ class VirtualExchange(Exchange):
         most = max((tile.rows for tile in self.local_tiles), default=0)
         fetched = _Room(self.pool, [one.rows for one in self._shared[self.group.place].fields], most)
         returned = _Room(self.pool, [] if returns is None else returns.totals, most)
+        self._count(fetched.form if fetch else None, None if returns is None else returned.form)
         for number, tile in enumerate(self.local_tiles):
             owner = self._shared[tile.peer % self.group.turns.size]
             index = self._rows_of(tile.peer, self.group.rank)[tile.begin : tile.end]
@@ -154,6 +156,16 @@ class VirtualExchange(Exchange):
                     returns.add(index, grad, inbox.rows)
         fetched.give_back()
         returned.give_back()
+
+    def _count(self, out: RowFormat | None, back: RowFormat | None) -> None:
+        """Count what would travel between processes: rows read here, and rows of this worker that others here read."""
+        counts, me = self.plan.halo_counts, self.group.rank
+        others = [rank for rank in map(self._rank_of, range(self.group.turns.size)) if rank != me]
+        read, given = sum(counts[rank][me] for rank in others), sum(counts[me][rank] for rank in others)
+        for form, sent, received in ((out, given, read), (back, read, given)):
+            if form is not None:
+                counters.bytes_sent += form.row_bytes * sent
+                counters.bytes_received += form.row_bytes * received
 
     def _read_ahead(self, tile: Tile) -> None:
         first, last = self._rows_of(tile.peer, self.group.rank)[tile.begin : tile.end].aminmax()
