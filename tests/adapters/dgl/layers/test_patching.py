@@ -71,7 +71,7 @@ def says_so(data):
     """What makes graphs patches, and what sar logs of it."""
     sar.unpatch_dgl()
     here, log = [], []
-    with mock.patch.object(sar.logger, "info", log.append):
+    with mock.patch.object(sar.logger, "info", lambda line, *args: log.append(line)):
         for make in (sar.construct_full_graph, lambda data: sar.construct_mfgs(data, torch.tensor([]).long(), 1)) * 2:
             make(data)
             here.append(hasattr(dgl.nn.GATConv.forward, "__wrapped__"))
@@ -90,11 +90,12 @@ def unpatched(mine, how):
     partition, data = mine
     sar.unpatch_dgl()
     sar.Config.patch_dgl = how != "off"
-    with mock.patch.dict(sys.modules):
-        if how == "imported later":
-            del sys.modules["dgl"]
-        graph = sar.construct_full_graph(partition)
-        sar.construct_mfgs(partition, torch.tensor([]).long(), 1)
+    imported = {"dgl": sys.modules["dgl"]}
+    if how == "imported later":
+        del sys.modules["dgl"]
+    graph = sar.construct_full_graph(partition)
+    sar.construct_mfgs(partition, torch.tensor([]).long(), 1)
+    sys.modules.update(imported)
     layers = {
         name: getattr(dgl.nn, name)(6, 2, 3, allow_zero_in_degree=True)
         for name in ("GATConv", "GATv2Conv", "DotGatConv")
