@@ -31,7 +31,8 @@ _OPERATIONS = {  # compiled operation and its sign
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.aggregate_sum`."""
     walk = by_destination(block, with_edges=_of_edges(*message.operands))
-    _run(loops.accumulate, walk, *_operands(message), Table(flat(out), OWN))
+    formula, *operands = _operands(message)
+    _run(_adding(formula), walk, formula, *operands, Table(flat(out), OWN))
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
@@ -74,7 +75,7 @@ def aggregate_grad(
     b = Table(flat(other.values), whose[other.target])
     to = Table(flat(out), whose[operand.target])
     if arg is None and code != loops.DIV_RHS:
-        _run(loops.accumulate, walk, formula, a, b, to)
+        _run(_adding(formula), walk, formula, a, b, to)
     else:
         denominator = flat(operand.values) if code == loops.DIV_RHS else to.values  # else not read
         edge_ids = NO_INDICES if arg is None else flat(arg)
@@ -84,6 +85,10 @@ def aggregate_grad(
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.add_rows`."""
     loops.add_rows(flat(rows), flat(values), flat(out), np.uint64(values[0].numel()))
+
+
+def _adding(formula: Formula) -> Any:
+    return loops.accumulate if formula.op in (loops.COPY, loops.MUL) else loops.accumulate_others
 
 
 def _run(kernel: Any, walk: Walk, formula: Formula, *arguments: object) -> None:

@@ -25,7 +25,8 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> No
     scored = _scored(ends.y, x if ends.x_score is None else ends.x_score, ends)
     sums = Sums(*(flat(tensor) for tensor in running))
     operands = _heads(how, x), flat(x), scored, _flat(ends.weight, x), sums
-    run_balanced(loops.attend, walk.indptr, x[0].numel(), walk, *operands, private=lambda: [_scratch(x)])
+    kernel = loops.attend_additive if how.score is Score.ADDITIVE else loops.attend_pairs
+    run_balanced(kernel, walk.indptr, x[0].numel(), walk, *operands, private=lambda: [_scratch(x)])
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
@@ -62,7 +63,8 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
     results = SourceGradients(*(_flat(tensor, x) for tensor in (grads.x, grads.x_score, grads.weight)))
     parts = _Parts(grads.y if additive else grads.x[:0])
     operands = walk, heads, flat(x), scored, weight, incoming, results
-    run_balanced(loops.source_gradients, walk.indptr, width, *operands, private=partial(_private, parts, x))
+    kernel = loops.additive_source_gradients if additive else loops.pair_source_gradients
+    run_balanced(kernel, walk.indptr, width, *operands, private=partial(_private, parts, x))
     parts.add_up()
     if additive:
         return

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sar.kernels.cpu.attention_steps import (
-    ADDITIVE,
     AHEAD,
     ALONG,
     CHUNK,
@@ -41,9 +40,10 @@ from sar.kernels.cpu.attention_steps import (
     score_pair,
     u64,
     weigh_and_count,
+    write_additive_weights,
     write_alongs,
+    write_pair_weights,
     write_shares,
-    write_weights,
 )
 from sar.kernels.cpu.compile import inline, kernel
 from sar.kernels.cpu.vector import add_dot, add_leaky, add_scaled, add_slopes, nothing_of, thin
@@ -89,46 +89,69 @@ def _over_chunks(step: Any) -> Any:
     return run
 
 
-@_over_chunks
-def _attend(chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums) -> None:
-    slope, lowest = x.dtype.type(to.factor), x.dtype.type(LOWEST_32 if x.itemsize == 4 else LOWEST_64)
-    heads, step = to.heads, to.heads * (ONE if to.kind == ADDITIVE else to.dim)
-    walk, scratch = chunk.walk, chunk.scratch
-    out, peak, total = sums.out, sums.peak, sums.total
-    scores, tops, shrinks = scratch.scores, scratch.tops, scratch.shares
-    for k in range(chunk.count):
-        copy(heads, tops, k * heads, peak, scratch.owns[k] * heads)
-    for q in range(chunk.size):
-        look_ahead(OTHER, walk, chunk.first + q, scored.theirs, step, AHEAD)
-        own, other, i, t = scratch.own_of[q], u64(walk.other[chunk.first + q]), q * heads, scratch.place_of[q] * heads
-        if to.kind == ADDITIVE:
-            score_additive(heads, scores, i, tops, t, scored.mine, own * heads, scored.theirs, other * heads, slope)
-        else:
-            score_pair(to, scored, own, other, scores, i)
-            raise_to(heads, tops, t, scores, i)
-    for k in range(chunk.count):
-        rise(heads, peak, total, scratch.owns[k] * heads, tops, shrinks, k * heads, lowest)
-        for h in range(heads):
-            i = scratch.owns[k] * heads + h
-            if total[i] != 0 and shrinks[k * heads + h] != 1:
-                scale(to.dim, out, i * to.dim, shrinks[k * heads + h])
-    for q in range(chunk.size):
-        weigh_and_count(heads, scores, q * heads, tops, scratch.place_of[q] * heads, total, scratch.own_of[q] * heads)
-    if has_shares(to, weight):
-        write_shares(chunk, to, weight)
-        multiply(chunk.size * heads, scores, scratch.shares)
-    add_rows(chunk, to, x, scores, out)
+def _attending(additive: bool) -> Any:
+    """The loop for ADDITIVE scores, or for the others: a kernel has the code of those only that it computes."""
+
+    @_over_chunks
+    def attend(chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums) -> None:
+        slope, lowest = x.dtype.type(to.factor), x.dtype.type(LOWEST_32 if x.itemsize == 4 else LOWEST_64)
+        heads, step = to.heads, to.heads * (ONE if additive else to.dim)
+        walk, scratch = chunk.walk, chunk.scratch
+        out, peak, total = sums.out, sums.peak, sums.total
+        scores, tops, shrinks = scratch.scores, scratch.tops, scratch.shares
+        for k in range(chunk.count):
+            copy(heads, tops, k * heads, peak, scratch.owns[k] * heads)
+        for q in range(chunk.size):
+            look_ahead(OTHER, walk, chunk.first + q, scored.theirs, step, AHEAD)
+            own, other, i, t = (
+                scratch.own_of[q],
+                u64(walk.other[chunk.first + q]),
+                q * heads,
+                scratch.place_of[q] * heads,
+            )
+            if additive:
+                score_additive(heads, scores, i, tops, t, scored.mine, own * heads, scored.theirs, other * heads, slope)
+            else:
+                score_pair(to, scored, own, other, scores, i)
+                raise_to(heads, tops, t, scores, i)
+        for k in range(chunk.count):
+            rise(heads, peak, total, scratch.owns[k] * heads, tops, shrinks, k * heads, lowest)
+            for h in range(heads):
+                i = scratch.owns[k] * heads + h
+                if total[i] != 0 and shrinks[k * heads + h] != 1:
+                    scale(to.dim, out, i * to.dim, shrinks[k * heads + h])
+        for q in range(chunk.size):
+            weigh_and_count(
+                heads, scores, q * heads, tops, scratch.place_of[q] * heads, total, scratch.own_of[q] * heads
+            )
+        if has_shares(to, weight):
+            write_shares(chunk, to, weight)
+            multiply(chunk.size * heads, scores, scratch.shares)
+        add_rows(chunk, to, x, scores, out)
+
+    return attend
+
+
+_attend_additive, _attend_pairs = _attending(True), _attending(False)
 
 
 @kernel
-def attend(
+def attend_additive(
     begin: int, end: int, walk: Walk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums, scratch: Scratch
 ) -> None:
-    """Add the edges of groups begin to end to the sums of their destinations.
+    """Add the edges of groups begin to end to the sums of their destinations, by ADDITIVE scores.
 
     x: (N_src, width) features of the sources.
     """
-    _attend(begin, end, *thin((walk, scratch, to, x, scored, weight, sums)))
+    _attend_additive(begin, end, *thin((walk, scratch, to, x, scored, weight, sums)))
+
+
+@kernel
+def attend_pairs(
+    begin: int, end: int, walk: Walk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums, scratch: Scratch
+) -> None:
+    """As `attend_additive`, by DYNAMIC or DOT scores."""
+    _attend_pairs(begin, end, *thin((walk, scratch, to, x, scored, weight, sums)))
 
 
 @inline
@@ -147,43 +170,63 @@ def _add_score_grads_of_pairs(chunk: Chunk, to: Heads, scored: Scored, out: Arra
             add_slopes(to.dim, out, i + c, scored.attn, c, scored.mine, i + c, scored.theirs, j + c, factor, score_grad)
 
 
-@_over_chunks
-def _source_gradients(
-    chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming, out: SourceGradients,
-    theirs_grad: Array,
-) -> None:  # fmt: skip
-    heads, scratch, stats = to.heads, chunk.scratch, incoming.stats
-    parts = scratch.alongs, scratch.scores, scratch.slopes
-    write_weights(chunk, to, OTHER, scored, stats)
-    write_alongs(chunk, to, x, incoming.grad, weight, out.weight)
-    for q in range(chunk.size):
-        own, other, i = scratch.own_of[q] * heads, u64(chunk.walk.other[chunk.first + q]) * heads, q * heads
-        mean = STATISTICS * other + ALONG * heads
-        if to.kind == ADDITIVE:
-            look_ahead(OTHER, chunk.walk, chunk.first + q, theirs_grad, heads, AHEAD)
-            add_score_grads(heads, *parts, i, stats, mean, out.mine, own, theirs_grad, other)
+def _of_sources(additive: bool) -> Any:
+    """As `_attending`."""
+
+    @_over_chunks
+    def gradients(
+        chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming, out: SourceGradients,
+        theirs_grad: Array,
+    ) -> None:  # fmt: skip
+        heads, scratch, stats = to.heads, chunk.scratch, incoming.stats
+        parts = scratch.alongs, scratch.scores, scratch.slopes
+        if additive:
+            write_additive_weights(chunk, to, scored, stats)
         else:
-            score_grads(heads, scratch.alongs, scratch.scores, i, stats, mean)
-    if has_shares(to, weight):
-        multiply(chunk.size * heads, scratch.scores, scratch.shares)
-    add_rows(chunk, to, incoming.grad, scratch.scores, out.x)
-    if to.kind != ADDITIVE:
-        _add_score_grads_of_pairs(chunk, to, scored, out.x)
+            write_pair_weights(chunk, to, OTHER, scored, stats)
+        write_alongs(chunk, to, x, incoming.grad, weight, out.weight)
+        for q in range(chunk.size):
+            own, other, i = scratch.own_of[q] * heads, u64(chunk.walk.other[chunk.first + q]) * heads, q * heads
+            mean = STATISTICS * other + ALONG * heads
+            if additive:
+                look_ahead(OTHER, chunk.walk, chunk.first + q, theirs_grad, heads, AHEAD)
+                add_score_grads(heads, *parts, i, stats, mean, out.mine, own, theirs_grad, other)
+            else:
+                score_grads(heads, scratch.alongs, scratch.scores, i, stats, mean)
+        if has_shares(to, weight):
+            multiply(chunk.size * heads, scratch.scores, scratch.shares)
+        add_rows(chunk, to, incoming.grad, scratch.scores, out.x)
+        if not additive:
+            _add_score_grads_of_pairs(chunk, to, scored, out.x)
+
+    return gradients
+
+
+_of_additive, _of_pairs = _of_sources(True), _of_sources(False)
 
 
 @kernel
-def source_gradients(
+def additive_source_gradients(
     begin: int, end: int, walk: Walk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
     out: SourceGradients, theirs_grad: Array, scratch: Scratch,
 ) -> None:  # fmt: skip
     """Add the gradients of sources, and write those of edge weights, over the edges of the sources begin to end.
 
-    Of ADDITIVE scores also theirs_grad, (N_dst, heads), to which other sources may not be adding at the same time.
+    Also theirs_grad, (N_dst, heads), to which other sources may not be adding at the same time.
 
     x: (N_src, width) features.
-    scored: `theirs` is not read for ADDITIVE scores.
+    scored: `theirs` is not read.
     """
-    _source_gradients(begin, end, *thin((walk, scratch, to, x, scored, weight, incoming, out, theirs_grad)))
+    _of_additive(begin, end, *thin((walk, scratch, to, x, scored, weight, incoming, out, theirs_grad)))
+
+
+@kernel
+def pair_source_gradients(
+    begin: int, end: int, walk: Walk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
+    out: SourceGradients, theirs_grad: Array, scratch: Scratch,
+) -> None:  # fmt: skip
+    """As `additive_source_gradients`, of DYNAMIC and DOT scores; theirs_grad is not touched."""
+    _of_pairs(begin, end, *thin((walk, scratch, to, x, scored, weight, incoming, out, theirs_grad)))
 
 
 @_over_chunks
@@ -192,7 +235,7 @@ def _destination_gradients(
     attn_grad: Array,
 ) -> None:  # fmt: skip
     heads, width, scratch, factor = to.heads, to.heads * to.dim, chunk.scratch, x.dtype.type(to.factor)
-    write_weights(chunk, to, OWN, scored, incoming.stats)
+    write_pair_weights(chunk, to, OWN, scored, incoming.stats)
     write_alongs(chunk, to, incoming.grad, x, weight, nothing_of(weight))
     for q in range(chunk.size):
         mean = (STATISTICS * scratch.own_of[q] + ALONG) * heads

@@ -328,24 +328,29 @@ def rise(of: Lanes) -> Run:
 
 
 @inline
-def write_weights(chunk: Chunk, to: Heads, whose: int, scored: Scored, stats: Array) -> None:
-    """Write softmax to `scores`. whose: the destination is OWN or OTHER. Theirs of ADDITIVE ones are in stats."""
+def write_additive_weights(chunk: Chunk, to: Heads, scored: Scored, stats: Array) -> None:
+    """Write softmax of ADDITIVE scores to `scores`; the destinations are other rows, and theirs are in stats."""
     walk, scratch = chunk.walk, chunk.scratch
     heads, step = to.heads, STATISTICS * to.heads
     factor, one = scored.mine.dtype.type(to.factor), scored.mine.dtype.type(1)
     for q in range(chunk.size):
         own, other, i = scratch.own_of[q], u64(walk.other[chunk.first + q]), q * heads
-        if to.kind == ADDITIVE:
-            look_ahead(OTHER, walk, chunk.first + q, stats, step, AHEAD)
-            at, log = other * step + SCORE * heads, other * step + LOG_TOTAL * heads
-            weigh_additive(
-                heads, scratch.scores, scratch.slopes, i, scored.mine, own * heads, stats, at, log, factor, one
-            )
-        else:
-            look_ahead(OTHER, walk, chunk.first + q, scored.theirs, heads * to.dim, AHEAD)
-            score_pair(to, scored, own, other, scratch.scores, i)
-            d = own if whose == OWN else other
-            weigh(heads, scratch.scores, i, stats, d * step + LOG_TOTAL * heads)
+        look_ahead(OTHER, walk, chunk.first + q, stats, step, AHEAD)
+        at, log = other * step + SCORE * heads, other * step + LOG_TOTAL * heads
+        weigh_additive(heads, scratch.scores, scratch.slopes, i, scored.mine, own * heads, stats, at, log, factor, one)
+
+
+@inline
+def write_pair_weights(chunk: Chunk, to: Heads, whose: int, scored: Scored, stats: Array) -> None:
+    """Write softmax of DYNAMIC and DOT scores to `scores`. whose: the destination is OWN or OTHER."""
+    walk, scratch = chunk.walk, chunk.scratch
+    heads, step = to.heads, STATISTICS * to.heads
+    for q in range(chunk.size):
+        own, other, i = scratch.own_of[q], u64(walk.other[chunk.first + q]), q * heads
+        look_ahead(OTHER, walk, chunk.first + q, scored.theirs, heads * to.dim, AHEAD)
+        score_pair(to, scored, own, other, scratch.scores, i)
+        d = own if whose == OWN else other
+        weigh(heads, scratch.scores, i, stats, d * step + LOG_TOTAL * heads)
 
 
 @inline
