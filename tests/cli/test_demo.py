@@ -80,6 +80,10 @@ def test_demo_trains_compares_and_draws(tmp_path: Path) -> None:
             assert float(row["peak memory (MB)"]) >= 0
             assert all(cell in done.stdout for cell in row.values())
 
+    bought = [line for line in done.stdout.splitlines() if line.startswith("2 workers against 1 process: GraphSAGE ")]
+    assert len(bought) == 1
+    assert bought[0] in (tmp_path / "out" / "demo.md").read_text()
+
     picture = imread(tmp_path / "out" / "demo.png")
     height, width, _ = picture.shape
     assert 300 < height < 1000

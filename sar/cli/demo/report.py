@@ -79,9 +79,7 @@ def what_workers_bought(comparisons: Sequence[Comparison]) -> str:
             f"{comparison.model} {single_seconds / seconds:.1f} x as fast with {rise / max(single_rise, 1):.0%}"
         )
     workers = len(comparisons[0].distributed)
-    return (
-        f"{workers} workers train {', '.join(gains)} of the memory in each worker ({1 / workers:.0%} is an even share)."
-    )
+    return f"{workers} workers against 1 process: {', '.join(gains)} (an even share is {1 / workers:.0%})."
 
 
 def draw(comparisons: Sequence[Comparison], title: str, file: Path) -> None:
