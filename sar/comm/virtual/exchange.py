@@ -21,8 +21,9 @@ from torch import Tensor
 
 from sar.comm.buffers import BufferPool
 from sar.comm.exchange import Exchange, GradientReturn, ReceivedTile
-from sar.comm.halo_plan import Step, Tile, tile_of
+from sar.comm.halo_plan import HaloPlan, Step, Tile, tile_of
 from sar.comm.rows import RowFormat
+from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import counters
 from sar.comm.virtual.group import VirtualGroup
 from sar.comm.virtual.residency import Published
@@ -33,6 +34,13 @@ class _Shared(NamedTuple):
 
     fields: list[Published]
     inboxes: list[Published]
+
+
+def _tile_rows(settings: Settings, row: RowFormat, mean_rows: int) -> int:
+    """Rows in a tile that does not travel: there is one at a time, so it may be larger than `Settings.tile_rows`."""
+    row_bytes = max(row.row_bytes, 1)
+    rows = min(settings.buffer_bytes // 4 // row_bytes, max(mean_rows // 2, SMALL_TILE // row_bytes))
+    return 1 << max(rows, 1).bit_length() - 1
 
 
 class _Room:
@@ -71,9 +79,12 @@ class VirtualExchange(Exchange):
 
     group: VirtualGroup
 
-    def __init__(self, group: VirtualGroup, *args: Any, **options: Any) -> None:
-        super().__init__(group, *args, **options)
+    def __init__(
+        self, group: VirtualGroup, plan: HaloPlan, settings: Settings, widest: RowFormat, *args: Any, **options: Any
+    ) -> None:
+        super().__init__(group, plan, settings, widest, *args, **options)
         self.wire = group.outer
+        self.local_tiles = self._tiles_here(_tile_rows(settings, widest, plan.mean_rows))
         self._shared: list[_Shared] = []
 
     def schedule(self, tile_rows: int) -> list[Step]:
@@ -93,14 +104,16 @@ class VirtualExchange(Exchange):
                     send = tile_of(reader, index, tile_rows, counts[own][reader])
                     mine = None if send is None else send._replace(owner=u)
                     steps.append(Step(place << 12 | len(steps) % 2**12, receive, mine))
-        self.local_tiles = [
-            tile
-            for u in range(size)
-            if u != place
-            for index in range(-(-counts[self._rank_of(u)][self.group.rank] // tile_rows))
-            if (tile := tile_of(self._rank_of(u), index, tile_rows, counts[self._rank_of(u)][self.group.rank]))
-        ]
         return steps
+
+    def _tiles_here(self, tile_rows: int) -> list[Tile]:
+        """The tiles that this worker reads of the others of its process."""
+        tiles = []
+        for source in map(self._rank_of, range(self.group.turns.size)):
+            rows = self.plan.halo_counts[source][self.group.rank] if source != self.group.rank else 0
+            found = (tile_of(source, index, tile_rows, rows) for index in range(-(-rows // tile_rows)))
+            tiles += [tile for tile in found if tile is not None]
+        return tiles
 
     def sweep(
         self,
