@@ -11,7 +11,7 @@ from tests.core.attempts import catch_and_recover
 from tests.matrix import corner
 from tests.parity.harness import assert_close, merge, weighted_sum
 
-ROWS = {1: [9], 2: [6, 3], 3: [0, 5, 4], 4: [1, 0, 7, 1]}
+ROWS = {1: [9], 2: [6, 3], 3: [0, 5, 4], 4: [1, 0, 7, 1], 5: [1, 0, 5, 1, 2], 8: [1, 0, 2, 1, 2, 1, 1, 1]}
 OPTIONS = [
     {},
     {"affine": False},
