@@ -8,7 +8,7 @@ from tests.core.attempts import catch, require
 from tests.parity.harness import assert_close
 from tests.sampling.scenes import global_ids, parts_of, typed_parts
 
-COUNTS = {1: [11], 2: [7, 4], 3: [6, 0, 5]}
+COUNTS = {1: [11], 2: [7, 4], 3: [6, 0, 5], 5: [3, 4, 5, 6, 5], 8: [3, 2, 4, 1, 5, 3, 2, 3]}
 
 
 def drawn(rank, nodes):
