@@ -75,11 +75,10 @@ def what_workers_bought(comparisons: Sequence[Comparison]) -> str:
     gains = []
     for comparison in comparisons:
         (seconds, single_seconds), (rise, single_rise) = comparison.seconds, comparison.peak_rises
-        gains.append(
-            f"{comparison.model} {single_seconds / seconds:.1f} x as fast with {rise / max(single_rise, 1):.0%}"
-        )
+        speed, share = single_seconds / seconds, rise / max(single_rise, 1)
+        gains.append(f"{comparison.model} {speed:.1f} x as fast at {share:.0%} of the memory each")
     workers = len(comparisons[0].distributed)
-    return f"{workers} workers against 1 process: {', '.join(gains)} (an even share is {1 / workers:.0%})."
+    return f"{workers} workers against 1 process: {', '.join(gains)} (even: {1 / workers:.0%})."
 
 
 def draw(comparisons: Sequence[Comparison], title: str, file: Path) -> None:

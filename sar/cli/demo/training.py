@@ -76,6 +76,7 @@ class _Task(NamedTuple):
 
 def train_distributed(report: Callable[[Epoch], None], job: Job, partition_json: Path, parameters: Path) -> Run:
     """Train on this worker's part in the default mode; worker 0 saves the trained parameters."""
+    sar.Config.cache_constant_inputs = True
     sar.initialize_comms()
     sar.patch_dgl()
     data = sar.load_dgl_partition_data(str(partition_json), sar.rank(), "cpu")
