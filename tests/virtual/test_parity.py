@@ -75,6 +75,7 @@ def test_convolution(virtual, name):
     convs.test_convolution(virtual, virtual.world_size, name, lambda *told: None)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad, in the reference
 @pytest.mark.parametrize("test, arguments", list(cases()))
 @pytest.mark.parametrize("world_size, each", shapes(False))
 def test_engine(virtual, test, arguments):
