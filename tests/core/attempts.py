@@ -69,7 +69,9 @@ def catch(program: Callable[..., Any], *args: Any) -> Failure | None:
 def catch_and_recover(program: Callable[..., Any], *args: Any) -> Failure | None:
     """As `catch`, on all workers, which then go on together."""
     failure = catch(program, *args)
+    limit, sar.Config.timeout = sar.Config.timeout, max(sar.Config.timeout, 30.0)  # some workers fail later than others
     sar.recover()
+    sar.Config.timeout = limit
     return failure
 
 
