@@ -45,8 +45,8 @@ class _Checked(type):
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> "_Checked":
         doc = namespace.get("__doc__") or ""  # none with python -OO
-        for setting, (_, expected) in _EXPECTED.items():
-            values = f"({expected}; default: {namespace[setting]!r})"
+        for setting in _EXPECTED.keys() & namespace.keys():
+            values = f"({_EXPECTED[setting][1]}; default: {namespace[setting]!r})"
             doc = doc.replace(f" {setting}: ", f" {setting} {values}:\n            ")
         return super().__new__(mcs, name, bases, namespace | {"__doc__": doc})
 
