@@ -142,7 +142,7 @@ def test_edge_partitioners_come_by_the_entry_points_of_any_package() -> None:
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installed package with the method of the documentation, one that is missing, and one named as one of sar's."""
     page = (REPOSITORY / "docs" / "partitioning.md").read_text()
-    [code] = re.findall(r"```python\n# my_methods.py\n(.*?)```", page, re.DOTALL)
+    [code] = re.findall(r"```python title=\"my_methods.py\"\n(.*?)```", page, re.DOTALL)
     [entry] = re.findall(r"```toml\n\[project.entry-points.*?\]\n(.*?) = \"(.*?)\"\n```", page)
     (tmp_path / "my_methods.py").write_text(code)
     info = tmp_path / "mine-1.0.dist-info"

@@ -58,7 +58,7 @@ def test_workers_with_disks_of_their_own_leave_their_parts_there(pool, world_siz
 def test_a_halo_needs_a_disk_that_all_share(pool, world_size, tmp_path):
     for outcome in pool.outcomes(write_together, tmp_path / "parts", True, 1):
         assert isinstance(outcome, Err)
-        assert "num_hops=1 needs the edges of other parts" in outcome.message
+        assert "num_hops=1 (--num-hops) needs the edges of other parts" in outcome.message
     assert os.listdir(tmp_path) == []
 
 
