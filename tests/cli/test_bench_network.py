@@ -82,6 +82,7 @@ def test_the_bandwidth_that_would_do_hides_the_messages() -> None:
     assert "Compute limits" in bench_network.verdict([epoch(1, 3 * 10**9)], float(enough) / 8 * 1e9)
 
 
+@pytest.mark.slow
 def test_bytes_of_an_epoch_are_those_of_the_plan(folder: Path, capfd) -> None:
     options = ["--model", "gat", "--hidden", "8", "--layers", "2", "--heads", "2", "--features", "5", "--classes", "3"]
     options += ["--size", "100kB", "--epochs", "3", "--time-limit", "100"]

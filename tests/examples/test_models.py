@@ -243,6 +243,7 @@ def test_rgcn_is_the_same_as_on_one_machine(
     compare(results, *rgcn(data, json_file, world_size, example("rgcn").parser.parse_args(argv)))
 
 
+@pytest.mark.slow
 def test_a_heterogeneous_graph_from_its_file_to_the_printed_losses(tmp_path: Path) -> None:
     data, file = small_types(), tmp_path / "typed.npz"
     arrays: dict[str, Any] = {f"num_nodes/{ntype}": count for ntype, count in data.num_nodes.items()}

@@ -180,7 +180,7 @@ def directory(tmp_path_factory):
     ],
     ids=["defaults", "small tiles", "mode 2", "halves"],
 )
-@pytest.mark.parametrize("world_size", [corner(2), 3])
+@pytest.mark.parametrize("world_size", [2, corner(3)])
 def test_bytes_are_predicted_to_the_byte(pool, world_size, directory, settings, widths, monkeypatch) -> None:
     for name, value in settings.items():
         monkeypatch.setattr(sar.Config, name, value)

@@ -68,6 +68,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tup
         process.communicate(timeout=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_cluster(name: str, clusters: dict[str, tuple[subprocess.Popen[str], Path, Any]]) -> None:
     process, folder, graph = clusters[name]
