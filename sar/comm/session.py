@@ -22,13 +22,13 @@ from sar.comm.joining import Pulse, check_in, open_store, while_it_answers
 from sar.comm.launcher import find_place, job_id, local_rank, set_in_part
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
-from sar.comm.virtual.crew import Crew, end_process
 from sar.comm.virtual.group import VirtualGroup
 from sar.comm.virtual.residency import Residency, memory_is_watched
 from sar.comm.virtual.script import Script, wanted
 from sar.comm.virtual.spill import SpillFile
 from sar.comm.virtual.state import STATE, refusals
 from sar.comm.virtual.turns import Swapped, Turns
+from sar.comm.virtual.worker_threads import WorkerThreads, end_process
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, NotInitializedError, SarError
 from sar.logging_setup import logger
@@ -127,19 +127,19 @@ def _run_script_again(size: int, folder: Path) -> NoReturn:
     script, group = Script(), _get().group
     with group.guard():
         group.agree(f"starting {size} virtual workers in each process")
-    crew = virtual_workers(size, lambda place: script.run(), folder)
-    status = max((result for result in crew.results if result is not None), default=0)
-    if crew.first_failure is not None:
-        place, error = crew.first_failure
-        print(f"Virtual worker {crew.turns.first + place} of {size * group.world_size} failed:", file=sys.stderr)
+    threads = virtual_workers(size, lambda place: script.run(), folder)
+    status = max((result for result in threads.results if result is not None), default=0)
+    if threads.first_failure is not None:
+        place, error = threads.first_failure
+        print(f"Virtual worker {threads.turns.first + place} of {size * group.world_size} failed:", file=sys.stderr)
         traceback.print_exception(error)
         status = status or 1
-    if crew.some_left:
+    if threads.some_left:
         end_process(status)
     raise SystemExit(status)
 
 
-def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) -> Crew:
+def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) -> WorkerThreads:
     """Run `work(place)` as `size` virtual workers of this process: see [Note: virtual workers].
 
     Args:
@@ -148,7 +148,7 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
         folder: where tensors wait that are out of memory; None to keep all in memory.
 
     Returns:
-        The crew, whose results and failures are to be looked at.
+        The threads, whose results and failures are to be looked at.
 
     Raises:
         ConfigError: where the folder cannot be used, or the workers' tensors travel on CUDA devices.
@@ -170,19 +170,19 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
         finally:
             group.replicas.close()
 
-    crew, replicas = Crew(turns, run), process.group.replicas
+    threads, replicas = WorkerThreads(turns, run), process.group.replicas
     try:
         with (
             refusals(),
             nullcontext() if replicas is None else replicas.apart(),
             memory_is_watched() if files else nullcontext(),
         ):
-            crew.run(lambda: process.group.waiting is not None)
+            threads.run(lambda: process.group.waiting is not None)
     finally:
         _put_current(process)
         for file in files:
             file.close()
-    return crew
+    return threads
 
 
 def _put_current(current: _Communication | None) -> None:

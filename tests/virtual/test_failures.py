@@ -11,7 +11,7 @@ import torch
 
 import sar
 from sar.comm import liveness, session
-from sar.comm.virtual import crew
+from sar.comm.virtual import worker_threads
 from sar.comm.virtual.spill import SpillFile
 from sar.errors import ConfigError
 from tests.virtual.virtual_pool import VirtualPool
@@ -138,11 +138,11 @@ def keeps_a_lock(limit):
 
 
 def keeps_a_lock_with_short_limits(limit):
-    crew.STALL_SECONDS = limit / 2
+    worker_threads.STALL_SECONDS = limit / 2
     try:
         return keeps_a_lock(limit)
     finally:
-        crew.STALL_SECONDS = liveness.STALL_SECONDS
+        worker_threads.STALL_SECONDS = liveness.STALL_SECONDS
 
 
 def test_a_lock_kept_across_a_call():

@@ -54,14 +54,14 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
     residency.LEAST_BYTES = SPILL_ALL
     try:
         with tempfile.TemporaryDirectory() as folder:
-            crew = session.virtual_workers(
+            threads = session.virtual_workers(
                 len(given), lambda place: _detached(function(*given[place])), Path(folder) if spill else None
             )
     finally:
         residency.LEAST_BYTES = before
     return [
-        _failed(crew.failures[place]) if place in crew.failures else Ok(result)
-        for place, result in enumerate(crew.results)
+        _failed(threads.failures[place]) if place in threads.failures else Ok(result)
+        for place, result in enumerate(threads.results)
     ]
 
 

@@ -30,7 +30,7 @@ BUSY = 0.05
 """Of a processor: what a process uses at least that computes."""
 
 
-class Crew:
+class WorkerThreads:
     """Runs `work(place)` in a thread for each of the workers that share the turns.
 
     Attributes:
