@@ -1,0 +1,98 @@
+"""How the sources of a graph's edges are numbered on one worker, and the graphs of selections of the edges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from sar.comm.group import Group
+from sar.core.graph.frames import Frame
+from sar.core.graph.graph import GraphShardManager
+from sar.core.relation import Relation
+from sar.kernels import EdgeBlock
+from sar.kernels.id_slices import count_ids
+
+KEPT = 4
+"""As many times the edges of a graph are those of the selections of them that are kept."""
+
+
+class Numbering:
+    """How the sources along one edge type are numbered; see [Note: numbers of nodes].
+
+    Args:
+        graph: with one edge type, all of whose edges count.
+
+    Attributes:
+        starts: number of the first source in each partition; 0 for this worker's.
+        count: sources in all.
+    """
+
+    def __init__(self, graph: GraphShardManager) -> None:
+        self.graph = graph
+        self.relation = graph.passing().context.relation
+        self.part = graph._structure.part
+        *starts, self.count = accumulate(map(len, self.relation.halos), initial=self.relation.num_src)
+        self.starts = [0 if part == self.part else start for part, start in enumerate(starts)]
+        self._said: dict[str, bool] = {}
+        self._selected: list[tuple[Tensor, int, GraphShardManager, Tensor]] = []
+
+    @property
+    def group(self) -> Group:
+        return self.graph._structure.group
+
+    def all_say(self, what: str, here: bool) -> bool:
+        """Whether `what` is true on all workers; asked once, and remembered. A collective call."""
+        if what not in self._said:
+            with self.group.guard():
+                self.group.agree(what)
+                said = self.group.all_gather(torch.tensor([here]), what)
+            self._said[what] = all(map(bool, said))
+        return self._said[what]
+
+    def select(self, ends: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
+        """The graph of other edges between the same nodes, and for each of its edges the position given here, (E,).
+
+        Layers make the same edges anew in every call, so the latest graphs are kept, with `KEPT` times the edges.
+
+        Args:
+            ends: numbers of sources and rows of destinations, (2, E).
+            num_dst: destinations, which need not be nodes.
+        """
+        for i, (known, count, graph, order) in enumerate(self._selected):
+            if count == num_dst and torch.equal(known, ends):
+                self._selected.append(self._selected.pop(i))
+                return graph, order
+        graph, order = self._make(ends[0], ends[1], num_dst)
+        self._selected.append((ends, num_dst, graph, order))
+        while len(self._selected) > 1 and sum(len(kept[3]) for kept in self._selected) > KEPT * self.relation.num_edges:
+            del self._selected[0]
+        return graph, order
+
+    def _make(self, src: Tensor, dst: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
+        old = self.relation
+        bounds = torch.tensor([old.num_src, *accumulate(map(len, old.halos), initial=old.num_src)], device=src.device)
+        parts = torch.bucketize(src, bounds[1:], right=True) - 1
+        parts = torch.where(src < old.num_src, self.part, parts)
+        order = torch.argsort(parts * num_dst + dst, stable=True)
+        counts = torch.bincount(parts, minlength=len(old.blocks)).tolist()
+        blocks, offset = [], 0
+        for part, count in enumerate(counts):
+            rows = order[offset : offset + count]
+            cols = src[rows] - self.starts[part]
+            num_src = old.blocks[part].num_src
+            blocks.append(EdgeBlock.from_coo(cols, dst[rows], num_src, num_dst, edge_offset=offset))
+            offset += count
+        degrees = count_ids(dst, num_dst)
+        relation = replace(old, blocks=blocks, num_dst=num_dst, in_degrees=degrees, num_edges_global=-1)
+        return self._graph_of(relation, len(src), num_dst), order
+
+    def _graph_of(self, relation: Relation, num_edges: int, num_dst: int) -> GraphShardManager:
+        graph, etype = self.graph, relation.etype
+        structure = graph._structure.with_relations([relation], "with edges of an edge index")
+        frames = graph._frames
+        edge = {etype: Frame(num_edges, graph.device, "columns of the edge index")}
+        dst = {**frames.dst, etype[2]: Frame(num_dst, graph.device, "destinations")}
+        return graph._with(structure, [relation], replace(frames, src=dict(frames.src), dst=dst, edge=edge))
