@@ -146,12 +146,7 @@ class BatchSampler:
         from sar.adapters.pyg.batches import LayerEdges, make_batch
 
         edges = [
-            {
-                e.etype: LayerEdges(
-                    e.src, torch.arange(len(e.indptr) - 1).repeat_interleave(e.indptr.diff()), e.features
-                )
-                for e in layer.edges
-            }
+            {e.etype: LayerEdges(e.src, torch.repeat_interleave(e.indptr.diff()), e.features) for e in layer.edges}
             for layer in batch.layers
         ]
         data = make_batch(

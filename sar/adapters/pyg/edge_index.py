@@ -129,7 +129,7 @@ class DistributedEdgeIndex(_Ids):
     def in_column_order(self, values: Tensor) -> Tensor:
         """Values of the graph's edges, (E, ...), as values of the columns."""
         order = self.passes[1]
-        return values if order is None else values.index_select(0, torch.argsort(order))
+        return values if order is None else torch.empty_like(values).index_copy(0, order, values)
 
     @uncompiled
     def at_edges(self, values: Tensor) -> Tensor:

@@ -145,12 +145,9 @@ def global_mean_pool(x: Tensor, batch: Tensor | None = None, size: int | None = 
 def global_max_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
     """The maximum over the nodes of each graph; as `global_add_pool`. Equal maxima share the gradient."""
     with torch.no_grad():
-        least = x.new_full((), -torch.inf)
-        place = torch.zeros(len(x), dtype=torch.int64, device=x.device) if batch is None else batch
-        count = _by_graph(x, batch, size).shape[0]
-        own = least.expand(count, x.shape[1]).clone()
-        own.scatter_reduce_(0, place.view(-1, 1).expand_as(x), x, "amax")
-        greatest = all_max(own)
+        place, count = _graphs(x, batch, size)
+        own = x.new_full((count, x.shape[1]), -torch.inf)
+        greatest = all_max(own.scatter_reduce_(0, place.view(-1, 1).expand_as(x), x, "amax"))
         equal = (x == greatest[place]).to(x.dtype)
         ties = global_sum(_by_graph(equal, batch, size)) + (greatest == 0)
         greatest = greatest.nan_to_num(neginf=0.0)
@@ -160,9 +157,15 @@ def global_max_pool(x: Tensor, batch: Tensor | None = None, size: int | None = N
 
 def _by_graph(x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:
     """Sums over this worker's nodes of each graph, (B, F)."""
+    place, count = _graphs(x, batch, size)
+    total: Tensor = scatter(x, place, 0, count, "sum")
+    return total
+
+
+def _graphs(x: Tensor, batch: Tensor | None, size: int | None) -> tuple[Tensor, int]:
+    """The graph of each node, (N_i,), and how many there are."""
     if batch is None:
-        return x.sum(0, keepdim=True)
+        return torch.zeros(len(x), dtype=torch.int64, device=x.device), 1
     if size is None:
         raise GraphError("Pooling over the graphs of all workers got batch without size; pass the number of graphs.")
-    total: Tensor = scatter(x, batch, 0, size, "sum")
-    return total
+    return batch, size

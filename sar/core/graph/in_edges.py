@@ -22,7 +22,7 @@ class InEdges(NamedTuple):
 
     def rows(self) -> Tensor:
         """The row of each edge's destination, (E,) int64."""
-        return torch.arange(len(self.indptr) - 1).repeat_interleave(self.indptr.diff())
+        return torch.repeat_interleave(self.indptr.diff())
 
 
 def in_edges(graph: GraphQueries) -> list[InEdges]:
@@ -62,7 +62,7 @@ def edges_into(graph: GraphQueries, nodes: Tensor, etype: CanonicalEtype | str |
 def expand_runs(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
     """The positions `begin[i]` to `end[i]` - 1 of all runs i, one run after the other, and i for each position."""
     counts = end - begin
-    run = torch.repeat_interleave(torch.arange(len(begin), device=begin.device), counts)
+    run = torch.repeat_interleave(counts)
     offset = (begin - (counts.cumsum(0) - counts))[run]
     return torch.arange(len(run), device=begin.device) + offset, run
 

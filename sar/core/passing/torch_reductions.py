@@ -27,8 +27,7 @@ class _ByRows(Reduction):
 
 def _places(block: EdgeBlock, like: Tensor) -> tuple[Tensor, Tensor]:
     """The rows that have messages, (R,), and which of them each message goes to, in the shape of the messages."""
-    counts = block.indptr.long().diff()
-    place = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    place = torch.repeat_interleave(block.indptr.long().diff())
     return block.rows.long(), place.view(-1, *[1] * (like.dim() - 1)).expand_as(like)
 
 
