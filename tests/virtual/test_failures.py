@@ -12,7 +12,7 @@ import torch
 import sar
 from sar.comm import liveness, session
 from sar.comm.virtual import worker_threads
-from sar.comm.virtual.spill import SpillFile
+from sar.comm.virtual.spill import SpillFile, disk_bandwidth
 from sar.errors import ConfigError
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import Err
@@ -186,6 +186,21 @@ def test_a_spill_file_has_no_name(tmp_path):
     del slot
     assert file.slot(99_000).begin == begin
     file.close()
+
+
+def test_a_disk_is_measured(tmp_path, monkeypatch):
+    written, dropped = [], []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: written.append(os.fstat(fd).st_size))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *how: dropped.append(how[1:]))
+    found = disk_bandwidth(tmp_path, most=3 * 2**24, seconds=60)
+    assert written == [2**24, 2 * 2**24, 3 * 2**24]
+    assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)]
+    assert min(found) > 2**20
+    assert not any(tmp_path.iterdir())
+    disk_bandwidth(tmp_path, seconds=0)
+    assert len(written) == 4
+    with pytest.raises(ConfigError, match="is on a tmpfs"):
+        disk_bandwidth(Path("/dev/shm"))
 
 
 def recovers():

@@ -13,10 +13,11 @@ import errno
 import mmap
 import os
 import tempfile
+import time
 from collections import defaultdict
 from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ from sar.errors import ConfigError, SpillError
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
 IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """Types of file systems that are themselves in memory, from linux/magic.h."""
+_PIECE: Final = 2**24
+"""Bytes that `disk_bandwidth` writes at a time."""
 
 
 class SpillFile:
@@ -144,3 +147,45 @@ def file_system_in_memory(folder: Path) -> str | None:
         reason = os.strerror(ctypes.get_errno())
         raise ConfigError(f"Cannot use {folder} as the folder for spilled tensors: {reason}. Name one that there is.")
     return IN_MEMORY.get(found[0])
+
+
+class DiskBandwidth(NamedTuple):
+    """Bytes per second to and from a disk."""
+
+    write: float
+    read: float
+
+
+def disk_bandwidth(folder: Path, most: int = 2**28, seconds: float = 1.0) -> DiskBandwidth:
+    """Measure the disk of a folder past the page cache: with a spill file that goes at once.
+
+    Args:
+        folder: on a disk.
+        most: bytes to write, in pieces of 16 MB, of which there is one at least.
+        seconds: to measure for, about; half of them for writing. Short bursts may be faster than a disk is for long.
+
+    Raises:
+        ConfigError: where there is no such folder, or it is in memory itself.
+        SpillError: where the disk is full.
+    """
+    piece = torch.frombuffer(bytearray(os.urandom(_PIECE)), dtype=torch.uint8)  # some file systems compress
+    file = SpillFile(folder)
+    try:
+        slots: list[Slot] = []
+        began = now = time.perf_counter()
+        while not slots or (now - began < seconds / 2 and file.written + _PIECE <= most):
+            slots.append(file.slot(_PIECE))
+            slots[-1].write(piece.data_ptr())
+            os.fdatasync(file.fd)
+            now = time.perf_counter()
+        write = file.written / (now - began)
+        os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        began = now = time.perf_counter()
+        for slot in slots:
+            slot.read(piece.data_ptr())
+            now = time.perf_counter()
+            if now - began >= seconds / 2:
+                break
+        return DiskBandwidth(write, file.read / (now - began))
+    finally:
+        file.close()
