@@ -1,5 +1,6 @@
 """Set-up shared by all tests: hypothesis profile, worker pool, order of tests, and a check for leftovers."""
 
+import inspect
 import time
 from collections.abc import Iterator
 
@@ -28,16 +29,42 @@ hypothesis.settings.load_profile("sar")  # `--hypothesis-profile` chooses anothe
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--most-workers", type=int, metavar="W", help="leave out tests that need more workers")
-    parser.addoption("--virtual", type=int, metavar="W", help="workers are virtual: those of a test share W processes")
+    told = "workers are virtual: those of a test share W processes; with xV: tests of any number of workers have W x V"
+    parser.addoption("--virtual", type=_shape, metavar="W[xV]", help=told)
+
+
+def _shape(text: str) -> tuple[int, int | None]:
+    processes, _, each = text.partition("x")
+    return int(processes), int(each) if each else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With `--virtual WxV`, let tests that take any number of workers, or try several, have W x V."""
+    processes, each = metafunc.config.getoption("--virtual") or (None, None)
+    if processes is None or each is None:
+        return
+    takes_any = "world_size" in inspect.signature(metafunc.function).parameters
+    marks = metafunc.definition.own_markers
+    for i, mark in enumerate(marks):
+        if mark.name == "parametrize" and mark.args[0] == "world_size" and (takes_any or len(mark.args[1]) > 1):
+            marks[i] = pytest.mark.parametrize("world_size", [processes * each]).mark
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort by number of workers, so that one pool after the other is needed, each started once."""
-    most = config.getoption("--most-workers")
-    if most is not None:
-        config.hook.pytest_deselected(items=[item for item in items if _workers(item) > most])
-        items[:] = [item for item in items if _workers(item) <= most]
-    items.sort(key=_workers)
+    most, shape = config.getoption("--most-workers"), config.getoption("--virtual")
+    kept = [item for item in items if (most is None or _workers(item) <= most) and (not shape or _is_virtual(item, *shape))]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = sorted(kept, key=_workers)
+
+
+def _is_virtual(item: pytest.Item, processes: int, each: int | None) -> bool:
+    """Whether a test's workers can be virtual: as many as asked for in each process, and nothing that is a process's."""
+    workers = _workers(item)
+    shared = workers == processes * each if each else workers > processes and workers % processes == 0
+    return shared and "pool" in getattr(item, "fixturenames", ()) and item.get_closest_marker("processes") is None
 
 
 def _workers(item: pytest.Item) -> int:
@@ -48,12 +75,8 @@ def _workers(item: pytest.Item) -> int:
 @pytest.fixture
 def pool(world_size: int, request: pytest.FixtureRequest) -> WorkerPool | VirtualPool:
     """`world_size` workers; the test is parametrised with `world_size`."""
-    processes: int | None = request.config.getoption("--virtual")
-    if processes is None:
-        return shared_pool(world_size)
-    if world_size == processes or world_size % processes:
-        pytest.skip(f"{world_size} workers are no virtual workers of {processes} processes")
-    return VirtualPool(processes, world_size // processes)
+    shape: tuple[int, int | None] | None = request.config.getoption("--virtual")
+    return shared_pool(world_size) if shape is None else VirtualPool(shape[0], world_size // shape[0])
 
 
 def _left(shared_memory: set[str]) -> list[str]:

@@ -165,6 +165,10 @@ class Group:
             self.stopped = None
         if self.replicas is not None:
             self.replicas.take_checksum()  # of a step that some workers took, and that is to be repeated
+        return self._go_on(step)
+
+    def _go_on(self, step: int) -> int:
+        """Begin this generation, together with all workers, and return the least step."""
         with self.guard():
             self._connect(min(Config.timeout, REBUILD_TIMEOUT))
             return min(self.agree("recover", step))

@@ -16,7 +16,7 @@ from sar.comm.messages import exchange_buffers
 from sar.comm.replicas import all_gather_text, described
 from sar.comm.virtual.residency import Published, Residency
 from sar.comm.virtual.turns import Turns
-from sar.errors import CommunicationError, ConfigError, PeerError
+from sar.errors import ConfigError, PeerError
 
 _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
@@ -31,8 +31,6 @@ _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 
 class VirtualGroup(Group):
     """One virtual worker's end of the group: see [Note: virtual workers].
-
-    An error is final: to go on, a script starts again from its checkpoint.
 
     Args:
         outer: the group of the W processes.
@@ -53,16 +51,22 @@ class VirtualGroup(Group):
     # -- errors
 
     def _stop(self, generation: int, own: str, told: str, *, final: bool, known: bool) -> None:
+        final = final or self.outer.final
         with self._lock:
             if self.stopped is None:
-                self.stopped, self.final = own, True
-        self.turns.fail(PeerError(told))
-        self.outer.stop(self.outer.generation, told, final=True)
+                self.stopped, self.final = own, final
+        self.turns.fail(PeerError(told), self.place)
+        self.outer.stop(self.outer.generation, told, final=final)
 
-    def recover(self, step: int) -> int:
-        raise CommunicationError(
-            f"Virtual workers cannot recover from an error; start again from a checkpoint. {self.stopped or ''}"
-        )
+    def _go_on(self, step: int) -> int:
+        try:
+            self.turns.rejoin(self.place)
+        except PeerError as gone:
+            self.abort(gone, final=True)
+            raise
+        self.calls = 0
+        least: int = self.meet("a recovery", "recover", step, lambda steps: self.outer.recover(min(steps)))
+        return least
 
     def _whereabouts(self, call: str) -> str:
         texts = all_gather_text(partial(self.all_gather, call=call), call)

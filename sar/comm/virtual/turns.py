@@ -5,8 +5,10 @@ A meeting is complete when all V workers have arrived. The last to arrive finish
 processes do together, and goes on without leaving memory; the turn then passes on in the order of the workers, to the
 next one whose meeting is complete. Meetings are counted: the n-th of one worker is the n-th of every other.
 
-The first error ends all. Whoever waits for its turn raises at once; who has it, at its next meeting. A worker that
-returns while others wait for it is such an error, too.
+An error breaks the meeting that others wait in. Turns go on: each worker, in its own, raises the error from that meeting,
+or from its next one. One that catches it may `rejoin`; the first meeting after the error is complete when all have.
+When a worker has ended, that is in vain: one that returns while others wait for it is an error, too. Only Ctrl-C and a
+worker stuck in its turn end all workers at once, whoever has the turn.
 """
 
 import threading
@@ -45,6 +47,7 @@ class Turns:
     Attributes:
         latest: the latest call of each worker, in words.
         passes: how often the turn has passed.
+        ended_by: what has ended all workers at once, if anything has.
     """
 
     def __init__(self, size: int, first: int, swapped: Sequence[Swapped] = ()) -> None:
@@ -56,16 +59,18 @@ class Turns:
         self._swapped = swapped
         self._at_start = self._take()
         self._moved = threading.Condition()
+        self.ended_by: CommunicationError | None = None
         self._error: CommunicationError | None = None
+        self._rejoined: set[int] = set()  # whom the error no longer concerns
         self._meetings: dict[int, _Meeting] = {}
         self._number = [0] * size  # of the latest meeting of each worker
         self._complete = 0
         self._ended: set[int] = set()
 
     @property
-    def error(self) -> CommunicationError | None:
-        """What has ended the workers, if anything has."""
-        return self._error
+    def final(self) -> bool:
+        """Whether there is an error after which nobody can go on."""
+        return self.ended_by is not None or (self._error is not None and bool(self._ended))
 
     # -- the life of a worker's thread
 
@@ -73,6 +78,8 @@ class Turns:
         """Wait for the first turn; the state of the process is then as it was when the turns were made."""
         self._wait(who)
         self._put(self._at_start)
+        if self.final:
+            self._check(who)
 
     def end(self, who: int) -> None:
         """Give the turn away for good."""
@@ -81,11 +88,28 @@ class Turns:
             if self.holder == who:
                 self._pass_on(who)
 
-    def fail(self, error: CommunicationError) -> None:
-        """End all workers; the first error stays."""
+    def fail(self, error: CommunicationError, who: int | None = None, *, now: bool = False) -> None:
+        """Let all workers raise, each in its turn, or all of them now; the first error stays."""
         with self._moved:
-            self._error = self._error or error
-            self._moved.notify_all()
+            if self._error is None or who in self._rejoined:
+                self._break(error)
+            if now:
+                self.ended_by = self.ended_by or error
+                self._moved.notify_all()
+
+    def rejoin(self, who: int) -> None:
+        """Go on after an error: see [Note: turns].
+
+        Raises:
+            PeerError: a worker has ended, so that there is no going on.
+        """
+        if self.final:
+            error = self.ended_by or self._error
+            raise PeerError(f"{error}\nVirtual worker {self._gone} has ended: start again, from a checkpoint.")
+        self._rejoined.add(who)
+        if len(self._rejoined) == self.size:
+            self._error = None
+            self._rejoined.clear()
 
     # -- meetings
 
@@ -112,7 +136,7 @@ class Turns:
         Raises:
             PeerError: another worker has failed, has returned, or is in another kind of meeting.
         """
-        self._check()
+        self._check(who)
         self._number[who] += 1
         number = self._number[who]
         meeting = self._meetings.setdefault(number, _Meeting(kind, who, self.size))
@@ -134,12 +158,20 @@ class Turns:
             self._pass_on(who)
         self._wait(who)
         self._put(mine)
-        self._check()
+        if number > self._complete:
+            self._check(who)
         return meeting.result
 
-    def _check(self) -> None:
-        if self._error is not None:
+    def _check(self, who: int) -> None:
+        if self._error is not None and who not in self._rejoined:
             raise type(self._error)(str(self._error))
+
+    def _break(self, error: CommunicationError) -> None:
+        """End the meeting that workers wait in, if there is one; the next has its number."""
+        self._error = error
+        self._rejoined.clear()
+        self._meetings.clear()
+        self._number = [self._complete] * self.size
 
     def _pass_on(self, who: int) -> None:
         """Let the next worker run that can; there is an error where none can and not all have ended."""
@@ -147,19 +179,25 @@ class Turns:
         following = [(who + step) % self.size for step in range(1, self.size + 1)]
         waiting = [other for other in following if other not in self._ended]
         able = [other for other in waiting if self._number[other] <= self._complete]
-        if able:
-            self.holder = able[0]
-        elif waiting and self._error is None:
-            gone = ", ".join(str(self.first + other) for other in sorted(self._ended))
+        if waiting and not able:
             calls = "\n".join(f"  worker {self.first + other}: {self.latest[other]}" for other in sorted(waiting))
-            self._error = PeerError(f"Virtual worker {gone} has ended, while others wait for it in a call:\n{calls}")
+            before = "" if self._error is None else f"\nBefore that: {self._error}"
+            self._break(
+                PeerError(f"Virtual worker {self._gone} has ended, while others wait for it in a call:\n{calls}{before}")
+            )
+        self.holder = (able or waiting or [who])[0]
         self._moved.notify_all()
+
+    @property
+    def _gone(self) -> str:
+        return ", ".join(str(self.first + other) for other in sorted(self._ended))
 
     def _wait(self, who: int) -> None:
         with self._moved:
-            while self.holder != who and self._error is None:
+            while self.holder != who and self.ended_by is None:
                 self._moved.wait()
-        self._check()
+        if self.ended_by is not None:
+            raise type(self.ended_by)(str(self.ended_by))
 
     def _take(self) -> list[Any]:
         return [one.take() for one in self._swapped]

@@ -62,7 +62,7 @@ class WorkerThreads:
         try:
             self._watch(others_work)
         except KeyboardInterrupt:
-            self.turns.fail(PeerError("Ctrl-C has ended the virtual workers."))
+            self.turns.fail(PeerError("Ctrl-C has ended the virtual workers."), now=True)
             self._interrupt()
             self._end()
             raise
@@ -89,7 +89,7 @@ class WorkerThreads:
         passes, used, before = self.turns.passes, time.process_time(), time.monotonic()
         while any(thread.is_alive() for thread in self._threads):
             time.sleep(POLL_SECONDS)
-            if self.turns.error is not None:
+            if self.turns.ended_by is not None:
                 return
             now, cpu = time.monotonic(), time.process_time()
             if self.turns.passes != passes or others_work() or cpu - used > BUSY * (now - before):
@@ -98,7 +98,7 @@ class WorkerThreads:
                 idle += now - before
             passes, used, before = self.turns.passes, cpu, now
             if idle >= Config.timeout:
-                self.turns.fail(CommunicationTimeout(self._stuck(idle)))
+                self.turns.fail(CommunicationTimeout(self._stuck(idle)), now=True)
             elif idle >= max(STALL_SECONDS, 2 * reported):
                 reported = idle
                 logger.warning("%s", self._stuck(idle))
@@ -114,12 +114,12 @@ class WorkerThreads:
 
     def _end(self) -> None:
         """Wait for the threads to end, but not for ever."""
-        deadline = time.monotonic() + (GRACE if self.turns.error is not None else float("inf"))
+        deadline = time.monotonic() + (GRACE if self.turns.ended_by is not None else float("inf"))
         for thread in self._threads:
             thread.join(max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)))
         for place, thread in enumerate(self._threads):
             if thread.is_alive():
-                error = self.turns.error
+                error = self.turns.ended_by
                 self.failures.setdefault(place, error if error is not None else PeerError("still running"))
                 logger.error("virtual worker %d does not end, and is left behind", self.turns.first + place)
 
