@@ -124,6 +124,15 @@ class RowFormat:
             begin += field.aligned_bytes(rows)
         return found
 
+    def round(self, values: Sequence[Tensor]) -> None:
+        """Round rows of the fields, (rows, ...) each, in place, as they would be if they travelled in this format."""
+        if all(field.dtype == one.dtype for field, one in zip(self.fields, values, strict=True)):
+            return
+        message = torch.empty(self.message_bytes(len(values[0])), dtype=torch.uint8)
+        for rows, one in zip(self.rows(message, len(values[0])), values, strict=True):
+            rows.write(one)
+            one.copy_(rows.read(one.device, one.dtype))
+
 
 def _scale(values: Tensor, dtype: torch.dtype) -> Tensor:
     """A power of two, (): divided by it, the greatest finite one of the values is 1/4 to 1 of the greatest of `dtype`.

@@ -119,6 +119,7 @@ def go_on_alone(timeout):
     return [catch(sar.recover), catch(sar.recover)]
 
 
+@pytest.mark.processes("a virtual worker that sleeps keeps the turn")
 @pytest.mark.parametrize("world_size", [2])
 def test_a_worker_that_does_not_recover(pool):
     waited, went_on = pool.run(go_on_alone, 1.5)

@@ -203,15 +203,31 @@ def test_a_disk_is_measured(tmp_path, monkeypatch):
         disk_bandwidth(Path("/dev/shm"))
 
 
-def recovers():
+def recovers(one_leaves):
+    kept = torch.full((20_000,), float(sar.rank()))
     try:
         if sar.rank() == 1:
             with session.current_group().guard():
                 raise ValueError("once")
         together()
     except (ValueError, sar.errors.PeerError):
-        return sar.recover(3)
+        if one_leaves and sar.rank() == 2:
+            return None
+        step = sar.recover(7 - sar.rank())
+    return step, sar.all_sum(kept)[0].item(), kept.numpy()[-1].item()
 
 
-def test_there_is_no_recovery():
-    assert any(one.message.startswith("Virtual workers cannot recover") for one in outcomes_of(recovers))
+@pytest.mark.parametrize("processes", [1, 2])
+def test_recovery(processes):
+    """All go on from the least step, with the numbers they had."""
+    workers = processes * PLACES
+    expected = [(8 - workers, sum(range(workers)), rank) for rank in range(workers)]
+    assert VirtualPool(processes, PLACES).run(recovers, False) == expected
+
+
+def test_no_recovery_without_all():
+    outcomes = VirtualPool(1, PLACES).outcomes(recovers, True)
+    for rank in (0, 1):
+        assert outcomes[rank].kind == "PeerError"
+        assert "2 has ended" in outcomes[rank].message or "0, 2 have ended" in outcomes[rank].message
+        assert "Worker 1 raised ValueError: once" in outcomes[rank].message

@@ -76,4 +76,6 @@ def _detached(value: Any) -> Any:
         return value.detach().clone()
     if isinstance(value, dict):
         return {key: _detached(one) for key, one in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_detached, value))
     return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value

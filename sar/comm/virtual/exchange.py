@@ -6,7 +6,8 @@ its turn walks all source workers: those of its own process from the published r
 arrive. In that turn the process sends the rows of all its V workers to the workers of the other processes that have
 their turn, too, which is an exchange among W processes like any other. Gradients are added to the inbox of the rows'
 owner, by whoever has the turn. A second meeting ends a sweep that returns gradients; only then an inbox is complete.
-Rows that do not leave the process keep their precision, whatever `Config.wire_dtype_features` says.
+Rows that do not leave the process are rounded as those that do (`Config.wire_dtype_features`), so that the results are
+those of p processes.
 
 [Note: reading ahead]
 Published rows are mapped and not in memory: the first use of a page that the system has dropped would wait for the
@@ -50,20 +51,25 @@ class _Room:
         pool: where it comes from.
         like: tensors with such rows.
         most: rows of the largest tile.
+        wire: half precision in which rows travel between processes.
+
+    Attributes:
+        wire: the format in which they do.
     """
 
-    def __init__(self, pool: BufferPool, like: Sequence[Tensor], most: int) -> None:
+    def __init__(self, pool: BufferPool, like: Sequence[Tensor], most: int, wire: torch.dtype | None) -> None:
         self._pool = pool
         self._like = like
-        self.form = RowFormat.of(like)
-        self._most = self.form.message_bytes(most)
+        self._form = RowFormat.of(like)
+        self.wire = self._form.narrowed(wire)
+        self._most = self._form.message_bytes(most)
         self._buffer: Tensor | None = None
 
     def again(self, rows: int) -> list[Tensor]:
         """Room for so many rows of each tensor, in place of those before."""
         if self._buffer is None:
             self._buffer = self._pool.take(self._most)
-        return [field.values for field in self.form.rows(self._buffer, rows)]
+        return [field.values for field in self._form.rows(self._buffer, rows)]
 
     def anew(self, rows: int) -> list[Tensor]:
         """Room that the caller may keep."""
@@ -148,9 +154,10 @@ class VirtualExchange(Exchange):
     def _walk_here(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[ReceivedTile]:
         """The tiles of the workers of this process."""
         most = max((tile.rows for tile in self.local_tiles), default=0)
-        fetched = _Room(self.pool, [one.rows for one in self._shared[self.group.place].fields], most)
-        returned = _Room(self.pool, [] if returns is None else returns.totals, most)
-        self._count(fetched.form if fetch else None, None if returns is None else returned.form)
+        mine = [one.rows for one in self._shared[self.group.place].fields]
+        fetched = _Room(self.pool, mine, most, self.settings.wire_features)
+        returned = _Room(self.pool, [] if returns is None else returns.totals, most, self.settings.wire_gradients)
+        self._count(fetched.wire if fetch else None, None if returns is None else returned.wire)
         for number, tile in enumerate(self.local_tiles):
             owner = self._shared[tile.peer % self.group.turns.size]
             index = self._rows_of(tile.peer, self.group.rank)[tile.begin : tile.end]
@@ -161,11 +168,13 @@ class VirtualExchange(Exchange):
                 rows = fetched.anew(tile.rows) if keep else fetched.again(tile.rows)
                 for one, out in zip(owner.fields, rows, strict=True):
                     torch.index_select(one.rows, 0, index, out=out)
+                fetched.wire.round(rows)
             if returns is not None:
                 grads = [one.zero_() for one in returned.again(tile.rows)]
             yield ReceivedTile(tile, rows, grads)
-            if returns is not None:
-                for inbox, grad in zip(owner.inboxes, grads or [], strict=True):
+            if returns is not None and grads is not None:
+                returned.wire.round(grads)
+                for inbox, grad in zip(owner.inboxes, grads, strict=True):
                     returns.add(index, grad, inbox.rows)
         fetched.give_back()
         returned.give_back()

@@ -105,7 +105,7 @@ class Turns:
         """
         if self.final:
             error = self.ended_by or self._error
-            raise PeerError(f"{error}\nVirtual worker {self._gone} has ended: start again, from a checkpoint.")
+            raise PeerError(f"{error}\n{self._gone}: start again, from a checkpoint.")
         self._rejoined.add(who)
         if len(self._rejoined) == self.size:
             self._error = None
@@ -182,15 +182,14 @@ class Turns:
         if waiting and not able:
             calls = "\n".join(f"  worker {self.first + other}: {self.latest[other]}" for other in sorted(waiting))
             before = "" if self._error is None else f"\nBefore that: {self._error}"
-            self._break(
-                PeerError(f"Virtual worker {self._gone} has ended, while others wait for it in a call:\n{calls}{before}")
-            )
+            self._break(PeerError(f"{self._gone}, while others wait for it in a call:\n{calls}{before}"))
         self.holder = (able or waiting or [who])[0]
         self._moved.notify_all()
 
     @property
     def _gone(self) -> str:
-        return ", ".join(str(self.first + other) for other in sorted(self._ended))
+        ranks = ", ".join(str(self.first + other) for other in sorted(self._ended))
+        return f"Virtual worker{'s' * (len(self._ended) > 1)} {ranks} {'have' if len(self._ended) > 1 else 'has'} ended"
 
     def _wait(self, who: int) -> None:
         with self._moved:
