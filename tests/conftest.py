@@ -54,14 +54,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort by number of workers, so that one pool after the other is needed, each started once."""
     most, shape = config.getoption("--most-workers"), config.getoption("--virtual")
-    kept = [item for item in items if (most is None or _workers(item) <= most) and (not shape or _is_virtual(item, *shape))]
+    kept = [item for item in items if most is None or _workers(item) <= most]
+    kept = [item for item in kept if shape is None or _is_virtual(item, *shape)]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = sorted(kept, key=_workers)
 
 
 def _is_virtual(item: pytest.Item, processes: int, each: int | None) -> bool:
-    """Whether a test's workers can be virtual: as many as asked for in each process, and nothing that is a process's."""
+    """Whether a test has as many workers as asked for, and they can be virtual."""
     workers = _workers(item)
     shared = workers == processes * each if each else workers > processes and workers % processes == 0
     return shared and "pool" in getattr(item, "fixturenames", ()) and item.get_closest_marker("processes") is None

@@ -5,10 +5,10 @@ A meeting is complete when all V workers have arrived. The last to arrive finish
 processes do together, and goes on without leaving memory; the turn then passes on in the order of the workers, to the
 next one whose meeting is complete. Meetings are counted: the n-th of one worker is the n-th of every other.
 
-An error breaks the meeting that others wait in. Turns go on: each worker, in its own, raises the error from that meeting,
-or from its next one. One that catches it may `rejoin`; the first meeting after the error is complete when all have.
-When a worker has ended, that is in vain: one that returns while others wait for it is an error, too. Only Ctrl-C and a
-worker stuck in its turn end all workers at once, whoever has the turn.
+An error breaks the meeting that others wait in. Turns go on: each worker, in its own, raises the error from that
+meeting, or from its next one. One that catches it may `rejoin`; the first meeting after the error is complete when all
+have. When a worker has ended, that is in vain: one that returns while others wait for it is an error, too. Only Ctrl-C
+and a worker stuck in its turn end all workers at once, whoever has the turn.
 """
 
 import threading
