@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,20 @@ from sar.sampling.pairs import PairSettings, PairsOfType
 from sar.sampling.seed_edges import REVERSE, TYPE, Edges, edge_ids, look_up_edges, reverse_edges
 
 Etype = str | CanonicalEtype
+LABEL = "edge_label"
+"""The edge field that PyTorch Geometric calls the labels of seed edges."""
+
+
+class SeedEdges(NamedTuple):
+    """The seeds of a loader.
+
+    rows: see [Note: seed edges].
+    shifts: the edge types of which any worker has seeds, and what is added to their labels in batches of PyTorch
+        Geometric, so that 0 is left for negative pairs.
+    """
+
+    rows: Tensor
+    shifts: dict[CanonicalEtype, int]
 
 
 class EdgePredictionSampler:
@@ -32,6 +46,12 @@ class EdgePredictionSampler:
     - `neg_graph`: for each seed (u, v) its pairs (u, v'), with any v' of v's type, equally likely.
     - `blocks`: those of the inner sampler. The destinations of the last are the nodes of both graphs, in their order.
 
+    With `format="pyg"` a batch is a `Data` or `HeteroData` as `torch_geometric.loader.LinkNeighborLoader` makes it,
+    with `input_id` (positions among the worker's seeds of the type) and `edge_label_index`, in which negative pairs
+    come last. Edge field `edge_label` gives `edge_label` of the seeds; with negative pairs 0 is theirs, and other
+    labels count from 1, or are 1 where there is no such field. In mode "triplet" `src_index`, `dst_pos_index` and
+    `dst_neg_index` take the place of these. The nodes that pairs join come first.
+
     Args:
         sampler: draws the neighbours.
         exclude: edges to leave out of the blocks, after the draws, as DGL does: "self", the seeds of the batch;
@@ -41,7 +61,8 @@ class EdgePredictionSampler:
             for none; with several edge types by type. `sar.reverse_edges` finds them.
         reverse_etypes: from edge type to the type of its reverse edges.
         negative_sampler: pairs to draw for each seed, or a dictionary with the number for edge types; or
-            `dgl.dataloading.negative_sampler.Uniform`. Default: no negative pairs.
+            `dgl.dataloading.negative_sampler.Uniform`; or `torch_geometric.sampler.NegativeSampling` without weights,
+            of which "binary" draws both ends of `amount` pairs for each seed on average. Default: no negative pairs.
 
     Raises:
         ConfigError: for arguments of another form.
@@ -66,11 +87,20 @@ class EdgePredictionSampler:
             )
         if type(negative_sampler).__name__ == "PerSourceUniform":  # DGL's Uniform
             negative_sampler = negative_sampler.k
+        self.mode = ""
+        if type(negative_sampler).__name__ == "NegativeSampling":  # PyTorch Geometric's
+            if negative_sampler.src_weight is not None or negative_sampler.dst_weight is not None:
+                raise ConfigError("NegativeSampling has weights of nodes; expected none: all are equally likely.")
+            self.mode, negative_sampler = negative_sampler.mode.value, negative_sampler.amount
         counts = negative_sampler.values() if isinstance(negative_sampler, Mapping) else [negative_sampler]
-        if negative_sampler is not None and not all(type(count) is int and count >= 0 for count in counts):
+        whole = int | float if self.mode == "binary" else int
+        if negative_sampler is not None and not all(
+            isinstance(count, whole) and not isinstance(count, bool) and count >= 0 for count in counts
+        ):
             raise ConfigError(
                 f"negative_sampler is {negative_sampler!r}; expected the number of pairs for each seed, a dictionary "
-                "with this number for edge types, or dgl.dataloading.negative_sampler.Uniform."
+                "with this number for edge types, dgl.dataloading.negative_sampler.Uniform, or NegativeSampling of "
+                "torch_geometric.sampler."
             )
         self.sampler = sampler
         self.exclude = exclude
@@ -91,7 +121,7 @@ class EdgePredictionSampler:
         Raises:
             GraphError, FieldError, ConfigError, CommunicationError: as `DistNeighborSampler.sample`.
         """
-        seeds = self.find_seeds(full_graph_manager, edges, foreign=False)
+        seeds = self.find_seeds(full_graph_manager, edges, foreign=False).rows
         return self.to_graphs(
             sample_batch(session.current_group(), self.prepare(full_graph_manager), seeds, random_key())
         )
@@ -101,14 +131,12 @@ class EdgePredictionSampler:
         with session.current_group().guard():
             source = self.sampler.prepare(graph)
             if self._source is None or self._source[0] is not source:
-                self._source = (
-                    source,
-                    replace(source, pairs=PairSettings(self.exclude is not None, self._counts(graph))),
-                )
+                pairs = PairSettings(self.exclude is not None, self._counts(graph), self.mode == "binary")
+                self._source = source, replace(source, pairs=pairs)
             return self._source[1]
 
-    def find_seeds(self, graph: GraphShardManager, edges: Edges, *, foreign: bool) -> Tensor:
-        """The edges as rows that batches are made of: see [Note: seed edges]; called by all workers together."""
+    def find_seeds(self, graph: GraphShardManager, edges: Edges, *, foreign: bool) -> SeedEdges:
+        """The edges as rows that batches are made of; called by all workers together."""
         group = session.current_group()
         with group.guard():
             source = self.prepare(graph)
@@ -127,7 +155,22 @@ class EdgePredictionSampler:
                     raise GraphError(
                         f"{alone} seeds of type {etype} have no edge back of type {backs[etype]}, their reverse type."
                     )
-            return seeds
+            return SeedEdges(seeds, self._shifts(graph, seeds))
+
+    def _shifts(self, graph: GraphShardManager, seeds: Tensor) -> dict[CanonicalEtype, int]:
+        """As of `SeedEdges`; by all workers together. Labels of the graph's edges count, as those of classes."""
+        found = torch.zeros(len(graph.canonical_etypes), 2, dtype=torch.int64)
+        for number, etype in enumerate(graph.canonical_etypes):
+            labels = graph.edges[etype].data.get(LABEL)
+            found[number, 0] = (seeds[:, TYPE] == number).any()
+            found[number, 1] = self.mode != "triplet" and labels is not None and bool((labels == 0).any())
+        gathered = session.current_group().all_gather(found, "types and labels of seed edges")
+        seen = torch.stack(gathered).amax(0) * torch.tensor([1, self.negatives is not None])
+        types = zip(graph.canonical_etypes, seen.tolist(), strict=True)
+        shifts = {etype: shift for etype, (there, shift) in types if there}
+        if self.mode == "triplet" and len(shifts) > 1:
+            raise GraphError(f"Seeds are of the types {list(shifts)}; expected one type for triplets.")
+        return shifts
 
     def to_graphs(self, batch: Batch) -> tuple[Any, ...]:
         """A sampled batch as graphs of DGL, on the output device."""
@@ -139,7 +182,23 @@ class EdgePredictionSampler:
         graphs = graphs if device is None else [graph.to(device) for graph in graphs]
         return blocks[0].srcdata[NID], *graphs, blocks
 
-    def _counts(self, graph: GraphShardManager) -> list[int] | None:
+    def to_data(self, batch: Batch, shifts: Mapping[CanonicalEtype, int]) -> Any:
+        """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
+        from sar.adapters.pyg.batches import SeedPairs, add_seed_pairs
+
+        pairs, data, device = batch.pairs, self.sampler.to_data(batch), self.sampler.output_device
+        assert pairs is not None
+        found: dict[CanonicalEtype, SeedPairs] = {}
+        for number, positive in enumerate(pairs.positive):
+            negative = None if pairs.negative is None else (pairs.negative[number].src, pairs.negative[number].dst)
+            if positive.etype in shifts:
+                labels = positive.features.get(LABEL)
+                labels = None if labels is None else labels + shifts[positive.etype]
+                found[positive.etype] = SeedPairs(pairs.numbers[number], (positive.src, positive.dst), negative, labels)
+        add_seed_pairs(data, found, triplets=self.negatives if self.mode == "triplet" else 0)
+        return data if device is None else data.to(device)
+
+    def _counts(self, graph: GraphShardManager) -> list[float] | None:
         """Negative pairs for a seed of each edge type, in the graph's order."""
         if self.negatives is None:
             return None

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -44,9 +45,9 @@ class DataLoader:
         seed: of shuffling and sampling; default: drawn from torch's random state.
         foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns, or edges into them.
         prefetch_factor: batches that each background process keeps ready.
-        format: "dgl" for lists of blocks; "pyg" for a `Data` or `HeteroData` of PyTorch Geometric with `n_id`, `e_id`
-            and `batch_size`, as `torch_geometric.loader.NeighborLoader` makes it, from seeds that are nodes. Default
-            "dgl".
+        format: "dgl" for what the sampler says; "pyg" for a `Data` or `HeteroData` of PyTorch Geometric with `n_id`
+            and `e_id`, as its loaders make it: `NeighborLoader` with `batch_size`, `LinkNeighborLoader` from seeds that
+            are edges, `ClusterLoader` and `GraphSAINTSampler` for samplers of subgraphs. Default "dgl".
 
     Raises:
         GraphError, FieldError, ConfigError, CommunicationError: as `SeedBatches` and `DistNeighborSampler.sample`.
@@ -81,19 +82,18 @@ class DataLoader:
             for name, value, least in (("num_workers", num_workers, 0), ("prefetch_factor", prefetch_factor, 1)):
                 if value < least:
                     raise ConfigError(f"{name} is {value}; expected at least {least}.")
-            self._make: Callable[[Batch], Any] = graph_sampler.to_graphs
-            if format == "pyg" and isinstance(graph_sampler, BatchSampler) and graph_sampler.seeds_are_nodes:
-                self._make = graph_sampler.to_data
-            elif format != "dgl":
-                raise ConfigError(
-                    f"format is {format!r} with a {type(graph_sampler).__name__}; expected 'dgl', or 'pyg' with a "
-                    "sampler of neighbors of seed nodes, such as DistNeighborSampler."
-                )
+            if format not in ("dgl", "pyg"):
+                raise ConfigError(f"format is {format!r}; expected 'dgl' or 'pyg'.")
             optimized, self._edges = None, None
+            self._make: Callable[[Batch], Any] = graph_sampler.to_graphs
             if isinstance(graph_sampler, EdgePredictionSampler):
-                self._edges = graph_sampler.find_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
+                self._edges, shifts = graph_sampler.find_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
                 seeds = SeedIds(torch.arange(len(self._edges)), None, foreign=False)
+                if format == "pyg":
+                    self._make = partial(graph_sampler.to_data, shifts=shifts)
             else:
+                if format == "pyg":
+                    self._make = graph_sampler.to_data
                 seeds = graph_sampler.seed_ids(full_graph_manager, seed_nodes, foreign=foreign_seeds)
                 if precompute_optimized_batches and graph_sampler.seeds_are_nodes:
                     optimized = OptimizedBatches(full_graph_manager, optimized_batches_cache)

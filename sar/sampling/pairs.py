@@ -1,5 +1,6 @@
 """The pairs of nodes that a batch of seed edges joins, and others drawn at random to tell them from."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, CanonicalEtype
 from sar.kernels.neighbor_sampling import Numbering
 from sar.sampling.owner_requests import ask_everyone
-from sar.sampling.seed_edges import DST, ID, PLACE, REVERSE, SRC, TYPE
+from sar.sampling.seed_edges import DST, ID, NUMBER, PLACE, REVERSE, SRC, TYPE
 from sar.sampling.worker_graph import WorkerGraph
 
 
@@ -22,10 +23,13 @@ class PairSettings:
 
     exclude: leave the seeds, and their reverse edges where they have any, out of the sampled neighbourhoods.
     negatives: for every edge type, pairs to draw for a seed; None for no second graph.
+    both_ends: of negative pairs draw the sources too, and as many pairs in all as `negatives`, which may be a fraction,
+        makes of the seeds of a batch, rounded up.
     """
 
     exclude: bool
-    negatives: list[int] | None
+    negatives: list[float] | None
+    both_ends: bool = False
 
 
 class PairsOfType(NamedTuple):
@@ -44,18 +48,19 @@ class Pairs(NamedTuple):
     positive: list[PairsOfType]  # the seeds, with `_ID` and their fields
     negative: list[PairsOfType] | None
     exclude: Tensor | None  # (X,) int64, IDs of edges
+    numbers: list[Tensor]  # by type, (S,) int64: NUMBER of the seeds
 
 
 def draw_pairs(group: Group, graph: WorkerGraph, seeds: Tensor, settings: PairSettings, key: int) -> Pairs:
     """The pairs of a batch, by all workers together.
 
     The negative pairs (u, v') of a seed (u, v) have any v' of v's type, equally likely, as of
-    `dgl.dataloading.negative_sampler.Uniform`.
+    `dgl.dataloading.negative_sampler.Uniform`; or negative pairs (u', v') have any two nodes of the types.
 
     Args:
         group: the workers, which have agreed on the batch; inside its `guard()`.
         graph: this worker's part of the graph.
-        seeds: (S, 6) int64: see [Note: seed edges].
+        seeds: (S, 7) int64: see [Note: seed edges].
         settings: what to draw.
         key: 63 bits that belong to this worker and batch.
     """
@@ -68,7 +73,7 @@ def draw_pairs(group: Group, graph: WorkerGraph, seeds: Tensor, settings: PairSe
     num_types = len(pairs)
     if settings.negatives is not None:
         pairs += [
-            _negative(graph, of_type, count, generator)
+            _negative(graph, of_type, count, settings.both_ends, generator)
             for of_type, count in zip(pairs, settings.negatives, strict=True)
         ]
     numbering = {}
@@ -83,18 +88,27 @@ def draw_pairs(group: Group, graph: WorkerGraph, seeds: Tensor, settings: PairSe
     ]
     nodes = {ntype: numbers.nodes for ntype, numbers in numbering.items()}
     negative = pairs[num_types:] if settings.negatives is not None else None
-    return Pairs(nodes, pairs[:num_types], negative, seeds[:, [ID, REVERSE]].flatten() if settings.exclude else None)
+    exclude = seeds[:, [ID, REVERSE]].flatten() if settings.exclude else None
+    return Pairs(nodes, pairs[:num_types], negative, exclude, [of_type[:, NUMBER].contiguous() for of_type in by_type])
 
 
-def _negative(graph: WorkerGraph, seeds: PairsOfType, count: int, generator: torch.Generator) -> PairsOfType:
+def _negative(
+    graph: WorkerGraph, seeds: PairsOfType, count: float, both_ends: bool, generator: torch.Generator
+) -> PairsOfType:
     """`count` pairs for each seed, all in global IDs."""
-    src = seeds.src.repeat_interleave(count)
-    mine = graph.runs.types == graph.node_types.index(seeds.etype[2])
+    total = math.ceil(len(seeds.src) * count)
+    dst = _any_nodes(graph, seeds.etype[2], total, generator)
+    src = _any_nodes(graph, seeds.etype[0], total, generator) if both_ends else seeds.src.repeat_interleave(int(count))
+    return PairsOfType(seeds.etype, src, dst, {})
+
+
+def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Generator) -> Tensor:
+    """Global IDs of nodes of a type, all equally likely, (count,) int64."""
+    mine = graph.runs.types == graph.node_types.index(ntype)
     ends = torch.cat([graph.runs.starts[1:], torch.tensor([graph.num_nodes])])
     reached = (ends - graph.runs.starts)[mine].cumsum(0)
-    drawn = torch.randint(int(reached[-1]) if len(src) else 1, (len(src),), generator=generator)
-    run = torch.searchsorted(reached, drawn, right=True)
-    return PairsOfType(seeds.etype, src, drawn + (ends[mine] - reached)[run], {})
+    drawn = torch.randint(int(reached[-1]) if count else 1, (count,), generator=generator)
+    return drawn + (ends[mine] - reached)[torch.searchsorted(reached, drawn, right=True)]
 
 
 def _edge_fields(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) -> list[dict[str, Tensor]]:

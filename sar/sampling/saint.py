@@ -140,7 +140,8 @@ class SAINTSampler(SubgraphSampler):
 
     The seeds of a loader are any distinct numbers; each batch of them is one subgraph, as in DGL:
     `DataLoader(graph, torch.arange(100), sampler)` is 100 subgraphs on each worker. Batches and further arguments are
-    as of `SubgraphSampler`.
+    as of `SubgraphSampler`. With `format="pyg"` the weights are `node_norm`, which is 1 / (lambda_v N) for N nodes in
+    the graph, so that the sum is on average the mean over all nodes, and `edge_norm`.
 
     Args:
         mode: "node", "edge" or "walk".
@@ -205,6 +206,13 @@ class SAINTSampler(SubgraphSampler):
         else:
             return local, method
         return self._weighted(local, found, given), method
+
+    def _data_fields(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        assert self._prepared is not None
+        fields = dict(features)
+        if LOSS_WEIGHT in fields:
+            fields["node_norm"] = fields.pop(LOSS_WEIGHT) / self._prepared.source.graph.num_nodes
+        return fields
 
     @staticmethod
     def _weighted(local: WorkerGraph, found: InEdges, weights: SaintWeights) -> WorkerGraph:

@@ -2,7 +2,7 @@
 
 [Note: seed edges]
 An edge is on the owner of its destination, but its ID does not say who that is. So what batches need to know of their
-seeds is looked up once, when a loader is made. A seed is then a row of a table, (S, 6) int64, with the columns below.
+seeds is looked up once, when a loader is made. A seed is then a row of a table, (S, 7) int64, with the columns below.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +28,7 @@ PLACE: Final = 2  # position among the edges of the type on the owner of DST
 SRC: Final = 3  # global ID
 DST: Final = 4
 REVERSE: Final = 5  # `dgl.EID` of an edge that is left out with this one, -1 for none
+NUMBER: Final = 6  # position among the worker's seeds of the type, as they were given
 
 Edges = Tensor | Mapping[str | CanonicalEtype, Tensor]
 
@@ -110,12 +111,15 @@ def look_up_edges(
     ]
     questions = [question.cpu() for question in exchange_tensors([ids[places] for places in asked])]
     answers = _rows_of(graph, source, torch.cat(questions), reverse).split([len(question) for question in questions])
-    seeds = torch.full((len(ids), 6), -1)
+    seeds = torch.full((len(ids), 7), -1)
     for places, rows in zip(asked, exchange_tensors(answers), strict=True):
         found = rows[:, TYPE] >= 0
-        seeds[places[found.cpu()]] = rows[found].cpu()
+        seeds[places[found.cpu()], :NUMBER] = rows[found].cpu()
     whose = "edges of the graph" if foreign else "edges into this worker's nodes (foreign_seeds=True allows others)"
     _refuse(ids[seeds[:, TYPE] < 0], whose)
+    for number in range(len(source.relations)):
+        of_type = seeds[:, TYPE] == number
+        seeds[of_type, NUMBER] = torch.arange(int(of_type.sum()))
     return seeds
 
 
@@ -129,7 +133,7 @@ def _refuse(ids: Tensor, expected: str) -> None:
 
 def _rows_of(graph: GraphShardManager, source: WorkerGraph, ids: Tensor, reverse: Sequence[Tensor | None]) -> Tensor:
     """Rows of those edges that this worker has; -1 of others."""
-    rows = torch.full((len(ids), 6), -1)
+    rows = torch.full((len(ids), NUMBER), -1)
     for number, relation in enumerate(source.relations):
         known, order = relation.ids.sort()
         place = torch.searchsorted(known, ids)

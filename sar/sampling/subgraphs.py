@@ -17,7 +17,7 @@ from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import ALL
 from sar.sampling.batch import Batch
 from sar.sampling.batch_sampler import BatchSampler, SeedIds
-from sar.sampling.neighbors import Draws, SampledLayer, sample_layer
+from sar.sampling.neighbors import Draws, SampledEdges, SampledLayer, sample_layer
 from sar.sampling.optimized_batches import seed_parts
 from sar.sampling.owner_requests import ID_FORMAT, ask_everyone
 from sar.sampling.worker_graph import WorkerGraph, check_homogeneous
@@ -42,20 +42,38 @@ class SubgraphSampler(BatchSampler):
     """A sampler of which each batch is a `DGLGraph` of nodes of any workers, and all edges between these.
 
     Nodes are in the order of their global IDs, `dgl.NID`; `dgl.EID` are the graph's edge IDs. Arguments are as of
-    `DistNeighborSampler`; both kinds of features go to the subgraph's nodes.
+    `DistNeighborSampler`; both kinds of features go to the subgraph's nodes. With `format="pyg"` a batch is a `Data`
+    with `n_id` and `e_id`.
     """
 
     seeds_are_nodes = False
 
     def to_graphs(self, batch: Batch) -> Any:
         """A sampled batch as a graph of DGL, on the output device."""
-        (layer,), (inputs, outputs, _, _) = batch.layers, batch.features
-        (nodes,), (edges,) = layer.nodes.values(), layer.edges
-        features = {
-            name: rows for of_type in (inputs, outputs) for name, rows in of_type.get(edges.etype[0], {}).items()
-        }
+        nodes, edges, features = _parts_of(batch)
         subgraph = make_subgraph(nodes, edges.indptr, edges.src, features, edges.features)
         return subgraph if self.output_device is None else subgraph.to(self.output_device)
+
+    def to_data(self, batch: Batch) -> Any:
+        """A sampled batch as a `Data` of PyTorch Geometric, on the output device."""
+        from sar.adapters.pyg import batches
+
+        nodes, edges, features = _parts_of(batch)
+        ends = batches.LayerEdges(edges.src, torch.repeat_interleave(edges.indptr.diff()), edges.features)
+        data = batches.make_subgraph(nodes, ends, self._data_fields(features))
+        return data if self.output_device is None else data.to(self.output_device)
+
+    def _data_fields(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Features of the nodes as PyTorch Geometric has them."""
+        return features
+
+
+def _parts_of(batch: Batch) -> tuple[Tensor, SampledEdges, dict[str, Tensor]]:
+    """Nodes, edges and features of the nodes."""
+    (layer,), (inputs, outputs, _, _) = batch.layers, batch.features
+    (nodes,), (edges,) = layer.nodes.values(), layer.edges
+    of_types = [of_type.get(edges.etype[0], {}) for of_type in (inputs, outputs)]
+    return nodes, edges, {name: rows for of_type in of_types for name, rows in of_type.items()}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Mini-batches as PyTorch Geometric's `NeighborLoader` makes them.
+"""Mini-batches as PyTorch Geometric's loaders make them.
 
 [Note: batches of one edge index]
 A sampled layer draws edges into all nodes found so far. `NeighborLoader` draws at each node once, when it is found. So
@@ -25,6 +25,20 @@ class LayerEdges(NamedTuple):
     src: Tensor
     dst: Tensor
     fields: Mapping[str, Tensor]
+
+
+class SeedPairs(NamedTuple):
+    """Seed edges of one type, and negative pairs drawn for them.
+
+    numbers: of the seeds among all of the loader's, (S,) int64.
+    positive, negative: positions of sources and of destinations, (S,) and (M,) int64 each; None for no negative pairs.
+    labels: (S, ...) of the seeds; None where they have none.
+    """
+
+    numbers: Tensor
+    positive: tuple[Tensor, Tensor]
+    negative: tuple[Tensor, Tensor] | None
+    labels: Tensor | None
 
 
 def make_batch(
@@ -65,6 +79,50 @@ def make_batch(
         store.e_id = fields[EID]
         set_fields(store, {name: rows for name, rows in fields.items() if name != EID}, EDGE_NAMES)
     return data
+
+
+def make_subgraph(nodes: Tensor, edges: LayerEdges, fields: Mapping[str, Tensor]) -> Data:
+    """The subgraph of some nodes, with `n_id` and `e_id`.
+
+    Args:
+        nodes: global IDs, (N,) int64.
+        edges: between them.
+        fields: of the nodes, (N, ...) each.
+    """
+    src, dst, values = edges
+    data = Data(edge_index=torch.stack([src, dst]), n_id=nodes, e_id=values[EID], num_nodes=len(nodes))
+    set_fields(data, fields)
+    set_fields(data, {name: rows for name, rows in values.items() if name != EID}, EDGE_NAMES)
+    return data
+
+
+def add_seed_pairs(data: Data | HeteroData, pairs: Mapping[CanonicalEtype, SeedPairs], *, triplets: int) -> None:
+    """Name the seed edges of a batch as `LinkNeighborLoader` does.
+
+    Args:
+        data: from `make_batch`.
+        pairs: of every type that has seeds anywhere.
+        triplets: how many negative pairs follow for each seed, with its source, to be given as triplets; 0 for others.
+    """
+    stores: Any = data
+    for store in [data] if isinstance(data, Data) else data.node_stores:
+        del store["batch_size"]  # `LinkNeighborLoader` gives none
+    for (source, name, target), (numbers, (src, dst), negative, labels) in pairs.items():
+        single = isinstance(data, Data)
+        store = data if single else stores[source, name, target]
+        store.input_id = numbers
+        if triplets and negative is not None:
+            at_source, at_target = (data, data) if single else (stores[source], stores[target])
+            at_source.src_index, at_target.dst_pos_index = src, dst
+            at_target.dst_neg_index = negative[1].view(len(src), triplets).squeeze(-1)
+            continue
+        if negative is not None:
+            labels = torch.ones(len(src)) if labels is None else labels
+            labels = torch.cat([labels, labels.new_zeros(len(negative[0]), *labels.shape[1:])])
+            src, dst = torch.cat([src, negative[0]]), torch.cat([dst, negative[1]])
+        store.edge_label_index = torch.stack([src, dst])
+        if labels is not None:
+            store.edge_label = labels
 
 
 def _once(

@@ -13,7 +13,7 @@ from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalE
 from sar.core.graph.graph import GraphShardManager
 
 NODE_NAMES = {"feat": "x", "label": "y"}
-EDGE_NAMES = {"feat": "edge_attr"}
+EDGE_NAMES = {"feat": "edge_attr", "aggregator_weight": "edge_norm"}
 """What PyTorch Geometric calls DGL's usual fields."""
 
 
