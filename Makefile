@@ -15,13 +15,16 @@ ENGINE := $(addprefix tests/,kernels core nn parity host adapters)
 COMPILING := $(addprefix tests/,sampling train examples pages benchmarks)
 OTHERS := $(filter-out $(ENGINE) $(COMPILING),$(wildcard tests/test_*.py) $(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 PART = $(if $(findstring engine,$@),$(ENGINE),$(OTHERS) $(COMPILING))
+ON_WORKERS := core nn parity comm adapters sampling train
+VIRTUAL := $(addprefix .virtual-,1x2 1x5 2x2 2x4)
 SIDE_BY_SIDE = @$(MAKE) --jobs 2 --no-print-directory
 # Each line of a part's output begins with the part's name; the status is that of pytest, not of sed.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 NAMED = | sed -u 's/^/$(subst .,,$@): /'
 
-.PHONY: venv demo docs bench test .test-engine .test-others .all-engine .all-others test-fast .fast-kernels .fast-rest test-all mutants check clean
+.PHONY: venv demo docs bench test .test-engine .test-others .all-engine .all-others test-fast .fast-kernels .fast-rest test-all \
+  test-virtual mutants check clean
 
 venv: $(VENV)/.made
 
@@ -51,16 +54,23 @@ test-fast: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -q -m "not slow" --most-workers 2 --hypothesis-profile fast \
 	  $(addprefix tests/,$(if $(filter .fast-kernels,$@),kernels,$(FAST))) $(NAMED)
 
-# All tests, and which lines and branches of sar/ they reach, child processes included; kernels are compiled anew, as their
-# making is measured too. Then the mutants.
+# All tests, those of the engine with virtual workers, too, and which lines and branches of sar/ they reach, child processes
+# included; kernels are compiled anew, as their making is measured too. Then the mutants.
 test-all: $(VENV)/.installed-test
 	rm -rf .coverage .coverage.* $(VENV)/kernels
-	$(SIDE_BY_SIDE) --keep-going .all-engine .all-others; status=$$?; \
+	$(SIDE_BY_SIDE) --keep-going .all-engine .all-others $(VIRTUAL); status=$$?; \
 	  $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
 	$(MAKE) mutants
 
 .all-engine .all-others:
 	@NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels $(BIN)/coverage run -m pytest -q --hypothesis-profile all $(PART) $(NAMED)
+
+# Tests of the engine with V virtual workers in each of W processes, for each of VIRTUAL; `.virtual-1x2` is one of them.
+test-virtual: $(VENV)/.installed-test
+	$(SIDE_BY_SIDE) --keep-going $(VIRTUAL)
+
+.virtual-%:
+	@$(BIN)/coverage run -m pytest -q --virtual $* $(addprefix tests/,$(ON_WORKERS)) $(NAMED)
 
 # Breaks central lines, one at a time, and checks that a fast test fails on each.
 mutants: $(VENV)/.installed-test

@@ -47,7 +47,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     takes_any = "world_size" in inspect.signature(metafunc.function).parameters
     marks = metafunc.definition.own_markers
     for i, mark in enumerate(marks):
-        if mark.name == "parametrize" and mark.args[0] == "world_size" and (takes_any or len(mark.args[1]) > 1):
+        if mark.name != "parametrize" or mark.args[0] != "world_size" or mark.args[1] == [1]:
+            continue
+        if takes_any or len(mark.args[1]) > 1:
             marks[i] = pytest.mark.parametrize("world_size", [processes * each]).mark
 
 

@@ -83,9 +83,10 @@ def initialize_comms(
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(f"Unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}.")
     Config.validate()
-    if isinstance(_current and _current.group, VirtualGroup):
+    if _current is not None and isinstance(_current.group, VirtualGroup):
         _check_same("rank", _rank, rank())
         _check_same("world size", _world_size, world_size())
+        _check_same("backend", backend, _current.backend)
         return
     virtual = wanted() if _current is None else None
     if _current is None:

@@ -13,6 +13,8 @@ from tests.core.attempts import fail_on_all_ranks
 from tests.parity.harness import check, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.processes("virtual workers refuse DistributedDataParallel")
+
 
 class Model(nn.Module):
     """Built-in and Python messages, statistics of all nodes, and parameters that nothing uses."""

@@ -28,6 +28,8 @@ WORKER = """
 import os, sys, time, torch, torch.distributed as dist
 import sar
 from sar.comm import all_reduce, board, liveness
+
+pytestmark = pytest.mark.processes("watches processes")
 rank, size, port, own_store = map(int, sys.argv[1:5])
 liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, board.STORE_SECONDS = map(float, sys.argv[5:8])
 if own_store:

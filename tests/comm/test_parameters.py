@@ -113,7 +113,7 @@ def one_training_step(rows):
 
 
 @pytest.mark.parametrize("world_size", [3])
-def test_the_loss_convention(pool, world_size):
+def test_the_loss_convention(pool):
     rows = torch.randn(9, 3, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
     model = nn.Linear(3, 1)

@@ -135,6 +135,7 @@ def trained_with_ddp():
         sar.comm.all_reduce(torch.ones(1))
 
 
+@pytest.mark.processes("virtual workers refuse DistributedDataParallel")
 @pytest.mark.parametrize("world_size", [2])
 def test_ddp_with_the_sum_hook(pool):
     pool.run(trained_with_ddp)

@@ -40,6 +40,7 @@ def overlapping():
     return failures
 
 
+@pytest.mark.processes("virtual workers call in one thread")
 @pytest.mark.parametrize("world_size", [2])
 def test_calls_of_two_threads_that_overlap(pool, world_size):
     (first, second), (other, _) = pool.run(overlapping)
@@ -64,6 +65,7 @@ def one_after_the_other(mine):
     return {"node x.grad": x.grad, "edge w.grad": w.grad}, total.item()
 
 
+@pytest.mark.processes("virtual workers call in one thread")
 @pytest.mark.parametrize("world_size", [2])
 def test_calls_of_two_threads_in_turn(pool, world_size):
     parts = SCENARIOS["random"](world_size)

@@ -187,6 +187,7 @@ def leave_early(graph, data):
     weighted(graph, x, w)
 
 
+@pytest.mark.processes("a virtual worker that sleeps keeps the turn")
 @pytest.mark.parametrize("world_size", [2])
 def test_a_worker_that_calls_nothing_more(pool):
     stayed, left = fail_on_all_ranks(pool, SCENARIOS["random"](2), leave_early, timeout=1.5)

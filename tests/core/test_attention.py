@@ -179,6 +179,7 @@ def result_during_backward(mine, retain_graph):
     return found, leaf.grad
 
 
+@pytest.mark.processes("what virtual workers save leaves memory")
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_result_is_let_go_of(pool, world_size):
     """Before the backward makes anything of its size; not where the graph is retained."""

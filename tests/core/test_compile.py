@@ -60,6 +60,7 @@ def compiled_twice(graph, data, backend):
     return {"node output": out, "node x.grad": x.grad, "edge w.grad": w.grad, **parameter_gradients(model)}
 
 
+@pytest.mark.processes("virtual workers refuse torch.compile")
 @pytest.mark.parametrize(
     "scenario, backend, mode", [("isolated", None, 1), ("first worker without nodes", "aot_eager", 2)]
 )

@@ -163,6 +163,7 @@ def train_with_a_sleeper(mine, victim, timeout):
     return catch(lambda: weighted(graph, h, w).sum().backward())
 
 
+@pytest.mark.processes("a virtual worker that sleeps keeps the turn")
 @pytest.mark.parametrize("victim", [0, corner(2)])
 @pytest.mark.parametrize("world_size", [3])
 def test_a_worker_that_does_not_answer_runs_into_the_timeout(pool, world_size, victim):
@@ -188,6 +189,7 @@ def freeze_one(mine, victim, timeout):
     return catch(_steps, graph, data, victim, signal.SIGSTOP)
 
 
+@pytest.mark.processes("of a frozen process")
 @pytest.mark.parametrize("victim", [0, corner(1)])
 @pytest.mark.parametrize("world_size", [3])
 def test_a_frozen_process_runs_into_the_timeout(pool, world_size, victim):

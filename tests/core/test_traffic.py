@@ -15,6 +15,8 @@ from tests.graphs import PartitionedGraph
 from tests.parity.harness import build, deal, random_data
 from tests.parity.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.processes("counts messages and buffers")
+
 WIDTH, ITEM = 6, 8
 SLACK = 400
 """Bytes per message for alignment, and per call for the agreement."""

@@ -100,7 +100,7 @@ def one_row_each(rows):
 
 
 @pytest.mark.parametrize("world_size", [3])
-def test_one_row_on_each_worker_is_enough(pool, world_size):
+def test_one_row_on_each_worker_is_enough(pool):
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
     out = torch.cat(pool.run(one_row_each, per_rank=list(x.split(1))))
     assert_close(out, nn.BatchNorm1d(4, affine=False)(x))

@@ -1,5 +1,6 @@
 """The group as one virtual worker sees it: p = W x V workers, of which V meet in this process."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sar.comm.group import Group
 from sar.comm.messages import exchange_buffers
 from sar.comm.replicas import all_gather_text, described
+from sar.comm.statistics import counters
 from sar.comm.virtual.residency import Published, Residency
 from sar.comm.virtual.turns import Turns
 from sar.errors import ConfigError, PeerError
@@ -47,6 +49,7 @@ class VirtualGroup(Group):
         self.place = place
         self.residency = residency
         self.exchanging = self._exchange
+        self._thread = threading.get_ident()
 
     # -- errors
 
@@ -93,6 +96,11 @@ class VirtualGroup(Group):
         self.check()
         self.turns.latest[self.place] = call
         with self.guard(), self._waiting(call, "another virtual worker"):
+            if threading.get_ident() != self._thread:
+                raise ConfigError(
+                    f"A thread that virtual worker {self.rank} has started makes a distributed call: {call}. Make them "
+                    "in the thread that runs the script, whose tensors leave memory and come back."
+                )
             leave = self.residency.leave if self.residency is not None else _stay
             return self.turns.meet(self.place, kind, brought, finish, leave)
 
@@ -142,16 +150,22 @@ class VirtualGroup(Group):
             for process in range(self.outer.world_size):
                 there = slice(process * size, (process + 1) * size)
                 tables.append([[one.rows for one in sent[there]] for sent in brought])
+            counted = dict(vars(counters))
             messages = [torch.empty(0)] * len(tables)
             for process, table in enumerate(tables):
                 messages[process] = _packed(table) if process != self.outer.rank else _packed([])
             for process, message in enumerate(exchange_buffers(self.outer, call, messages)):
                 if process != self.outer.rank:
                     tables[process] = _unpacked(message, size)
+            vars(counters).update(counted)  # what each worker counts below
             return tables
 
         tables = self.meet("an exchange", call, mine, _unseen(finish))
-        return [sent[self.place] for table in tables for sent in table]
+        found = [sent[self.place] for table in tables for sent in table]
+        counters.bytes_sent += sum(len(one.rows) for one in mine)
+        counters.bytes_received += sum(map(len, found))
+        counters.messages_sent += sum(len(one.rows) > 0 for one in mine)
+        return found
 
 
 class _Together:

@@ -3,6 +3,7 @@
 import os
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -27,6 +28,19 @@ def _put_settings(settings: dict[str, Any]) -> None:
         setattr(Config, name, value)
 
 
+def _take_warnings() -> dict[str, Any]:
+    """What `warnings.catch_warnings` changes."""
+    names = "filters", "showwarning", "_showwarnmsg_impl"
+    return {name: vars(warnings)[name] for name in names if name in vars(warnings)}
+
+
+def _put_warnings(attributes: dict[str, Any]) -> None:
+    if warnings.filters is not attributes["filters"]:
+        vars(warnings)["filters"] = []
+        warnings.resetwarnings()  # which also lets go of what was decided by the filters of another worker
+    vars(warnings).update(attributes)
+
+
 def _put_arguments(arguments: list[str]) -> None:
     sys.argv[:] = arguments
 
@@ -41,6 +55,7 @@ STATE: Final = (
     Swapped(random.getstate, random.setstate),
     Swapped(torch.get_default_dtype, torch.set_default_dtype),
     Swapped(_take_settings, _put_settings),
+    Swapped(_take_warnings, _put_warnings),
     Swapped(lambda: dict(vars(counters)), vars(counters).update),
     Swapped(lambda: list(calls.listeners), _put_listeners),
     Swapped(lambda: sys.modules["__main__"], lambda main: sys.modules.update({"__main__": main})),

@@ -104,8 +104,7 @@ class Turns:
             PeerError: a worker has ended, so that there is no going on.
         """
         if self.final:
-            error = self.ended_by or self._error
-            raise PeerError(f"{error}\n{self._gone}: start again, from a checkpoint.")
+            raise PeerError(f"{self.ended_by or self._error}\n{self._gone}: start again, from a checkpoint.")
         self._rejoined.add(who)
         if len(self._rejoined) == self.size:
             self._error = None
@@ -188,6 +187,8 @@ class Turns:
 
     @property
     def _gone(self) -> str:
+        if self.ended_by is not None:
+            return "All virtual workers have to end"
         ranks = ", ".join(str(self.first + other) for other in sorted(self._ended))
         return f"Virtual worker{'s' * (len(self._ended) > 1)} {ranks} {'have' if len(self._ended) > 1 else 'has'} ended"
 
