@@ -89,11 +89,15 @@ class Board:
         store: the job's; gets a connection of its own where torch can make one.
         rank: this worker.
         world_size: number of workers.
+
+    Attributes:
+        each: what seems one worker here may be a process of so many virtual ones.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.each = 1
         own = store.clone() if world_size > 1 and hasattr(store, "clone") else store
         self._store = dist.PrefixStore("sar", own)
         self._unanswered: threading.Thread | None = None
@@ -108,6 +112,12 @@ class Board:
             self._unanswered = asking
             raise SilentStoreError(f"The store has not answered for {STORE_SECONDS:g} s.")
         return asking.result()
+
+    def name(self, rank: int) -> str:
+        """A worker in words."""
+        if self.each == 1:
+            return f"worker {rank}"
+        return f"process {rank} (workers {rank * self.each} to {(rank + 1) * self.each - 1})"
 
     # -- why a generation ended
 
@@ -158,7 +168,7 @@ class Board:
             gone = ["has ended" if sign == LEFT else "no answer" for sign in self.signs(everybody)]
         except RuntimeError:
             return "  the store cannot be reached: the process that hosts it, usually worker 0, has ended or is frozen"
-        return "\n".join(f"  worker {rank}: {there or gone[rank]}" for rank, there in enumerate(calls))
+        return "\n".join(f"  {self.name(rank)}: {there or gone[rank]}" for rank, there in enumerate(calls))
 
     # -- signs of life
 

@@ -124,6 +124,15 @@ class Group:
         self._latest = "no distributed call yet"
         self._lock = threading.Lock()
 
+    def stand_for(self, workers: int) -> None:
+        """Speak, in errors, of processes with so many virtual workers each."""
+        self._board.each = workers
+
+    @property
+    def name(self) -> str:
+        """This worker in words."""
+        return self._board.name(self.rank)
+
     # -- the group and its generations
 
     @property
@@ -232,7 +241,7 @@ class Group:
 
     def abort(self, error: BaseException, *, final: bool = False) -> None:
         """Tell all workers that this one cannot go on, and why; once. See [Note: agreement and failure]."""
-        told = f"Worker {self.rank} raised {type(error).__name__}: {error}"
+        told = f"{self.name.capitalize()} raised {type(error).__name__}: {error}"
         own = str(error) if isinstance(error, CommunicationError) else told
         self._stop(self.generation, own, told, final=final, known=True)
 
@@ -381,7 +390,7 @@ class Group:
             call: the distributed call it belongs to.
             peer: the worker that it depends on, where there is just one.
         """
-        who = "another worker" if peer is None else f"worker {peer}"
+        who = "another worker" if peer is None else self._board.name(peer)
         start = time.perf_counter()
         try:
             with self._waiting(call, who), named(f"wait for {who}"):
@@ -404,7 +413,7 @@ class Group:
 
     def _explain(self, error: RuntimeError, call: str, who: str) -> NoReturn:
         """Raise the error that a failed wait means; closes this worker's connections first."""
-        place = f"(Worker {self.rank} was waiting for {who} in: {call})"
+        place = f"({self.name.capitalize()} was waiting for {who} in: {call})"
         if self.stopped is not None:  # by another thread
             known = self._stop_error()
             raise type(known)(f"{known}\n{place}") from error
@@ -420,17 +429,17 @@ class Group:
         if note is not None:
             found = PeerError(f"{note.reason}\n{place}")
         elif overdue:
-            waited = f"Worker {self.rank} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
+            waited = f"{self.name.capitalize()} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
             # gloo has closed the connections already: leave the note before asking around.
             self._board.leave_note(
-                self.generation, f"Worker {self.rank} raised CommunicationTimeout: {waited}", final=False
+                self.generation, f"{self.name.capitalize()} raised CommunicationTimeout: {waited}", final=False
             )
             found = CommunicationTimeout(f"{waited}\n{self._whereabouts(call)}\n{_LEFT_EARLY}")
         else:
             reason = "" if lost is None else lost[1]
             found = PeerError(
                 f"The connection to {who} closed without a word ({reason}): its process died or left, or its host or "
-                f"the network is gone, while worker {self.rank} waited in: {call}\nSee that worker's own output. "
+                f"the network is gone, while {self.name} waited in: {call}\nSee that worker's own output. "
                 f"{_LEFT_EARLY}\n{self._whereabouts(call)}"
             )
         self.abort(found, final=not overdue if note is None else note.final)

@@ -142,13 +142,13 @@ class Liveness:
     def _give_up(self, group: Watched) -> None:
         if self._store_silent:
             found = (
-                f"The job's store has not answered worker {self._board.rank} for {SILENCE_SECONDS:g} s: the process "
-                "that hosts it, usually worker 0, is frozen, or its host has vanished."
+                f"The job's store has not answered {self._board.name(self._board.rank)} for {SILENCE_SECONDS:g} s: the "
+                "process that hosts it, usually worker 0, is frozen, or its host has vanished."
             )
         else:
-            last = (self._sign or "").partition(" ")[2]
+            silent, last = self._board.name(self._neighbour), (self._sign or "").partition(" ")[2]
             found = (
-                f"Worker {self._neighbour} has shown no sign of life for {SILENCE_SECONDS:g} s: its process is frozen "
+                f"{silent.capitalize()} has shown no sign of life for {SILENCE_SECONDS:g} s: its process is frozen "
                 f"or dead, or its host has vanished. When last heard of, it was {last}"
             )
         group.stop(group.generation, found, final=True)
@@ -164,8 +164,8 @@ class Liveness:
         self._reported = seconds
         signs = self._board.signs(range(self._board.world_size))
         others = [
-            f"  worker {rank}: {'no sign of life yet' if sign is None else sign.partition(' ')[2]}"
+            f"  {self._board.name(rank)}: {'no sign of life yet' if sign is None else sign.partition(' ')[2]}"
             for rank, sign in enumerate(signs)
             if rank != self._board.rank
         ]
-        logger.warning("worker %d is %s\n%s", self._board.rank, wait, "\n".join(others))
+        logger.warning("%s is %s\n%s", self._board.name(self._board.rank), wait, "\n".join(others))

@@ -158,7 +158,7 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
     if process.group.device.type != "cpu" or process.group.nccl is not None:
         raise ConfigError("Virtual workers (SAR_RESIDENT) run on the CPU only; use the backend gloo.")
     turns = Turns(size, process.group.rank * size, (*STATE, Swapped(lambda: _current, _put_current)))
-    files = [SpillFile(folder) for _ in range(size)] if folder is not None else []
+    files: list[SpillFile] = []
 
     def run(place: int) -> Any:
         residency = Residency(files[place], turns.first + place) if files else None
@@ -168,11 +168,17 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
         try:
             with nullcontext() if residency is None else residency.in_thread():
                 return work(place)
+        except BaseException as error:  # of which the other processes are to hear, too
+            group.abort(error, final=True)
+            raise
         finally:
             group.replicas.close()
 
     threads, replicas = WorkerThreads(turns, run), process.group.replicas
+    process.group.stand_for(size)
     try:
+        with process.group.guard():
+            files.extend(SpillFile(folder) for _ in range(size) if folder is not None)
         with (
             refusals(),
             nullcontext() if replicas is None else replicas.apart(),
@@ -180,6 +186,7 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
         ):
             threads.run(lambda: process.group.waiting is not None)
     finally:
+        process.group.stand_for(1)
         _put_current(process)
         for file in files:
             file.close()

@@ -1,6 +1,7 @@
 """A training script as virtual workers: unchanged, under `sar launch` and torchrun; what is left when it is ended."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import leftovers
+from tests.comm.launch import free_port
 from tests.graphs import DATA
 from tests.workers import REPOSITORY
 
@@ -118,6 +121,38 @@ def test_nothing_is_left(tmp_path, end):
     assert not any(spill.iterdir())
     if end == signal.SIGINT:
         assert "KeyboardInterrupt" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (signal.SIGINT, r"raised KeyboardInterrupt"),
+        (signal.SIGKILL, r"its process died|The job's store is gone|the store cannot be reached"),
+    ],
+)
+def test_one_of_two_processes_is_ended(tmp_path, end, told, victim):
+    """Its workers' peers say so, and leave nothing."""
+    spill, port, before = tmp_path / "spill", free_port(), leftovers.shared_memory()
+    spill.mkdir()
+    common = {**VIRTUAL, "SAR_PARTS": "4", "SAR_SPILL_DIR": str(spill), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [start(tmp_path, "forever", **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+    for process in processes:
+        assert process.stdout is not None
+        while "step 1 " not in process.stdout.readline():
+            assert process.poll() is None
+    began = time.monotonic()
+    processes[victim].send_signal(end)
+    status, _, output = finish(processes[1 - victim])
+    assert status == 1, output
+    assert re.search(told, output), output
+    assert finish(processes[victim])[0] == -end
+    assert time.monotonic() - began < 30
+    assert not any(spill.iterdir())
+    assert not leftovers.abandoned_shared_memory(before)
+    assert not leftovers.listens(port)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A pool of virtual workers, with the interface of `tests.workers.WorkerPool`: W processes of V threads each."""
 
 import importlib
+import os
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -57,6 +58,7 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
             threads = session.virtual_workers(
                 len(given), lambda place: _detached(function(*given[place])), Path(folder) if spill else None
             )
+            assert not os.listdir(folder)
     finally:
         residency.LEAST_BYTES = before
     return [

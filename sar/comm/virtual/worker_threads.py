@@ -2,13 +2,12 @@
 
 [Note: watching turns]
 The main thread waits for the workers. Where no turn passes and the process does not compute, it says so after
-`STALL_SECONDS`, with the stack of every thread, and ends the workers after `Config.timeout`: most likely one waits for
-a lock that another has kept across a distributed call. Ctrl-C reaches the main thread, which ends the workers, too. A
-thread that does not end then is left behind with the process.
+`STALL_SECONDS`, with the stack of every worker, and ends them after half of `Config.timeout`, before other processes
+give this one up: most likely one waits for a lock that another has kept across a distributed call. Ctrl-C reaches the
+main thread, which ends the workers, too. A thread that does not end then is left behind with the process.
 """
 
 import ctypes
-import faulthandler
 import os
 import sys
 import threading
@@ -97,12 +96,11 @@ class WorkerThreads:
             else:
                 idle += now - before
             passes, used, before = self.turns.passes, cpu, now
-            if idle >= Config.timeout:
+            if idle >= Config.timeout / 2:
                 self.turns.fail(CommunicationTimeout(self._stuck(idle)), now=True)
             elif idle >= max(STALL_SECONDS, 2 * reported):
                 reported = idle
-                logger.warning("%s", self._stuck(idle))
-                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+                print(f"{self._stuck(idle)}\n{self._stacks()}", file=sys.stderr, flush=True)
 
     def _stuck(self, seconds: float) -> str:
         holder = self.turns.first + self.turns.holder
@@ -111,6 +109,12 @@ class WorkerThreads:
             "it waits for a lock that another worker keeps across a distributed call: release locks before such calls. "
             f"Its latest call: {self.turns.latest[self.turns.holder]}"
         )
+
+    def _stacks(self) -> str:
+        """Where each worker is, the innermost call last."""
+        frames = sys._current_frames()
+        stacks = [(thread.name, frames.get(thread.ident or 0)) for thread in self._threads]
+        return "".join(f"{name}:\n{''.join(traceback.format_stack(frame))}" for name, frame in stacks if frame)
 
     def _end(self) -> None:
         """Wait for the threads to end, but not for ever."""

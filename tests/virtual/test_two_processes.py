@@ -1,0 +1,148 @@
+"""What goes wrong in a virtual worker is told to those of another process by name, and to those beside it."""
+
+import os
+import resource
+import tempfile
+import threading
+from pathlib import Path
+
+import dgl.function as fn
+import pytest
+import torch
+
+import sar
+from sar.comm import session
+from sar.comm.session import virtual_workers
+from sar.comm.virtual import worker_threads
+from tests.parity.harness import build, deal, random_data
+from tests.parity.programs import weighted
+from tests.parity.scenarios import SCENARIOS
+from tests.virtual.virtual_pool import VirtualPool
+from tests.workers import Err, shared_pool
+
+VICTIM = 3
+"""Of four workers: the second one of process 1."""
+the_lock = threading.Lock()
+
+
+def fail_if_victim():
+    if sar.rank() == VICTIM:
+        raise ZeroDivisionError("mine alone")
+
+
+def run(mine, case, *options):
+    case(mine, *options)
+    sar.all_sum(1)  # the failure may have come after what it had to give
+
+
+def at_once(mine):
+    fail_if_victim()
+
+
+def between_calls(mine):
+    sar.all_sum(1)
+    fail_if_victim()
+
+
+def in_a_hook(mine):
+    """The others are out of memory in the middle of their backward."""
+    partition, data = mine
+    graph, x, w = build(partition, 1), data.leaf("x"), data.leaf("w")
+    hidden = weighted(graph, x, w) * 1
+    hidden.register_hook(lambda grad: fail_if_victim())
+    weighted(graph, hidden, w).sum().backward()
+
+
+def in_a_message_function(mine, backward):
+    partition, data = mine
+    graph = build(partition, 1)
+
+    def message(edges):
+        m = edges.src["h"].exp()
+        if not backward:
+            fail_if_victim()
+        elif m.requires_grad:
+            m.register_hook(lambda grad: fail_if_victim())
+        return {"m": m}
+
+    graph.srcdata["h"] = data.leaf("x")
+    graph.update_all(message, fn.sum("m", "out"))
+    graph.dstdata["out"].sum().backward()
+
+
+def returns(mine):
+    sar.all_sum(1)
+    if sar.rank() != VICTIM:
+        sar.all_sum(1)
+
+
+def fills_the_disk(mine):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if sar.rank() >= 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        kept = torch.randn(50_000)
+        sar.all_sum(1)
+        return kept.sum()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def keeps_a_lock(mine):
+    sar.Config.timeout, worker_threads.STALL_SECONDS = 2.0, 0.5
+    sar.all_sum(1)
+    if sar.rank() >= 2:
+        the_lock.acquire()
+    try:
+        sar.all_sum(1)
+    finally:
+        if sar.rank() >= 2:
+            the_lock.release()
+
+
+ALONE = f"orker {VICTIM} raised ZeroDivisionError: mine alone"
+
+
+@pytest.mark.parametrize(
+    "case, options, told",
+    [
+        (at_once, (), ALONE),
+        (between_calls, (), ALONE),
+        (in_a_hook, (), ALONE),
+        pytest.param(in_a_message_function, (False,), ALONE, marks=pytest.mark.slow),
+        pytest.param(in_a_message_function, (True,), ALONE, marks=pytest.mark.slow),
+        (returns, (), f"Virtual worker {VICTIM} has ended, while others wait for it"),
+        (fills_the_disk, (), "raised SpillError: There is no room in"),
+        (keeps_a_lock, (), f"Virtual worker {VICTIM} has the turn, and has not computed for 1 s; the others wait."),
+    ],
+)
+def test_failures_are_told(case, options, told):
+    parts = SCENARIOS["random"](4)
+    outcomes = VirtualPool(2, 2).outcomes(run, case, *options, per_rank=deal(parts, random_data(parts)), timeout=30)
+    for rank, outcome in enumerate(outcomes):
+        if told == ALONE and rank == VICTIM:
+            assert outcome.kind == "ZeroDivisionError", outcome
+        elif case is not returns or rank != VICTIM:
+            assert isinstance(outcome, Err), rank
+            assert outcome.is_a("SarError"), outcome
+            assert told in outcome.message or told.removeprefix("raised SpillError: ") in outcome.message, outcome
+            assert "(Worker " not in outcome.message  # it is a process that waits for another
+
+
+def without_a_folder():
+    def work(place):
+        return sar.all_sum(1)
+
+    with tempfile.TemporaryDirectory() as folder:
+        there = Path(folder) / ("missing" if session.rank() else "")
+        failures = virtual_workers(2, work, there).failures
+        return [str(error) for error in failures.values()], os.listdir(folder)
+
+
+def test_a_folder_that_one_process_does_not_have():
+    first, second = shared_pool(2).outcomes(without_a_folder, timeout=30)
+    assert second.kind == "ConfigError"
+    told, left = first.value
+    assert len(told) == 2
+    assert all("Process 1 (workers 2 to 3) raised ConfigError: Cannot use" in one for one in told)
+    assert not left
