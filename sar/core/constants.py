@@ -18,6 +18,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from sar.comm.virtual.residency import copied
 from sar.raw_memory import as_array
 
 SAMPLED_ROWS = 16
@@ -33,7 +34,7 @@ class Constant:
 
     def __init__(self, operands: Sequence[Tensor]) -> None:
         self.call_id = 0
-        self._copies = [operand.clone() for operand in operands]
+        self._copies = [copied(operand) for operand in operands]
         self._result: Tensor | None = None
 
     def is_of(self, operands: Sequence[Tensor]) -> bool:

@@ -6,6 +6,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from sar.comm.virtual.residency import roomy
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
 
@@ -74,7 +75,7 @@ def renumber(data: PartitionData, part: int, order: Sequence[int]) -> PartitionD
 
 
 def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int]], worker: int) -> PartitionData:
-    """The data of a worker that owns a run of nodes: of one partition or of several, all of their nodes or some.
+    """The data on the CPU of a worker that owns a run of nodes: of one partition or of several, all or some of them.
 
     Args:
         parts: the partitions that own the nodes, by number, ascending. Features are taken out of them as they are
@@ -151,11 +152,12 @@ def _shards(
         kind = names.get(key.partition("/")[0])
         if kinds is None or kind is None:
             values = joined.pop(key) if key in joined else _field(shards, key, counts)
-            columns[key] = values[rows], columns[""][1]
+            columns[key] = _taken(values, rows), columns[""][1]
         else:
             mine = kinds == kind
             of_kind = mine[rows]
-            values = _field(shards, key, by_kind[:, kind].tolist())[(mine.cumsum(0) - 1)[rows[of_kind]]]
+            values = _field(shards, key, by_kind[:, kind].tolist())
+            values = _taken(values, (mine.cumsum(0) - 1)[rows[of_kind]])
             columns[key] = values, _bounds(owner[of_kind], len(node_ranges))
     return [
         ShardEdgesAndFeatures(
@@ -186,4 +188,9 @@ def _joined(what: str, pieces: Sequence[Tensor | None], counts: Sequence[int]) -
             found = "is missing" if piece is None else f"is {piece.dtype} {tuple(piece.shape)}"
             expected = f"{like.dtype} {(count, *like.shape[1:])}"
             raise PartitionError(f"The {what} {found} in a partition; expected {expected}, as in the others.")
-    return torch.cat([piece for piece, _ in filled if piece is not None] or [like[:0]])
+    rows = [piece for piece, _ in filled if piece is not None]
+    return torch.cat(rows or [like[:0]], out=roomy((sum(map(len, rows)), *like.shape[1:]), like.dtype))
+
+
+def _taken(values: Tensor, rows: Tensor) -> Tensor:
+    return torch.index_select(values, 0, rows, out=roomy((len(rows), *values.shape[1:]), values.dtype))

@@ -27,7 +27,7 @@ from sar.comm.rows import RowFormat
 from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import counters
 from sar.comm.virtual.group import VirtualGroup
-from sar.comm.virtual.residency import Published
+from sar.comm.virtual.spill import Published
 
 
 class _Shared(NamedTuple):

@@ -16,7 +16,8 @@ from sar.comm.group import Group
 from sar.comm.messages import exchange_buffers
 from sar.comm.replicas import all_gather_text, described
 from sar.comm.statistics import counters
-from sar.comm.virtual.residency import Published, Residency
+from sar.comm.virtual.residency import Residency
+from sar.comm.virtual.spill import Published
 from sar.comm.virtual.turns import Turns
 from sar.errors import ConfigError, PeerError
 

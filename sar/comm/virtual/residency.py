@@ -19,9 +19,10 @@ A storage that numpy has a view of cannot be emptied. It stays, and is counted (
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from sar import raw_memory
-from sar.comm.virtual.spill import Slot, SpillFile
+from sar.comm.allocator import give_back_scratch
+from sar.comm.virtual.in_files import TensorsInFiles
+from sar.comm.virtual.spill import Published, Slot, SpillFile
 from sar.errors import ConfigError
 from sar.logging_setup import logger
 
@@ -45,23 +48,6 @@ _LIFT = torch.ops.aten.lift_fresh.default
 """How `torch.tensor` shows what it has made."""
 
 _here = threading.local()
-
-
-class Published(NamedTuple):
-    """Rows that other workers of the process may read, whoever has the turn.
-
-    rows: shares the file's pages, or is a copy in memory where it is small or nothing is spilled.
-    slot: where it is in the file.
-    """
-
-    rows: Tensor
-    slot: Slot | None = None
-
-    def will_need(self, first: int, last: int) -> None:
-        """Rows first to last will be read soon: see [Note: reading ahead]."""
-        if self.slot is not None and len(self.rows):
-            row = self.slot.nbytes // len(self.rows)
-            self.slot.will_need(first * row, (last - first + 1) * row)
 
 
 class _Entry:
@@ -122,6 +108,7 @@ class Residency(TorchDispatchMode):
         super().__init__()
         self.file = file
         self.rank = rank
+        self.in_files = TensorsInFiles(file)
         self.inside = False
         self.pinned = self.left = 0
         self._entries: dict[int, _Entry] = {}
@@ -209,6 +196,8 @@ class Residency(TorchDispatchMode):
             if entry.out:
                 self._bring_back(entry, tensor.untyped_storage())
             entry.slot = None
+        else:
+            self.in_files.written(tensor)
 
     def _purge(self) -> None:
         self._entries = {key: entry for key, entry in self._entries.items() if entry.storage() is not None}
@@ -236,6 +225,7 @@ class Residency(TorchDispatchMode):
                 storage.resize_(0)
                 entry.out = True
                 self.left += entry.nbytes
+        give_back_scratch()
         if self.pinned > MOST_PINNED * (self.pinned + self.left) and self.pinned > 2**20 and not self._warned:
             self._warned = True
             logger.warning(
@@ -258,7 +248,7 @@ class Residency(TorchDispatchMode):
             self._bring_back(entry, tensor.untyped_storage())
 
     def _save(self, entry: _Entry, storage: torch.UntypedStorage) -> Slot:
-        if entry.slot is None:
+        if entry.slot is None or not storage.resizable():  # then it may have changed unseen
             entry.slot = self.file.slot(entry.nbytes)
             entry.slot.write(storage.data_ptr())
         return entry.slot
@@ -310,6 +300,8 @@ class Residency(TorchDispatchMode):
             if tensor.nbytes < max(LEAST_BYTES, 1):
                 self.ensure(tensor)
                 return Published(tensor.clone(memory_format=torch.contiguous_format))
+            if (found := self.in_files.find(tensor)) is not None:
+                return found
             entry = self._entries.get(tensor.untyped_storage()._cdata)
             if entry is not None and entry.nbytes == tensor.nbytes and tensor.is_contiguous():
                 slot = entry.slot if entry.out else self._save(entry, tensor.untyped_storage())
@@ -330,6 +322,22 @@ class Residency(TorchDispatchMode):
             return Published(slot.mapped(tuple(like.shape), like.dtype).zero_(), slot)
 
 
+def roomy(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor on the CPU, contents undefined; in a file where memory is left to it: see [Note: tensors in files]."""
+    residency: Residency | None = getattr(_here, "residency", None)
+    if residency is None or prod(shape) * dtype.itemsize < max(LEAST_BYTES, 1):
+        return torch.empty(shape, dtype=dtype)
+    return residency.in_files.empty(shape, dtype)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """What a tensor has now, for whatever becomes of it; without memory of its own where it is in a file."""
+    residency: Residency | None = getattr(_here, "residency", None)
+    with _disable_current_modes():
+        found = residency.in_files.find(tensor.detach()) if residency is not None else None
+    return tensor.clone() if found is None else found.rows
+
+
 def _tensors(given: Any) -> Iterator[Tensor]:
     """All tensors among the arguments or results of an operation; of a sparse one those that it is made of."""
     if isinstance(given, Tensor):
@@ -347,7 +355,9 @@ def _tensors(given: Any) -> Iterator[Tensor]:
 
 # -- what torch's dispatcher does not see
 
-PAST_DISPATCHER = ("tolist", "data_ptr", "__dlpack__", "__reduce_ex__", "share_memory_")
+PAST_DISPATCHER = ("tolist", "data_ptr", "__dlpack__", "__reduce_ex__", "share_memory_", "numpy")
+EXPOSING = ("__dlpack__", "_to_dlpack", "share_memory_", "numpy")
+"""Those of them that may change a tensor later."""
 
 
 @contextmanager
@@ -377,6 +387,8 @@ def _brings_back(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if (residency := getattr(_here, "residency", None)) is not None and tensor.device.type == "cpu":
             residency.ensure(tensor)
+            if method.__name__ in EXPOSING:
+                residency.in_files.exposed(tensor)
         return method(tensor, *args, **kwargs)
 
     return call

@@ -15,9 +15,10 @@ import os
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,12 @@ IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """Types of file systems that are themselves in memory, from linux/magic.h."""
 _PIECE: Final = 2**24
 """Bytes that `disk_bandwidth` writes at a time."""
+
+
+_MAP_FIXED: Final = 0x10
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
 
 
 class SpillFile:
@@ -121,17 +128,61 @@ class Slot:
         """Have the system read a part of it, while this process does something else."""
         os.posix_fadvise(self.file.fd, self.begin + begin, nbytes, os.POSIX_FADV_WILLNEED)
 
-    def mapped(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The bytes as a tensor, without memory of its own; what is written to it is written to the file."""
-        memory = _Mapping(self.file.fd, self.nbytes, offset=self.begin)
-        memory.slot = self
-        return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)
+    def mapped(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
+        """Bytes from `begin` on as a tensor without memory of its own; what is written to it is written to the file."""
+        return Mapping(self).tensor(shape, dtype, begin)
 
 
-class _Mapping(mmap.mmap):
-    """Keeps its slot from being given out as long as a tensor looks at it."""
+class Mapping:
+    """A slot in the memory of the process, and not given out again as long as a tensor looks at it.
 
-    slot: Slot
+    address: where it begins.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.address: int = self._map(slot, None, mmap.MAP_SHARED)
+
+    def __del__(self) -> None:
+        _libc.munmap(_Address(self.address), _Size(self.slot.nbytes))
+
+    def show(self, slot: Slot) -> None:
+        """Have another slot of this size from now on, at the same address."""
+        self._map(slot, self.address, mmap.MAP_SHARED | _MAP_FIXED)
+        self.slot = slot
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
+        """Bytes from `begin` on."""
+        memory: Any = (ctypes.c_char * self.slot.nbytes).from_address(self.address)
+        memory.mapping = self  # which lives as long as the tensor
+        return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=begin).view(tuple(shape))
+
+    @staticmethod
+    def _map(slot: Slot, address: int | None, how: int) -> int:
+        room = mmap.PROT_READ | mmap.PROT_WRITE
+        found = _libc.mmap(_Address(address), _Size(slot.nbytes), room, how, slot.file.fd, _Offset(slot.begin))
+        if found in (None, _Address(-1).value):
+            reason = os.strerror(ctypes.get_errno())
+            raise SpillError(f"Cannot map {slot.nbytes} bytes of spilled tensors in {slot.file.folder} ({reason}).")
+        return int(found)
+
+
+class Published(NamedTuple):
+    """Rows that other workers of the process may read, whoever has the turn.
+
+    rows: shares the file's pages, or is a copy in memory where it is small or nothing is spilled.
+    slot: where it is in the file, from its byte `begin` on.
+    """
+
+    rows: Tensor
+    slot: Slot | None = None
+    begin: int = 0
+
+    def will_need(self, first: int, last: int) -> None:
+        """Rows first to last will be read soon: see [Note: reading ahead]."""
+        if self.slot is not None and len(self.rows):
+            row = self.rows.nbytes // len(self.rows)
+            self.slot.will_need(self.begin + first * row, (last - first + 1) * row)
 
 
 def _size_class(nbytes: int) -> int:

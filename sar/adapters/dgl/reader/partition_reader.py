@@ -150,13 +150,13 @@ def _node_features(
     node_id, order = graph.node_id[graph.is_inner].sort()
     features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
     files = FeatureFiles.of_nodes(spec, part, from_dispatch=from_dispatch)
-    orig_ids = [load(one.stored, device) for one in files.original_ids()]
+    orig_ids = [load(one.stored, device, kept=True) for one in files.original_ids()]
     if orig_ids:
         features[ORIG_ID] = torch.cat(orig_ids)
     elif graph.orig_node_id is not None:
         features[ORIG_ID] = graph.orig_node_id[graph.is_inner][order].to(device)
     for one in files.features():
-        values = load(one.stored, device)
+        values = load(one.stored, device, kept=True)
         is_mask = one.name in SPLIT and values.dtype == torch.uint8  # DGL's files have no bool
         features[f"{spec.node_types[one.type_id]}/{one.name}"] = values.bool() if is_mask else values
     return features

@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sar.adapters.dgl.reader.checked_file import CheckedFile, sums_of
+from sar.comm.virtual.residency import roomy
 from sar.errors import PartitionError
 from sar.raw_memory import as_array
 
@@ -55,10 +57,17 @@ class StoredTensor:
             raise truncated(self.path)
 
 
-def load(stored: StoredTensor, device: torch.device | str = "cpu", position: Tensor | None = None) -> Tensor:
-    """Read a tensor to a device slice by slice, row i of the file to row `position[i]` of the result, if given."""
-    result = torch.empty(stored.shape, dtype=stored.dtype, device=device)
-    if result.device.type == "cpu" and position is None:
+def load(
+    stored: StoredTensor, device: torch.device | str = "cpu", position: Tensor | None = None, *, kept: bool = False
+) -> Tensor:
+    """Read a tensor to a device slice by slice, row i of the file to row `position[i]` of the result, if given.
+
+    What is `kept` for long need not be in memory: see [Note: tensors in files].
+    """
+    on_cpu = torch.device(device).type == "cpu"
+    empty = roomy if kept and on_cpu else partial(torch.empty, device=device)
+    result = empty(stored.shape, dtype=stored.dtype)
+    if on_cpu and position is None:
         stored.read_into(result)
         return result
     for start, rows in stored.slices():
