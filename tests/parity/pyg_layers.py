@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch_geometric import utils
 from torch_geometric.nn import aggr
 
 import sar
@@ -79,6 +80,10 @@ def with_pair(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
     return layer((x, data.nodes["y"]), edges)
 
 
+def with_pair_and_weight(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer((x, data.nodes["y"]), edges, data.edges["w"].squeeze(1))
+
+
 def sorted_by_destination(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
     return layer(x, edges[:, edges[1].argsort(stable=True)])
 
@@ -106,6 +111,16 @@ def of_node_types(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Ten
 def batched(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
     """A static graph with features of two moments, (2, N, 6)."""
     return layer(torch.stack([x, data.nodes["y"]]), edges).transpose(0, 1)
+
+
+def with_weights(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    """What attention returns beside its weights, and their sums over in-edges."""
+    out, (weighed, alpha) = layer(x, edges, return_attention_weights=True)
+    return out * utils.scatter(alpha[:, :1].square(), weighed[1], 0, len(x))
+
+
+def with_edges_of_heads(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    return layer(x, edges, data.edges["e"].unsqueeze(1))
 
 
 def with_lambda(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
@@ -161,6 +176,7 @@ LAYERS: dict[str, Layer] = {
     "SAGEConv max": Layer(lambda: pyg.SAGEConv(IN, OUT, aggr="max", project=True, normalize=True), plain),
     "SAGEConv sum pair": Layer(lambda: pyg.SAGEConv((IN, IN), OUT, aggr="sum"), with_pair),
     "SAGEConv lstm": Layer(lambda: pyg.SAGEConv(IN, OUT, aggr="lstm"), sorted_by_destination),
+    "SAGEConv project": Layer(lambda: pyg.SAGEConv(IN, OUT, normalize=True, project=True, root_weight=False), plain),
     "SAGEConv several": Layer(lambda: pyg.SAGEConv(IN, OUT, aggr=["mean", "max", "std"]), plain),
     "GraphConv": Layer(lambda: pyg.GraphConv(IN, OUT), plain),
     "GraphConv weighted": Layer(lambda: pyg.GraphConv((IN, IN), OUT, aggr="mean"), weighted),
@@ -172,10 +188,19 @@ LAYERS: dict[str, Layer] = {
     "GATConv edges": Layer(lambda: pyg.GATConv(IN, OUT, heads=2, edge_dim=6, fill_value="mean"), with_edges),
     "GATConv edges add": Layer(lambda: pyg.GATConv(IN, OUT, edge_dim=6, fill_value="add"), with_edges),
     "GATConv pair": Layer(lambda: pyg.GATConv((IN, IN), OUT, heads=2, add_self_loops=False), with_pair),
+    "GATConv max": Layer(lambda: pyg.GATConv(IN, OUT, heads=2, aggr="max"), plain),
+    "GATConv weights": Layer(lambda: pyg.GATConv(IN, OUT, heads=2, add_self_loops=False), with_weights),
+    "GATConv slope below 0": Layer(lambda: pyg.GATConv(IN, OUT, heads=2, negative_slope=-0.1), plain),
     "GATv2Conv": Layer(lambda: pyg.GATv2Conv(IN, OUT, heads=2), plain),
     "GATv2Conv edges": Layer(lambda: pyg.GATv2Conv(IN, OUT, heads=2, edge_dim=6, share_weights=True), with_edges),
     "TransformerConv": Layer(lambda: pyg.TransformerConv(IN, OUT, heads=2), plain),
+    "TransformerConv mean of heads": Layer(lambda: pyg.TransformerConv(IN, OUT, 2, False, True), plain),
+    "TransformerConv no root": Layer(lambda: pyg.TransformerConv(IN, OUT, 3, bias=False, root_weight=False), plain),
+    "TransformerConv pair": Layer(lambda: pyg.TransformerConv((IN, IN), OUT, 2, beta=True), with_pair),
     "TransformerConv edges": Layer(lambda: pyg.TransformerConv(IN, OUT, 2, False, True, edge_dim=6), with_edges),
+    "TransformerConv raw edges": Layer(lambda: pyg.TransformerConv(IN, 6), with_edges_of_heads),
+    "TransformerConv weights": Layer(lambda: pyg.TransformerConv(IN, OUT, 2), with_weights),
+    "TransformerConv max": Layer(lambda: pyg.TransformerConv(IN, OUT, 2, aggr="max"), plain),
     "AGNNConv": Layer(lambda: pyg.AGNNConv(), plain),
     "TAGConv": Layer(lambda: pyg.TAGConv(IN, OUT, 2), weighted),
     "GINConv": Layer(lambda: pyg.GINConv(linear(), train_eps=True), plain),
@@ -202,8 +227,10 @@ LAYERS: dict[str, Layer] = {
         for mode, mechanism in [
             ("additive-self-attention", "within-relation"),
             ("multiplicative-self-attention", "across-relation"),
+            ("additive-self-attention", "across-relation"),
         ]
     },
+    "RGATConv f-scaled": Layer(lambda: pyg.RGATConv(IN, OUT, 3, mod="f-scaled", num_blocks=2, heads=2), with_types),
     "SignedConv": Layer(lambda: pyg.SignedConv(IN, OUT, True), signed),
     "DNAConv": Layer(lambda: pyg.DNAConv(IN, heads=2), of_history),
     "PointNetConv": Layer(lambda: pyg.PointNetConv(linear(IN + 3), linear(OUT)), with_positions),
@@ -216,7 +243,10 @@ LAYERS: dict[str, Layer] = {
     "PPFConv": Layer(lambda: pyg.PPFConv(linear(IN + 4), linear(OUT)), with_normals),
     "FeaStConv": Layer(lambda: pyg.FeaStConv(IN, OUT, heads=2), plain),
     "PointTransformerConv": Layer(lambda: pyg.PointTransformerConv(IN, OUT, attn_nn=linear(OUT)), with_positions),
-    "LEConv": Layer(lambda: pyg.LEConv(IN, OUT), weighted),
+    "LEConv": Layer(lambda: pyg.LEConv(IN, OUT), plain),
+    "LEConv weighted": Layer(lambda: pyg.LEConv((IN, IN), OUT, bias=False), with_pair_and_weight),
+    "LEConv mean": Layer(lambda: pyg.LEConv(IN, OUT, aggr="mean"), weighted),
+    "LEConv max": Layer(lambda: pyg.LEConv(IN, OUT, aggr="max"), weighted),
     "PNAConv": Layer(
         lambda: pyg.PNAConv(
             IN, OUT, ["mean", "min", "max", "std"], ["identity", "amplification", "linear"], DEGREES, edge_dim=6
@@ -242,6 +272,7 @@ LAYERS: dict[str, Layer] = {
     "EGConv several": Layer(lambda: pyg.EGConv(IN, OUT, ["mean", "max", "std", "symnorm"], num_heads=2), plain),
     "PDNConv": Layer(lambda: pyg.PDNConv(IN, OUT, 6, 5), with_edges),
     "GeneralConv": Layer(lambda: pyg.GeneralConv(IN, OUT, 6), with_edges),
+    "GeneralConv additive": Layer(lambda: pyg.GeneralConv(IN, OUT, attention=True, l2_normalize=True), plain),
     "GeneralConv attention": Layer(
         lambda: pyg.GeneralConv(IN, OUT, 6, attention=True, heads=2, attention_type="dot_product"), with_edges
     ),

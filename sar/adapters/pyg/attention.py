@@ -1,77 +1,213 @@
-"""GATConv and GATv2Conv of PyTorch Geometric in one pass over the edges, without tensors of their number.
+"""Attention of PyTorch Geometric's layers in one pass over the edges, without tensors of their number.
 
 [Note: attention in one pass]
-These layers compute a weight for each edge (`edge_updater`), and pass it to `propagate`. Where the weights serve
-nothing else, `edge_updater` makes none but a `OnePass`, which `propagate` recognises: the scores are then made and used
-tile by tile. All else that the layers do, they do as they are written.
+GATConv and GATv2Conv compute a weight for each edge (`edge_updater`), and pass it to `propagate`. Where the weights
+serve nothing else, `edge_updater` makes none but `Weights`, which `propagate` recognises. The others call `softmax` in
+`message`. Either way scores are made and used tile by tile: those of GATConv, GATv2Conv and TransformerConv without
+edge features by the engine's own attention, all others by the layer's own functions, to which `softmax` gives
+exponentials ([Note: softmax in a message]). All else that the layers do, they do as they are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any
+from functools import reduce, wraps
+from inspect import signature
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.nn import MessagePassing, aggr, conv
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.core.passing.attention import attention
+from sar.core.passing.batches import EdgeBatch
+from sar.core.passing.exponentials import PEAKS, by_head
 from sar.kernels.attention_operands import Score
+
+GAT = (conv.GATConv, conv.GATv2Conv)
+WITH_SOFTMAX = (
+    *GAT,
+    conv.AGNNConv,
+    conv.GeneralConv,
+    conv.HANConv,
+    conv.HEATConv,
+    conv.HGTConv,
+    conv.PointTransformerConv,
+    conv.RGATConv,
+    conv.SuperGATConv,
+    conv.TransformerConv,
+)
+"""Layers whose messages are proportional to one softmax over in-edges, head by head."""
+
+SOFTMAX_ARGUMENTS: dict[str, Any] = {
+    **dict.fromkeys(("index", "edge_index_i"), torch.zeros(1, dtype=torch.int64)),  # GATConv makes none if it is empty
+    **dict.fromkeys(("ptr", "size_i", "dim_size")),
+}
+"""What these layers pass to `softmax` and use for nothing else: never read."""
+
+_METHODS = ("message", "edge_update", "update", "aggregate", "get_attention", "message_basic")
 
 
 @dataclass(frozen=True)
-class OnePass:
-    """In the place of the weights of edges: what they are made of.
+class Weights:
+    """In the place of the weights of edges: how to make them.
 
-    conv: the layer.
+    updater: `edge_updater` as it is written.
+    edges: the edges.
+    given: what `edge_updater` was called with.
     """
 
-    conv: Any
+    updater: Callable[..., Tensor]
+    edges: DistributedEdgeIndex
+    given: dict[str, Any]
 
-    def attend(self, edges: DistributedEdgeIndex, x: tuple[Tensor, Tensor]) -> Tensor:
-        """The sums of the sources' features, (N_src, H, C), by their weights: (N_dst, H, C)."""
-        conv, (source, destination) = self.conv, x
-        graph, _ = edges.passes
-        additive = isinstance(conv, GATConv)
-        return attention(
-            graph.passing(),
-            Score.ADDITIVE if additive else Score.DYNAMIC,
-            source,
-            destination,
-            attn=conv.att_src[0] if additive else conv.att[0],
-            attn_dst=conv.att_dst[0] if additive else None,
-            factor=conv.negative_slope,
-            dropout=conv.dropout if conv.training else 0.0,
-        )
+    def make(self, layer: MessagePassing) -> Tensor:
+        """The weights of all edges, (E, H)."""
+        return self.updater(layer, self.edges, **self.given)
+
+
+def in_one_pass(layer: MessagePassing) -> bool:
+    """Whether the layer, in this call, may be given exponentials in the place of a softmax."""
+    if not isinstance(layer, WITH_SOFTMAX) or not isinstance(layer.aggr_module, aggr.SumAggregation):
+        return False
+    if isinstance(layer, conv.RGATConv) and (layer.mod or layer.attention_mechanism != "across-relation"):
+        return False
+    if layer.__dict__.get("_returns_weights") is not False or layer._edge_update_forward_pre_hooks:
+        return False
+    own = [getattr(type(layer), name, None) for name in _METHODS]
+    unchanged = all(method is None or method.__module__.startswith("torch_geometric.") for method in own)
+    return unchanged and not layer._edge_update_forward_hooks
+
+
+def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, Any]) -> Tensor | None:
+    """What `propagate` makes of its arguments, (N_dst, H, C), by the engine's attention; None where that cannot."""
+    if not isinstance(layer, (conv.TransformerConv, *GAT)):
+        return None
+    weights, passing = given.get("alpha"), edges.passes[0].passing()
+    dropout = layer.dropout if layer.training else 0.0
+    if isinstance(layer, conv.TransformerConv) and layer.lin_edge is None and given.get("edge_attr") is None:
+        query, value, size = given["query"], given["value"], layer.out_channels
+        both = torch.cat([given["key"], value], -1)  # travel and add up together; scores see the keys alone
+        query = torch.cat([query, torch.zeros_like(query)], -1)
+        out = attention(passing, Score.DOT, both, query, factor=size**-0.5, dropout=dropout)
+        return out[..., size:].contiguous()
+    if not isinstance(weights, Weights) or weights.given.get("edge_attr") is not None or layer.negative_slope < 0:
+        return None
+    source, destination = given["x"]
+    if not isinstance(destination, Tensor):
+        return None
+    additive = isinstance(layer, conv.GATConv)
+    return attention(
+        passing,
+        Score.ADDITIVE if additive else Score.DYNAMIC,
+        source,
+        destination,
+        attn=layer.att_src[0] if additive else layer.att[0],
+        attn_dst=layer.att_dst[0] if additive else None,
+        factor=layer.negative_slope,
+        dropout=dropout,
+    )
+
+
+def message(layer: MessagePassing, batch: EdgeBatch, given: dict[str, Any]) -> dict[str, Tensor]:
+    """What the layer sends on some edges, in `message`; and in `weight` the exponentials that it has asked for."""
+    exponentials: list[Tensor] = []
+    with _asking(batch, exponentials):
+        if isinstance(given.get("alpha"), Weights):
+            given["alpha"] = layer.edge_update(**{name: given[name] for name in parameters(layer, "edge_update")})
+        made = layer.message(**{name: given[name] for name in parameters(layer, "message")})
+    if isinstance(layer.__dict__.get("_alpha"), Tensor):
+        layer._alpha = layer._alpha.new_empty(0)  # weights to return, which are none
+    sent = {"message": made.movedim(layer.node_dim, 0)}
+    return {**sent, "weight": exponentials[0]} if exponentials else sent
+
+
+class Sums(NamedTuple):
+    """What comes together at each destination.
+
+    made: sums of what `message` returns, and the scores that they are relative to.
+    in_degrees: (N_dst,)
+    """
+
+    made: dict[str, Tensor]
+    in_degrees: Tensor
+
+
+def normalised(parts: Sequence[Sums]) -> Tensor:
+    """The messages of several parts of a node's in-edges, (N_dst, ...), by one softmax where they are weighted."""
+    made = [part.made for part in parts]
+    totals, shape = [each["message"] for each in made], made[0]["message"].shape
+    if "weight" not in made[0]:
+        return totals[0]
+    peaks, weights = [each[PEAKS] for each in made], [by_head(each["weight"]) for each in made]
+    totals = [by_head(total, peaks[0].shape[1]) for total in totals]
+    if len(parts) > 1:
+        greatest = reduce(torch.maximum, peaks)
+        shrink = [(peak - greatest.masked_fill(greatest == -torch.inf, 0)).exp() for peak in peaks]
+        totals = [total * factor.unsqueeze(2) for total, factor in zip(totals, shrink, strict=True)]
+        weights = [weight * factor for weight, factor in zip(weights, shrink, strict=True)]
+    in_degrees = reduce(torch.add, [part.in_degrees for part in parts])
+    weight = reduce(torch.add, weights).masked_fill((in_degrees == 0).unsqueeze(1), 1)
+    return (reduce(torch.add, totals) / weight.unsqueeze(2)).view(shape)
+
+
+def parameters(layer: MessagePassing, function: str) -> list[str]:
+    """The names of what one of a layer's functions is given."""
+    names: list[str] = layer.inspector.get_param_names(function)
+    return names
+
+
+_asked: tuple[EdgeBatch, list[Tensor]] | None = None
+"""The edges on which a message is being made, and the exponentials that it has asked for."""
+
+
+@contextmanager
+def _asking(batch: EdgeBatch, exponentials: list[Tensor]) -> Iterator[None]:
+    global _asked
+    _asked = batch, exponentials
+    try:
+        yield
+    finally:
+        _asked = None
+
+
+def _softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(original)
+    def softmax(src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if _asked is None:
+            return original(src, *args, **kwargs)
+        batch, exponentials = _asked
+        exponentials.append(batch.exponentials(src))
+        return exponentials[-1]
+
+    return softmax
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    bind = signature(original).bind
+
     @wraps(original)
-    def forward(conv: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        ends = x if isinstance(x, tuple | list) else (x,)
-        served = (
-            isinstance(edge_index, DistributedEdgeIndex)
-            and edge_attr is None
-            and not args
-            and kwargs.get("return_attention_weights") is None
-            and all(isinstance(end, Tensor) for end in ends)
-            and conv.negative_slope >= 0
-        )
-        conv.__dict__["_in_one_pass"] = served
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = bind(layer, *args, **kwargs).arguments.get("return_attention_weights")
+        layer.__dict__["_returns_weights"] = asked is not None
         try:
-            return original(conv, x, edge_index, edge_attr, *args, **kwargs)
+            return original(layer, *args, **kwargs)
         finally:
-            del conv.__dict__["_in_one_pass"]
+            del layer.__dict__["_returns_weights"]
 
     return forward
 
 
 def _edge_updater(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
-    def edge_updater(conv: Any, *args: Any, **kwargs: Any) -> Any:
-        return OnePass(conv) if conv.__dict__.get("_in_one_pass") else original(conv, *args, **kwargs)
+    def edge_updater(layer: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(edge_index, DistributedEdgeIndex) and not args and in_one_pass(layer):
+            return Weights(original, edge_index, kwargs)
+        return original(layer, edge_index, *args, **kwargs)
 
     edge_updater.one_pass = True  # type: ignore[attr-defined]
     return edge_updater
@@ -79,7 +215,9 @@ def _edge_updater(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def install() -> None:
     """Replace what the layers call."""
-    for kind in (GATConv, GATv2Conv):
+    for kind in WITH_SOFTMAX:
+        module: Any = sys.modules[kind.__module__]
+        module.softmax = _softmax(module.softmax)
         kind.forward = _forward(kind.forward)
         wrap(kind)
 
@@ -87,5 +225,5 @@ def install() -> None:
 def wrap(kind: type) -> None:
     """Let a class that has an `edge_updater` of its own, or has been given one, go in one pass."""
     function = vars(kind).get("edge_updater")
-    if issubclass(kind, GATConv | GATv2Conv) and function is not None and not getattr(function, "one_pass", False):
+    if issubclass(kind, GAT) and function is not None and not getattr(function, "one_pass", False):
         kind.edge_updater = _edge_updater(function)  # type: ignore[attr-defined]

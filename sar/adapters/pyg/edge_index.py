@@ -159,17 +159,17 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
     """The edges of several types behind one another, each between nodes of its own, which are counted on.
 
     Attributes:
-        parts: the edges of each type, and the number of sources of the types before it.
+        parts: the edges of each type, and what is added to the numbers of its sources and of its destinations.
     """
 
-    parts: list[tuple[DistributedEdgeIndex, int]]
+    parts: list[tuple[DistributedEdgeIndex, int, int]]
 
     @classmethod
     def join(cls, parts: list[tuple[DistributedEdgeIndex, int, int]]) -> JoinedEdgeIndex:
-        """The edges of each type, with what to add to its sources and destinations."""
+        """The edge index of these parts."""
         ends = [edges.plain + torch.tensor([[src], [dst]], device=edges.plain.device) for edges, src, dst in parts]
         joined: JoinedEdgeIndex = cls.over(torch.cat(ends, 1), parts[0][0].numbering)
-        joined.parts = [(edges, src) for edges, src, _ in parts]
+        joined.parts = parts
         return joined
 
     @property
@@ -178,9 +178,8 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
 
     def at_edges(self, values: Tensor) -> Tensor:
         """The row of each column's source, of the rows of all types' sources behind one another."""
-        counts = [edges.numbering.relation.num_src for edges, _ in self.parts]
-        rows = [values[start : start + count] for (_, start), count in zip(self.parts, counts, strict=True)]
-        return torch.cat([edges.at_edges(some) for (edges, _), some in zip(self.parts, rows, strict=True)])
+        ends = [(edges, start, start + edges.numbering.relation.num_src) for edges, start, _ in self.parts]
+        return torch.cat([edges.at_edges(values[start:end]) for edges, start, end in ends])
 
 
 # -- operations

@@ -2,24 +2,25 @@
 
 [Note: messages of PyTorch Geometric]
 A layer's `message` is run on one tile of edges at a time, and again in the backward, where nothing that it is given
-spans edges, and `aggregate` is one of sum, mean, max, min and mul. Otherwise `propagate` runs as it is written: the
-values of all edges' sources are fetched once ([Note: numbers of nodes]), and memory holds what it makes for each edge.
+spans edges, or a softmax only that its messages are proportional to ([Note: attention in one pass]), and `aggregate`
+is one of sum, mean, max, min and mul. Otherwise `propagate` runs as it is written: the values of all edges' sources
+are fetched once ([Note: numbers of nodes]), and memory holds what it makes for each edge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing, aggr
+from torch_geometric.nn import LEConv, MessagePassing, aggr
 
 from sar.adapters.pyg import attention
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex
 from sar.comm.totals import all_max
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
@@ -65,25 +66,38 @@ class _Arguments:
         rows.update((name, edges.data[name]) for name in self.edge)
         return {**rows, **self.others}
 
+    def part(self, src: slice, dst: slice, edge: slice) -> _Arguments:
+        """The arguments of some of the nodes and edges."""
+        sides = zip((self.src, self.dst, self.edge), (src, dst, edge), strict=True)
+        parts = [{name: values[rows] for name, values in side.items()} for side, rows in sides]
+        return replace(self, src=parts[0], dst=parts[1], edge=parts[2])
+
 
 def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mapping[str, Any]) -> _Arguments | None:
     """What `message` is given of what `propagate` was; None where it may span edges or has its rows elsewhere."""
     found = _Arguments({}, {}, {}, {}, conv.node_dim)
     num_edges = edges.size(1)
-    for name in conv.inspector.get_param_names("message"):
+    weights = kwargs.get("alpha")
+    sources = [(name, kwargs) for name in attention.parameters(conv, "message")]
+    if isinstance(weights, attention.Weights):
+        sources += [(name, weights.given) for name in attention.parameters(conv, "edge_update")]
+    for name, given in sources:
         if name in conv.special_args:
-            return None
+            if name not in attention.SOFTMAX_ARGUMENTS or not attention.in_one_pass(conv):
+                return None
+            found.others[name] = attention.SOFTMAX_ARGUMENTS[name]
+            continue
         side = {"_j": 0, "_i": 1}.get(name[-2:])
         if side is None:
-            if name in kwargs:
-                value = kwargs[name]
+            if name in given:
+                value = given[name]
                 is_edge = isinstance(value, Tensor) and value.dim() > 0
                 if is_edge:  # a tensor of another kind may have as many rows as this worker has edges
                     what = f"{type(conv).__name__} has a row of {name}, {tuple(value.shape[1:])}, for each edge"
                     is_edge = edges.numbering.all_say(what, len(value) == num_edges)
                 (found.edge if is_edge else found.others)[name] = value
             continue
-        value = kwargs.get(name[:-2])
+        value = given.get(name[:-2])
         if isinstance(value, tuple | list):
             value = value[side]
         if not isinstance(value, Tensor):
@@ -120,11 +134,35 @@ def _can_tile(conv: MessagePassing) -> bool:
 @uncompiled
 def _by_tiles(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arguments) -> Tensor:
     """The combined messages at this worker's destinations, (N_dst, ...)."""
+    if isinstance(edges, JoinedEdgeIndex):
+        combined = _of_all_types(conv, edges, arguments)
+    else:
+        combined = attention.normalised([_sums(conv, edges, arguments)])
+    return combined.movedim(0, conv.node_dim)
+
+
+def _of_all_types(conv: MessagePassing, joined: JoinedEdgeIndex, arguments: _Arguments) -> Tensor:
+    """As `_by_tiles`, where a node's in-edges are of several types, which one softmax weighs."""
+    sums: dict[int, list[attention.Sums]] = {}
+    begin = 0
+    for edges, src, dst in joined.parts:
+        relation, end = edges.numbering.relation, begin + edges.size(1)
+        rows = slice(src, src + relation.num_src), slice(dst, dst + relation.num_dst), slice(begin, end)
+        sums.setdefault(dst, []).append(_sums(conv, edges, arguments.part(*rows)))
+        begin = end
+    made = {dst: attention.normalised(of_node_type) for dst, of_node_type in sums.items()}
+    some, (count, *_) = next(iter(made.values())), map(len, arguments.dst.values())
+    places = [torch.arange(dst, dst + len(rows), device=rows.device) for dst, rows in made.items()]
+    return some.new_zeros(count, *some.shape[1:]).index_copy(0, torch.cat(places), torch.cat([*made.values()]))
+
+
+def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arguments) -> attention.Sums:
+    """What comes together at each destination along one edge type."""
     graph, _ = edges.passes
     passing = graph.passing()
 
     def message(batch: EdgeBatch) -> dict[str, Tensor]:
-        return {"message": conv.message(**arguments.of(batch)).movedim(conv.node_dim, 0)}
+        return attention.message(conv, batch, arguments.of(batch))
 
     fields = EdgeFields(
         Frame(passing.src.rows, graph.device, "sources", arguments.src),
@@ -136,11 +174,13 @@ def _by_tiles(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arg
     reducer = REDUCERS[type(conv.aggr_module)]
     with graph._structure.group.guard():
         if _is_weighted_copy(conv, arguments, reducer):
-            combined = _weighted_sum(passing.context, fields, reducer)
+            made = {"message": _weighted_sum(passing.context, fields, reducer)}
+        elif type(conv).message is LEConv.message and reducer in ("sum", "mean"):
+            made = {"message": _weighted_differences(passing.context, fields, reducer)}
         else:
             messages = PythonMessages(message, passing._find_edges)
-            combined = run_python(passing.context, messages, fields, reducer, "message")["message"]
-    return combined.movedim(0, conv.node_dim)
+            made = run_python(passing.context, messages, fields, reducer, None)
+    return attention.Sums(made, passing.context.relation.in_degrees)
 
 
 def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments, reducer: str) -> bool:
@@ -172,6 +212,14 @@ def _weighted_sum(context: CallContext, fields: EdgeFields, reducer: str) -> Ten
     return run(BuiltinMessages(context, WEIGHTED_SOURCE, reducer, x, weight), x, weight)
 
 
+def _weighted_differences(context: CallContext, fields: EdgeFields, reducer: str) -> Tensor:
+    """LEConv's sum of w * (a - b), a at sources and b at destinations: that of w * a without b times that of w * 1."""
+    (a,), (b,) = fields.src.values(), fields.dst.values()
+    both = {"a_j": torch.cat([a, a.new_ones(len(a), 1)], 1)}
+    sums = _weighted_sum(context, fields._replace(src=both), reducer)
+    return sums[:, :-1] - b * sums[:, -1:]
+
+
 _is_distributed = False
 """Whether `propagate` runs as it is written, along a distributed edge index."""
 
@@ -201,16 +249,17 @@ def _to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def propagate(conv: MessagePassing, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        if isinstance(kwargs.get("alpha"), attention.OnePass):
-            attended: Tensor = kwargs["alpha"].attend(edge_index, kwargs["x"])
-            return attended
         if isinstance(edge_index, DistributedEdgeIndex) and _can_tile(conv):
-            arguments = _arguments(conv, edge_index, kwargs)
+            combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
+            arguments = _arguments(conv, edge_index, kwargs) if combined is None else None
             if arguments is not None:
                 combined = _by_tiles(conv, edge_index, arguments)
-                names = conv.inspector.get_param_names("update")
+            if combined is not None:
+                names = attention.parameters(conv, "update")
                 updated: Tensor = conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
                 return updated
+        if isinstance(kwargs.get("alpha"), attention.Weights):
+            kwargs["alpha"] = kwargs["alpha"].make(conv)
         with _whole_neighbourhoods(edge_index):
             return original(conv, edge_index, size=size, **kwargs)
 

@@ -45,7 +45,7 @@ class EdgeBatch:
     """The edges that a message function is called with.
 
     `src`, `dst` and `data` map field names to rows, (E_batch, ...), of the edges' sources, destinations and of
-    themselves.
+    themselves. `exponentials` is for layers that weigh their messages: see [Note: softmax in a message].
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class EdgeBatch:
         canonical_etype: CanonicalEtype,
         size: int,
         find_edges: Callable[[], tuple[Tensor, Tensor, Tensor]],
+        exponentials: Callable[[Tensor], Tensor] = Tensor.exp,
     ) -> None:
+        self.exponentials = exponentials
         self.src = src
         self.dst = dst
         self.data = data

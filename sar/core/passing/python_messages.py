@@ -9,7 +9,7 @@ were at the call, because a frame may change; random numbers and autocast; param
 inputs of the node ([Note: captured tensors]).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,13 @@ from sar.comm.rows import RowFormat
 from sar.core.collective import CallContext, Collective, Made, Piece
 from sar.core.empty import views_of_nothing
 from sar.core.passing.batches import EdgeBatch, RowView, checked_results
+from sar.core.passing.exponentials import PEAKS, Peaks
 from sar.core.passing.gather import Combined, Reduction, add_to_edges, edge_rows, gather_rows
 from sar.core.passing.recording import EdgeFields, PythonMessages, Recording, record
 from sar.core.passing.replay import FindCaptured, StandIns, Surroundings
 from sar.core.passing.torch_reductions import TORCH_REDUCERS
 from sar.errors import FieldError, GraphError
-from sar.kernels import Target
+from sar.kernels import EdgeBlock, Target
 
 ANY, SOURCES = 1, 2  # flags in the agreement: some input, some field of the sources needs a gradient here
 
@@ -43,10 +44,11 @@ def run_python(
         fields: frames of sources, destinations and edges.
         reducer: sum, mean, max or min of the message `reduced`, or one of `TORCH_REDUCERS`; None to return the messages
             of all edges.
-        reduced: name of the message to reduce.
+        reduced: name of the message to reduce; None for all that the function makes.
 
     Returns:
-        (N_dst, ...) for the reduced field, or (E, ...) for each field that the function makes.
+        (N_dst, ...) for each reduced field, or (E, ...) for each field that the function makes; where it asks for
+        exponentials, `PEAKS` as well.
 
     Raises:
         GraphError, FieldError: where the function makes or reads different things on different edges.
@@ -65,7 +67,7 @@ def run_python(
     kind = TORCH_REDUCERS.get(reducer or "", Reduction)
     reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in made.items()}
     call = PythonCall(context, messages, recording, reductions)
-    return dict(zip(made, call.apply(*recording.columns, *recording.captured), strict=True))
+    return dict(zip([*made, PEAKS], call.apply(*recording.columns, *recording.captured), strict=False))
 
 
 class _Recorded(dict[str, Tensor]):
@@ -139,6 +141,7 @@ class PythonCall(Collective):
         columns, _ = self._split(inputs)
         device = self.context.structure.device
         combined = {name: reduction.start() for name, reduction in self.reductions.items()}
+        peaks = Peaks(self.context.relation, [each.total for each in combined.values()])
         keep = bool(self.needed) and self.context.settings.keep
         received = self._exchange(columns.src).sweep(device, columns.src, keep=keep) if self.distributed else None
         kept: list[Tensor] = []
@@ -146,15 +149,16 @@ class PythonCall(Collective):
             if keep and piece.tile is not None and piece.rows is not None:
                 self.kept.append(piece.tile)
                 kept += piece.rows
-            self._add_messages(piece, columns, combined)
+            self._add_messages(piece, columns, combined, peaks)
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
-        fields = inputs[: len(columns.all())]
-        return Made(results, [*fields, *(each.argmax for each in combined.values()), *kept])
+        fields, constants = inputs[: len(columns.all())], () if peaks.values is None else (peaks.values,)
+        saved = [*fields, *(each.argmax for each in combined.values()), peaks.values, *kept]
+        return Made((*results, *constants), saved, constants)
 
-    def _add_messages(self, piece: Piece, columns: _BlockRows, combined: dict[str, Combined]) -> None:
+    def _add_messages(self, piece: Piece, columns: _BlockRows, combined: dict[str, Combined], peaks: Peaks) -> None:
         find = FindCaptured(self.stand_ins.leaves)
         with find, self.stand_ins, self.surroundings.autocast():
-            made = self.run(piece, self.rows(piece, columns))
+            made = self.run(piece, self.rows(piece, columns), peaks.rise)
         if find.found and self.needed:
             raise GraphError(
                 f"{self.messages.name} uses a tensor of shape {tuple(find.found[0].shape)} that needs a gradient on "
@@ -168,7 +172,10 @@ class PythonCall(Collective):
         src = columns.src if piece.rows is None else piece.rows
         return _BlockRows(src, columns.dst, [edge_rows(column, piece.block) for column in columns.edge])
 
-    def run(self, piece: Piece, rows: _BlockRows) -> Mapping[str, Tensor]:
+    def run(
+        self, piece: Piece, rows: _BlockRows, exponentials: Callable[[Tensor, EdgeBlock], Tensor]
+    ) -> Mapping[str, Tensor]:
+        """What the function makes on the edges of a block."""
         block = piece.block
         src, dst, edge = (
             _Recorded(zip(names, each, strict=True))
@@ -181,6 +188,7 @@ class PythonCall(Collective):
             self.context.relation.etype,
             block.num_edges,
             lambda: self.messages.find_edges(block, piece.tile),
+            lambda scores: exponentials(scores, block),
         )
         function = self.messages.function
         with views_of_nothing(block.num_edges):
@@ -196,8 +204,9 @@ class PythonCall(Collective):
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         columns, rest = self._split(saved)
-        argmax, rows = rest[: len(self.reductions)], rest[len(self.reductions) :]
-        sweep = _BackwardSweep(self, columns, argmax, grads)
+        count = len(self.reductions)
+        argmax, rows = rest[:count], rest[count + 1 :]
+        sweep = _BackwardSweep(self, columns, argmax, Peaks(self.context.relation, (), rest[count]), grads[:count])
         received, device = None, self.context.structure.device
         if self.distributed:
             fields = None if self.context.settings.keep else columns.src
@@ -216,11 +225,17 @@ class _BackwardSweep:
     """Adds up the gradients of a call's inputs, block by block."""
 
     def __init__(
-        self, call: PythonCall, columns: _BlockRows, argmax: Sequence[Tensor | None], grads: Sequence[Tensor]
+        self,
+        call: PythonCall,
+        columns: _BlockRows,
+        argmax: Sequence[Tensor | None],
+        peaks: Peaks,
+        grads: Sequence[Tensor],
     ) -> None:
         self.call = call
         self.columns = columns
         self.argmax = argmax
+        self.peaks = peaks
         self.result_grads = [
             reduction.total_grad(grad) for reduction, grad in zip(call.reductions.values(), grads, strict=True)
         ]
@@ -246,7 +261,7 @@ class _BackwardSweep:
             for each, total in zip(rows.all(), self.totals, strict=True)
         ]
         with torch.enable_grad(), stand_ins:
-            made = call.run(piece, rows.replaced(leaves))
+            made = call.run(piece, rows.replaced(leaves), self.peaks.exponentials)
         messages, grads = [], []
         for i, (name, reduction) in enumerate(call.reductions.items()):
             if made[name].requires_grad:

@@ -25,7 +25,7 @@ class _ByRows(Reduction):
         return grad
 
 
-def _places(block: EdgeBlock, like: Tensor) -> tuple[Tensor, Tensor]:
+def places(block: EdgeBlock, like: Tensor) -> tuple[Tensor, Tensor]:
     """The rows that have messages, (R,), and which of them each message goes to, in the shape of the messages."""
     place = torch.repeat_interleave(block.indptr.long().diff())
     return block.rows.long(), place.view(-1, *[1] * (like.dim() - 1)).expand_as(like)
@@ -40,7 +40,7 @@ class Extreme(_ByRows):
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
         assert combined.argmax is not None
-        rows, place = _places(block, message)
+        rows, place = places(block, message)
         before = combined.total[rows]
         best = before.scatter_reduce(0, place, message, self.reducer or "", include_self=True)
         count = torch.zeros_like(best).scatter_add_(0, place, (message == best.gather(0, place)).to(best.dtype))
@@ -56,7 +56,7 @@ class Extreme(_ByRows):
 
     def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
         assert argmax is not None
-        rows, place = _places(block, message)
+        rows, place = places(block, message)
         total, share = argmax[0, rows], grad[rows] / argmax[1, rows]
         return share.gather(0, place) * (message == total.gather(0, place))
 
@@ -68,7 +68,7 @@ class Product(_ByRows):
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
         assert combined.argmax is not None
-        rows, place = _places(block, message)
+        rows, place = places(block, message)
         zero = message == 0
         combined.total[rows] = combined.total[rows].scatter_reduce(0, place, message.masked_fill(zero, 1), "prod")
         combined.argmax[rows] = combined.argmax[rows].scatter_add(0, place, zero.to(message.dtype))
@@ -81,7 +81,7 @@ class Product(_ByRows):
 
     def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
         assert argmax is not None
-        rows, place = _places(block, message)
+        rows, place = places(block, message)
         others, zeros = (grad[rows] * argmax[0, rows]).gather(0, place), argmax[1, rows].gather(0, place)
         zero = message == 0
         only_one = zero & (zeros == 1)

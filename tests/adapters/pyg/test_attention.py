@@ -1,0 +1,210 @@
+"""Which way through the engine layers take, what attention keeps for the backward, and how it drops."""
+
+from contextlib import ExitStack
+from unittest import mock
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch_geometric.utils import softmax
+
+from sar.adapters.pyg import attention, propagate
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from tests.graphs import EdgeList, partition_in_memory, random_graph
+from tests.parity.harness import build, check, deal, random_data, weighted_sum
+from tests.parity.pyg_layers import IN, LAYERS, OUT, edges_of
+from tests.parity.scenarios import SCENARIOS, scattered
+
+BUILTIN = ("SAGEConv", "SAGEConv sum pair", "SAGEConv project", "GCNConv", "GCNConv weighted", "GINConv", "GraphConv")
+BUILTIN += ("GraphConv weighted", "LEConv", "LEConv weighted", "LEConv mean", "SimpleConv weighted", "SGConv", "APPNP")
+KERNEL = ("GATConv", "GATConv pair", "GATv2Conv", "TransformerConv", "TransformerConv mean of heads")
+KERNEL += ("TransformerConv no root", "TransformerConv pair")
+BY_TILES = {
+    "AGNNConv": 0,
+    "GATConv edges": 6,
+    "GATConv slope below 0": 0,
+    "GATv2Conv edges": 6,
+    "GeneralConv attention": 0,
+    "HEATConv": 11,
+    "PointTransformerConv": 0,
+    "RGATConv additive-self-attention across-relation": 1,
+    "SuperGATConv MX eval": 0,
+    "TransformerConv edges": 0,
+    "TransformerConv raw edges": 0,
+}
+"""Layers that make their scores in Python, and the columns of edge features that they make themselves."""
+WHOLE = ("TransformerConv max", "TransformerConv weights", "RGATConv f-scaled", "SAGEConv several")
+
+
+def call(graph, data, name):
+    torch.manual_seed(3)
+    layer = LAYERS[name].make().double().train("eval" not in name)
+    return LAYERS[name].call(layer, data.leaf("x"), edges_of(graph), data)
+
+
+def calls_of(mine, names):
+    """What each layer calls to reach other workers."""
+    graph, data, made = build(mine[0], 1), mine[1], {}
+    watched = {"run": propagate, "run_python": propagate, "attention": attention, "at_edges": DistributedEdgeIndex}
+    for name in names:
+        made[name] = seen = set()
+        with ExitStack() as stack:
+            for function, owner in watched.items():
+                stack.enter_context(mock.patch.object(owner, function, noting(seen, getattr(owner, function))))
+            call(graph, data, name)
+    return made
+
+
+def noting(seen, function):
+    def noted(*args, **kwargs):
+        if function.__name__ != "at_edges" or args[1].dim() > 1:  # else degrees, of which GCNConv makes its weights
+            seen.add(function.__name__)
+        return function(*args, **kwargs)
+
+    return noted
+
+
+def saved_of(mine, names):
+    """Elements that autograd saves in the forward of each layer, apart from the features of edges that it is given."""
+    graph, data, saved = build(mine[0], 1), mine[1], {}
+    given = {data.edges["w"].data_ptr(), data.edges["e"].data_ptr()}
+
+    def pack(tensor):
+        if tensor.data_ptr() not in given:
+            sizes[tensor.data_ptr(), tensor.shape] = tensor.numel()
+        return tensor
+
+    for name in names:
+        sizes = {}
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            call(graph, data, name)
+        saved[name] = sum(sizes.values())
+    return saved
+
+
+def several_times(times):
+    """The same graph with every edge so many times."""
+    graph = random_graph(8, 30, 150)
+    return partition_in_memory(EdgeList(graph.src.repeat(times), graph.dst.repeat(times), 30), scattered(30, 2), 2)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_ways_through_the_engine(pool, world_size):
+    parts = several_times(1)
+    ways = {"run": BUILTIN, "attention": KERNEL, "run_python": BY_TILES, "at_edges": WHOLE}
+    names = [name for layers in ways.values() for name in layers]
+    for made in pool.run(calls_of, names, per_rank=deal(parts, random_data(parts, torch.float64)), timeout=60):
+        assert made == {name: {way} for way, layers in ways.items() for name in layers}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_what_is_kept_does_not_grow_with_the_edges(pool, world_size):
+    kept = []
+    for times in (1, 4):
+        parts = several_times(times)
+        mine = deal(parts, random_data(parts, torch.float64))
+        saved = pool.run(saved_of, [*KERNEL, *BY_TILES], per_rank=mine, timeout=60)
+        kept.append((parts.edge_counts[0], saved[0]))
+    (few, less), (many, more) = kept
+    for name in more:
+        assert more[name] - less[name] <= BY_TILES.get(name, 0) * (many - few), name
+
+
+def dropped(graph, data, kind):
+    """With equal scores, p = 0.5 and values of 1, each kept edge adds 2 / in-degree: dropped ones count in the sum.
+
+    And the layer is linear in its values, so that <out, c> is <values, gradient> where the backward drops the same.
+    """
+    layer = {
+        "kernel": lambda: pyg.TransformerConv(1, 1, bias=False, root_weight=False, dropout=0.5),
+        "tiles": lambda: pyg.TransformerConv(1, 1, bias=False, root_weight=False, dropout=0.5, edge_dim=1),
+    }[kind]().double()
+    with torch.no_grad():
+        for name, value in layer.named_parameters():
+            value.fill_(1.0 if name == "lin_value.weight" else 0.0)
+    edges = edges_of(graph)
+    edge_attr = () if kind == "kernel" else (edges.new_zeros(edges.size(1), 1, dtype=torch.float64),)
+    torch.manual_seed(5)
+    kept = layer(torch.ones(graph.num_nodes(), 1, dtype=torch.float64), edges, *edge_attr).squeeze(1)
+    kept = (kept * graph.in_degrees() / 2).detach()
+    assert torch.allclose(kept, kept.round(), atol=1e-9)
+    assert 0.3 < kept.sum() / edges.size(1) < 0.7
+    x, cotangent = data.nodes["x"][:, :1].clone().requires_grad_(), data.nodes["cotangent"][:, :1]
+    product = (layer(x, edges, *edge_attr) * cotangent).sum()
+    product.backward()
+    return {"sum along": (x * x.grad).sum() - product.detach()}
+
+
+def dropped_on_worker(mine, kind):
+    return dropped(build(mine[0], 1), mine[1], kind)["sum along"]
+
+
+@pytest.mark.parametrize("kind", ["kernel", "tiles"])
+@pytest.mark.parametrize("world_size", [2])
+def test_dropped_weights_count_in_the_sum(pool, world_size, kind):
+    parts = several_times(3)
+    differences = pool.run(dropped_on_worker, kind, per_rank=deal(parts, random_data(parts, torch.float64)))
+    assert abs(sum(differences)) < 1e-9
+
+
+class Extreme(torch.nn.Module):
+    """Scores that differ by hundreds, and -inf for some edges, where wanted for all of some nodes."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least = least
+
+    def forward(self, scores):
+        return torch.where(scores > self.least, 300 * scores, -torch.inf)
+
+
+def extreme_scores(graph, data):
+    found = {}
+    for least in (-torch.inf, 0.5):
+        torch.manual_seed(3)
+        layer, x = pyg.PointTransformerConv(IN, OUT, attn_nn=Extreme(least)).double(), data.leaf("x")
+        out = layer(x, data.nodes["y"][:, :3], edges_of(graph))
+        found[f"node out {least}"] = out
+        if least < 0:
+            weighted_sum(out, data.nodes["cotangent"]).backward()
+            found["node x.grad"] = x.grad
+    assert out.isnan().any()
+    assert not out.isnan().all()
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_extreme_scores(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    settings = {"comm_buffer_bytes": 1000, "pipeline_depth": 2}
+    check(pool, parts, random_data(parts, torch.float64), [(extreme_scores, ())], (1, 2), settings)
+
+
+class Squared(pyg.TransformerConv):
+    """A layer of a user's, with a message of its own."""
+
+    def message(self, query_i, key_j, value_j, index, size_i):
+        return value_j * softmax((query_i * key_j).sum(-1), index, num_nodes=size_i).square().unsqueeze(-1)
+
+
+class Rectified(pyg.GATConv):
+    def message(self, x_j, alpha):
+        return x_j * alpha.unsqueeze(-1).square()
+
+
+def own_layers(graph, data):
+    """Layers of attention that a user has changed, or watches, run as they are written."""
+    found = {}
+    for kind in (Squared, Rectified, pyg.GATConv):
+        torch.manual_seed(3)
+        layer = kind(IN, OUT, heads=2).double()
+        if kind is pyg.GATConv:
+            layer.register_edge_update_forward_hook(lambda layer, given, weights: weights.square())
+        found[f"node {kind.__name__}"] = layer(data.nodes["x"], edges_of(graph))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_layers_of_ones_own(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(own_layers, ())], (1,))
