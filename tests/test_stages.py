@@ -65,7 +65,7 @@ def stages_of_a_worker(folder):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_loading_and_sampling_tell_of_their_stages(pool, world_size: int, tmp_path: Path) -> None:
+def test_loading_and_sampling_tell_of_their_stages(pool: int, tmp_path: Path) -> None:
     graph = community_graph(300, 2400, num_features=6, num_classes=4).with_split()
     divide(graph, tmp_path, "small", 2)
     for rank, (lines, nodes, edges) in enumerate(pool.run(stages_of_a_worker, str(tmp_path))):

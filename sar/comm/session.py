@@ -165,6 +165,7 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
         group = VirtualGroup(process.group, turns, place, residency)
         group.replicas = Replicas(of_thread=True)
         _put_current(process._replace(group=group, pool=BufferPool(group.device)))
+        torch.set_autocast_cache_enabled(False)  # it is one for all threads, so what is in it would depend on the turns
         try:
             with nullcontext() if residency is None else residency.in_thread():
                 return work(place)

@@ -42,7 +42,7 @@ def reduce_a_transposed_parameter():
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_all_reduce_is_in_place_on_strided_tensors(pool, world_size):
+def test_all_reduce_is_in_place_on_strided_tensors(pool):
     for result in pool.run(reduce_a_transposed_parameter):
         assert torch.equal(result, 2 * torch.arange(6.0).reshape(2, 3))
 

@@ -78,7 +78,7 @@ def test_gradients_are_those_of_the_whole_graph(pool, world_size, scenario, mode
     ids=["average", "summed twice"],
 )
 @pytest.mark.parametrize("world_size", [2])
-def test_wrong_sums_are_refused(pool, world_size, options, words):
+def test_wrong_sums_are_refused(pool, options, words):
     arguments = {"mode_of_unused": "absent", "bucket_mb": 25, "summed_again": False, "hook": True} | options
     for failure in fail_on_all_ranks(pool, SCENARIOS["random"](2), trained_with_ddp, *arguments.values()):
         assert failure.kind == "ConfigError", failure

@@ -81,7 +81,7 @@ def with_another_default_device(mine):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_another_default_device(pool, world_size):
+def test_another_default_device(pool):
     """Agreements, and what calls need besides, do not follow torch's default device."""
     parts = SCENARIOS["random"](2)
     data = random_data(parts, torch.float64)

@@ -144,7 +144,7 @@ def busy_for_a_while():
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_a_worker_that_holds_pythons_lock_is_not_given_up(pool, world_size):
+def test_a_worker_that_holds_pythons_lock_is_not_given_up(pool):
     (failure, warnings), (other, _) = pool.run(busy_for_a_while)
     assert failure is None
     assert other is None
@@ -162,7 +162,7 @@ def threads_after_close():
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_no_thread_outlives_its_group(pool, world_size):
+def test_no_thread_outlives_its_group(pool):
     for before, after in pool.run(threads_after_close):
         assert "sar-liveness" in before
         assert after == []

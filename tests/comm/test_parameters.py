@@ -85,7 +85,7 @@ def test_gather_grads_sums(pool, world_size, bucket_elements):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_gather_grads_twice_sums_twice(pool, world_size):
+def test_gather_grads_twice_sums_twice(pool):
     """It does not know whether it ran before: once per step, says its documentation."""
     once, twice = pool.run(gathered, 100, 1)[0], pool.run(gathered, 100, 2)[0]
     assert torch.equal(twice["linear.weight"], 2 * once["linear.weight"])
@@ -99,7 +99,7 @@ def nothing_to_gather():
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_no_gradients_at_all(pool, world_size):
+def test_no_gradients_at_all(pool):
     assert pool.run(nothing_to_gather) == [[None, None]] * 2
 
 

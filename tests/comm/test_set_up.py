@@ -204,7 +204,7 @@ def again():
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_an_existing_process_group_is_used(pool, world_size):
+def test_an_existing_process_group_is_used(pool):
     for rank, (failures, known, master) in enumerate(pool.run(again)):
         for failure, word in zip(failures, ("rank", "world size", "backend"), strict=True):
             assert isinstance(failure, Failure)

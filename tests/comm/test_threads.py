@@ -42,7 +42,7 @@ def overlapping():
 
 @pytest.mark.processes("virtual workers call in one thread")
 @pytest.mark.parametrize("world_size", [2])
-def test_calls_of_two_threads_that_overlap(pool, world_size):
+def test_calls_of_two_threads_that_overlap(pool):
     (first, second), (other, _) = pool.run(overlapping)
     assert require(second).kind == "ConfigError"
     assert "is in all_reduce" in second.message

@@ -53,7 +53,7 @@ def of_others():
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_numbers_and_collections(pool, world_size):
+def test_numbers_and_collections(pool):
     for total, rank, both, nan in pool.run(of_others):
         assert total["count"] == 2**61 + 1
         assert total["loss"] == [0.1, 2]
@@ -82,7 +82,7 @@ def unlike(what):
 
 @pytest.mark.parametrize("world_size", [2])
 @pytest.mark.parametrize("what", ["dtype", "kind", "order", "depth", "text"])
-def test_what_is_not_alike_is_an_error_on_all(pool, world_size, what):
+def test_what_is_not_alike_is_an_error_on_all(pool, what):
     failures = pool.run(unlike, what)
     if what == "text":
         assert failures[1].kind == "ConfigError"

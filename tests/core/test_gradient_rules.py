@@ -102,7 +102,7 @@ def double_backward_of_edge_values(graph, data, program):
     "program", [softmax_by_destination, softmax_by_source, sums_at_sources, batch_norm], ids=lambda f: f.__name__
 )
 @pytest.mark.parametrize("world_size", [2])
-def test_double_backward_of_edge_values_raises(pool, world_size, program):
+def test_double_backward_of_edge_values_raises(pool, program):
     for failure in fail_on_all_ranks(pool, SCENARIOS["random"](2), double_backward_of_edge_values, program):
         assert failure.kind == "RuntimeError", failure
         assert "twice" in failure.message, failure.message

@@ -99,7 +99,7 @@ def wrong_setting(value):
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_other_types_are_refused(pool, world_size):
+def test_other_types_are_refused(pool):
     """Only half precisions make sense."""
     for value in (torch.float32, torch.int8, "bfloat16"):
         (error,) = pool.run(wrong_setting, value)

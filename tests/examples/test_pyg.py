@@ -62,7 +62,7 @@ def test_gat_trains_as_on_one_machine(pool, world_size, tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_rgcn_learns(pool, world_size, tmp_path):
+def test_rgcn_learns(pool, tmp_path):
     generator = torch.Generator().manual_seed(0)
     data = HeteroData()
     data["author"].num_nodes, data["paper"].num_nodes = 40, 60

@@ -60,7 +60,7 @@ def many_epochs(partition):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_epochs(pool, world_size):
+def test_epochs(pool):
     parts = parts_of([150, 250], edges_per_node=6)
     for early, late in pool.run(many_epochs, per_rank=parts.partitions, timeout=1200):
         assert_flat(early, late, GROWTH)
@@ -91,7 +91,7 @@ def many_batches(partition):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_sampled_batches(pool, world_size):
+def test_sampled_batches(pool):
     parts = parts_of([150, 250], edges_per_node=6)
     for early, late in pool.run(many_batches, per_rank=parts.partitions, timeout=1200):
         assert len(early) == 3

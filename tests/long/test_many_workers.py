@@ -36,7 +36,7 @@ def trained(graph, data):
 
 
 @pytest.mark.parametrize("world_size", [WORKERS])
-def test_eight_workers_on_two_cores(pool, world_size):
+def test_eight_workers_on_two_cores(pool):
     parts = parts_of([30, 0, 45, 20, 60, 10, 25, 40], edges_per_node=8)
     own = os.sched_getaffinity(0)
     try:

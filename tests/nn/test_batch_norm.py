@@ -111,7 +111,7 @@ def local_only(rows):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_not_distributed(pool, world_size):
+def test_not_distributed(pool):
     x = torch.randn(9, 4, generator=torch.Generator().manual_seed(2))
     for out, rows in zip(pool.run(local_only, per_rank=list(x.split([6, 3]))), x.split([6, 3]), strict=True):
         assert_close(out, nn.BatchNorm1d(4)(rows).detach())
@@ -131,7 +131,7 @@ def gradient_on_one_rank(rows, chosen):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_a_gradient_wanted_on_one_rank_only(pool, world_size):
+def test_a_gradient_wanted_on_one_rank_only(pool):
     whole = torch.randn(9, 4, generator=torch.Generator().manual_seed(5)).requires_grad_()
     nn.BatchNorm1d(4, affine=False)(whole).pow(3).sum().backward()
     results = pool.run(gradient_on_one_rank, 1, per_rank=list(whole.detach().split([6, 3])))
@@ -153,7 +153,7 @@ def state_dict_of_torch():
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_state_dicts_are_interchangeable_with_torch(pool, world_size):
+def test_state_dicts_are_interchangeable_with_torch(pool):
     for ours, theirs, same_keys in pool.run(state_dict_of_torch):
         assert same_keys
         assert_close(ours, theirs)

@@ -201,7 +201,7 @@ def fresh_rows(partition):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_rows_begin_different_on_each_worker(pool, world_size):
+def test_rows_begin_different_on_each_worker(pool):
     parts = parts_of([9, 9])
     (first, draw, zeros, text), (second, other_draw, _, _) = pool.run(fresh_rows, per_rank=parts.partitions)
     assert not torch.isin(first, second).any()
@@ -234,7 +234,7 @@ def unused(partition):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_a_backward_on_one_worker_only(pool, world_size):
+def test_a_backward_on_one_worker_only(pool):
     parts = parts_of([7, 4])
     results = pool.run(unused, per_rank=parts.partitions)
     expected = torch.zeros(11, DIM, dtype=torch.float64)
@@ -261,7 +261,7 @@ def attempt(partition, ids, ntype):
     ids=str,
 )
 @pytest.mark.parametrize("world_size", [2])
-def test_wrong_ids_on_one_worker_are_an_error_on_all(pool, world_size, ids, words):
+def test_wrong_ids_on_one_worker_are_an_error_on_all(pool, ids, words):
     parts = typed_parts(2)
     assert 0 in global_ids(parts, "item")[0]
     for failure, works_on in pool.run(attempt, torch.tensor(ids), "user", per_rank=parts.partitions):
@@ -280,7 +280,7 @@ def other_calls(partition):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_workers_that_do_different_things(pool, world_size):
+def test_workers_that_do_different_things(pool):
     parts = parts_of([7, 4])
     for failures in pool.run(other_calls, per_rank=parts.partitions):
         assert [require(failure).kind for failure in failures] == ["DisagreementError"] * 2
@@ -300,7 +300,7 @@ def wrong_arguments(partition):
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_wrong_arguments(pool, world_size):
+def test_wrong_arguments(pool):
     [failures] = pool.run(wrong_arguments, per_rank=parts_of([7]).partitions)
     words = ["flow graph", "DistEmbedding", "betas", "lr", "init_func"]
     for failure, word in zip(failures, words, strict=True):

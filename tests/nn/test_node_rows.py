@@ -108,7 +108,7 @@ def spread(num_workers):
 
 @pytest.mark.parametrize("savers, by_original", [(1, True), (2, False), (5, True)])
 @pytest.mark.parametrize("world_size", [2])
-def test_other_partitionings_and_numbers_of_workers(pool, world_size, tmp_path, savers, by_original):
+def test_other_partitionings_and_numbers_of_workers(pool, tmp_path, savers, by_original):
     """Training goes on as it would have gone on with the old partitioning."""
     folder = tmp_path / "new" / "embedding"
     saved = pool.run(save, folder, by_original, True, per_rank=cut(1, 2))
@@ -154,7 +154,7 @@ def load_without_names(partition, folder):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_global_ids_serve_for_one_partitioning_only(pool, world_size, tmp_path):
+def test_global_ids_serve_for_one_partitioning_only(pool, tmp_path):
     pool.run(save_without_names, tmp_path, per_rank=cut(1, 2))
     for failure in pool.run(load_without_names, tmp_path, per_rank=cut(2, 2)):
         assert "Global IDs serve for one partitioning only" in require(failure).message
@@ -235,7 +235,7 @@ def attempt(partition, folder, damage):
     ],
 )
 @pytest.mark.parametrize("world_size", [2])
-def test_files_that_cannot_be_read_are_an_error_on_all(pool, world_size, tmp_path, damage, words):
+def test_files_that_cannot_be_read_are_an_error_on_all(pool, tmp_path, damage, words):
     for failure, unchanged in pool.run(attempt, tmp_path, damage, per_rank=cut(1, 2)):
         assert "SarError" in require(failure).bases
         assert words in failure.message, failure.message
@@ -248,7 +248,7 @@ def save_in_the_way(partition, folder):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_what_cannot_be_saved_is_an_error_on_all(pool, world_size, tmp_path):
+def test_what_cannot_be_saved_is_an_error_on_all(pool, tmp_path):
     (tmp_path / "file").write_text("in the way of a folder")
     for failures in pool.run(save_in_the_way, tmp_path / "file" / "x", per_rank=cut(1, 2)):
         assert all("SarError" in require(failure).bases for failure in failures)

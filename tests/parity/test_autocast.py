@@ -127,7 +127,7 @@ def test_operands_promote_to_the_wider_dtype(pool, world_size):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_mixed_operands_are_refused_outside_autocast(pool, world_size):
+def test_mixed_operands_are_refused_outside_autocast(pool):
     for failure in fail_on_all_ranks(pool, SCENARIOS["random"](2), mixed, weighted, torch.float32, False):
         assert failure.kind == "GraphError", failure
         assert "float32" in failure.message, failure.message

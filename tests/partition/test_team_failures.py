@@ -123,7 +123,7 @@ def partition_here(folder: Path, phase: str) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_where_one_raises_all_end_and_nothing_is_left(pool, world_size, tmp_path):
+def test_where_one_raises_all_end_and_nothing_is_left(pool, tmp_path):
     write_input(tmp_path)
     for phase, (_, _, culprit) in PHASES.items():
         outcomes = pool.outcomes(partition_here, tmp_path, phase)

@@ -55,7 +55,7 @@ def test_workers_with_disks_of_their_own_leave_their_parts_there(pool, world_siz
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_a_halo_needs_a_disk_that_all_share(pool, world_size, tmp_path):
+def test_a_halo_needs_a_disk_that_all_share(pool, tmp_path):
     for outcome in pool.outcomes(write_together, tmp_path / "parts", True, 1):
         assert isinstance(outcome, Err)
         assert "num_hops=1 (--num-hops) needs the edges of other parts" in outcome.message
@@ -71,7 +71,7 @@ def write_until_the_disk_is_full(folder: Path, resume: bool, full_on: int) -> No
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_a_full_disk_stops_all_workers(pool, world_size, tmp_path):
+def test_a_full_disk_stops_all_workers(pool, tmp_path):
     first, second = pool.outcomes(write_until_the_disk_is_full, tmp_path / "parts", False, 1)
     assert isinstance(first, Err)
     assert first.kind == "PeerError"

@@ -96,7 +96,7 @@ def epoch_after_an_error(mine):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_processes_start_after_an_error(pool, world_size, given):
+def test_processes_start_after_an_error(pool, given):
     for failure, batches in pool.run(epoch_after_an_error, per_rank=given[1], timeout=100):
         assert failure is not None
         assert batches > 1
@@ -148,7 +148,7 @@ def keep_all_batches(mine):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_batches_hold_no_descriptors(pool, world_size, given):
+def test_batches_hold_no_descriptors(pool, given):
     for kept, descriptors in pool.run(keep_all_batches, per_rank=given[1], timeout=200):
         assert kept > 20
         assert descriptors == 0
@@ -179,7 +179,7 @@ def mapped_bytes():
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_kept_labels_do_not_keep_features(pool, world_size, given):
+def test_kept_labels_do_not_keep_features(pool, given):
     for nbytes, mapped in pool.run(keep_labels, per_rank=given[1], timeout=200):
         assert nbytes > 2**28
         assert mapped < nbytes / 4
@@ -202,7 +202,7 @@ def kill_one(mine, victim):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_dead_process_is_an_error_everywhere(pool, world_size, given):
+def test_dead_process_is_an_error_everywhere(pool, given):
     ends = pool.run(kill_one, "process", per_rank=given[1], timeout=200)
     assert ends[0][0] == "SamplingError"
     assert "signal 9" in ends[0][1]
@@ -215,7 +215,7 @@ def test_dead_process_is_an_error_everywhere(pool, world_size, given):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2])
-def test_a_frozen_process_is_an_error_everywhere(pool, world_size, given):
+def test_a_frozen_process_is_an_error_everywhere(pool, given):
     ends = pool.run(kill_one, "frozen process", per_rank=given[1], timeout=200)
     for kind, message, seconds, left in ends:
         assert kind in ("SamplingError", "PeerError")
@@ -225,7 +225,7 @@ def test_a_frozen_process_is_an_error_everywhere(pool, world_size, given):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_dead_trainer_ends_its_processes(pool, world_size, given):
+def test_dead_trainer_ends_its_processes(pool, given):
     outcomes = pool.outcomes(kill_one, "trainer", per_rank=given[1], timeout=200)
     assert outcomes[0].kind == "Died"
     deadline = time.monotonic() + 30
@@ -247,7 +247,7 @@ def die_in_an_epoch(mine):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_dead_trainer_without_processes(pool, world_size, given):
+def test_dead_trainer_without_processes(pool, given):
     first, second = pool.outcomes(die_in_an_epoch, per_rank=given[1])
     assert first.kind == "Died"
     kind, seconds = second.value

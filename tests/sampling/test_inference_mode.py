@@ -38,7 +38,7 @@ def sample(partition, num_workers):
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world_size", [2])
-def test_features_of_inference_mode(pool, world_size, num_workers):
+def test_features_of_inference_mode(pool, num_workers):
     for found in pool.run(sample, num_workers, per_rank=parts_of([7, 5]).partitions, timeout=120):
         assert len(found) == 12
         assert all(found)

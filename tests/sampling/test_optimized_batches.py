@@ -74,7 +74,7 @@ def group(mine, size, cache=None, **options):
 @pytest.mark.parametrize("remote", [False, True], ids=["own", "remote"])
 @pytest.mark.parametrize("make", [cliques, readers])
 @pytest.mark.parametrize("world_size", [2])
-def test_planted_groups_become_batches(pool, world_size, make, remote):
+def test_planted_groups_become_batches(pool, make, remote):
     """With `remote`, worker 1 owns what the seeds of `readers` read; otherwise worker 0 has all nodes."""
     edges, groups = make(8)
     num_seeds = GROUP * 8
@@ -152,7 +152,7 @@ def pickled(file):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_the_file(pool, world_size, tmp_path):
+def test_the_file(pool, tmp_path):
     parts, cache = parts_of([30, 20]), tmp_path / "new" / "batches.npz"
     seeds = [torch.arange(*ends) for ends in parts.partitions[0].node_ranges]
     mine = list(zip(parts.partitions, seeds, strict=True))
@@ -197,7 +197,7 @@ def attempt(mine, cache):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_a_file_that_cannot_be_written_is_an_error_on_all(pool, world_size, tmp_path):
+def test_a_file_that_cannot_be_written_is_an_error_on_all(pool, tmp_path):
     (tmp_path / "file").write_text("in the way of a folder")
     parts = parts_of([30, 20])
     seeds = [torch.arange(*ends) for ends in parts.partitions[0].node_ranges]

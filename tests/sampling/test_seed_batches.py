@@ -81,7 +81,7 @@ def check_epoch(own, epoch, size, drop_last):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world_size", [1])
-def test_one_worker_cuts_as_torchs_loader(pool, world_size, drop_last):
+def test_one_worker_cuts_as_torchs_loader(pool, drop_last):
     parts = parts_of([23])
     [(number, epochs, _)] = pool.run(
         batches, 5, drop_last, False, False, per_rank=[(parts.partitions[0], torch.arange(23))]
@@ -93,7 +93,7 @@ def test_one_worker_cuts_as_torchs_loader(pool, world_size, drop_last):
 
 @pytest.mark.parametrize("optimized", [False, True])
 @pytest.mark.parametrize("world_size", [2])
-def test_shuffling(pool, world_size, optimized):
+def test_shuffling(pool, optimized):
     """Epochs, seeds and workers have different orders; optimised batches stay together."""
     parts = parts_of([60, 60])
     seeds = [torch.arange(*ends) for ends in parts.partitions[0].node_ranges]
@@ -116,7 +116,7 @@ def drop_and_shuffle(mine, size):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_dropped_seeds_take_turns(pool, world_size):
+def test_dropped_seeds_take_turns(pool):
     parts = parts_of([11, 9])
     seeds = [torch.arange(*ends) for ends in parts.partitions[0].node_ranges]
     found = pool.run(drop_and_shuffle, 4, per_rank=list(zip(parts.partitions, seeds, strict=True)))
@@ -150,7 +150,7 @@ def attempt(mine, settings):
     ids=str,
 )
 @pytest.mark.parametrize("world_size", [2])
-def test_wrong_seeds_on_one_worker_are_an_error_on_all(pool, world_size, settings, wrong, words):
+def test_wrong_seeds_on_one_worker_are_an_error_on_all(pool, settings, wrong, words):
     parts = parts_of([3, 3])
     mine = [(parts.partitions[0], torch.arange(3)), (parts.partitions[1], torch.tensor(wrong))]
     for failure, number in pool.run(attempt, settings, per_rank=mine):
@@ -160,7 +160,7 @@ def test_wrong_seeds_on_one_worker_are_an_error_on_all(pool, world_size, setting
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_other_settings_on_another_worker(pool, world_size):
+def test_other_settings_on_another_worker(pool):
     parts = parts_of([3, 3])
     for failure, _ in pool.run(other_settings, per_rank=parts.partitions):
         assert require(failure).kind == "DisagreementError"
@@ -181,7 +181,7 @@ def train_on_shares(partition, seeds):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_foreign_seeds_where_they_are_asked_for(pool, world_size):
+def test_foreign_seeds_where_they_are_asked_for(pool):
     parts = parts_of([9, 3])
     results = pool.run(train_on_shares, list(range(9)), per_rank=parts.partitions)
     assert [len(epoch) for _, _, epoch in results] == [3, 3]

@@ -112,7 +112,7 @@ def refused(mine):
     ids=["negative", "twice", "foreign", "short mask", "row", "type", "float"],
 )
 @pytest.mark.parametrize("world_size", [2])
-def test_wrong_seeds_on_one_worker_are_an_error_on_all(pool, world_size, wrong, words):
+def test_wrong_seeds_on_one_worker_are_an_error_on_all(pool, wrong, words):
     parts = parts_of([3, 3])
     failures = pool.run(refused, per_rank=[(parts.partitions[0], None), (parts.partitions[1], wrong)])
     for failure, share in failures:

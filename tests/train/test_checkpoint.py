@@ -175,7 +175,7 @@ def written(folder, num_parts):
 
 @pytest.mark.parametrize("in_files", [False, True], ids=["2 parts, then 3", "4 parts on 2 workers, then 3 on 3"])
 @pytest.mark.parametrize("world_size", [3])
-def test_other_workers_and_another_partitioning(pool, world_size, in_files, tmp_path):
+def test_other_workers_and_another_partitioning(pool, in_files, tmp_path):
     first = [written(tmp_path / "four", 4)] * 2 if in_files else cut(1, 2)
     then = [written(tmp_path / "three", 3)] * 3 if in_files else cut(2, 3)
     saved = pool.run(save_by_two, tmp_path / "saved", per_rank=[*first, None])[:2]
@@ -226,7 +226,7 @@ def keep_and_choose(folder):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_the_checkpoints_saved_last_are_kept(pool, world_size, tmp_path):
+def test_the_checkpoints_saved_last_are_kept(pool, tmp_path):
     for first, kept, newest, chosen, left in pool.run(keep_and_choose, tmp_path):
         assert first == {"step": 0, "extra": None}
         assert kept == ["step-000002", "step-000002.1", "step-000003"]
@@ -300,7 +300,7 @@ def kill_at_every_operation(folder):
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_a_kill_at_any_operation_leaves_a_whole_checkpoint(pool, world_size, tmp_path):
+def test_a_kill_at_any_operation_leaves_a_whole_checkpoint(pool, tmp_path):
     [found] = pool.run(kill_at_every_operation, tmp_path / "x")
     assert found == sorted(found)
     assert found[0] == 1
@@ -411,7 +411,7 @@ def no_room():
 
 @pytest.mark.parametrize("how, rank", [("every write", 0), ("every write", 1), ("tmpfs", 0)])
 @pytest.mark.parametrize("world_size", [2])
-def test_a_full_disk_is_an_error_on_all_workers(pool, world_size, tmp_path, how, rank):
+def test_a_full_disk_is_an_error_on_all_workers(pool, tmp_path, how, rank):
     with tmpfs(tmp_path) if how == "tmpfs" else contextlib.nullcontext():
         found = pool.run(full, tmp_path / "x", how, rank)
         for other, (failure, before) in enumerate(found):
@@ -470,7 +470,7 @@ def load_damaged(folder, damages):
     )
 )
 @hypothesis.settings(max_examples=3)
-def test_damage_is_found_and_the_earlier_checkpoint_taken(pool, world_size, tmp_path, damages):
+def test_damage_is_found_and_the_earlier_checkpoint_taken(pool, tmp_path, damages):
     [found] = pool.run(load_damaged, tmp_path / "x", damages)
     for (name, _, _), first, alone in zip(damages, found[::2], found[1::2], strict=True):
         # In the manifest are bytes without meaning; all of step 2 was loaded then.
@@ -503,7 +503,7 @@ def refuse(folder):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_what_cannot_be_saved_or_loaded(pool, world_size, tmp_path):
+def test_what_cannot_be_saved_or_loaded(pool, tmp_path):
     words = [
         "model.bias differs",
         "Unsafe",

@@ -64,7 +64,7 @@ def on_some_workers():
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_workers_never_part(pool, world_size):
+def test_workers_never_part(pool):
     for failure in pool.run(local_metric):
         assert failure.kind == "DisagreementError"
         assert "different values on the workers: [0.5, 0.6]" in failure.message
@@ -82,7 +82,7 @@ def refused():
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_what_is_refused(pool, world_size):
+def test_what_is_refused(pool):
     pool.run(refused)
 
 
@@ -105,6 +105,6 @@ def continued(folder, as_extra):
 
 @pytest.mark.parametrize("world_size", [2])
 @pytest.mark.parametrize("as_extra", [False, True])
-def test_it_goes_on_from_a_checkpoint(pool, as_extra, world_size, tmp_path: Path):
+def test_it_goes_on_from_a_checkpoint(pool, as_extra, tmp_path: Path):
     found = pool.run(continued, tmp_path, as_extra)
     assert found == [(True, 0.5, 0.0, 0.0 if as_extra else float(rank)) for rank in range(2)]  # `extra` is worker 0's

@@ -442,7 +442,7 @@ def model_after_an_error():
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_after_an_error_the_model_is_that_before_the_round(pool, world_size):
+def test_after_an_error_the_model_is_that_before_the_round(pool):
     for changed, before, after in pool.run(model_after_an_error):
         assert not changed
         assert torch.equal(after, before)

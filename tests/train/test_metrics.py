@@ -52,7 +52,7 @@ def broken_scores():
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_nan_is_never_a_good_score(pool, world_size):
+def test_nan_is_never_a_good_score(pool):
     assert pool.run(broken_scores) == [[0.5, 0.5, 0.0, 0.0]]
 
 
@@ -61,7 +61,7 @@ def other_shapes():
 
 
 @pytest.mark.parametrize("world_size", [3])
-def test_other_shapes_are_an_error_on_all(pool, world_size):
+def test_other_shapes_are_an_error_on_all(pool):
     failures = [require(failure) for failure in pool.run(other_shapes)]
     assert "The scores are (2,) and (3, 3); expected (K,)" in failures[1].message
     assert all("SarError" in failure.bases for failure in failures)

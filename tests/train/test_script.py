@@ -29,13 +29,13 @@ def draw_twice(n):
 
 
 @pytest.mark.parametrize("world_size", [3])
-def test_print_speaks_on_worker_0(pool, world_size):
+def test_print_speaks_on_worker_0(pool):
     assert pool.run(say) == ["epoch = 1.", "", ""]
 
 
 @pytest.mark.parametrize("world_size", [3])
 @pytest.mark.parametrize("n", [0, 2**32 - 2])
-def test_seeds(pool, world_size, n):
+def test_seeds(pool, n):
     workers = pool.run(draw_twice, n)
     assert all(first == again for first, again, _ in workers)
     streams = [stream for first, _, other in workers for draws in (first, other) for stream in draws]
@@ -50,5 +50,5 @@ def refused():
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_a_seed_that_not_all_generators_take(pool, world_size):
+def test_a_seed_that_not_all_generators_take(pool):
     pool.run(refused)

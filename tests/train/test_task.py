@@ -158,7 +158,7 @@ def scikit_learn_says():
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_the_examples_of_scikit_learns_documentation(pool, world_size):
+def test_the_examples_of_scikit_learns_documentation(pool):
     [(one, several)] = pool.run(scikit_learn_says)
     assert one == pytest.approx({"accuracy": 2 / 6, "f1_micro": 2 / 6, "f1_macro": 0.8 / 3})
     assert several["f1_macro"] == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
@@ -185,7 +185,7 @@ def broken():
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_what_is_refused(pool, world_size):
+def test_what_is_refused(pool):
     pool.run(broken)
 
 
@@ -195,7 +195,7 @@ def broken_on_worker_1():
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_all_hear_of_labels_that_are_refused_on_one(pool, world_size):
+def test_all_hear_of_labels_that_are_refused_on_one(pool):
     failures = pool.run(broken_on_worker_1)
     assert [failure.kind for failure in failures] == ["PeerError", "FieldError"]
     assert "not all are classes" in failures[0].message
@@ -222,7 +222,7 @@ def test_of_a_partition(pool, world_size, tmp_path: Path):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_of_one_type_of_several(pool, world_size, tmp_path: Path):
+def test_of_one_type_of_several(pool, tmp_path: Path):
     rng = np.random.default_rng(0)
     counts = {"paper": 9, "author": 7, "prize": 1}
     edges = {("author", "writes", "paper"): (rng.integers(0, 7, 30), rng.integers(0, 9, 30))}

@@ -91,7 +91,7 @@ def batches_on_worker(directory, fanouts, num_workers):
 
 @pytest.mark.parametrize("fanouts, num_workers", [([-1, -1], 0), ([-1, -1], 1), ([2, 3], 0)])
 @pytest.mark.parametrize("world_size", [2])
-def test_batches_are_those_of_neighbor_loader(pool, world_size, fanouts, num_workers, directory):
+def test_batches_are_those_of_neighbor_loader(pool, fanouts, num_workers, directory):
     whole = make_data()
     in_degrees = torch.bincount(whole.edge_index[1], minlength=60)
     seen = []
@@ -133,7 +133,7 @@ def hetero_on_worker(directory):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_several_types_from_a_directory(pool, world_size, tmp_path):
+def test_several_types_from_a_directory(pool, tmp_path):
     generator = torch.Generator().manual_seed(0)
     data = HeteroData()
     data["author"].x = torch.randn(20, 4, generator=generator, dtype=torch.float64)

@@ -60,7 +60,7 @@ def what_absent_methods_say():
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_what_is_not_here_says_what_to_do(pool, world_size):
+def test_what_is_not_here_says_what_to_do(pool):
     [said] = pool.run(what_absent_methods_say)
     assert len(said) > 60
     for name, there, failure in said:
@@ -98,7 +98,7 @@ def what_functions_say():
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_functions_of_dgl_say_what_to_do(pool, world_size):
+def test_functions_of_dgl_say_what_to_do(pool):
     [said] = pool.run(what_functions_say)
     for name, failure in said.items():
         assert failure is not None, f"dgl.{name} did something"

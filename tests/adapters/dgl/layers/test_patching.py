@@ -79,7 +79,7 @@ def says_so(data):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_patching_is_logged_once(pool, world_size):
+def test_patching_is_logged_once(pool):
     for patched, log in pool.run(says_so, per_rank=SCENARIOS["random"](2).partitions):
         assert patched == [True] * 4
         assert log == ["DGL's layers are patched for distributed graphs (sar.Config.patch_dgl)"]
@@ -107,7 +107,7 @@ def unpatched(mine, how):
 
 @pytest.mark.parametrize("how", ["off", "imported later"])
 @pytest.mark.parametrize("world_size", [2])
-def test_layers_of_unpatched_dgl_say_what_to_call(pool, world_size, how):
+def test_layers_of_unpatched_dgl_say_what_to_call(pool, how):
     parts = SCENARIOS["random"](2)
     for said, softmax in pool.run(unpatched, how, per_rank=deal(parts, random_data(parts))):
         for layer, failure in said.items():

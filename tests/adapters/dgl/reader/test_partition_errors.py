@@ -126,7 +126,7 @@ def test_shares_that_do_not_fit(pool, tmp_path, mistake, words):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_a_file_missing_on_one_worker_stops_all_with_the_reason(pool, world_size, directory):
+def test_a_file_missing_on_one_worker_stops_all_with_the_reason(pool, directory):
     missing = directory.file(1, "edge_feats")
     missing.unlink()
     first, second = pool.outcomes(load_and_construct, directory.path)
