@@ -3,8 +3,12 @@
 The matrix itself is all tests of the engine, run with `pytest --virtual WxV`: `make test-virtual`.
 """
 
+import dgl
 import pytest
+import torch
 
+import sar
+from sar.comm import session
 from tests.parity import test_conv_layers as convs
 from tests.virtual.virtual_pool import VirtualPool
 
@@ -15,3 +19,25 @@ def test_convolutions(world_size, each, name):
     parts = convs.with_in_edges(world_size * each)
     data = convs.random_data(parts, convs.precision_of(name))
     convs.check(VirtualPool(world_size, each), parts, data, [(convs.conv_gradients, (name,))])
+
+
+def with_a_graph_of_its_own():
+    """What a graph of DGL's says after turns of others, and bytes that stay in memory while it is there, and then."""
+    ends = torch.randint(1000, (2, 20_000))
+    graph, wanted = dgl.graph(tuple(ends.clone()), num_nodes=1000), torch.bincount(ends[1], minlength=1000)
+    pinned = []
+    for _ in range(2):
+        sar.all_sum(torch.ones(1))
+        filling = [torch.full((20_000,), -1) for _ in range(20)]
+        found = graph.in_degrees() if graph is not None else wanted
+        pinned.append(session.current_group().residency.pinned)
+        graph = None
+        del filling
+    return torch.equal(found, wanted), pinned
+
+
+def test_what_others_have_the_address_of_stays():
+    for right, (during, after) in VirtualPool(1, 2).run(with_a_graph_of_its_own):
+        assert right
+        assert during >= 2 * 20_000 * 8
+        assert after == 0

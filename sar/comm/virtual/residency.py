@@ -14,7 +14,8 @@ restores for the rest. What only sar uses, such as the structure of graphs, come
 Tensors that autograd saves leave too: a hook gives autograd a handle, which has the tensor until the turn passes, and
 then the slot. Torch leaves it to such hooks to notice changes in place, by the tensor's version.
 
-A storage that numpy has a view of cannot be emptied. It stays, and is counted (`pinned`).
+A storage that numpy has a view of cannot be emptied. It stays, and is counted (`pinned`). So does one that DLPack has
+handed on, such as the edges of a graph of DGL's, until that is gone: what is handed on owns a token (`lend`).
 """
 
 import threading
@@ -54,11 +55,13 @@ class _Entry:
     """A storage: where it is in memory, by weak reference, and where in the file.
 
     out: whether it is emptied.
+    lent: its memory as code outside torch has it, for as long as that has it.
     eager: whether it comes back with the turn.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.slot: Slot | None = None
+        self.lent: weakref.WeakSet[Any] | None = None
         self.eager = False
         self.bind(storage)
 
@@ -72,6 +75,10 @@ class _Entry:
         """None where nobody has it any more."""
         found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
         return found
+
+    def stays(self, storage: torch.UntypedStorage) -> bool:
+        """Whether others may have its address."""
+        return not storage.resizable() or bool(self.lent)
 
 
 class _Handle:
@@ -218,7 +225,7 @@ class Residency(TorchDispatchMode):
             storage = entry.storage()
             if storage is None:
                 del self._entries[entry.key]
-            elif not storage.resizable():
+            elif entry.stays(storage):
                 self.pinned += entry.nbytes
             elif not entry.out:
                 self._save(entry, storage)
@@ -247,8 +254,22 @@ class Residency(TorchDispatchMode):
         if entry is not None and entry.out:
             self._bring_back(entry, tensor.untyped_storage())
 
+    def lend(self, tensor: Tensor) -> Tensor:
+        """A tensor of the same memory for code outside torch; that stays where it is until the code lets go of it."""
+        entry = self._entries.get(tensor.untyped_storage()._cdata)
+        if entry is None or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+            return tensor
+        with _disable_current_modes():
+            memory = raw_memory.as_array(torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()))
+            entry.lent = entry.lent or weakref.WeakSet()
+            entry.lent.add(memory.base)
+            storage = torch.from_numpy(memory).untyped_storage()
+            return torch.empty(0, dtype=tensor.dtype).set_(
+                storage, tensor.storage_offset(), tensor.size(), tensor.stride()
+            )
+
     def _save(self, entry: _Entry, storage: torch.UntypedStorage) -> Slot:
-        if entry.slot is None or not storage.resizable():  # then it may have changed unseen
+        if entry.slot is None or entry.stays(storage):  # then it may have changed unseen
             entry.slot = self.file.slot(entry.nbytes)
             entry.slot.write(storage.data_ptr())
         return entry.slot
@@ -389,6 +410,8 @@ def _brings_back(method: Callable[..., Any]) -> Callable[..., Any]:
             residency.ensure(tensor)
             if method.__name__ in EXPOSING:
                 residency.in_files.exposed(tensor)
+            if "dlpack" in method.__name__:
+                tensor = residency.lend(tensor)
         return method(tensor, *args, **kwargs)
 
     return call
