@@ -20,11 +20,11 @@ writes_seen_by: Final[list[Callable[[Tensor], None]]] = []
 class _Memory:
     """What numpy needs to know of a tensor, which lives as long."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, shape: tuple[int, ...]) -> None:
         self.tensor = tensor
         self.__array_interface__ = {
             "version": 3,
-            "shape": tuple(tensor.shape),
+            "shape": shape,
             "typestr": _type(tensor.dtype),
             "data": (tensor.data_ptr(), False),
         }
@@ -38,7 +38,13 @@ def _type(dtype: torch.dtype) -> str:
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
     """The memory of a contiguous tensor that needs no gradient; see above."""
-    return np.asarray(_Memory(tensor)) if writes_seen_by else tensor.numpy()
+    return np.asarray(_Memory(tensor, tuple(tensor.shape))) if writes_seen_by else tensor.numpy()
+
+
+def flat(tensor: Tensor) -> NDArray[Any]:
+    """The elements of a tensor, row after row; shares its memory where that is contiguous."""
+    tensor = tensor.contiguous()
+    return np.asarray(_Memory(tensor, (tensor.numel(),))) if writes_seen_by else tensor.detach().numpy().reshape(-1)
 
 
 def will_be_written(*tensors: Tensor | None) -> None:

@@ -324,11 +324,12 @@ class Group:
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
         before = counters.seconds_waited
-        gathered = self.all_gather(torch.tensor([digest, flags, model], device="cpu"), call)
+        mine = torch.tensor([digest, flags, model], device="cpu")
+        digests, all_flags, models = zip(*(theirs.tolist() for theirs in self.all_gather(mine, call)), strict=True)
         counters.seconds_late += counters.seconds_waited - before
         self.calls += 1
         self._latest = call
-        if any(int(theirs[0]) != digest for theirs in gathered):
+        if set(digests) != {digest}:
             with self.guard():
                 raise DisagreementError(
                     "The workers are not in the same distributed call, or not on the same graph:\n"
@@ -336,10 +337,10 @@ class Group:
                     "Every worker must make the same calls in the same order, with the same widths, dtypes and Config, "
                     f"and its loss must reach every one of them (times 0 if need be). {_LEFT_EARLY}"
                 )
-        if self.replicas is not None and any(int(theirs[2]) != model for theirs in gathered):
+        if self.replicas is not None and set(models) != {model}:
             with self.guard():
-                self.replicas.compare([int(theirs[2]) for theirs in gathered], partial(self.all_gather, call=call))
-        return [int(theirs[1]) for theirs in gathered]
+                self.replicas.compare(list(models), partial(self.all_gather, call=call))
+        return list(all_flags)
 
     def follow(self, call: str) -> None:
         """Tell those who follow calls that one begins, which ends with the innermost `guard`."""

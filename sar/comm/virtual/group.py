@@ -113,7 +113,8 @@ class VirtualGroup(Group):
             return [one for theirs in self.outer.all_gather(mine, call) for one in theirs]
 
         gathered = self.meet(f"a gathering of {described(tensor)}", call, _copy(tensor), _unseen(finish))
-        return [one.clone() for one in gathered]
+        with _disable_current_modes():
+            return [one.clone() for one in gathered]
 
     @property
     def gloo(self) -> "_Together":

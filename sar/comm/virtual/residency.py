@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from sar import raw_memory
 from sar.comm.allocator import give_back_scratch
+from sar.comm.buffers import HUGE_PAGE
 from sar.comm.virtual.in_files import TensorsInFiles
 from sar.comm.virtual.spill import Published, Slot, SpillFile
 from sar.errors import ConfigError
@@ -56,12 +57,14 @@ class _Entry:
 
     out: whether it is emptied.
     lent: its memory as code outside torch has it, for as long as that has it.
+    under: the slot that is mapped there ([Note: mapping back]).
     eager: whether it comes back with the turn.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.slot: Slot | None = None
         self.lent: weakref.WeakSet[Any] | None = None
+        self.under: Slot | None = None
         self.eager = False
         self.bind(storage)
 
@@ -70,6 +73,14 @@ class _Entry:
         self.out = False
         self.key = storage._cdata  # nobody else's as long as there is a reference, even a weak one
         self._weak = StorageWeakRef(storage)
+
+    def fill(self, storage: torch.UntypedStorage, copy: bool) -> None:
+        """With what is in the slot: a copy, or the pages of the file where that is possible."""
+        assert self.slot is not None
+        if copy:
+            self.slot.read(storage.data_ptr())
+        else:
+            self.under = self.slot if self.slot.fill(storage.data_ptr()) else None
 
     def storage(self) -> torch.UntypedStorage | None:
         """None where nobody has it any more."""
@@ -146,7 +157,7 @@ class Residency(TorchDispatchMode):
         kwargs = kwargs or {}
         given: set[int] = set()
         if func is not _LIFT:
-            given = {self._use(tensor) for tensor in _tensors((args, kwargs))}
+            given = {self._use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
         if func._schema.is_mutable:
             for i, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
@@ -230,6 +241,7 @@ class Residency(TorchDispatchMode):
             elif not entry.out:
                 self._save(entry, storage)
                 storage.resize_(0)
+                entry.under = None
                 entry.out = True
                 self.left += entry.nbytes
         give_back_scratch()
@@ -277,7 +289,7 @@ class Residency(TorchDispatchMode):
     def _bring_back(self, entry: _Entry, storage: torch.UntypedStorage) -> None:
         assert entry.slot is not None
         storage.resize_(entry.nbytes)
-        entry.slot.read(storage.data_ptr())
+        entry.fill(storage, copy=self.inside and entry.nbytes >= HUGE_PAGE)
         entry.out = False
 
     # -- what autograd saves
@@ -305,7 +317,7 @@ class Residency(TorchDispatchMode):
                 assert entry.slot is not None
                 self._entries.pop(entry.key, None)
                 storage = torch.UntypedStorage(entry.nbytes)
-                entry.slot.read(storage.data_ptr())
+                entry.fill(storage, copy=False)
                 entry.bind(storage)
                 self._entries[entry.key] = entry
             elif entry.out:
@@ -359,19 +371,13 @@ def copied(tensor: Tensor) -> Tensor:
     return tensor.clone() if found is None else found.rows
 
 
-def _tensors(given: Any) -> Iterator[Tensor]:
+def _tensors(given: Any) -> Sequence[Tensor]:
     """All tensors among the arguments or results of an operation; of a sparse one those that it is made of."""
     if isinstance(given, Tensor):
-        if given.layout is torch.sparse_coo:
-            yield given._indices()
-            yield given._values()
-        else:
-            yield given
-    elif isinstance(given, list | tuple):
-        for one in given:
-            yield from _tensors(one)
-    elif isinstance(given, dict):
-        yield from _tensors(list(given.values()))
+        return (given._indices(), given._values()) if given.layout is torch.sparse_coo else (given,)
+    if isinstance(given, list | tuple):
+        return [tensor for one in given if isinstance(one, Tensor | list | tuple) for tensor in _tensors(one)]
+    return ()
 
 
 # -- what torch's dispatcher does not see

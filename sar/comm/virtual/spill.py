@@ -4,8 +4,15 @@
 The file has no name: it goes with the process, however that ends. A slot is a stretch of it, freed with its last
 reference and given out again. Slots are written once: who changes a tensor takes a new one, so that other workers can
 go on reading what was published. Space is reserved when the file grows, so that a full disk is an error there and not
-a signal where mapped memory is written. Writing goes to the page cache, and the system writes to the disk behind it; a
-whole slot is read at once, and of what is mapped the next piece is asked for ahead ([Note: reading ahead]).
+a signal where mapped memory is written. Writing goes to the page cache, and the system writes to the disk behind it; of
+what is mapped the next piece is asked for ahead ([Note: reading ahead]).
+
+[Note: mapping back]
+A tensor that comes back is not copied. The pages of the file are mapped over those that the allocator has given it,
+privately, so that only a page that changes becomes memory of the process. This asks for three things. A slot begins at
+the same distance from a page boundary as the memory that it was written from (`Slot.shift`). What is mapped keeps its
+slot from being given out. And the allocator gives the whole block back to the system when it is freed, as glibc's does
+with large blocks as set in [Note: allocator]; elsewhere, and for small blocks, bytes are read.
 """
 
 import ctypes
@@ -23,16 +30,19 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from sar.comm.allocator import SMALL, gives_back
 from sar.errors import ConfigError, SpillError
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
+LEAST_MAPPED: Final = 2 * SMALL
+"""Bytes of a block that is mapped: the allocator surely gives it pages of its own."""
 IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """Types of file systems that are themselves in memory, from linux/magic.h."""
 _PIECE: Final = 2**24
 """Bytes that `disk_bandwidth` writes at a time."""
 
 
-_MAP_FIXED: Final = 0x10
+_MAP_FIXED, _MADV_POPULATE_READ = 0x10, 22  # from linux/mman.h
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
@@ -74,7 +84,7 @@ class SpillFile:
         Raises:
             SpillError: where the disk is full.
         """
-        room = _size_class(nbytes)
+        room = _size_class(nbytes + PAGE if nbytes >= LEAST_MAPPED else nbytes)
         if self._free[room]:
             return Slot(self, self._free[room].pop(), nbytes, room)
         try:
@@ -99,12 +109,16 @@ class SpillFile:
 
 
 class Slot:
-    """So many bytes of the file; room for others once nobody refers to it."""
+    """So many bytes of the file; room for others once nobody refers to it.
+
+    shift: where in the slot they begin.
+    """
 
     def __init__(self, file: SpillFile, begin: int, nbytes: int, room: int) -> None:
         self.file = file
         self.begin = begin
         self.nbytes = nbytes
+        self.shift = 0
         self._room = room
 
     def __del__(self) -> None:
@@ -112,21 +126,38 @@ class Slot:
 
     def write(self, address: int) -> None:
         """Take in the memory from an address on."""
+        self.shift = address % PAGE if self.nbytes >= LEAST_MAPPED else 0
         memory, done = memoryview((ctypes.c_char * self.nbytes).from_address(address)), 0
         while done < self.nbytes:
-            done += os.pwrite(self.file.fd, memory[done:], self.begin + done)
+            done += os.pwrite(self.file.fd, memory[done:], self.begin + self.shift + done)
         self.file.written += self.nbytes
 
-    def read(self, address: int) -> None:
-        """Fill the memory from an address on."""
-        memory, done = memoryview((ctypes.c_char * self.nbytes).from_address(address)), 0
-        while done < self.nbytes:
-            done += os.preadv(self.file.fd, [memory[done:]], self.begin + done)
-        self.file.read += self.nbytes
+    def read(self, address: int, begin: int = 0, end: int | None = None) -> None:
+        """Fill the memory from an address on with bytes begin to end."""
+        end = self.nbytes if end is None else end
+        memory = memoryview((ctypes.c_char * (end - begin)).from_address(address))
+        done = 0
+        while done < end - begin:
+            done += os.preadv(self.file.fd, [memory[done:]], self.begin + self.shift + begin + done)
+        self.file.read += end - begin
+
+    def fill(self, address: int) -> bool:
+        """Have its bytes at an address, in a block of the allocator's; whether the slot has to stay: it is mapped."""
+        if self.nbytes < LEAST_MAPPED or address % PAGE != self.shift or not gives_back():
+            self.read(address)
+            return False
+        first = -self.shift % PAGE
+        last = first + (self.nbytes - first) // PAGE * PAGE
+        pages = address + first, last - first
+        map_pages(self.file, self.begin + self.shift + first, pages[1], pages[0], mmap.MAP_PRIVATE)
+        _libc.madvise(_Address(pages[0]), _Size(pages[1]), _MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
+        self.read(address, 0, first)
+        self.read(address + last, last, self.nbytes)
+        return True
 
     def will_need(self, begin: int, nbytes: int) -> None:
         """Have the system read a part of it, while this process does something else."""
-        os.posix_fadvise(self.file.fd, self.begin + begin, nbytes, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(self.file.fd, self.begin + self.shift + begin, nbytes, os.POSIX_FADV_WILLNEED)
 
     def mapped(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
         """Bytes from `begin` on as a tensor without memory of its own; what is written to it is written to the file."""
@@ -141,14 +172,15 @@ class Mapping:
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        self.address: int = self._map(slot, None, mmap.MAP_SHARED)
+        self.address = self._map(slot, None) + slot.shift
 
     def __del__(self) -> None:
-        _libc.munmap(_Address(self.address), _Size(self.slot.nbytes))
+        shift = self.slot.shift
+        _libc.munmap(_Address(self.address - shift), _Size(shift + self.slot.nbytes))
 
     def show(self, slot: Slot) -> None:
-        """Have another slot of this size from now on, at the same address."""
-        self._map(slot, self.address, mmap.MAP_SHARED | _MAP_FIXED)
+        """Have another slot of this size and shift from now on, at the same address."""
+        self._map(slot, self.address - slot.shift)
         self.slot = slot
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
@@ -158,13 +190,18 @@ class Mapping:
         return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=begin).view(tuple(shape))
 
     @staticmethod
-    def _map(slot: Slot, address: int | None, how: int) -> int:
-        room = mmap.PROT_READ | mmap.PROT_WRITE
-        found = _libc.mmap(_Address(address), _Size(slot.nbytes), room, how, slot.file.fd, _Offset(slot.begin))
-        if found in (None, _Address(-1).value):
-            reason = os.strerror(ctypes.get_errno())
-            raise SpillError(f"Cannot map {slot.nbytes} bytes of spilled tensors in {slot.file.folder} ({reason}).")
-        return int(found)
+    def _map(slot: Slot, address: int | None) -> int:
+        return map_pages(slot.file, slot.begin, slot.shift + slot.nbytes, address, mmap.MAP_SHARED)
+
+
+def map_pages(file: SpillFile, begin: int, nbytes: int, address: int | None, how: int) -> int:
+    """Have bytes of a file in memory, at an address in place of what is there, or wherever; return where."""
+    access, how = mmap.PROT_READ | mmap.PROT_WRITE, how if address is None else how | _MAP_FIXED
+    found = _libc.mmap(_Address(address), _Size(nbytes), access, how, file.fd, _Offset(begin))
+    if found in (None, _Address(-1).value):
+        reason = os.strerror(ctypes.get_errno())
+        raise SpillError(f"Cannot map {nbytes} bytes of spilled tensors in {file.folder} ({reason}).")
+    return int(found)
 
 
 class Published(NamedTuple):

@@ -10,10 +10,11 @@ from torch import Tensor
 from sar.kernels.cpu import loops
 from sar.kernels.cpu.loops import Formula, Table
 from sar.kernels.cpu.operand_layout import make_layout
-from sar.kernels.cpu.walks import EDGE, NO_INDICES, OTHER, OWN, Walk, by_destination, by_source, flat
+from sar.kernels.cpu.walks import EDGE, NO_INDICES, OTHER, OWN, Walk, by_destination, by_source
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, aligned_message_shape
 from sar.kernels.threads import run_balanced
+from sar.raw_memory import flat
 
 _BY_DESTINATION = {Target.U: OTHER, Target.V: OWN, Target.E: EDGE}
 _BY_SOURCE = {Target.U: OWN, Target.V: OTHER, Target.E: EDGE}

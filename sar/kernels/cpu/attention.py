@@ -14,9 +14,10 @@ from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, 
 from sar.kernels.cpu import attention_loops as loops
 from sar.kernels.cpu.attention_loops import Incoming, SourceGradients, Sums
 from sar.kernels.cpu.attention_steps import CHUNK, Heads, Scored, Scratch
-from sar.kernels.cpu.walks import by_destination, by_source, flat
+from sar.kernels.cpu.walks import by_destination, by_source
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.threads import run_balanced, run_rows
+from sar.raw_memory import flat
 
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sar.kernels.cpu.compile import inline, kernel
 from sar.kernels.cpu.vector import line_length, prefetch, thin
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
-from sar.raw_memory import as_array
+from sar.raw_memory import flat
 
 OWN, OTHER, EDGE = 0, 1, 2  # whose rows an operand has
 
@@ -59,12 +58,6 @@ def by_source(block: EdgeBlock, *, with_edges: bool = True) -> Walk:
 def _edge_ids(block: EdgeBlock, needed: bool) -> tuple[NDArray[Any], np.uint64]:
     ids = block.edge_ids if needed else None
     return NO_INDICES if ids is None else flat(ids), np.uint64(block.edge_offset)
-
-
-def flat(tensor: Tensor | None) -> NDArray[Any]:
-    """The elements of a tensor, row after row; shares its memory where that is contiguous."""
-    assert tensor is not None
-    return as_array(tensor.detach().contiguous().view(-1))
 
 
 @inline
