@@ -41,8 +41,9 @@ def as_array(tensor: Tensor) -> NDArray[Any]:
     return np.asarray(_Memory(tensor, tuple(tensor.shape))) if writes_seen_by else tensor.numpy()
 
 
-def flat(tensor: Tensor) -> NDArray[Any]:
+def flat(tensor: Tensor | None) -> NDArray[Any]:
     """The elements of a tensor, row after row; shares its memory where that is contiguous."""
+    assert tensor is not None
     tensor = tensor.contiguous()
     return np.asarray(_Memory(tensor, (tensor.numel(),))) if writes_seen_by else tensor.detach().numpy().reshape(-1)
 

@@ -39,13 +39,13 @@ _PARAMETERS = {
 }
 _TORCH = "libtorch_cpu.so"
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-_set: list[str] = []
-"""The policies that glibc has taken, the last one last."""
+_policy: str | None = None
+"""What glibc has been told last."""
 
 
 def gives_back() -> bool:
     """Whether blocks of `2 * SMALL` bytes and more have mappings of their own, which go when they are freed."""
-    return _set[-1:] == ["spilled"]
+    return _policy == "spilled"
 
 
 def set_allocator(*, spilled: bool = False) -> None:
@@ -53,6 +53,7 @@ def set_allocator(*, spilled: bool = False) -> None:
 
     With `spilled`, memory of all tensors that leave for a disk goes back at once.
     """
+    global _policy
     policy = "spilled" if spilled else Config.allocator
     if policy == "system":
         return
@@ -63,8 +64,7 @@ def set_allocator(*, spilled: bool = False) -> None:
     refused = [name for name, value in _PARAMETERS[policy].items() if not mallopt(name, value)]
     if refused:
         logger.warning("glibc refuses the parameters %s of mallopt; expect more memory in use.", refused)
-    else:
-        _set.append(policy)
+    _policy = None if refused else policy
     os.environ.setdefault(_HUGE_PAGES, "1")
     logger.info("allocator: freed memory is %s", "kept" if policy == "kept" else "given back")
 

@@ -12,7 +12,7 @@ import torch
 import sar
 from sar.comm import liveness, session
 from sar.comm.virtual import worker_threads
-from sar.comm.virtual.spill import SpillFile, disk_bandwidth
+from sar.comm.virtual.spill import PAGE, SpillFile, disk_bandwidth
 from sar.comm.virtual.turns import Turns
 from sar.comm.virtual.worker_threads import WorkerThreads
 from sar.errors import ConfigError
@@ -221,7 +221,7 @@ def test_a_disk_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fdatasync", lambda fd: written.append(os.fstat(fd).st_size))
     monkeypatch.setattr(os, "posix_fadvise", lambda *how: dropped.append(how[1:]))
     found = disk_bandwidth(tmp_path, most=3 * 2**24, seconds=60)
-    assert written == [2**24, 2 * 2**24, 3 * 2**24]
+    assert written == [n * (2**24 + PAGE) for n in (1, 2, 3)]
     assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)]
     assert min(found) > 2**20
     assert not any(tmp_path.iterdir())

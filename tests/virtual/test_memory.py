@@ -7,6 +7,7 @@ import torch
 
 import sar
 from sar.comm.allocator import _mkl_free_buffers
+from sar.comm.virtual.residency import _here
 from tests.virtual.virtual_pool import VirtualPool
 
 
@@ -31,3 +32,35 @@ def multiplies():
 def test_rooms_of_matrix_products():
     few, many = (max(VirtualPool(1, places).run(multiplies)) for places in (2, 8))
     assert many < few + 2**23
+
+
+def comes_back_mapped(changes):
+    """What a tensor holds after a turn, what it costs to have it back, and what it holds after others have spilled."""
+    kept = torch.arange(2.0**20) + sar.rank()
+    saved = kept.clone()
+    parameter = torch.ones((), requires_grad=True)
+    product = (parameter * saved).sum()
+    del saved
+    sar.all_sum(0)
+    file, before = _here.residency.file, _here.residency.file.read
+    kept.sum()
+    if changes:
+        kept[5:7] = -1
+    product.backward()
+    cost = file.read - before
+    for _ in range(3):  # whoever has the turn writes to slots that are free now
+        torch.rand(2**20)
+        sar.all_sum(0)
+    expected = torch.arange(2.0**20) + sar.rank()
+    gradient = expected.sum()
+    if changes:
+        expected[5:7] = -1
+    return torch.equal(kept, expected), torch.equal(parameter.grad, gradient), cost
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_pages_of_the_file_come_back_uncopied(changes):
+    for kept, gradient, cost in VirtualPool(1, 3).run(comes_back_mapped, changes):
+        assert kept
+        assert gradient
+        assert cost < 2**20  # of 8 MB

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sar.comm import session
+from sar.comm.allocator import set_allocator
 from sar.comm.virtual import residency
 from tests.workers import Err, Ok, WorkerFailure, shared_pool
 
@@ -53,6 +54,7 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
     function = getattr(importlib.import_module(module), name)
     before = residency.LEAST_BYTES
     residency.LEAST_BYTES = SPILL_ALL
+    set_allocator(spilled=spill)
     try:
         with tempfile.TemporaryDirectory() as folder:
             threads = session.virtual_workers(
@@ -60,6 +62,7 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
             )
             assert not os.listdir(folder)
     finally:
+        set_allocator()
         residency.LEAST_BYTES = before
     return [
         _failed(threads.failures[place]) if place in threads.failures else Ok(result)

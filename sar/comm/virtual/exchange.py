@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.comm.buffers import BufferPool
@@ -28,6 +29,7 @@ from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import counters
 from sar.comm.virtual.group import VirtualGroup
 from sar.comm.virtual.spill import Published
+from sar.raw_memory import flat
 
 
 class _Shared(NamedTuple):
@@ -62,14 +64,16 @@ class _Room:
         self._like = like
         self._form = RowFormat.of(like)
         self.wire = self._form.narrowed(wire)
-        self._most = self._form.message_bytes(most)
+        self._most = most
         self._buffer: Tensor | None = None
+        self._fields: list[Tensor] = []
 
     def again(self, rows: int) -> list[Tensor]:
         """Room for so many rows of each tensor, in place of those before."""
         if self._buffer is None:
-            self._buffer = self._pool.take(self._most)
-        return [field.values for field in self._form.rows(self._buffer, rows)]
+            self._buffer = self._pool.take(self._form.message_bytes(self._most))
+            self._fields = [field.values for field in self._form.rows(self._buffer, self._most)]
+        return [field[:rows] for field in self._fields]
 
     def anew(self, rows: int) -> list[Tensor]:
         """Room that the caller may keep."""
@@ -77,7 +81,7 @@ class _Room:
 
     def give_back(self) -> None:
         self._pool.give(self._buffer)
-        self._buffer = None
+        self._buffer, self._fields = None, []
 
 
 class VirtualExchange(Exchange):
@@ -158,11 +162,11 @@ class VirtualExchange(Exchange):
         fetched = _Room(self.pool, mine, most, self.settings.wire_features)
         returned = _Room(self.pool, [] if returns is None else returns.totals, most, self.settings.wire_gradients)
         self._count(fetched.wire if fetch else None, None if returns is None else returned.wire)
-        for number, tile in enumerate(self.local_tiles):
+        indices = [self._rows_of(tile.peer, self.group.rank, tile) for tile in self.local_tiles]
+        for number, (tile, index) in enumerate(zip(self.local_tiles, indices, strict=True)):
             owner = self._shared[tile.peer % self.group.turns.size]
-            index = self._rows_of(tile.peer, self.group.rank)[tile.begin : tile.end]
-            if fetch and number + 1 < len(self.local_tiles):
-                self._read_ahead(self.local_tiles[number + 1])
+            if fetch and number + 1 < len(indices):
+                self._read_ahead(self.local_tiles[number + 1].peer, flat(indices[number + 1]))
             rows = grads = None
             if fetch:
                 rows = fetched.anew(tile.rows) if keep else fetched.again(tile.rows)
@@ -189,24 +193,22 @@ class VirtualExchange(Exchange):
                 counters.bytes_sent += form.row_bytes * sent
                 counters.bytes_received += form.row_bytes * received
 
-    def _read_ahead(self, tile: Tile) -> None:
-        first, last = self._rows_of(tile.peer, self.group.rank)[tile.begin : tile.end].aminmax()
-        for field in self._shared[tile.peer % self.group.turns.size].fields:
-            field.will_need(int(first), int(last))
+    def _read_ahead(self, owner: int, rows: NDArray[Any]) -> None:
+        for field in self._shared[owner % self.group.turns.size].fields:
+            field.will_need(int(rows.min()), int(rows.max()))
 
     def _rank_of(self, place: int) -> int:
         return self.group.outer.rank * self.group.turns.size + place
 
-    def _rows_of(self, owner: int, reader: int) -> Tensor:
-        """The rows of a worker of this process that some worker reads."""
-        counts = self.plan.halo_counts[owner]
-        begin = sum(counts[:reader])
-        return self.plan.rows_here[owner % self.group.turns.size][begin : begin + counts[reader]]
+    def _rows_of(self, owner: int, reader: int, tile: Tile) -> Tensor:
+        """The rows in a tile of those that some worker reads of a worker of this process."""
+        begin = sum(self.plan.halo_counts[owner][:reader])
+        return self.plan.rows_here[owner % self.group.turns.size][begin + tile.begin : begin + tile.end]
 
     # -- for those of other processes
 
     def own_rows(self, tile: Tile) -> Tensor:
-        return self._rows_of(self._rank_of(tile.owner), tile.peer)[tile.begin : tile.end]
+        return self._rows_of(self._rank_of(tile.owner), tile.peer, tile)
 
     def fields_of(self, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
         return [one.rows for one in self._shared[tile.owner].fields]

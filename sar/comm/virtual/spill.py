@@ -84,7 +84,7 @@ class SpillFile:
         Raises:
             SpillError: where the disk is full.
         """
-        room = _size_class(nbytes + PAGE if nbytes >= LEAST_MAPPED else nbytes)
+        room = _size_class(nbytes) + (PAGE if nbytes >= LEAST_MAPPED else 0)  # where its shift may be
         if self._free[room]:
             return Slot(self, self._free[room].pop(), nbytes, room)
         try:
