@@ -15,8 +15,9 @@ ENGINE := $(addprefix tests/,kernels core nn parity host adapters)
 COMPILING := $(addprefix tests/,sampling train examples pages benchmarks)
 OTHERS := $(filter-out $(ENGINE) $(COMPILING),$(wildcard tests/test_*.py) $(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 PART = $(if $(findstring engine,$@),$(ENGINE),$(OTHERS) $(COMPILING))
-ON_WORKERS := core nn parity comm adapters sampling train
-VIRTUAL := $(addprefix .virtual-,1x2 1x5 2x2 2x4)
+# Tests of the engine, and with `--virtual 1` all that have workers.
+ON_WORKERS = $(addprefix tests/,core nn parity comm $(if $(findstring x,$*),,adapters sampling train))
+VIRTUAL := $(addprefix .virtual-,1 1x5 2x2 2x4)
 SIDE_BY_SIDE = @$(MAKE) --jobs 2 --no-print-directory
 # Each line of a part's output begins with the part's name; the status is that of pytest, not of sed.
 SHELL := bash
@@ -65,12 +66,12 @@ test-all: $(VENV)/.installed-test
 .all-engine .all-others:
 	@NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels $(BIN)/coverage run -m pytest -q --hypothesis-profile all $(PART) $(NAMED)
 
-# Tests of the engine with V virtual workers in each of W processes, for each of VIRTUAL; `.virtual-1x2` is one of them.
+# The tests once more, with virtual workers: all those of a test in one process, or V in each of W processes (`WxV`).
 test-virtual: $(VENV)/.installed-test
 	$(SIDE_BY_SIDE) --keep-going $(VIRTUAL)
 
 .virtual-%:
-	@$(BIN)/coverage run -m pytest -q --virtual $* $(addprefix tests/,$(ON_WORKERS)) $(NAMED)
+	@$(BIN)/coverage run -m pytest -q --virtual $* $(ON_WORKERS) $(NAMED)
 
 # Breaks central lines, one at a time, and checks that a fast test fails on each.
 mutants: $(VENV)/.installed-test

@@ -148,7 +148,7 @@ def pooled(graph, data, kind, several):
     owner = sar.pyg if dist.is_initialized() else pyg
     out = getattr(owner, f"global_{kind}_pool")(x_in, batch, 2 if several else None)
     (out.flatten() * torch.arange(1.0, out.numel() + 1, dtype=out.dtype)).sum().div(
-        dist.get_world_size() if dist.is_initialized() else 1
+        sar.world_size() if dist.is_initialized() else 1
     ).backward()
     return {"same out": out, "node x.grad": x.grad}
 
