@@ -80,9 +80,9 @@ def rows_saved(mine, mode):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_kept_rows_are_saved_by_autograd(pool, world_size):
+def test_kept_rows_are_saved_by_autograd(pool):
     """Rows that were kept any other way would stay in memory under a checkpoint."""
-    parts = SCENARIOS["random"](world_size)
+    parts = SCENARIOS["random"](2)
     mine = deal(parts, random_data(parts))
     lean, keeping = (pool.run(rows_saved, mode, per_rank=mine) for mode in (1, 2))
     halos = [

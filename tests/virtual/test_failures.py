@@ -16,6 +16,7 @@ from sar.comm.virtual.spill import PAGE, SpillFile, disk_bandwidth
 from sar.comm.virtual.turns import Turns
 from sar.comm.virtual.worker_threads import WorkerThreads
 from sar.errors import ConfigError
+from tests.core.attempts import catch
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import Err
 
@@ -99,6 +100,18 @@ def test_a_tensor_of_another_worker():
     outcomes = outcomes_of(passes_a_tensor_on)
     assert any("another virtual worker of this process has made" in outcome.message for outcome in outcomes)
     assert any(outcome.kind == "ConfigError" for outcome in outcomes)
+
+
+def calls_in_a_thread_of_its_own():
+    thread = threading.Thread(target=catch, args=(together,))
+    thread.start()
+    thread.join()
+    together()
+
+
+def test_threads_make_no_calls():
+    for outcome in outcomes_of(calls_in_a_thread_of_its_own):
+        assert "A thread that virtual worker 0 has started makes a distributed call" in outcome.message
 
 
 def compiles():

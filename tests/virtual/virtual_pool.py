@@ -42,7 +42,8 @@ class VirtualPool:
         given = [args] * self.world_size if per_rank is None else [(one, *args) for one in per_rank]
         shares = [given[w * self.each : (w + 1) * self.each] for w in range(self.processes)]
         case = (function.__module__, function.__qualname__, self.spill)
-        there = shared_pool(self.processes).outcomes(_run_case, *case, timeout=timeout, per_rank=shares)
+        limit = timeout * self.each  # as they run in turns
+        there = shared_pool(self.processes).outcomes(_run_case, *case, timeout=limit, per_rank=shares)
         found: list[Ok | Err] = []
         for outcome in there:
             found += outcome.value if isinstance(outcome, Ok) else [outcome] * self.each
