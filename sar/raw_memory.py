@@ -16,6 +16,9 @@ from torch import Tensor
 writes_seen_by: Final[list[Callable[[Tensor], None]]] = []
 """Called with each tensor that compiled code is about to write, which torch does not see; empty in most processes."""
 
+settled_by: Final[list[Callable[[Tensor], Tensor]]] = []
+"""What has a better place than memory for a tensor that nobody changes; empty in most processes."""
+
 
 class _Memory:
     """What numpy needs to know of a tensor, which lives as long."""
@@ -46,6 +49,13 @@ def flat(tensor: Tensor | None) -> NDArray[Any]:
     assert tensor is not None
     tensor = tensor.contiguous()
     return np.asarray(_Memory(tensor, (tensor.numel(),))) if writes_seen_by else tensor.detach().numpy().reshape(-1)
+
+
+def settled(tensor: Tensor) -> Tensor:
+    """A tensor that will stay for long, and as it is, in the place for such."""
+    for place in settled_by:
+        tensor = place(tensor)
+    return tensor
 
 
 def will_be_written(*tensors: Tensor | None) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.virtual.group import VirtualGroup
+from sar.raw_memory import settled
 
 
 class Tile(NamedTuple):
@@ -51,7 +52,7 @@ class HaloPlan:
     def __init__(self, rank: int, send_rows: list[Tensor], halo_counts: Tensor, mean_rows: int) -> None:
         self.rank = rank
         self.world_size = len(send_rows)
-        self.send_rows = send_rows
+        self.send_rows = [settled(rows) for rows in send_rows]
         self.halo_counts: list[list[int]] = halo_counts.tolist()
         self.mean_rows = mean_rows
         self.rows_here: list[Tensor] = []

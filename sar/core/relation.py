@@ -29,6 +29,7 @@ from sar.errors import GraphError
 from sar.kernels import EdgeBlock, load_kernels
 from sar.kernels.edge_block import compress
 from sar.kernels.id_slices import count_ids, less_first, number_distinct
+from sar.raw_memory import settled
 
 TILE_SIZES = 4
 """Sizes of tiles whose edges a relation keeps, the latest used: as many times the edges that read other workers."""
@@ -321,7 +322,7 @@ def _build_relation(graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shar
             sources = len(halo)
         block = EdgeBlock(rows, indptr, cols, sources, num_dst, edge_offset=offset)
         blocks.append(block)
-        halos.append(halo)
+        halos.append(settled(halo))
         offset += block.num_edges
     send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
     degrees = [count_ids(block.cols, block.num_src) for block in blocks]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.id_slices import count_ids
+from sar.raw_memory import settled
 
 
 class Transposed(NamedTuple):
@@ -43,9 +44,9 @@ class EdgeBlock:
         edge_ids: Tensor | Callable[[], Tensor] | None = None,
         edge_offset: int = 0,
     ) -> None:
-        self.rows = rows
-        self.indptr = indptr
-        self.cols = cols
+        self.rows = settled(rows)
+        self.indptr = settled(indptr)
+        self.cols = settled(cols)
         self._edge_ids = edge_ids
         self._transposed: Transposed | None = None
         self.edge_offset = edge_offset
@@ -75,7 +76,7 @@ class EdgeBlock:
     def edge_ids(self) -> Tensor | None:
         """Row of each edge in edge operands, (E,); None stands for edge_offset + position."""
         if callable(self._edge_ids):
-            self._edge_ids = self._edge_ids()
+            self._edge_ids = settled(self._edge_ids())
         return self._edge_ids
 
     @property
@@ -154,7 +155,8 @@ class EdgeBlock:
         """
         if self._transposed is None or (with_positions and self._transposed.positions is None):
             made = transpose(self)
-            self._transposed = made if with_positions else made._replace(positions=None)
+            positions = settled(made.positions) if with_positions and made.positions is not None else None
+            self._transposed = Transposed(settled(made.indptr), settled(made.dst), positions)
         return self._transposed
 
     def to(self, device: torch.device | str) -> EdgeBlock:

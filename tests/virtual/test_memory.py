@@ -2,12 +2,14 @@
 
 import ctypes
 
+import dgl.function as fn
 import pytest
 import torch
 
 import sar
 from sar.comm.allocator import _mkl_free_buffers
 from sar.comm.virtual.residency import _here
+from tests.graphs import partition_in_memory, random_graph
 from tests.virtual.virtual_pool import VirtualPool
 
 
@@ -64,3 +66,26 @@ def test_pages_of_the_file_come_back_uncopied(changes):
         assert kept
         assert gradient
         assert cost < 2**20  # of 8 MB
+
+
+def keeps_structure(data):
+    """How many tensors a graph has kept of its structure, after its use, that are in memory where they are small."""
+    graph = sar.construct_full_graph(data)
+    graph.srcdata["x"] = torch.rand(graph.num_nodes(), 3, requires_grad=True)
+    graph.edata["w"] = torch.rand(graph.num_edges(), 1, requires_grad=True)
+    graph.update_all(fn.u_mul_e("x", "w", "m"), fn.sum("m", "y"))
+    graph.dstdata["y"].sum().backward()
+    (relation,) = graph._structure.relations
+    blocks = [*relation.blocks, *(block for cut in relation._tiles.values() for block in cut.values())]
+    kept = [*relation.halos, *relation.plan.send_rows]
+    for block in blocks:
+        kept += [block.rows, block.indptr, block.cols, *(block._transposed or ())]
+    kept = [one for one in kept if isinstance(one, torch.Tensor) and one.nbytes]
+    assert len(kept) > 8 * sar.world_size()
+    return sum(one.untyped_storage().resizable() for one in kept)
+
+
+def test_structure_lies_in_files():
+    graph = random_graph(0, 200, 3000)
+    parts = partition_in_memory(graph, torch.arange(200) % 4, 4).partitions
+    assert VirtualPool(1, 4).run(keeps_structure, per_rank=parts) == [0] * 4

@@ -5,6 +5,9 @@ What a worker reads of its partition's files, such as features, goes slice by sl
 mapped from there: the system keeps as much of it in memory as there is room for. The partition's own files could not be
 mapped: an array of DGL's begins right after its name, wherever that ends, and code for numbers needs aligned addresses.
 
+The structure of graphs settles there, too: it stays as it is, and small pieces of it, such as the edges between each
+two of p partitions, share a slot.
+
 Such a tensor is published, and kept for later, as it is: nothing is written or copied. The first change after that goes
 to another slot, mapped in place of this one at the same address, while others read on what was published. Who has got
 the address itself, as numpy does, may change it unseen: from then on, what is published is a copy.
@@ -12,6 +15,7 @@ the address itself, as numpy does, may change it unseen: from then on, what is p
 
 from collections.abc import Sequence
 from math import prod
+from typing import Final
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,6 +23,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sar.comm.virtual.spill import Mapping, Published, SpillFile
+
+ROOM_BYTES: Final = 2**18
+ALIGNED: Final = 64
 
 
 class _Own(Mapping):
@@ -35,6 +42,7 @@ class TensorsInFiles:
 
     def __init__(self, file: SpillFile) -> None:
         self._file = file
+        self._room = torch.empty(0, dtype=torch.uint8)  # of the slot that small tensors share, what is left
         self._known: WeakValueDictionary[int, _Own] = WeakValueDictionary()  # by address; they live with the tensors
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -43,6 +51,20 @@ class TensorsInFiles:
         self._known[own.address] = own
         with _disable_current_modes():
             return own.tensor(shape, dtype)
+
+    def settled(self, tensor: Tensor) -> Tensor:
+        """A tensor with what this one has; small ones share a slot."""
+        nbytes = tensor.nbytes
+        if not nbytes or tensor.untyped_storage().data_ptr() in self._known:
+            return tensor
+        if nbytes > len(self._room):
+            self._room = self.empty((max(nbytes, ROOM_BYTES),), torch.uint8)
+        with _disable_current_modes():
+            begin = int(self._room.storage_offset())
+            place: Tensor = tensor.new_empty(0)
+            place.set_(self._room.untyped_storage(), begin // tensor.itemsize, tensor.shape)  # type: ignore[call-overload]
+            self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
+            return place.copy_(tensor)
 
     def find(self, tensor: Tensor) -> Published | None:
         """What a tensor has now, in the file; None where it is not there."""

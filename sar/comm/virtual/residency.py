@@ -394,6 +394,7 @@ def memory_is_watched() -> Iterator[None]:
     kept = {name: getattr(Tensor, name) for name in PAST_DISPATCHER}
     to_dlpack = torch.utils.dlpack.to_dlpack
     raw_memory.writes_seen_by.append(_written)
+    raw_memory.settled_by.append(_settled)
     for name, method in kept.items():
         setattr(Tensor, name, _brings_back(method))
     torch.utils.dlpack.to_dlpack = _brings_back(to_dlpack)
@@ -403,12 +404,21 @@ def memory_is_watched() -> Iterator[None]:
         torch.utils.dlpack.to_dlpack = to_dlpack
         for name, method in kept.items():
             setattr(Tensor, name, method)
+        raw_memory.settled_by.remove(_settled)
         raw_memory.writes_seen_by.remove(_written)
 
 
 def _written(tensor: Tensor) -> None:
     if (residency := getattr(_here, "residency", None)) is not None:
         residency.written(tensor)
+
+
+def _settled(tensor: Tensor) -> Tensor:
+    residency: Residency | None = getattr(_here, "residency", None)
+    if residency is None or tensor.device.type != "cpu":
+        return tensor
+    residency.ensure(tensor)
+    return residency.in_files.settled(tensor)
 
 
 def _brings_back(method: Callable[..., Any]) -> Callable[..., Any]:
