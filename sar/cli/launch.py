@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resident is not None or arguments.spill is not None:
         settings |= _virtual(arguments)
     os.environ.update(settings)
+    if sys.platform == "linux":
+        os.environ["SAR_LAUNCHER"] = str(os.getpid())
     said = " ".join(f"{name}={value}" for name, value in settings.items()) or "environment as it is"
     print(f"sar launch: {workers} {'workers' if workers > 1 else 'worker'}; {said}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="sar-launch-") as folder:  # torchrun leaves its own behind

@@ -1,7 +1,9 @@
 """Who this process is, as told by torchrun, Slurm or MPI."""
 
+import ctypes
 import os
 import re
+import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -26,6 +28,9 @@ _LOCAL_RANK = (
     "MV2_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
 )
+
+
+_PR_SET_PDEATHSIG = 1
 
 
 class Place(NamedTuple):
@@ -64,6 +69,12 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str | None:
     if place is not None and place.launcher == "Open MPI" and "PMIX_NAMESPACE" in environ:
         return f"Open MPI {environ['PMIX_NAMESPACE']}"
     return None
+
+
+def end_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
+    """Have Linux kill this process where `sar launch` is killed and cannot end its workers, which would train on."""
+    if environ.get("SAR_LAUNCHER") == str(os.getppid()):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:

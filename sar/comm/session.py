@@ -19,7 +19,7 @@ from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
 from sar.comm.interfaces import choose_interface
 from sar.comm.joining import Pulse, check_in, open_store, while_it_answers
-from sar.comm.launcher import find_place, job_id, local_rank, set_in_part
+from sar.comm.launcher import end_with_launcher, find_place, job_id, local_rank, set_in_part
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
 from sar.comm.virtual.group import VirtualGroup
@@ -91,6 +91,7 @@ def initialize_comms(
     virtual = wanted() if _current is None else None
     if _current is None:
         set_allocator(spilled=virtual is not None)
+        end_with_launcher()
     choose_interface(master_ip_address)
     master: tuple[str | None, int | None] = (None, None)
     found = dist.is_initialized()
