@@ -67,10 +67,11 @@ def make(folder: Path) -> dict[int, Path]:
 
 
 def start(folder: Path, parts: Path, saved: str, workers: int, virtual: bool, kill: int = -1) -> subprocess.Popen[str]:
-    how = ["--resident", "1", "--spill", str(folder / "spill")] if virtual else []
+    how = ["--workers", str(workers), "--threads", "1"]
+    how += ["--resident", "1", "--spill", str(folder / "spill")] if virtual else []
+    arguments = [str(folder / "train.py"), str(parts), str(folder / saved), str(kill)]
     return subprocess.Popen(
-        [sys.executable, "-m", "sar", "launch", "--workers", str(workers), "--threads", "1", *how]
-        + [str(folder / "train.py"), str(parts), str(folder / saved), str(kill)],
+        [sys.executable, "-m", "sar", "launch", *how, *arguments],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         text=True,
@@ -99,7 +100,8 @@ def killed(last: int, *how) -> dict[int, float]:
     try:
         assert process.stdout is not None
         while f"as worker {last} of {last + 1}" not in output:
-            assert (line := process.stdout.readline()), output
+            line = process.stdout.readline()
+            assert line, output
             output += line
         pids = list(map(int, re.findall(r"stands (\d+)", output)))
     finally:
@@ -141,7 +143,8 @@ def test_killed_in_the_middle_of_an_epoch(tmp_path):
     expected = VirtualPool(1, 4).run(train, tmp_path / "undisturbed", -1, per_rank=mine)
     outcomes = VirtualPool(1, 4).outcomes(train, tmp_path / "saved", 2, per_rank=mine)
     assert {outcome.kind for outcome in outcomes} == {"Died"}
-    for before, after in zip(expected, VirtualPool(2, 2).run(train, tmp_path / "saved", -1, per_rank=mine), strict=True):
+    found = VirtualPool(2, 2).run(train, tmp_path / "saved", -1, per_rank=mine)
+    for before, after in zip(expected, found, strict=True):
         assert after == pytest.approx(before[2:], rel=1e-9)
         assert before[3] != pytest.approx(before[2], rel=1e-3)
 
