@@ -1,14 +1,16 @@
-"""Layers of PyTorch Geometric over several edge types, and its normalisation and pooling, equal one machine."""
+"""Layers of PyTorch Geometric over several edge types equal one machine."""
 
+import dgl
 import pytest
 import torch
-import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch import nn
+from torch_geometric.data import HeteroData
 
 import sar
 from tests.hetero_graphs import partition_hetero
 from tests.matrix import corner
+from tests.parity import pyg_layers
 from tests.parity.harness import assert_close, check, parameter_gradients, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS
 from tests.parity.test_hetero import OUT, WIDTH, whole_graph
@@ -80,11 +82,20 @@ def on_worker(data, mode, names):
     return found
 
 
+def apart():
+    """No edges of one type, few of another, so that most nodes have none into them."""
+    graph = dgl.remove_edges(whole_graph(), torch.arange(90), etype="cites")
+    return dgl.remove_edges(graph, torch.arange(5, 120), etype="writes")
+
+
+@pytest.mark.parametrize("kind", ["anywhere", "apart"])
 @pytest.mark.parametrize("world_size", [2, corner(3)])
-def test_several_edge_types(pool, world_size):
-    graph = whole_graph()
+def test_several_edge_types(pool, world_size, kind):
+    graph = whole_graph() if kind == "anywhere" else apart()
     generator = torch.Generator().manual_seed(0)
     assignment = {t: torch.randint(world_size, (graph.num_nodes(t),), generator=generator) for t in graph.ntypes}
+    if kind == "apart":  # a worker lacks these types of nodes
+        assignment |= {"topic": torch.zeros(20).long(), "author": torch.full((25,), world_size - 1)}
     parts = partition_hetero(graph, assignment, world_size)
     edges = {etype: torch.stack(graph.edges(etype=etype)) for etype in graph.canonical_etypes}
     features = {t: graph.nodes[t].data["x"].double() for t in graph.ntypes}
@@ -102,61 +113,47 @@ def test_several_edge_types(pool, world_size):
                     assert_close(torch.cat(found), value[parts.node_ids[key.split(" ")[1]]])
 
 
-NORMS = {
-    "BatchNorm": lambda: pyg.BatchNorm(6),
-    "DiffGroupNorm": lambda: pyg.DiffGroupNorm(6, 3),
-    "GraphNorm": lambda: pyg.GraphNorm(6),
-    "GraphSizeNorm": lambda: pyg.GraphSizeNorm(),
-    "InstanceNorm": lambda: pyg.InstanceNorm(6, affine=True, track_running_stats=True),
-    "LayerNorm graph": lambda: pyg.LayerNorm(6),
-    "LayerNorm node": lambda: pyg.LayerNorm(6, mode="node"),
-    "MeanSubtractionNorm": lambda: pyg.MeanSubtractionNorm(),
-    "PairNorm": lambda: pyg.PairNorm(),
-    "PairNorm individually": lambda: pyg.PairNorm(2.0, scale_individually=True),
-}
-
-
-def norm_results(graph, data, name, training):
+def with_missing_relations(graph, data, name):
+    """Of seven relations two have no edges, and one has edges into few nodes."""
     torch.manual_seed(5)
-    layer = NORMS[name]().double()
-    with torch.no_grad():
-        for value in layer.parameters():
-            value.add_(torch.rand_like(value))
-    if dist.is_initialized():
-        layer = sar.pyg.convert_norms(layer)
+    layer = getattr(pyg, name)(6, 4, 7, **({"heads": 2} if name == "RGATConv" else {"num_bases": 3})).double()
+    kinds = (data.edges["w"][:, 0] * 2).long().clamp(max=5)
     x = data.leaf("x")
-    layer(x)  # moves the running statistics
-    layer.train(training)
-    out = layer(x)
+    out = layer(x, pyg_layers.edges_of(graph), kinds)
     weighted_sum(out, data.nodes["cotangent"]).backward()
-    state = {f"same state {key}": value.double() for key, value in layer.state_dict().items()}
-    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer), **state}
+    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
 
 
-@pytest.mark.parametrize("scenario", ["random", "first worker without nodes"])
+@pytest.mark.parametrize("scenario", ["random", "first worker without nodes", "isolated", "no edges"])
 @pytest.mark.parametrize("world_size", [2])
-def test_normalisation(pool, world_size, scenario):
+def test_relations_without_edges(pool, world_size, scenario):
     parts = SCENARIOS[scenario](world_size)
-    cases = [(norm_results, (name, training)) for name in NORMS for training in (True, False)]
+    cases = [(with_missing_relations, (name,)) for name in ("RGCNConv", "FastRGCNConv", "RGATConv")]
     check(pool, parts, random_data(parts, torch.float64), cases, (1,))
 
 
-def pooled(graph, data, kind, several):
-    x = data.leaf("x")
-    x_in = x.relu()  # ties
-    batch = (data.nodes["y"][:, 0] > 0).long() if several else None
-    owner = sar.pyg if dist.is_initialized() else pyg
-    out = getattr(owner, f"global_{kind}_pool")(x_in, batch, 2 if several else None)
-    (out.flatten() * torch.arange(1.0, out.numel() + 1, dtype=out.dtype)).sum().div(
-        sar.world_size() if dist.is_initialized() else 1
-    ).backward()
-    return {"same out": out, "node x.grad": x.grad}
+def in_order_on_worker(directory):
+    data = sar.pyg.load_partition(directory)
+    torch.manual_seed(5)
+    x = {ntype: data[ntype].x for ntype in data.node_types}
+    out = pyg.HGTConv(WIDTH, 4, data.metadata()).double()(x, data.edge_index_dict)
+    papers = sar.to_original_order(out["paper"].detach(), directory, ntype="paper", out=f"{directory}/papers.npy")
+    edges = data["author", "writes", "paper"].edge_attr
+    found = sar.to_original_order(edges, directory, etype=("author", "writes", "paper"), out=f"{directory}/edges.npy")
+    return torch.from_numpy(papers[:]), torch.from_numpy(found[:])
 
 
-@pytest.mark.parametrize("world_size", [2])
-def test_pooling(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    cases = [(pooled, (kind, several)) for kind in ("add", "mean", "max") for several in (False, True)]
-    check(pool, parts, random_data(parts, torch.float64), cases, (1,))
-    empty = SCENARIOS["first worker without nodes"](world_size)
-    check(pool, empty, random_data(empty, torch.float64), cases, (1,))
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_results_in_the_order_of_the_data(pool, world_size, tmp_path):
+    graph, data = whole_graph(), HeteroData()
+    for ntype in graph.ntypes:
+        data[ntype].x = graph.nodes[ntype].data["x"].double()
+    for etype in graph.canonical_etypes:
+        data[etype].edge_index = torch.stack(graph.edges(etype=etype))
+    data["author", "writes", "paper"].edge_attr = torch.arange(120.0).view(60, 2).repeat(2, 1)
+    sar.partition_graph(data, "graph", 2, str(tmp_path), part_method="random")
+    for papers, edges in pool.run(in_order_on_worker, str(tmp_path)):
+        torch.manual_seed(5)
+        out = pyg.HGTConv(WIDTH, 4, data.metadata()).double()(data.x_dict, data.edge_index_dict)
+        assert_close(papers, out["paper"].detach())
+        assert torch.equal(edges, data["author", "writes", "paper"].edge_attr)

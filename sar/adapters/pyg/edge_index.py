@@ -11,14 +11,15 @@ fetched, and sums of edge values at sources, which are sent. These operations ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sar.adapters.pyg.guarded import GuardedTensor, Handlers, handler_for, plain
 from sar.adapters.pyg.numbering import Numbering
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
@@ -26,8 +27,6 @@ from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.reversed_graph import reversed_graph
 from sar.core.passing.reverse import sum_at_sources
 from sar.errors import GraphError
-
-Handler = Callable[..., Any]
 
 
 def edges_of(graph: GraphShardManager) -> DistributedEdgeIndex:
@@ -41,34 +40,23 @@ def edges_of(graph: GraphShardManager) -> DistributedEdgeIndex:
     return index
 
 
-class _Ids(Tensor):
-    """A tensor of node numbers on which only operations that are known to be right work."""
+_HANDLERS: Handlers = {}
+
+
+class _Ids(GuardedTensor):
+    """A tensor of node numbers."""
 
     numbering: Numbering
-    plain: Tensor
+    handlers = _HANDLERS
+    what = "sources of a distributed edge_index, which have numbers of their own on each worker"
+    advice = "Do it before the graph is partitioned, or leave it out."
 
     @classmethod
-    def over(cls, numbers: Tensor, numbering: Numbering) -> Any:
+    def numbered(cls, numbers: Tensor, numbering: Numbering) -> Any:
         """The numbers as such a tensor; shares their memory."""
-        ids = numbers.as_subclass(cls)
-        ids.plain, ids.numbering = numbers, numbering
+        ids = cls.over(numbers)
+        ids.numbering = numbering
         return ids
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
-        if handler is not None:
-            return handler(*args, **kwargs)
-        if func in _RIGHT:
-            return _plainly(func, *args, **kwargs)
-        name = getattr(func, "__name__", str(func))
-        raise GraphError(
-            f"{name} was called with sources of a distributed edge_index, which have numbers of their own on each "
-            "worker, so that its result might be wrong. Do it before the graph is partitioned, or leave it out."
-        )
 
 
 class SourceIndex(_Ids):
@@ -84,7 +72,7 @@ class SourceIndex(_Ids):
 
     @classmethod
     def of(cls, edges: DistributedEdgeIndex) -> SourceIndex:
-        index: SourceIndex = cls.over(edges.plain[0], edges.numbering)
+        index: SourceIndex = cls.numbered(edges.plain[0], edges.numbering)
         index.edges, index.along = edges, None
         return index
 
@@ -100,7 +88,7 @@ class DistributedEdgeIndex(_Ids):
 
     @classmethod
     def of(cls, ends: Tensor, numbering: Numbering, num_dst: int) -> DistributedEdgeIndex:
-        index: DistributedEdgeIndex = cls.over(ends, numbering)
+        index: DistributedEdgeIndex = cls.numbered(ends, numbering)
         index.num_dst = num_dst
         return index
 
@@ -168,7 +156,7 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
     def join(cls, parts: list[tuple[DistributedEdgeIndex, int, int]]) -> JoinedEdgeIndex:
         """The edge index of these parts."""
         ends = [edges.plain + torch.tensor([[src], [dst]], device=edges.plain.device) for edges, src, dst in parts]
-        joined: JoinedEdgeIndex = cls.over(torch.cat(ends, 1), parts[0][0].numbering)
+        joined: JoinedEdgeIndex = cls.numbered(torch.cat(ends, 1), parts[0][0].numbering)
         joined.parts = parts
         return joined
 
@@ -184,45 +172,7 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
 
 # -- operations
 
-_HANDLERS: dict[Any, Handler] = {}
-
-_EQUALITY = (Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__, torch.eq, torch.ne)
-
-_RIGHT = {
-    *_EQUALITY,
-    *(getattr(Tensor, name) for name in ("size", "dim", "numel", "nelement", "__len__", "is_floating_point", "stride")),
-    *(getattr(Tensor, name) for name in ("is_complex", "is_contiguous", "get_device", "element_size", "__hash__")),
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "is_meta", "is_sparse")
-    ),
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("is_quantized", "is_mkldnn", "is_nested", "is_sparse_csr", "requires_grad", "grad_fn", "is_leaf")
-    ),
-    *(getattr(torch, name) for name in ("numel", "is_floating_point", "is_complex", "is_tensor", "ones_like")),
-    *(getattr(torch, name) for name in ("zeros_like", "empty_like", "full_like", "rand_like")),
-    *(getattr(Tensor, name) for name in ("new_ones", "new_zeros", "new_empty", "new_full", "new_tensor", "type")),
-}
-"""Functions that are right as they stand: those that ask nothing of the numbers, and whether two ends are equal."""
-
-
-def _plain(value: Any) -> Any:
-    """The same memory as a plain tensor; what is no tensor of ours as it is."""
-    return value.plain if isinstance(value, _Ids) else value
-
-
-def _plainly(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with torch._C.DisableTorchFunctionSubclass():
-        return func(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
-
-
-def _handles(*functions: Any) -> Callable[[Handler], Handler]:
-    def register(handler: Handler) -> Handler:
-        _HANDLERS.update(dict.fromkeys(functions, handler))
-        return handler
-
-    return register
+_handles = partial(handler_for, _HANDLERS)
 
 
 def _refuse(what: str) -> GraphError:
@@ -234,7 +184,7 @@ def _refuse(what: str) -> GraphError:
 
 @_handles(Tensor.__repr__)
 def _repr(value: Tensor, **_: Any) -> str:
-    return f"{type(value).__name__}({_plain(value)!r})"
+    return f"{type(value).__name__}({plain(value)!r})"
 
 
 @_handles(Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, torch.clone)
@@ -244,7 +194,7 @@ def _same(value: Tensor, **_: Any) -> Tensor:
 
 @_handles(Tensor.to, Tensor.cpu, Tensor.cuda)
 def _to(value: _Ids, *args: Any, **kwargs: Any) -> Any:
-    moved = _plain(value).to(*args, **kwargs)
+    moved = plain(value).to(*args, **kwargs)
     if moved.device != value.device:
         raise GraphError(
             f"edge_index is on {value.device}, as its graph; call graph.to(device), then sar.pyg.edge_index."
@@ -269,16 +219,16 @@ def _getitem(value: Tensor, index: Any) -> Any:
 def _part_of_edges(edges: DistributedEdgeIndex, index: Any) -> Any:
     rows, columns = index if isinstance(index, tuple) else (index, slice(None))
     if isinstance(rows, int) and rows in (0, 1, -1, -2):
-        row = SourceIndex.of(edges) if rows in (0, -2) else _plain(edges)[1]
+        row = SourceIndex.of(edges) if rows in (0, -2) else plain(edges)[1]
         return row if isinstance(columns, slice) and columns == slice(None) else row[columns]
     if not (isinstance(rows, slice) and rows == slice(None)):
         raise _refuse(f"The part [{index}]")
-    return DistributedEdgeIndex.of(_plain(edges)[:, columns], edges.numbering, edges.num_dst)
+    return DistributedEdgeIndex.of(plain(edges)[:, columns], edges.numbering, edges.num_dst)
 
 
 def _part_of_sources(sources: SourceIndex, index: Any) -> SourceIndex:
     """The sources of some edges, as those of a graph in which each edge has a destination of its own."""
-    return _sources(_plain(sources)[index], sources.numbering)
+    return _sources(plain(sources)[index], sources.numbering)
 
 
 def _sources(numbers: Tensor, numbering: Numbering) -> SourceIndex:
@@ -290,7 +240,7 @@ def _sources(numbers: Tensor, numbering: Numbering) -> SourceIndex:
 def _unbind(edges: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     if not isinstance(edges, DistributedEdgeIndex) or dim != 0:
         raise _refuse(f"unbind along {dim}")
-    return SourceIndex.of(edges), _plain(edges)[1]
+    return SourceIndex.of(edges), plain(edges)[1]
 
 
 @_handles(Tensor.__iter__)
@@ -312,7 +262,7 @@ def _select(value: Tensor, dim: int, index: Tensor) -> Any:
 @_handles(Tensor.__setitem__)
 def _setitem(value: Tensor, index: Any, new: Any) -> None:
     """Right where the sources are this worker's own, as those of self-loops are."""
-    sources = _plain(index)
+    sources = plain(index)
     if isinstance(value, _Ids) or not isinstance(index, SourceIndex) or bool((sources >= len(value)).any()):
         raise _refuse("Setting values at sources")
     value[sources] = new
@@ -322,13 +272,13 @@ def _setitem(value: Tensor, index: Any, new: Any) -> None:
 def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
     ours = [value for value in values if isinstance(value, _Ids)]
     numbering = ours[0].numbering
-    plain = [_plain(value) for value in values]
+    numbers = [plain(value) for value in values]
     if any(value.numbering is not numbering for value in ours):
         raise _refuse("cat with edges of another type")
     if isinstance(ours[0], DistributedEdgeIndex) and dim in (1, -1):
-        return DistributedEdgeIndex.of(torch.cat(plain, 1), numbering, ours[0].num_dst)
+        return DistributedEdgeIndex.of(torch.cat(numbers, 1), numbering, ours[0].num_dst)
     if isinstance(ours[0], SourceIndex):
-        return _sources(torch.cat(plain), numbering)
+        return _sources(torch.cat(numbers), numbering)
     raise _refuse(f"cat along {dim}")
 
 
@@ -337,7 +287,7 @@ def _stack(values: Sequence[Tensor], dim: int = 0) -> Any:
     first = values[0]
     if len(values) != 2 or dim != 0 or not isinstance(first, SourceIndex) or isinstance(values[1], _Ids):
         raise _refuse("This stack")
-    ends = torch.stack([_plain(first), values[1]])
+    ends = torch.stack([plain(first), values[1]])
     return DistributedEdgeIndex.of(ends, first.numbering, first.numbering.relation.num_dst)
 
 

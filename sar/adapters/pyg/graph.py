@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from sar.adapters.pyg import attention, layers, propagate
+from sar.adapters.pyg import attention, batch_vector, layers, propagate
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
@@ -36,6 +37,7 @@ def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[Canonica
 @cache
 def _install() -> None:
     attention.install()
+    batch_vector.install()
     layers.install()
     propagate.install()
 
@@ -51,12 +53,14 @@ def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | Hete
     if isinstance(edges, DistributedEdgeIndex):
         data = Data(edge_index=edges, num_nodes=graph.num_nodes())
         set_fields(data, fields[graph.ntypes[0]])
+        _set_batch(data, graph.device)
         set_fields(data, _fields(graph.edata, ""), EDGE_NAMES)
         return data
     data = HeteroData()
     for ntype, values in fields.items():
         data[ntype].num_nodes = graph.num_nodes(ntype)
         set_fields(data[ntype], values)
+        _set_batch(data[ntype], graph.device)
     for etype, index in edges.items():
         data[etype].edge_index = index
         set_fields(data[etype], _fields(graph.edges[etype].data, ""), EDGE_NAMES)
@@ -73,6 +77,12 @@ def set_fields(store: Any, fields: Mapping[str, Tensor], names: Mapping[str, str
         own = name if own in fields else own
         own = f"edge_{own}" if own in store else own
         store[own] = values.bool() if name in SPLIT else values  # DGL's files have bytes
+
+
+def _set_batch(store: Any, device: torch.device) -> None:
+    """Let the graphs of `batch`, which is one where there is none, have nodes on all workers."""
+    whole = batch_vector.whole_graph(store.num_nodes, device)
+    store.batch = batch_vector.batch_vector(store.batch) if "batch" in store else whole
 
 
 def _fields(fields: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

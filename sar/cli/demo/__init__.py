@@ -44,6 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table and save it as `demo.md`, with a picture `demo.png`; both replace those of an earlier run."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("the demo draws with matplotlib, which is not installed: pip install 'sar-gnn[plot]'")
+    if importlib.util.find_spec("dgl") is None:
+        raise ConfigError(
+            "the demo trains layers of DGL, which is not installed: pip install 'dgl>=1.1.3,<2.2'. "
+            "examples/pyg_gat.py trains layers of PyTorch Geometric."
+        )
     if arguments.parts < 1 or arguments.epochs < 1:
         raise ConfigError(f"--parts {arguments.parts} --epochs {arguments.epochs}: expected at least 1 of each.")
     from sar.cli.demo import report  # needs matplotlib

@@ -3,7 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch_geometric.data import Data, HeteroData
+import torch_geometric.nn as pyg
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import k_hop_subgraph
 
@@ -148,3 +149,48 @@ def test_several_types_from_a_directory(pool, tmp_path):
     expected = conv((data["author"].x, data["paper"].x), data["author", "writes", "paper"].edge_index).detach()
     found = torch.cat([rows for rows, _ in pool.run(hetero_on_worker, str(tmp_path))])
     torch.testing.assert_close(found.sort(0).values, expected.sort(0).values, rtol=1e-9, atol=1e-9)
+
+
+def several_graphs():
+    """Nine graphs of one data set."""
+    graphs = []
+    for number in range(9):
+        edges, generator = random_graph(number, 4 + number, 20), torch.Generator().manual_seed(number)
+        x = torch.randn(4 + number, 5, generator=generator, dtype=torch.float64)
+        graphs.append(Data(x=x, edge_index=torch.stack([edges.src, edges.dst]), num_nodes=4 + number))
+    return Batch.from_data_list(graphs)
+
+
+def read_out(data, count, pool):
+    torch.manual_seed(1)
+    model, last = pyg.GCN(5, 6, 2, 4, norm="graph_norm").double(), pyg.Set2Set(4, 2).double()
+    h = model(data.x, data.edge_index, batch=data.batch)
+    some = h[:, 0] > 0
+    parts = [
+        pool(h, data.batch, count),
+        pyg.global_max_pool(h[some], data.batch[some], count),
+        last(h, data.batch),
+        pool(h[data.edge_index[1]], data.batch[data.edge_index[0]], count),  # of the edges
+    ]
+    out = torch.cat(parts, 1)
+    (out.square().sum() / (sar.world_size() if sar.comm.is_initialized() else 1)).backward()
+    return out.detach(), [value.grad for value in (*model.parameters(), *last.parameters())]
+
+
+def read_out_on_worker(directory, count):
+    data = sar.pyg.load_partition(directory)
+    out, grads = read_out(data, count, pyg.global_mean_pool)
+    return out, [sar.all_sum(grad) for grad in grads]
+
+
+@pytest.mark.parametrize("one_graph", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_graphs_across_workers(pool, world_size, one_graph, tmp_path):
+    """Layers of PyTorch Geometric that are given `data.batch`, as they are."""
+    whole = several_graphs()
+    data = Data(whole.x, whole.edge_index) if one_graph else Data(whole.x, whole.edge_index, batch=whole.batch)
+    sar.partition_graph(data, "graph", 2, str(tmp_path), part_method="random")
+    data.batch = torch.zeros(len(whole.x), dtype=torch.int64) if one_graph else whole.batch
+    count = 1 if one_graph else 9
+    for found in pool.run(read_out_on_worker, str(tmp_path), count):
+        torch.testing.assert_close(found, read_out(data, count, pyg.global_mean_pool), rtol=1e-9, atol=1e-9)

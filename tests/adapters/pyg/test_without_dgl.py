@@ -1,39 +1,116 @@
-"""Partitioning, training and mini-batches with PyTorch Geometric where DGL cannot be imported."""
+"""Partitioning, training, mini-batches and the commands with PyTorch Geometric where DGL cannot be imported."""
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 from tests.workers import REPOSITORY
 
 SCRIPT = """
 import sys
-sys.modules["dgl"] = None  # importing it raises ModuleNotFoundError
+import numpy as np
 import sar
+import sar.cli
 assert "torch_geometric" not in sys.modules
 import torch
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv
+from torch_geometric.sampler import NegativeSampling
 
-sar.initialize_comms(0, 1, "127.0.0.1", "gloo", None, 0)
 ends = torch.randint(40, (2, 200), generator=torch.Generator().manual_seed(0))
 whole = Data(x=torch.randn(40, 4), edge_index=ends, y=torch.arange(40) % 3)
-sar.partition_graph(whole, "graph", 2, sys.argv[1], part_method="random")
-data = sar.pyg.load_partition(sys.argv[1])
-torch.manual_seed(0)
-conv = GATConv(4, 3)
-out = conv(data.x, data.edge_index)
-torch.nn.functional.cross_entropy(out, data.y).backward()
-sar.gather_grads(conv)
-torch.testing.assert_close(out, conv(whole.x, whole.edge_index)[data.orig_id])
-sampler = sar.DistNeighborSampler([3], input_node_features={"feat": data.x})
-loader = sar.DataLoader(data.edge_index.graph, torch.arange(40), sampler, 10, format="pyg")
-assert sum(batch.batch_size for batch in loader) == 40
+np.save("edges.npy", ends.numpy().T)
+np.save("x.npy", whole.x.numpy())
+np.save("y.npy", whole.y.numpy())
+fields = ["--node-feature", "feat=x.npy", "--node-feature", "label=y.npy"]
+command = ["partition", "edges.npy", "--num-nodes", "40", *fields, "--split", "0.5,0.2,0.3", "--parts", "2"]
+assert not sar.cli.main([*command, "--method", "multilevel", "--out", "files"])
+assert not sar.cli.main([*command, "--method", "metis", "--num-hops", "2", "--out", "metis"])
+assert not sar.cli.main(["inspect", "files"])
+assert not sar.cli.main(["chunk", "edges.npy", "--chunks", "2", "--name", "mine", "--out", "chunked"])
+assert sar.cli.main(["demo", "--nodes", "100"]) == 1
+assert sar.cli.main(["plan", "files", "--model", "gat"]) == 1
+
+sar.initialize_comms(0, 1, "127.0.0.1", "gloo", None, 0)
+sar.partition_graph(whole, "graph", 2, "memory", part_method="random")
+for directory in ("memory", "files", "metis"):
+    data = sar.pyg.load_partition(directory)
+    torch.manual_seed(0)
+    conv = GATConv(4, 3)
+    out = conv(data.x, data.edge_index)
+    torch.nn.functional.cross_entropy(out, data.y).backward()
+    sar.gather_grads(conv)
+    torch.testing.assert_close(out, conv(whole.x, whole.edge_index)[data.orig_id])
+    back = sar.to_original_order([out.detach()], directory)
+    torch.testing.assert_close(torch.from_numpy(back), conv(whole.x, whole.edge_index).detach())
+graph, features = data.edge_index.graph, {"feat": data.x}
+neighbors = sar.DistNeighborSampler([3], input_node_features=features)
+links = sar.EdgePredictionSampler(neighbors, "self", negative_sampler=NegativeSampling("binary"))
+for sampler, seeds in (
+    (neighbors, torch.arange(40)),
+    (links, graph.edata["_ID"][:40]),
+    (sar.LadiesSampler([5], input_node_features=features), torch.arange(40)),
+    (sar.ClusterGCNSampler(graph, 8, input_node_features=features), torch.arange(8)),
+    (sar.SAINTSampler("walk", (5, 2), input_node_features=features), torch.arange(10)),
+):
+    for batch in sar.DataLoader(graph, seeds, sampler, 10, format="pyg"):
+        assert conv(batch.x, batch.edge_index).shape == (len(batch.n_id), 3)
+sar.save_checkpoint("checkpoint", model=conv, step=1)
+assert sar.load_checkpoint("checkpoint", model=conv)["step"] == 1
 print("trained")
 """
 
 
-def test_without_dgl(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100, check=False)
+FINDER = """
+import sys
+from importlib.machinery import PathFinder
+
+
+class WithoutDgl(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == "dgl" else PathFinder.find_spec(name, path, target)
+
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutDgl
+"""
+
+
+def environment(folder):
+    """One in which `import dgl` fails as where DGL is not installed."""
+    (folder / "sitecustomize.py").write_text(FINDER)
+    return os.environ | {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
+
+
+def run(command, folder):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *command],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_without_dgl(tmp_path):
+    done = run(["-c", SCRIPT], tmp_path)
     assert done.stdout.endswith("trained\n")
+    assert "the demo trains layers of DGL, which is not installed" in done.stderr
+    assert "`import dgl` failed with ModuleNotFoundError" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_launch_without_dgl(tmp_path):
+    run(["-c", SCRIPT], tmp_path)
+    example = REPOSITORY / "examples/pyg_gat.py"
+    done = run(
+        ["-m", "sar", "launch", "--workers", "2", str(example), "--partition-json", "files", "--epochs", "2"], tmp_path
+    )
+    assert "test accuracy" in done.stdout

@@ -1,0 +1,246 @@
+"""The batch vector of graphs that lie on several workers, by which PyTorch Geometric pools and normalises.
+
+[Note: graphs across workers]
+A batch vector says which graph each node is of. Layers of PyTorch Geometric that pool or normalise take sums, products
+and extremes over the nodes of each graph (`scatter`), and hand their results back to the nodes (`mean[batch]`). A
+`BatchVector` has the graphs of this worker's nodes; other workers have more nodes of the same graphs. Sums and such are
+combined over all workers, with gradients; values handed back concern own nodes only. Any other operation raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import aggr, pool
+
+from sar.adapters.pyg.edge_index import SourceIndex
+from sar.adapters.pyg.guarded import GuardedTensor, Handlers, handler_for, plain, plainly
+from sar.comm import session
+from sar.comm.totals import all_max, all_sum
+from sar.errors import GraphError
+from sar.nn.global_reductions import global_sum
+
+_SIDE_BY_SIDE = "needs all nodes of a graph side by side, in their order"
+_SORTS = "sorts the nodes of a graph"
+
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("GRUAggregation", "LCMAggregation", "LSTMAggregation", "MLPAggregation"), _SIDE_BY_SIDE),
+    **dict.fromkeys(("GraphMultisetTransformer", "SetTransformerAggregation"), "attends between all nodes of a graph"),
+    "EquilibriumAggregation": "takes gradients of gradients",
+    "MedianAggregation": _SORTS,
+    "PatchTransformerAggregation": _SIDE_BY_SIDE,
+    "QuantileAggregation": _SORTS,
+    "SortAggregation": _SORTS,
+}
+"""Aggregations that raise on graphs across workers, and why."""
+
+COARSENING = ("ASAPooling", "ClusterPooling", "EdgePooling", "MemPooling", "PANPooling", "SAGPooling", "TopKPooling")
+"""Poolings that raise on graphs across workers: they make a smaller graph of nodes chosen among all."""
+
+_HANDLERS: Handlers = {}
+_handles = partial(handler_for, _HANDLERS)
+
+
+class BatchVector(GuardedTensor):
+    """The graph of each of this worker's nodes, (N_i,) int64, where graphs may have nodes on all workers.
+
+    Attributes:
+        count: B, the number of graphs.
+    """
+
+    count: int
+    handlers = _HANDLERS
+    what = "a batch vector of graphs across workers"
+    advice = "Operations that need all nodes of a graph on one worker do not work."
+
+    @classmethod
+    def of(cls, numbers: Tensor, count: int) -> BatchVector:
+        install()
+        vector: BatchVector = cls.over(numbers)
+        vector.count = count
+        return vector
+
+
+def batch_vector(batch: Tensor, size: int | None = None) -> BatchVector:
+    """A batch vector whose graphs may have nodes on all workers, for layers that pool or normalise.
+
+    `data.batch` of `load_partition` is one. See docs/pyg.md.
+
+    Args:
+        batch: the graph of each of this worker's nodes, (N_i,) integer from 0 on.
+        size: B, the number of graphs. Default: one more than the greatest number on any worker, a collective call.
+    """
+    if isinstance(batch, BatchVector):
+        return batch
+    if size is None:
+        size = all_max(int(batch.max()) if len(batch) else -1) + 1
+    return BatchVector.of(batch.long(), size)
+
+
+def whole_graph(count: int, device: torch.device) -> BatchVector:
+    """The batch vector of `count` nodes of one graph; takes no memory."""
+    return BatchVector.of(torch.zeros(1, dtype=torch.int64, device=device).expand(count), 1)
+
+
+# -- operations
+
+
+@_handles(Tensor.__repr__)
+def _repr(vector: Tensor, **_: Any) -> str:
+    return f"BatchVector({plain(vector)!r})"
+
+
+@_handles(Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, torch.clone)
+def _same(vector: Tensor, **_: Any) -> Tensor:
+    return vector  # nothing here changes the numbers in place
+
+
+def _changed(func: Callable[..., Any]) -> Callable[..., Any]:
+    """On another device, or in the shape in which `scatter` wants its index."""
+
+    def handler(vector: BatchVector, *args: Any, **kwargs: Any) -> BatchVector:
+        return BatchVector.of(plainly(func, vector, *args, **kwargs), vector.count)
+
+    return handler
+
+
+for _func in (Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.view, Tensor.reshape, Tensor.expand, Tensor.expand_as):
+    _HANDLERS[_func] = _changed(_func)
+
+
+@_handles(Tensor.numel, Tensor.nelement, torch.numel)
+def _numel(vector: BatchVector) -> int:
+    """What is asked is whether the graphs have any nodes, on whatever worker."""
+    return max(len(plain(vector)), 1)
+
+
+@_handles(Tensor.max, torch.max)
+def _greatest(vector: BatchVector) -> Tensor:
+    return torch.tensor(vector.count - 1)
+
+
+@_handles(torch.unique, Tensor.unique, torch._unique2)
+def _unique(vector: BatchVector, **options: Any) -> Tensor:
+    """The graphs that have nodes, on any worker."""
+    if any(options.get(name) for name in ("return_inverse", "return_counts", "dim")):
+        raise GraphError(f"unique was called with {vector.what} and {options}; expected no options.")
+    return all_sum(torch.bincount(plain(vector), minlength=vector.count)).nonzero().squeeze(1)
+
+
+@_handles(Tensor.__getitem__)
+def _getitem(value: Tensor, index: Any) -> Any:
+    if isinstance(value, BatchVector):  # some of the nodes, or the ends of edges
+        rows = index.edges.at_edges(plain(value)) if isinstance(index, SourceIndex) else plain(value)[index]
+        return BatchVector.of(rows, value.count)
+    if isinstance(index, BatchVector):
+        return _select(value, 0, index)
+    return value[tuple(map(plain, index))]
+
+
+@_handles(Tensor.index_select, torch.index_select)
+def _select(value: Tensor, dim: int, index: Tensor) -> Any:
+    if isinstance(value, BatchVector):
+        return _getitem(value, index)
+    if isinstance(index, BatchVector) and index.count == value.size(dim) == 1:  # no copies of one row
+        shape = list(value.shape)
+        shape[dim] = len(plain(index))
+        return value.expand(shape)
+    return plainly(torch.index_select, value, dim, index)
+
+
+def _summed(out: Tensor, dim: int, index: BatchVector, values: Tensor) -> Tensor:
+    """The sums over this worker's nodes of each graph, of the shape of `out`."""
+    if out.size(dim) == 1:
+        return values.sum(dim, keepdim=True)
+    return torch.zeros_like(out).scatter_add(dim, plain(index), values)
+
+
+@_handles(Tensor.scatter_add, torch.scatter_add)
+def _scatter_add(out: Tensor, dim: int, index: BatchVector, src: Tensor) -> Tensor:
+    return out + global_sum(_summed(out, dim, index, src))
+
+
+@_handles(Tensor.scatter_add_)
+def _scatter_add_in_place(out: Tensor, dim: int, index: BatchVector, src: Tensor) -> Tensor:
+    return out.copy_(_scatter_add(out, dim, index, src))
+
+
+@_handles(Tensor.scatter_reduce_)
+def _scatter_reduce(
+    out: Tensor, dim: int, index: BatchVector, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Products on top of `out`, or extremes instead of it where a graph has nodes: as `scatter` calls it."""
+    if reduce == "prod" and include_self:
+        own = torch.ones_like(out).scatter_reduce(dim, plain(index), src, "prod")
+        return out.copy_(out.clone() * _product_of_all(own))
+    if reduce not in ("amax", "amin") or include_self:
+        raise GraphError(f"Reducing by {reduce} over graphs across workers is not supported; expected sums and such.")
+    sign = 1 if reduce == "amax" else -1
+    return out.copy_(sign * _maxima(out, dim, plain(index), sign * src))
+
+
+def _maxima(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """The maxima over all nodes of each graph, 0 where there are none; equal ones share the gradient as torch's do."""
+    zeros = torch.zeros_like(out)
+    with torch.no_grad():
+        greatest = all_max(torch.full_like(out, -torch.inf).scatter_reduce(dim, index, src, "amax"))
+        equal = (src == greatest.gather(dim, index)).to(src.dtype)
+        # The zeros that `scatter` begins with count where the maximum is zero.
+        ties = global_sum(zeros.scatter_add(dim, index, equal)) + (greatest == 0)
+        greatest = torch.where(greatest == -torch.inf, 0, greatest)
+    # The second term is 0 and brings the gradient.
+    return greatest + global_sum(zeros.scatter_add(dim, index, (src - src.detach()) * equal)) / ties.clamp(min=1)
+
+
+def _product_of_all(own: Tensor) -> Tensor:
+    """The product of what the workers have."""
+    rows = [own if rank == session.rank() else torch.zeros_like(own) for rank in range(session.world_size())]
+    return global_sum(torch.stack(rows)).prod(0)
+
+
+# -- layers
+
+
+@cache
+def install() -> None:
+    """Let layers refuse what they cannot do across workers."""
+    aggr.Aggregation.__call__ = _checked(aggr.Aggregation.__call__)
+    for name in COARSENING:
+        kind = getattr(pool, name)
+        kind.forward = _refusing(kind.forward)
+
+
+def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, GuardedTensor) for value in (*args, *kwargs.values())):
+            raise GraphError(
+                f"{type(self).__name__} chooses among all nodes of a graph, so it cannot pool graphs across workers."
+            )
+        return original(self, *args, **kwargs)
+
+    return forward
+
+
+def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def call(
+        self: Any, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        name = type(self).__name__
+        if isinstance(index, BatchVector):
+            for kind in type(self).__mro__:
+                if kind.__name__ in REFUSED:
+                    raise GraphError(f"{name} {REFUSED[kind.__name__]}, so it cannot pool graphs across workers.")
+        elif index is None and ptr is None and session.is_initialized() and session.world_size() > 1:
+            raise GraphError(
+                f"{name} was called without index, and would take this worker's rows for all. Pass data.batch of "
+                "sar.pyg.load_partition, or sar.pyg.batch_vector; or zeros, to pool this worker's rows alone."
+            )
+        return original(self, x, index, ptr, *args, **kwargs)
+
+    return call
