@@ -7,6 +7,7 @@ from torch_geometric import utils
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from sar.adapters.pyg import layers
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.errors import GraphError
 from tests.matrix import corner
 from tests.parity import pyg_layers
@@ -83,6 +84,10 @@ def functions(graph, data):
         "node norm": utils.scatter(norm, gcn_norm(edges, None, count)[0][1], 0, count, "sum"),
         "sum laplacian": laplacian.square().sum(),
     }
+    if isinstance(edges, DistributedEdgeIndex):  # as the error for this flow says
+        made["node against"] = pyg.SimpleConv("mean")(data.nodes["x"], edges.reversed)
+    else:
+        made["node against"] = pyg.SimpleConv("mean", flow="target_to_source")(data.nodes["x"], edges)
     (made["node norm"] * data.nodes["cotangent"][:, 0]).sum().add(made["sum laplacian"]).backward()
     return {**made, "edge w.grad": weight.grad}
 
@@ -105,8 +110,10 @@ def other_operations(graph, data):
     for operation in (lambda: edges + 1, lambda: edges[0] * 2, lambda: edges.flip(0), lambda: edges[0].sort()):
         with pytest.raises(GraphError, match="distributed edge_index"):
             operation()
-    with pytest.raises(GraphError, match="flow='target_to_source'"):
-        pyg.SimpleConv(flow="target_to_source")(data.nodes["x"], edges)
+    for layer in (pyg.SimpleConv, pyg.GCNConv, pyg.GATConv):
+        sizes = () if layer is pyg.SimpleConv else (6, 4)
+        with pytest.raises(GraphError, match="flow='target_to_source'"):
+            layer(*sizes, flow="target_to_source").double()(data.nodes["x"], edges)
     with pytest.raises(GraphError, match="expected a row for each of this worker's"):
         data.nodes["x"][:-1][edges[0]]
     return {}

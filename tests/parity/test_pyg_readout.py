@@ -1,5 +1,7 @@
 """Normalisation, pooling and aggregation of PyTorch Geometric over the nodes of all workers, equal to one machine."""
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +16,9 @@ from sar.errors import GraphError
 from tests.parity.harness import check, parameter_gradients, random_data, run_everywhere, weighted_sum
 from tests.parity.pyg_layers import edges_of, random_parts
 from tests.parity.scenarios import SCENARIOS
+from tests.workers import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "pyg.md"
 
 NORMS = {
     "BatchNorm": lambda: pyg.BatchNorm(6),
@@ -233,6 +238,19 @@ def refusals(graph, data):
 def test_what_is_refused(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     run_everywhere(pool, parts, random_data(parts, torch.float64), [(refusals, ())], (1,))
+
+
+def names_on_the_page(module):
+    """What the table says of a module of `torch_geometric.nn`: exact, and refused."""
+    [row] = [row for row in PAGE.read_text().splitlines() if row.startswith(f"| `nn.{module}` |")]
+    return [set(re.findall(r"`(\w+)`", cell)) for cell in row.split("|")[2:4]]
+
+
+def test_the_table_in_the_docs_is_of_these():
+    assert names_on_the_page("norm") == [set(pyg.norm.__all__), set()]
+    assert names_on_the_page("aggr") == [{name.split(" ")[0] for name in AGGREGATIONS}, set(REFUSED)]
+    exact = {"global_add_pool", "global_max_pool", "global_mean_pool", *NEIGHBOURS}
+    assert names_on_the_page("pool") == [exact, set(COARSENING)]
 
 
 def test_every_aggregation_is_here():

@@ -111,7 +111,8 @@ def _can_tile(conv: MessagePassing) -> bool:
     if conv.flow != "source_to_target":
         raise GraphError(
             f"{type(conv).__name__} has flow={conv.flow!r}; expected 'source_to_target' on a distributed edge_index, "
-            "which holds the edges into this worker's nodes. Partition the graph with its edges the other way around."
+            "which holds the edges into this worker's nodes. Partition the graph with its edges the other way around; "
+            "or give a layer that takes no values of edges edge_index.reversed, without this flow."
         )
     hooks = (
         conv._propagate_forward_pre_hooks,
