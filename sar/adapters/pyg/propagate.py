@@ -144,17 +144,17 @@ def _by_tiles(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arg
 
 def _of_all_types(conv: MessagePassing, joined: JoinedEdgeIndex, arguments: _Arguments) -> Tensor:
     """As `_by_tiles`, where a node's in-edges are of several types, which one softmax weighs."""
-    sums: dict[int, list[attention.Sums]] = {}
+    sums: dict[tuple[int, int], list[attention.Sums]] = {}  # a type without nodes here begins where the next one does
     begin = 0
     for edges, src, dst in joined.parts:
         relation, end = edges.numbering.relation, begin + edges.size(1)
         rows = slice(src, src + relation.num_src), slice(dst, dst + relation.num_dst), slice(begin, end)
-        sums.setdefault(dst, []).append(_sums(conv, edges, arguments.part(*rows)))
+        sums.setdefault((dst, dst + relation.num_dst), []).append(_sums(conv, edges, arguments.part(*rows)))
         begin = end
-    made = {dst: attention.normalised(of_node_type) for dst, of_node_type in sums.items()}
-    some, (count, *_) = next(iter(made.values())), map(len, arguments.dst.values())
-    places = [torch.arange(dst, dst + len(rows), device=rows.device) for dst, rows in made.items()]
-    return some.new_zeros(count, *some.shape[1:]).index_copy(0, torch.cat(places), torch.cat([*made.values()]))
+    made = [attention.normalised(of_node_type) for of_node_type in sums.values()]
+    count, *_ = map(len, arguments.dst.values())
+    places = torch.cat([torch.arange(*rows, device=made[0].device) for rows in sums])
+    return made[0].new_zeros(count, *made[0].shape[1:]).index_copy(0, places, torch.cat(made))
 
 
 def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arguments) -> attention.Sums:
