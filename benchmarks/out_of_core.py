@@ -49,6 +49,7 @@ def measure(
 ) -> Run:
     """Train in a process of its own, with `parts` virtual workers where there are more than one."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment |= {"THP_MEM_ALLOC_ENABLE": "1"}  # as in a script that sets sar up before it makes a tensor
     if parts > 1:
         environment |= {"SAR_RESIDENT": "1", "SAR_SPILL_DIR": str(spill), "SAR_PARTS": str(parts)}
     command = [sys.executable, "-m", "benchmarks.out_of_core_training", str(partition_json), "--model", model, *options]

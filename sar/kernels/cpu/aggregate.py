@@ -85,7 +85,7 @@ def aggregate_grad(
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.add_rows`."""
-    loops.add_rows(flat(rows), flat(values), flat(out), np.uint64(values[0].numel()))
+    loops.add_rows(flat(rows), flat(values), flat(out), np.uint64(values.shape[1:].numel()))
 
 
 def _adding(formula: Formula) -> Any:

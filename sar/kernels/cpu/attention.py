@@ -27,12 +27,12 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> No
     sums = Sums(*(flat(tensor) for tensor in running))
     operands = _heads(how, x), flat(x), scored, _flat(ends.weight, x), sums
     kernel = loops.attend_additive if how.score is Score.ADDITIVE else loops.attend_pairs
-    run_balanced(kernel, walk.indptr, x[0].numel(), walk, *operands, private=lambda: [_scratch(x)])
+    run_balanced(kernel, walk.indptr, x.shape[1:].numel(), walk, *operands, private=lambda: [_scratch(x)])
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     """Write the sums of grad * out over each head to stats[:, ALONG]."""
-    run_rows(loops.head_sums, len(grad), grad[0].numel(), _heads(how, grad), flat(grad), flat(out), flat(stats))
+    run_rows(loops.head_sums, len(grad), grad.shape[1:].numel(), _heads(how, grad), flat(grad), flat(out), flat(stats))
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_gra
 def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:
     """Compiled kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
     x, additive = ends.x, how.score is Score.ADDITIVE
-    heads, width, reads_edges = _heads(how, x), x[0].numel(), _reads_edges(how, ends)
+    heads, width, reads_edges = _heads(how, x), x.shape[1:].numel(), _reads_edges(how, ends)
     weight, incoming = _flat(ends.weight, x), Incoming(flat(grad), flat(stats))
 
     walk = by_source(block, with_edges=reads_edges)
@@ -83,8 +83,7 @@ def _scored(mine: Tensor, theirs: Tensor, ends: Ends) -> Scored:
 
 def _scratch(x: Tensor) -> Scratch:
     """Working memory of one thread."""
-    numbers = x.new_empty(5, CHUNK * x.shape[1]).numpy()
-    return Scratch(*numbers, *np.empty((4, CHUNK + 1), np.uint64))
+    return Scratch(*np.empty((5, CHUNK * x.shape[1]), flat(x).dtype), *np.empty((4, CHUNK + 1), np.uint64))
 
 
 def _private(parts: _Parts, x: Tensor) -> list[object]:
@@ -93,7 +92,7 @@ def _private(parts: _Parts, x: Tensor) -> list[object]:
 
 def _flat(tensor: Tensor | None, like: Tensor) -> NDArray[Any]:
     """As `flat`; of None an empty array of the same dtype, because kernels are compiled by dtype."""
-    return flat(like[:0] if tensor is None else tensor)
+    return np.empty(0, flat(like).dtype) if tensor is None else flat(tensor)
 
 
 def _reads_edges(how: Attention, ends: Ends) -> bool:
