@@ -403,6 +403,10 @@ class Group:
         finally:
             counters.seconds_waited += time.perf_counter() - start
 
+    def clock(self) -> float:
+        """Seconds from some moment on, as far as they are this worker's."""
+        return time.perf_counter()
+
     @contextmanager
     def _waiting(self, call: str, who: str) -> Iterator[None]:
         """Let the liveness thread know what this worker waits for inside."""

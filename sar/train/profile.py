@@ -11,7 +11,6 @@ its inner modules had, and what is left is "everything else": loss, optimiser, a
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, replace
@@ -35,7 +34,7 @@ from sar.comm.virtual.group import VirtualGroup
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.ranges import named, traced
-from sar.train.profile_report import ELSEWHERE, Spent, draw, tables
+from sar.train.profile_report import ELSEWHERE, Spent, Spilled, draw, tables
 
 _HOOKED = "sar.profile"
 _CALL_NAME = re.compile(r"[:;(]| of ")
@@ -46,15 +45,17 @@ class Profile:
     """What a profile has found; made by `sar.profile`, and complete when that ends.
 
     workers: what each worker spent, by rank.
+    spilled: what each virtual worker spilled, by rank; empty where memory is left to none.
     """
 
     def __init__(self) -> None:
         self.workers: list[list[Spent]] = []
+        self.spilled: list[Spilled] = []
         self._trace: torch_profile | None = None
 
     def table(self) -> str:
         """Where the time went, by layer and by worker, 80 columns wide and the same on all workers."""
-        return tables(self._found())
+        return tables(self._found(), self.spilled)
 
     def picture(self, file: str | PathLike[str]) -> None:
         """Draw the same as bars.
@@ -91,15 +92,15 @@ def profile(*, trace: bool = False) -> Iterator[Profile]:
             is not measured then. Default False.
 
     Raises:
-        ConfigError: a profile is being taken already, or a trace by `torch.profiler`; or workers are virtual.
+        ConfigError: a profile is being taken already, or a trace by `torch.profiler`; or virtual workers want a trace.
         NotInitializedError: before `sar.initialize_comms`.
     """
     group, found = current_group(), Profile()
-    if isinstance(group, VirtualGroup):
-        raise ConfigError("sar.profile measures processes, not virtual workers; leave out SAR_RESIDENT or --resident.")
+    if trace and isinstance(group, VirtualGroup):
+        raise ConfigError("torch.profiler traces processes, not virtual workers: take sar.profile() without a trace.")
     if listeners or (trace and traced()):
         raise ConfigError("sar.profile is taken inside another one, or inside torch.profiler; end that one first.")
-    recorder = _Recorder(measures_memory=not trace)
+    recorder = _Recorder(group, measures_memory=not trace)
     if trace:
         found._trace = torch_profile()
         found._trace.start()
@@ -108,7 +109,7 @@ def profile(*, trace: bool = False) -> Iterator[Profile]:
             group.agree(f"the beginning of sar.profile(trace={trace})")
         with recorder:
             yield found
-        found.workers = _gathered(group, recorder.spent())
+        found.workers, found.spilled = _gathered(group, recorder.spent(), recorder.spilled())
     except BaseException as error:
         group.abort(error)
         raise
@@ -117,16 +118,17 @@ def profile(*, trace: bool = False) -> Iterator[Profile]:
             found._trace.stop()
 
 
-def _gathered(group: Group, own: list[Spent]) -> list[list[Spent]]:
-    """What all workers spent, by rank."""
+def _gathered(group: Group, own: list[Spent], spilled: Spilled | None) -> tuple[list[list[Spent]], list[Spilled]]:
+    """What all workers spent and spilled, by rank."""
     call = "the end of sar.profile"
     with group.guard():
         group.agree(call)
         texts = all_gather_text(
-            lambda tensor: group.all_gather(tensor, call), json.dumps([astuple(one) for one in own])
+            lambda tensor: group.all_gather(tensor, call), json.dumps([spilled, *map(astuple, own)])
         )
-    rows: list[list[Any]] = [json.loads(text) for text in texts]
-    return [[replace(Spent(*one), moved=Statistics(*one[-1])) for one in of_worker] for of_worker in rows]
+    told: list[list[Any]] = [json.loads(text) for text in texts]
+    workers = [[replace(Spent(*one), moved=Statistics(*one[-1])) for one in rows] for _, *rows in told]
+    return workers, [Spilled(*one) for one, *_ in told if one is not None]
 
 
 class _Turn(NamedTuple):
@@ -139,9 +141,12 @@ class _Turn(NamedTuple):
 class _Recorder:
     """Follows modules and distributed calls of this process while active: see [Note: whose time it is]."""
 
-    def __init__(self, *, measures_memory: bool) -> None:
+    def __init__(self, group: Group, *, measures_memory: bool) -> None:
+        self._clock = group.clock
+        self._residency = group.residency if isinstance(group, VirtualGroup) else None
+        self._left = self._pinned = 0
         self._memory: PeakMemory | _CudaMemory | None = None
-        if measures_memory:
+        if measures_memory and not isinstance(group, VirtualGroup):
             self._memory = _CudaMemory() if torch.cuda.is_initialized() else PeakMemory()
         self._names: dict[Module, str] = {}
         self._layers: set[str] = set()
@@ -157,7 +162,8 @@ class _Recorder:
             hooks.register_module_forward_hook(self._leaves, always_call=True),
         ]
         listeners.append(self)
-        self._since, self._counted = time.perf_counter(), statistics()
+        self._since, self._counted = self._clock(), statistics()
+        self._io = self._bytes_moved()
 
     def __exit__(self, *_: object) -> None:
         self._charge()
@@ -174,6 +180,16 @@ class _Recorder:
             rows[key] = rows.get(key, Spent(*key)) + spent
         order = [*dict.fromkeys(layer for layer, _ in rows if layer != ELSEWHERE), ELSEWHERE]
         return sorted(rows.values(), key=lambda row: (order.index(row.layer), row.direction == "backward"))
+
+    def spilled(self) -> Spilled | None:
+        """What left memory; None where nothing is to."""
+        if self._residency is None:
+            return None
+        written, read = (now - before for now, before in zip(self._bytes_moved(), self._io, strict=True))
+        return Spilled(self._left, self._pinned, written, read)
+
+    def _bytes_moved(self) -> tuple[int, int]:
+        return (0, 0) if self._residency is None else (self._residency.file.written, self._residency.file.read)
 
     def begins(self, call: str) -> None:
         """A distributed call begins."""
@@ -199,11 +215,11 @@ class _Recorder:
         return next((name for name in reversed(turn.path) if name in self._layers), ELSEWHERE)
 
     def _enters(self, module: Module, _: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if self in listeners and not torch.compiler.is_compiling():
             self._take_turn(_Turn((*self._turns[-1].path, self._name(module)), "forward"))
 
     def _leaves(self, module: Module, _: Any, results: Any) -> None:
-        if torch.compiler.is_compiling():
+        if self not in listeners or torch.compiler.is_compiling():  # another virtual worker's module
             return
         path = self._turns[-1].path
         self._end_turn()
@@ -237,7 +253,9 @@ class _Recorder:
         """Add what has passed since the last event to whom it was the turn of."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        now, counted = time.perf_counter(), statistics()
+        now, counted = self._clock(), statistics()
+        if self._residency is not None:
+            self._left, self._pinned = max(self._left, self._residency.left), max(self._pinned, self._residency.pinned)
         turn, peak = self._turns[-1], None
         if self._memory is not None:
             peak = self._memory.rise()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from os import PathLike
+from typing import NamedTuple
 
 from sar.comm.statistics import Statistics
 from sar.errors import ConfigError
@@ -13,6 +14,8 @@ LAYER_WIDTH = 16
 MEGA = 1e6
 NOTE = """Seconds; MB of a million bytes. By layer: means of the workers, but MB peak is
 the most of any, above the level before. max/mean: compute of the slowest one."""
+TURNS = """Seconds are those of each worker's turns. Pinned is what could not leave memory with
+the turn, as numpy, say, has it; the most at any turn."""
 LEAST_SECONDS = 1e-3
 """Below it, how workers differ is chance."""
 
@@ -51,6 +54,19 @@ class Spent:
         return self.seconds - self.moved.seconds_waited
 
 
+class Spilled(NamedTuple):
+    """What a virtual worker's turns came to, in bytes.
+
+    left, pinned: the most of its tensors that left memory with its turn, and that could not.
+    written, read: to and from its spill file; what is mapped is in neither.
+    """
+
+    left: int
+    pinned: int
+    written: int
+    read: int
+
+
 def total(rows: Sequence[Spent]) -> Spent:
     """All of one worker."""
     return sum(rows, Spent("all", ""))
@@ -75,8 +91,8 @@ def imbalance(of_workers: Sequence[Spent]) -> float | None:
     return max(one.compute for one in of_workers) / mean if mean >= LEAST_SECONDS else None
 
 
-def tables(workers: Sequence[Sequence[Spent]]) -> str:
-    """By layer, and by worker; 80 columns wide."""
+def tables(workers: Sequence[Sequence[Spent]], spilled: Sequence[Spilled] = ()) -> str:
+    """By layer, and by worker; 80 columns wide. With what virtual workers have spilled, if they have."""
     totals = [total(rows) for rows in workers]
     layers: list[tuple[str, ...]] = [("layer", "pass", "compute", "wait", "MB out", "MB in", "MB peak", "max/mean")]
     layers += [_layer_cells(of_workers) for of_workers in (*by_layer(workers), totals)]
@@ -84,7 +100,12 @@ def tables(workers: Sequence[Sequence[Spent]]) -> str:
     for rank, one in enumerate(totals):
         compute, wait, *moved = _cells(one)
         each.append((str(rank), compute, wait, _number(one.moved.seconds_late, 3), *moved))
-    return "\n\n".join([_title(workers), as_text(layers), as_text(each, left=1), NOTE])
+    pieces = [_title(workers), as_text(layers), as_text(each, left=1), NOTE]
+    if spilled:
+        turns: list[tuple[str, ...]] = [("worker", "MB left memory", "MB pinned", "MB written", "MB read")]
+        turns += [(str(r), *(_number(count / MEGA, 2) for count in one)) for r, one in enumerate(spilled)]
+        pieces += [as_text(turns, left=1), TURNS]
+    return "\n\n".join(pieces)
 
 
 def _title(workers: Sequence[Sequence[Spent]]) -> str:

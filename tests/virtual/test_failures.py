@@ -133,13 +133,13 @@ def test_ddp_is_refused():
     assert "DistributedDataParallel cannot run in virtual workers" in outcomes_of(averages)[0].message
 
 
-def profiles():
-    with sar.profile():
+def traces():
+    with sar.profile(trace=True):
         together()
 
 
-def test_profiles_are_refused():
-    assert all("measures processes, not virtual workers" in one.message for one in outcomes_of(profiles))
+def test_traces_are_refused():
+    assert all("torch.profiler traces processes" in one.message for one in outcomes_of(traces))
 
 
 def keeps_a_lock(limit):

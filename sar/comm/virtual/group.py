@@ -1,6 +1,7 @@
 """The group as one virtual worker sees it: p = W x V workers, of which V meet in this process."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -49,6 +50,7 @@ class VirtualGroup(Group):
         self.turns = turns
         self.place = place
         self.residency = residency
+        self._away = 0.0  # seconds in which others had the turn
         self.exchanging = self._exchange
         self._thread = threading.get_ident()
 
@@ -102,8 +104,22 @@ class VirtualGroup(Group):
                     f"A thread that virtual worker {self.rank} has started makes a distributed call: {call}. Make them "
                     "in the thread that runs the script, whose tensors leave memory and come back."
                 )
-            leave = self.residency.leave if self.residency is not None else _stay
-            return self.turns.meet(self.place, kind, brought, finish, leave)
+            left = None
+
+            def leave() -> None:
+                nonlocal left
+                if self.residency is not None:
+                    self.residency.leave()
+                left = time.perf_counter()
+
+            result = self.turns.meet(self.place, kind, brought, finish, leave)
+            if left is not None:
+                self._away += time.perf_counter() - left
+            return result
+
+    def clock(self) -> float:
+        """Seconds of this worker's turns."""
+        return time.perf_counter() - self._away
 
     def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
         """Gather one small CPU tensor of equal shape from every worker; only inside an agreed call."""
@@ -221,10 +237,6 @@ class _Done:
     def wait(self) -> bool:
         """As a finished `Work`."""
         return True
-
-
-def _stay() -> None:
-    """Nothing leaves memory."""
 
 
 def _unseen(finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
