@@ -127,6 +127,20 @@ def with_lambda(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tenso
     return layer(x, edges, data.edges["w"].squeeze(1), lambda_max=torch.tensor(1.7, dtype=x.dtype))
 
 
+def with_hyperedges(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    """Edges lead into hyperedges, with weights and features."""
+    return layer(x, edges, data.nodes["y"][:, 0].square(), data.nodes["y"])
+
+
+def of_colours(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    first = layer((x[:, 0] > 0).long(), edges)
+    return torch.stack([first, layer(first, edges)], 1)
+
+
+def gps(norm: str) -> nn.Module:
+    return pyg.GPSConv(IN, pyg.GCNConv(IN, IN), 2, norm=norm, attn_type="performer", attn_kwargs={"head_channels": 4})
+
+
 def linear(count: int = IN, out: int = OUT) -> nn.Module:
     return nn.Sequential(nn.Linear(count, 8), nn.Tanh(), nn.Linear(8, out))
 
@@ -136,9 +150,7 @@ DEGREES = torch.tensor([1, 3, 5, 7, 2, 4])
 
 REFUSED: dict[str, Layer] = {
     "GPSConv": Layer(lambda: pyg.GPSConv(IN, pyg.GCNConv(IN, IN), heads=2), plain),
-    "HypergraphConv": Layer(lambda: pyg.HypergraphConv(IN, OUT), plain),
     "MeshCNNConv": Layer(lambda: pyg.MeshCNNConv(IN, OUT), plain),
-    "WLConv": Layer(pyg.WLConv, plain),
 }
 """Layers that raise on a distributed edge index; the layer's name leads to the reason in the adapter."""
 
@@ -277,6 +289,16 @@ LAYERS: dict[str, Layer] = {
         lambda: pyg.GeneralConv(IN, OUT, 6, attention=True, heads=2, attention_type="dot_product"), with_edges
     ),
     "HEATConv": Layer(lambda: pyg.HEATConv(IN, OUT, 2, 3, 5, 6, 7, heads=2), of_node_types),
+    "GPSConv performer": Layer(lambda: gps("batch_norm"), plain),
+    "GPSConv performer graph norm": Layer(lambda: gps("graph_norm"), plain),
+    "HypergraphConv": Layer(lambda: pyg.HypergraphConv(IN, OUT), with_hyperedges),
+    **{
+        f"HypergraphConv attention {mode}": Layer(
+            lambda mode=mode: pyg.HypergraphConv(IN, OUT, True, mode, heads=2, concat=mode == "node"), with_hyperedges
+        )
+        for mode in ("node", "edge")
+    },
+    "WLConv": Layer(pyg.WLConv, of_colours),
     "LGConv": Layer(lambda: pyg.LGConv(), weighted),
     "PointGNNConv": Layer(lambda: pyg.PointGNNConv(linear(IN, 3), linear(3 + IN), linear(OUT, IN)), with_positions),
     "AntiSymmetricConv": Layer(lambda: pyg.AntiSymmetricConv(IN, num_iters=2), plain),
@@ -304,7 +326,7 @@ def layer_results(graph: Any, data: Data, name: str) -> Results:
     x = data.leaf("x")
     out = LAYERS[name].call(layer, x, edges_of(graph), data)
     if not out.is_floating_point():
-        return {"node out": out}
+        return {"node out": out.double()}
     weighted_sum(out, data.nodes["cotangent"].repeat(1, 6)).backward()
     return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
 

@@ -11,10 +11,10 @@ fetched, and sums of edge values at sources, which are sent. These operations ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.reversed_graph import reversed_graph
-from sar.core.passing.reverse import sum_at_sources
+from sar.core.passing.reverse import max_at_sources, sum_at_sources
 from sar.errors import GraphError
 
 
@@ -141,6 +141,21 @@ class DistributedEdgeIndex(_Ids):
     def at_sources(self, values: Tensor) -> Tensor:
         """The sum of the values of each node's out-edges, whatever worker these go to: (E, ...) to (N_src, ...)."""
         return sum_at_sources(self.passes[0], self.in_graph_order(values).contiguous())
+
+
+class Incidence(DistributedEdgeIndex):
+    """Which nodes are in which hyperedges: these are the destinations, and messages go back to the nodes, too."""
+
+
+class Turned(NamedTuple):
+    """An incidence with its rows exchanged: messages go from destinations to sources, and are summed there."""
+
+    edges: Incidence
+
+    def sums(self, message: Callable[..., Tensor], x: Tensor, norm: Tensor, alpha: Tensor | None) -> Tensor:
+        """What HypergraphConv's `propagate` makes of values of hyperedges and a norm of nodes, (N_src, ...)."""
+        members = SourceIndex.of(self.edges)
+        return self.edges.at_sources(message(x_j=x[self.edges.plain[1]], norm_i=norm[members], alpha=alpha))
 
 
 class JoinedEdgeIndex(DistributedEdgeIndex):
@@ -268,6 +283,13 @@ def _setitem(value: Tensor, index: Any, new: Any) -> None:
     value[sources] = new
 
 
+@_handles(Tensor.flip)
+def _flip(edges: Tensor, dims: Any) -> Turned:
+    if not isinstance(edges, Incidence) or tuple(dims) != (0,):
+        raise _refuse("flip")
+    return Turned(edges)
+
+
 @_handles(torch.cat, torch.concat, torch.concatenate)
 def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
     ours = [value for value in values if isinstance(value, _Ids)]
@@ -327,3 +349,15 @@ def _scatter_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> T
 @_handles(Tensor.scatter_add_)
 def _scatter_add_in_place(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
     return out.copy_(_scatter_add(out, dim, index, values))
+
+
+@_handles(Tensor.scatter_reduce_)
+def _scatter_greatest(
+    out: Tensor, dim: int, index: SourceIndex, values: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """The maximum that `softmax` subtracts."""
+    right = isinstance(index, SourceIndex) and (dim % out.dim()) == (index.along or 0) == 0
+    if not right or reduce != "amax" or include_self or values.requires_grad:
+        raise _refuse(f"scatter_reduce by {reduce}")
+    greatest = max_at_sources(index.edges.passes[0], index.edges.in_graph_order(values).contiguous())
+    return out.copy_(greatest.nan_to_num(neginf=0.0))

@@ -9,18 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn import conv
+from torch_geometric.nn.attention import performer
 from torch_geometric.nn.conv import han_conv, hgt_conv
 from torch_geometric.utils import get_laplacian
 
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, Incidence, JoinedEdgeIndex
+from sar.comm.collectives import exchange_tensors
+from sar.comm.session import current_group
+from sar.core.empty import views_of_nothing
 from sar.errors import GraphError
-from sar.nn.global_reductions import global_max, global_mean
+from sar.nn.global_reductions import global_max, global_mean, global_sum
 
 REFUSED: dict[str, str] = {
-    "GPSConv": "attends between all pairs of nodes of the graph",
-    "HypergraphConv": "reads its incidence matrix from both sides",
-    "MeshCNNConv": "reads neighbours by their position in edge_index",
-    "WLConv": "numbers colours in the order in which it meets them; WLConvContinuous does not",
+    "GPSConv": "attends between all pairs of nodes of the graph, except with attn_type='performer' and no batch",
+    "MeshCNNConv": "takes four edges that follow one another in edge_index for the neighbours a, b, c and d of one",
 }
 """Layers that raise on a distributed edge index, and why."""
 
@@ -29,10 +31,14 @@ def _refusing(layer: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, DistributedEdgeIndex) for value in (*args, *kwargs.values())):
-            raise GraphError(f"{layer} {REFUSED[layer]}, so it cannot run on a distributed edge_index.")
+            raise _refusal(layer)
         return original(self, *args, **kwargs)
 
     return forward
+
+
+def _refusal(layer: str) -> GraphError:
+    return GraphError(f"{layer} {REFUSED[layer]}, so it cannot run on a distributed edge_index.")
 
 
 def _both_ways(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -111,12 +117,81 @@ def _greatest_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
     return norm
 
 
+def _linearly(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """GPSConv whose attention to all nodes is linear in sums over these."""
+
+    @wraps(original)
+    def forward(self: Any, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: Any) -> Tensor:
+        if not isinstance(edge_index, DistributedEdgeIndex):
+            return original(self, x, edge_index, batch, **kwargs)
+        if self.attn_type != "performer" or batch is not None:
+            raise _refusal("GPSConv")
+        before, performer.linear_attention = performer.linear_attention, _linear_attention
+        try:
+            with views_of_nothing(len(x)):
+                return original(self, x, edge_index, **kwargs)
+        finally:
+            performer.linear_attention = before
+
+    return forward
+
+
+def _linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q K' V / (q K' 1), (B, H, N_i, D), with keys and values of the nodes of all workers."""
+    sums = global_sum(k.transpose(-2, -1) @ torch.cat([v, torch.ones_like(v[..., :1])], -1))
+    return q @ sums[..., :-1] / (q @ sums[..., -1:])
+
+
+def _of_hyperedges(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """HypergraphConv on edges into hyperedges, of which each worker has its own."""
+
+    @wraps(original)
+    def forward(
+        self: Any,
+        x: Tensor,
+        hyperedge_index: Tensor,
+        hyperedge_weight: Tensor | None = None,
+        hyperedge_attr: Tensor | None = None,
+        num_edges: int | None = None,
+    ) -> Tensor:
+        if isinstance(hyperedge_index, DistributedEdgeIndex):
+            edges, num_edges = hyperedge_index, hyperedge_index.num_dst
+            hyperedge_index = Incidence.of(edges.plain, edges.numbering, num_edges)
+            hyperedge_index.__dict__["passes"] = edges.passes
+        return original(self, x, hyperedge_index, hyperedge_weight, hyperedge_attr, num_edges)
+
+    return forward
+
+
+def _colours(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """WLConv, which numbers colours in the order in which it meets them: by worker, then by node."""
+
+    @wraps(original)
+    def forward(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+        if not isinstance(edge_index, DistributedEdgeIndex):
+            return original(self, x, edge_index)
+        x = x.argmax(-1) if x.dim() > 1 else x
+        sources, destinations = edge_index
+        near, order = x[sources].sort()
+        destinations, later = destinations[order].sort(stable=True)
+        neighbours = near[later].split(torch.bincount(destinations, minlength=len(x)).tolist())
+        hashes = [hash((own, *near.tolist())) for own, near in zip(x.tolist(), neighbours, strict=True)]
+        distinct = torch.tensor([*dict.fromkeys(hashes)], dtype=torch.int64)
+        for theirs in exchange_tensors([distinct] * current_group().world_size):
+            for one in theirs.tolist():
+                self.hashmap.setdefault(one, len(self.hashmap))
+        return torch.tensor([self.hashmap[one] for one in hashes], dtype=torch.int64, device=x.device)
+
+    return forward
+
+
 def install() -> None:
     """Replace the forwards."""
     conv.ChebConv.__norm__ = _greatest_of_all(conv.ChebConv.__norm__)
     hgt_conv.construct_bipartite_edge_index = _joined(hgt_conv.construct_bipartite_edge_index)
     conv.HANConv.forward = _over_all_nodes(conv.HANConv.forward)
-    for name in REFUSED:
-        kind = getattr(conv, name)
-        kind.forward = _refusing(name, kind.forward)
+    conv.MeshCNNConv.forward = _refusing("MeshCNNConv", conv.MeshCNNConv.forward)
+    conv.GPSConv.forward = _linearly(conv.GPSConv.forward)
+    conv.HypergraphConv.forward = _of_hyperedges(conv.HypergraphConv.forward)
+    conv.WLConv.forward = _colours(conv.WLConv.forward)
     conv.DirGNNConv.forward = _both_ways(conv.DirGNNConv.forward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.core.graph.frames import Frame
 from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.in_edges import source_ids
+from sar.core.graph.reversed_graph import reversed_graph
 from sar.core.relation import Relation
 from sar.kernels import EdgeBlock
 from sar.kernels.id_slices import count_ids
@@ -51,6 +54,22 @@ class Numbering:
                 said = self.group.all_gather(torch.tensor([here]), what)
             self._said[what] = all(map(bool, said))
         return self._said[what]
+
+    @cached_property
+    def joined(self) -> Tensor:
+        """u * N_i + v of the pairs of any node u and this worker's node v that are one, or joined by an edge, (P,).
+
+        Of a homogeneous graph; made at the first use, which is a collective call.
+        """
+        count = self.relation.num_dst
+        own = torch.arange(count, device=self.graph.device)
+        pairs = [self.graph.node_ids() * count + own]
+        for graph in (self.graph, reversed_graph(self.graph)):
+            relation = graph.passing().context.relation
+            for ids, block in zip(source_ids(graph._structure, relation), relation.blocks, strict=True):
+                pairs.append(ids[block.cols.long()] * count + block.destinations(0, block.num_edges))
+        joined: Tensor = torch.cat(pairs).unique()
+        return joined
 
     def select(self, ends: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
         """The graph of other edges between the same nodes, and for each of its edges the position given here, (E,).

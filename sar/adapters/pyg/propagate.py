@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_geometric.nn import LEConv, MessagePassing, aggr
 
 from sar.adapters.pyg import attention
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, Turned
 from sar.comm.totals import all_max
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
@@ -250,6 +250,8 @@ def _to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def propagate(conv: MessagePassing, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        if isinstance(edge_index, Turned):
+            return edge_index.sums(conv.message, **kwargs)
         if isinstance(edge_index, DistributedEdgeIndex) and _can_tile(conv):
             combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
             arguments = _arguments(conv, edge_index, kwargs) if combined is None else None
