@@ -79,6 +79,7 @@ def functions(graph, data):
         "node sum": utils.scatter(values, edges[0], 0, count, "sum"),
         "node mean": utils.scatter(values, edges[0], 0, count, "mean"),
         "edge softmax": utils.softmax(values, edges[1], num_nodes=count),
+        "edge softmax of sources": utils.softmax(values, edges[0], num_nodes=count),
         "edge labels": (data.nodes["y"][:, 0] > 0).long()[edges[0]].double(),
         "node loops": utils.scatter(looped_weight, looped[1], 0, count, "sum"),
         "node norm": utils.scatter(norm, gcn_norm(edges, None, count)[0][1], 0, count, "sum"),
@@ -114,6 +115,8 @@ def other_operations(graph, data):
         sizes = () if layer is pyg.SimpleConv else (6, 4)
         with pytest.raises(GraphError, match="flow='target_to_source'"):
             layer(*sizes, flow="target_to_source").double()(data.nodes["x"], edges)
+    with pytest.raises(GraphError, match="expected aggr='add', got 'mean'"):
+        pyg.HypergraphConv(6, 2, aggr="mean").double()(data.nodes["x"], edges)
     with pytest.raises(GraphError, match="expected a row for each of this worker's"):
         data.nodes["x"][:-1][edges[0]]
     return {}

@@ -251,6 +251,8 @@ def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def propagate(conv: MessagePassing, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         if isinstance(edge_index, Turned):
+            if not isinstance(conv.aggr_module, aggr.SumAggregation):
+                raise GraphError(f"{type(conv).__name__} adds up at nodes; expected aggr='add', got {conv.aggr!r}.")
             return edge_index.sums(conv.message, **kwargs)
         if isinstance(edge_index, DistributedEdgeIndex) and _can_tile(conv):
             combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
