@@ -1,8 +1,11 @@
-"""Corners of test matrices: cases that only `make test-all` runs, because the others would show the same fault."""
+"""Which cases run when: corners of matrices, which only `make test-all` runs, and what virtual workers cannot do."""
 
 from typing import Any
 
 import pytest
+
+BACKGROUND = pytest.mark.processes("virtual workers refuse background processes")
+"""For tests of `num_workers`."""
 
 
 def corner(*values: Any) -> Any:

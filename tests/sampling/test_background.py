@@ -12,11 +12,13 @@ import torch
 import sar
 from tests import leftovers
 from tests.core.attempts import catch_and_recover
-from tests.matrix import corner
+from tests.matrix import BACKGROUND, corner
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, check_blocks, describe, features_of, node_features
 from tests.sampling.scenes import typed_parts
+
+pytestmark = BACKGROUND
 
 FANOUTS = [2, 3]
 

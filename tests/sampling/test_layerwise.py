@@ -9,7 +9,7 @@ import sar
 from sar.errors import ConfigError
 from sar.sampling.layerwise import draw_systematically
 from tests.graphs import partition_in_memory, random_graph
-from tests.matrix import corner
+from tests.matrix import BACKGROUND, corner
 from tests.parity.blocks import some_seeds
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, all_edges, describe, edge_features_of, features_of, node_features
@@ -89,6 +89,7 @@ def test_layers_of_every_graph(pool, world_size, scenario, weighted):
                 assert torch.allclose(block["edata"]["edge_weights"], exact, rtol=1e-9, atol=0)
 
 
+@BACKGROUND
 @pytest.mark.parametrize("world_size", [corner(1), 2, corner(3)])
 def test_same_layers_with_processes(pool, world_size):
     parts = SCENARIOS["random"](world_size)

@@ -151,6 +151,7 @@ def pickled(file):
         np.savez(file, key=arrays["key"], batch_of=np.array([Trap()], dtype=object))
 
 
+@pytest.mark.processes("counts calls in a process")
 @pytest.mark.parametrize("world_size", [2])
 def test_the_file(pool, tmp_path):
     parts, cache = parts_of([30, 20]), tmp_path / "new" / "batches.npz"

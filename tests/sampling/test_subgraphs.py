@@ -12,7 +12,7 @@ import sar
 from sar.errors import ConfigError
 from sar.sampling import saint_weights
 from tests.graphs import EdgeList, partition_in_memory, random_graph
-from tests.matrix import corner
+from tests.matrix import BACKGROUND, corner
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, all_edges, edge_features_of, features_of, node_features
 from tests.sampling.scenes import typed_parts
@@ -116,6 +116,7 @@ def metis_numbers(partition):
     return sar.ClusterGCNSampler(sar.construct_full_graph(partition), 4)._numbers
 
 
+@BACKGROUND
 @pytest.mark.parametrize("kind", [corner("clusters"), "walk"])
 @pytest.mark.parametrize("world_size", [corner(1), 2, corner(3)])
 def test_same_subgraphs_with_processes(pool, world_size, kind):

@@ -27,6 +27,7 @@ from sar.partition.graph_source import ArrayEdges, GraphSource
 from tests.comm.test_liveness import with_quick_signs
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.graphs import partition_in_memory, random_graph
+from tests.matrix import BACKGROUND
 
 NODES, DIM, BATCH = 24, 3, 3
 EDGES = random_graph(0, NODES, 70)
@@ -127,7 +128,9 @@ def resumed(partition, folder, num_workers):
     return loaded["step"], *training.run(11 - loaded["step"]).end()
 
 
-@pytest.mark.parametrize("world_size, num_workers", [(1, 0), (2, 0), pytest.param(2, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "world_size, num_workers", [(1, 0), (2, 0), pytest.param(2, 1, marks=[pytest.mark.slow, BACKGROUND])]
+)
 def test_training_goes_on_bit_for_bit(pool, world_size, num_workers, tmp_path):
     """From the middle of an epoch, with buffers that differ between workers."""
     partitions = cut(1, world_size)
@@ -324,6 +327,7 @@ def load_simple(folder):
     return Simple().load(folder)
 
 
+@pytest.mark.processes("of a killed process")
 @pytest.mark.parametrize(
     "world_size, victim, number, left",
     [
@@ -374,6 +378,7 @@ SLOWLY_FROZEN = [
 ]
 
 
+@pytest.mark.processes("of a frozen process")
 @pytest.mark.parametrize(
     "world_size, victim, number, loading, quick",
     [(2, 1, 4, False, True), *(pytest.param(2, *case, marks=pytest.mark.slow) for case in SLOWLY_FROZEN)],

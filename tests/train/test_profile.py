@@ -16,6 +16,8 @@ from sar.train.profile_report import ELSEWHERE, Spent, by_layer, imbalance, tabl
 from tests.parity.harness import build, deal, random_data
 from tests.parity.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.processes("virtual workers refuse profiles")
+
 PAUSE = 0.2
 """Seconds: many times what the tiny model takes."""
 LATE = 0.5 * PAUSE

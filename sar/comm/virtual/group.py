@@ -256,7 +256,8 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
+    tensor = tensor.detach().to("cpu").contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
 
 
 def _packed(table: list[list[Tensor]]) -> Tensor:

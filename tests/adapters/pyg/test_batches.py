@@ -12,7 +12,7 @@ from torch_geometric.utils import subgraph
 
 import sar
 from sar.errors import ConfigError, GraphError
-from tests.matrix import corner
+from tests.matrix import BACKGROUND, corner
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, edge_features_of, features_of, node_features
 from tests.sampling.edge_cases import BUYS, FOLLOWS, plain_case, typed_case
@@ -214,6 +214,7 @@ def test_what_is_refused(pool, world_size):
     pool.run(refusals, per_rank=typed_case(world_size).partitions)
 
 
+@BACKGROUND
 @pytest.mark.parametrize("world_size", [2])
 def test_same_batches_with_processes(pool, world_size):
     case = plain_case(world_size)
