@@ -52,12 +52,12 @@ def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | Hete
         for kind, own in enumerate(fields.values()):
             own[ORIG_ID] = original if kinds is None else original[kinds == kind]
     if isinstance(edges, DistributedEdgeIndex):
-        data = Data(edge_index=edges, num_nodes=graph.num_nodes())
+        data = Data(edge_index=edges, num_nodes=graph.num_nodes(), graph=graph)
         set_fields(data, fields[graph.ntypes[0]])
         _set_batch(data, graph.device)
         set_fields(data, _fields(graph.edata, ""), EDGE_NAMES)
         return data
-    data = HeteroData()
+    data = HeteroData(graph=graph)
     for ntype, values in fields.items():
         data[ntype].num_nodes = graph.num_nodes(ntype)
         set_fields(data[ntype], values)

@@ -133,6 +133,15 @@ def hetero_on_worker(directory):
         for value in conv.parameters():
             value.fill_(0.5)
     out = conv((data["author"].x, data["paper"].x), data["author", "writes", "paper"].edge_index)
+    sampler = sar.DistNeighborSampler([-1], input_node_features={f"{t}/feat": data[t].x for t in data.node_types})
+    papers = torch.arange(len(out))
+    seen = []
+    for batch in sar.DataLoader(data.graph, {"paper": papers}, sampler, 4, format="pyg"):
+        sampled = conv((batch["author"].x, batch["paper"].x), batch["author", "writes", "paper"].edge_index)
+        own = batch["paper"].n_id[: batch["paper"].batch_size] - data.graph.node_ids("paper")[0]
+        torch.testing.assert_close(sampled[: len(own)], out[own], rtol=1e-9, atol=1e-9)
+        seen.append(own)
+    assert torch.equal(torch.cat(seen).sort().values, papers)
     return out.detach(), data["paper"].orig_id if "orig_id" in data["paper"] else None
 
 

@@ -45,7 +45,7 @@ for directory in ("memory", "files", "metis"):
     torch.testing.assert_close(out, conv(whole.x, whole.edge_index)[data.orig_id])
     back = sar.to_original_order([out.detach()], directory)
     torch.testing.assert_close(torch.from_numpy(back), conv(whole.x, whole.edge_index).detach())
-graph, features = data.edge_index.graph, {"feat": data.x}
+graph, features = data.graph, {"feat": data.x}
 neighbors = sar.DistNeighborSampler([3], input_node_features=features)
 links = sar.EdgePredictionSampler(neighbors, "self", negative_sampler=NegativeSampling("binary"))
 for sampler, seeds in (
