@@ -4,6 +4,10 @@ Beside them stands the same training of the whole graph in memory. Memory is the
 (RssAnon: what cannot be dropped) while it trains, above that of training the same model on a graph of 200 nodes, for
 which all code is loaded. Pages of the spill file that the system keeps in its cache are not in it: they go where memory
 is needed.
+
+With `--cold` they are dropped at every turn. A run with several partitions then comes after one with them, and the last
+columns compare: seconds an epoch in the warm run (its compute and copies), the disk's bandwidth in the same folder, the
+mean of before and after, and the seconds over those that follow: warm + written / bandwidth + read / bandwidth.
 """
 
 import argparse
@@ -21,9 +25,12 @@ from typing import Any, NamedTuple
 from benchmarks.graphs import GeneratedSize, prepare
 from benchmarks.models import MODELS
 from benchmarks.out_of_core_training import EPOCH, IMPORTED
+from sar.comm.virtual.spill import disk_bandwidth
 
 SAMPLE_SECONDS = 0.003
 LIMIT_SECONDS = 900
+DISK_SECONDS = 4.0
+"""For which the disk is measured, before and after a run."""
 
 
 class Run(NamedTuple):
@@ -31,7 +38,7 @@ class Run(NamedTuple):
 
     parts: 1 for the whole graph in memory.
     megabytes: in training, and at any time after the imports; above `base`.
-    seconds: of the median epoch after the first; written and read are megabytes to and from the disk in all.
+    seconds: of the median epoch after the first; written and read are megabytes to and from the disk in the mean one.
     """
 
     model: str
@@ -59,7 +66,8 @@ def measure(
     memory = _Memory()
     losses: list[float] = []
     seconds: list[float] = []
-    whole, io = 0, (0, 0)
+    whole = 0
+    io: list[tuple[int, int]] = []  # at the end of every epoch
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -72,7 +80,7 @@ def measure(
             elif words[0] == EPOCH and words[2] == "took":
                 losses.append(float(words[5]))
                 seconds.append(float(words[3]))
-                io = _io(process.pid)
+                io.append(_io(process.pid))
         if process.wait() != 0:
             raise RuntimeError(f"{command} ended with {process.returncode}")
     finally:
@@ -80,8 +88,32 @@ def measure(
         process.kill()
         memory.stop()
     training, any_time = memory.peak - base, max(memory.peak, whole) - base
-    in_training, at_any_time, written, read = (number / 2**20 for number in (training, any_time, *io))
+    later = max(len(io) - 1, 1)
+    moved = [(end - begin) / later for begin, end in zip(io[0] if io[1:] else (0, 0), io[-1], strict=True)]
+    in_training, at_any_time, written, read = (number / 2**20 for number in (training, any_time, *moved))
     return Run(model, parts, losses, in_training, at_any_time, median(seconds[1:] or seconds), written, read)
+
+
+class Cold(NamedTuple):
+    """What an epoch without a page cache is compared with: `warm` seconds, and a disk of so many bytes a second."""
+
+    warm: float
+    write: float
+    read: float
+
+    def expected(self, run: Run) -> float:
+        """Seconds of an epoch whose bytes go to and from the disk while nothing is computed."""
+        return self.warm + run.written * 2**20 / self.write + run.read * 2**20 / self.read
+
+
+def measure_cold(file: Path, model: str, parts: int, spill: Path, *options: str, **how: int) -> tuple[Run, Cold]:
+    """Train without a page cache of the spilled tensors, and measure what that is compared with."""
+    warm = measure(file, model, parts, spill, *options, **how)
+    most = round((warm.written + 1) * 2**20)  # as much as an epoch writes
+    disk = [disk_bandwidth(spill, most, DISK_SECONDS)]
+    run = measure(file, model, parts, spill, *options, "--cold", **how)
+    disk.append(disk_bandwidth(spill, most, DISK_SECONDS))
+    return run, Cold(warm.seconds, *(sum(either) / 2 for either in zip(*disk, strict=True)))
 
 
 class _Memory:
@@ -138,21 +170,34 @@ def main() -> None:
     size = GeneratedSize(arguments.nodes, arguments.edges, arguments.features)
     graph = prepare("rmat", size, Path(), arguments.work, 0)
     options = ["--epochs", str(arguments.epochs), "--classes", str(graph.num_classes)]
-    options += ["--cold"] if arguments.cold else []
     options += ["--limit", str(arguments.limit)] if arguments.limit is not None else []
     small = prepare("rmat", GeneratedSize(200, 1000, arguments.features), Path(), arguments.work, 0)
     results: list[dict[str, Any]] = []
-    print("| model | partitions | loss | MB in training | MB at any time | s / epoch | MB written | MB read |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    titles = ["model", "partitions", "loss", "MB in training", "MB at any time", "s / epoch", "MB written", "MB read"]
+    titles += ["s warm", "MB/s to disk", "MB/s from disk", "s / expected"] if arguments.cold else []
+    _print_row(titles)
+    _print_row(["---"] * len(titles))
     for model in arguments.models:
         base = round(measure(small.partitions(1), model, 1, arguments.work, *options[:4]).megabytes * 2**20)
         for parts in arguments.parts:
             file, how = graph.partitions(parts), {"threads": arguments.threads, "base": base}
-            run = measure(file, model, parts, arguments.work, *options, **how)
-            results.append(run._asdict())
-            memory, disk = f"{run.megabytes:.0f} | {run.at_any_time:.0f}", f"{run.written:.0f} | {run.read:.0f}"
-            print(f"| {model} | {parts} | {run.losses[-1]:.6f} | {memory} | {run.seconds:.2f} | {disk} |", flush=True)
+            cold = None
+            if arguments.cold and parts > 1:
+                run, cold = measure_cold(file, model, parts, arguments.work, *options, **how)
+            else:
+                run = measure(file, model, parts, arguments.work, *options, **how)
+            results.append({**run._asdict(), "cold": None if cold is None else cold._asdict()})
+            row = [model, parts, f"{run.losses[-1]:.6f}", f"{run.megabytes:.0f}", f"{run.at_any_time:.0f}"]
+            row += [f"{run.seconds:.2f}", f"{run.written:.0f}", f"{run.read:.0f}"]
+            if cold is not None:
+                row += [f"{cold.warm:.2f}", f"{cold.write / 2**20:.0f}", f"{cold.read / 2**20:.0f}"]
+                row.append(f"{run.seconds / cold.expected(run):.2f}")
+            _print_row(row)
     (arguments.work / "out-of-core.json").write_text(json.dumps(results))
+
+
+def _print_row(cells: list[Any]) -> None:
+    print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 
 if __name__ == "__main__":
