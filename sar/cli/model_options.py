@@ -8,6 +8,7 @@ import torch
 
 from sar.adapters.dgl.layers.models import KINDS, LayerStack
 from sar.adapters.dgl.layers.patch import patch_dgl
+from sar.comm.virtual.spill import DiskBandwidth, disk_bandwidth
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
@@ -31,6 +32,25 @@ def add_model(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", defau
     parser.add_argument("--heads", type=int, default=4, metavar="H", help="of gat (%(default)s)")
     parser.add_argument("--features", type=int, metavar="F", help="input width; default: that of the feature 'feat'")
     parser.add_argument("--classes", type=int, metavar="C", help="default: one more than the greatest 'label'")
+
+
+def add_turns(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    """Declare partitions in turns, as `sar launch` names them."""
+    parser.add_argument("--resident", type=int, metavar="1", help="partitions in memory at a time, as in sar launch")
+    parser.add_argument("--spill", type=Path, metavar="DIR", help="with --resident: the folder whose disk is measured")
+
+
+def disk_of(arguments: argparse.Namespace) -> DiskBandwidth | None:
+    """The disk for partitions that are not in memory, measured; None where all are.
+
+    Raises:
+        ConfigError: one of the two options is missing or makes no sense.
+    """
+    if arguments.resident is None and arguments.spill is None:
+        return None
+    if arguments.resident != 1 or arguments.spill is None:
+        raise ConfigError("--resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk.")
+    return disk_bandwidth(arguments.spill)
 
 
 def model_of(arguments: argparse.Namespace) -> MakeModel:

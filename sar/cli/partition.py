@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sar.adapters.dgl.layers.models import KINDS
 from sar.cli.graph_input import add_input, default_name, input_options, options_of, progress_bar
-from sar.cli.model_options import add_model, model_of, process_bytes
+from sar.cli.model_options import add_model, add_turns, disk_of, model_of, process_bytes
 from sar.cli.sizes import parse_bytes
 from sar.comm import initialize_comms
 from sar.comm.launcher import find_place
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="in place of a model: what a worker needs beside graph and features, such as 3GiB (T of SDT-GNN)",
     )
+    add_turns(fitting)
 
 
 def _parts(text: str) -> int | str:
@@ -131,19 +132,33 @@ def _number_of_parts(arguments: argparse.Namespace) -> int | PartsRule:
         getattr(arguments, name) for name in ("workers", "memory_per_worker", "model", "reserve")
     )
     given = [one is not None for one in (workers, memory, model, reserve)]
+    turns = arguments.resident is not None or arguments.spill is not None
     if isinstance(arguments.parts, int):
-        if any(given):
-            raise ConfigError("--workers, --memory-per-worker, --model and --reserve are for --parts auto.")
+        if any(given) or turns:
+            raise ConfigError(
+                "--workers, --memory-per-worker, --model, --reserve, --resident and --spill are for --parts auto."
+            )
         return arguments.parts
     if given not in ([True, True, True, False], [True, True, False, True]):
         raise ConfigError("--parts auto takes --workers, --memory-per-worker, and either --model or --reserve.")
+    if model is None and turns:
+        raise ConfigError("--resident and --spill need --model, by which turns are planned.")
     if model is None:
         return ReserveRule(workers, memory, reserve)
     shape = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads")} if model in KINDS else {}
     described = ", ".join([model, *(f"{name} {value}" for name, value in shape.items())])
+    disk = disk_of(arguments)
+    described += "" if disk is None else ", one part in memory at a time"
     make_model, process = model_of(arguments), process_bytes()
     return FootprintRule(
-        workers, memory, described, make_model, process, in_width=arguments.features, num_classes=arguments.classes
+        workers,
+        memory,
+        described,
+        make_model,
+        process,
+        in_width=arguments.features,
+        num_classes=arguments.classes,
+        disk=disk,
     )
 
 

@@ -2,31 +2,44 @@
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sar.adapters.dgl.layers.models import KINDS
-from sar.cli.model_options import add_model, model_of, process_bytes, widths_of
+from sar.cli.model_options import add_model, add_turns, disk_of, model_of, process_bytes, widths_of
 from sar.cli.sizes import parse_bytes
 from sar.train.footprint import plan_training
 from sar.train.graph_counts import count_graph
+from sar.train.turns_plan import search_turns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar plan` takes."""
     parser.add_argument("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
     add_model(parser, default="sage")
-    parser.add_argument("--workers", type=int, metavar="W", help="to plan for; default: one for each part")
-    parser.add_argument("--memory", type=parse_bytes, metavar="SIZE", help="of one worker, such as 8GiB: how many fit?")
+    parser.add_argument(
+        "--workers", type=int, metavar="W", help="to plan for; default: one for each part, or with --resident one"
+    )
+    parser.add_argument(
+        *("--memory-per-worker", "--memory"),
+        dest="memory",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="such as 8GiB: how many workers, or with --resident partitions, fit?",
+    )
+    add_turns(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 where the directory is not sound."""
     make_model, process = model_of(arguments), process_bytes()
+    disk = disk_of(arguments)
+    workers = 1 if disk is not None and arguments.workers is None else arguments.workers
     counts = count_graph(
         arguments.directory,
-        workers=arguments.workers,
+        workers=workers,
         in_width=arguments.features,
         num_classes=arguments.classes,
     )
@@ -37,13 +50,30 @@ def run(arguments: argparse.Namespace) -> int:
         described = {"kind": arguments.model, "widths": widths, "heads": arguments.heads}
         title = f"{arguments.model}, widths {' -> '.join(map(str, widths))}"
     plan = plan_training(counts, make_model, process=process)
+    turns = None
+    if disk is not None:
+        together = max(worker.memory.total for worker in plan.workers)
+        again = partial(count_graph, arguments.directory, in_width=arguments.features, num_classes=arguments.classes)
+        turns = search_turns(
+            lambda parts: again(workers=parts),
+            counts.num_workers,
+            arguments.memory,
+            together,
+            make_model,
+            process,
+            disk,
+        )
     if arguments.json:
         found = {"model": described} | plan.summary()
         if arguments.memory is not None:
             found |= {"memory": arguments.memory, "fewest_workers": plan.fewest_workers(arguments.memory)}
+        if turns is not None:
+            found |= {"turns": turns.summary()}
         print(json.dumps(found))
     else:
         print(f"{title}, mode 1, freed memory given back\n\n{plan.as_text()}")
         if arguments.memory is not None:
             print(f"\n{plan.advice(arguments.memory)}")
+        if turns is not None:
+            print(f"\n{turns.as_text()}")
     return 0

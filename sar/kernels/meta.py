@@ -1,6 +1,7 @@
 """The kernels for tensors without values (torch's device "meta"): they compute nothing, and keep what the others keep.
 
-`sar plan` runs a model on such tensors to see how much memory it takes and what it sends.
+`sar plan` runs a model on such tensors to see how much memory it takes and what it sends. They ask for the addresses of
+what the others read, by which tensors come back that are out of memory ([Note: leaving memory]).
 """
 
 from __future__ import annotations
@@ -8,21 +9,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running
+from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Target
 
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """As `sar.kernels.aggregate_sum`."""
+    _read_by_destination(block)
+    _read(out, *message.tensors)
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
     """As `sar.kernels.aggregate_cmp`."""
+    _read_by_destination(block)
+    _read(out, arg, *message.tensors)
 
 
 def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """As `sar.kernels.edge_apply`."""
+    _read_by_destination(block)
+    _read(out, *message.tensors)
 
 
 def aggregate_grad(
@@ -31,36 +38,59 @@ def aggregate_grad(
     """As `sar.kernels.aggregate_grad`: gradients of sources need the edges grouped by source."""
     if message.operand(wrt).target is Target.U:
         of_edges = any(operand.target is Target.E for operand in (*message.operands, grad))
-        block.transposed(_transpose, with_positions=arg is not None or of_edges)
+        _read(*block.transposed(_transpose, with_positions=arg is not None or of_edges))
+    else:
+        _read_by_destination(block)
+    _read(out, arg, grad.values, *message.tensors)
 
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     """As `sar.kernels.add_rows`."""
+    _read(rows, values, out)
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
     """As `sar.kernels.attention.project`."""
+    _read(x, attn)
     return x.new_empty(x.shape[:2])
 
 
 def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """As `sar.kernels.attention.project_grad`."""
+    _read(x, attn, grad, x_grad, attn_grad)
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     """As that of the compiled kernels."""
+    _read(grad, out, stats)
 
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
     """As `sar.kernels.attention.attend`."""
+    _read_by_destination(block)
+    _read(*ends, *running)
 
 
 def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:
     """As `sar.kernels.attention.attend_grad`: gradients of sources need the edges grouped by source."""
-    block.transposed(_transpose, with_positions=how.dropout > 0 or ends.weight is not None)
+    _read(*block.transposed(_transpose, with_positions=how.dropout > 0 or ends.weight is not None))
+    if how.score is not Score.ADDITIVE:
+        _read_by_destination(block)
+    _read(grad, stats, *ends, *grads)
+
+
+def _read(*tensors: Tensor | None) -> None:
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.data_ptr()
+
+
+def _read_by_destination(block: EdgeBlock) -> None:
+    _read(block.rows, block.indptr, block.cols)
 
 
 def _transpose(block: EdgeBlock) -> Transposed:
+    _read_by_destination(block)
     dtype = index_dtype(block.num_edges)
     return Transposed(
         torch.empty(block.num_src + 1, dtype=dtype, device="meta"),

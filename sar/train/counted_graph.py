@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
+from sar.comm.virtual.group import VirtualGroup
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import NodeSet, Relation, Structure
 from sar.kernels import EdgeBlock, index_dtype
@@ -30,7 +31,7 @@ def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[Graph
     )
     ends = torch.tensor([sum(of_worker.values()) for of_worker in counts.nodes]).cumsum(0).tolist()
     node_ranges = list(zip([0, *ends[:-1]], ends, strict=True))
-    relations = [_relation(counts, relation, worker) for relation in counts.relations]
+    relations = [_relation(counts, relation, worker, group) for relation in counts.relations]
     structure = Structure(group, META, node_ranges, nodes, nodes, relations, "planned")
     features = [
         {
@@ -42,7 +43,7 @@ def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[Graph
     return make_graph(structure, features, None), structure
 
 
-def _relation(counts: GraphCounts, relation: RelationCounts, worker: int) -> Relation:
+def _relation(counts: GraphCounts, relation: RelationCounts, worker: int, group: Group) -> Relation:
     source, _, destination = relation.etype
     nodes = counts.nodes[worker]
     blocks: list[EdgeBlock] = []
@@ -53,11 +54,15 @@ def _relation(counts: GraphCounts, relation: RelationCounts, worker: int) -> Rel
         offset += edges
     send_rows = [_ids(reader[worker], torch.int32) for reader in relation.halo]
     mean_rows = sum(of_worker[source] for of_worker in counts.nodes) // counts.num_workers
+    plan = HaloPlan(worker, send_rows, torch.tensor(relation.halo).T, mean_rows)
+    if isinstance(group, VirtualGroup):
+        here = range(group.rank - group.place, group.rank - group.place + group.turns.size)
+        plan.rows_here = [_ids(sum(reader[owner] for reader in relation.halo), torch.int32) for owner in here]
     return Relation(
         etype=relation.etype,
         blocks=blocks,
         halos=[_ids(rows, torch.int32) for rows in relation.halo[worker]],
-        plan=HaloPlan(worker, send_rows, torch.tensor(relation.halo).T, mean_rows),
+        plan=plan,
         num_src=nodes[source],
         num_dst=nodes[destination],
         num_edges_global=sum(map(sum, relation.edges)),

@@ -3,6 +3,7 @@
 [Note: sums of gradients]
 Where a tensor is read twice, autograd adds the second gradient to the first in place if nobody else holds that. While a
 dispatch mode is active it does not, which would count one tensor too much at the peak; so `MetaMemory` does it instead.
+Among virtual workers a mode is always active, so there it does not.
 """
 
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from sar.comm.buffers import BufferPool
@@ -30,18 +31,22 @@ class MetaMemory(TorchDispatchMode):
     Where code asks whether values have a property, such as "does any node have no in-edge?", the answer is no, and
     yes if it asks whether all have it. What is copied to the CPU is 1.
 
+    Args:
+        sums_in_place: whether autograd does, where the model is run; see the note.
+
     live: bytes now.
     peak: the most since `restart`.
     peak_buffers: of which in buffers, as `counted_as_buffers` marks them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sums_in_place: bool = True) -> None:
         super().__init__()
         self.live = 0
         self.buffers = 0
         self.peak = 0
         self.peak_buffers = 0
-        self._known: set[int] = set()
+        self._sums_in_place = sums_in_place
+        self._known: dict[int, tuple[int, int]] = {}  # bytes of each storage, and those of them that count
         self._in_buffers = False
 
     def restart(self) -> None:
@@ -68,29 +73,39 @@ class MetaMemory(TorchDispatchMode):
             return torch.ones((), dtype=torch.bool)
         if of_meta and func is _aten._to_copy.default and torch.device(kwargs.get("device") or "meta").type != "meta":
             return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-        if func is _aten.add.Tensor and _accumulates(args[0], args[1]):
+        if self._sums_in_place and func is _aten.add.Tensor and _accumulates(args[0], args[1]):
             return args[0]
         made = func(*args, **kwargs)
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor) and tensor.device.type == "meta":
-                self._count(tensor.untyped_storage())
-        if self.live > self.peak:
-            self.restart()
+                self.count(tensor.untyped_storage())
         return made
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._known or size == 0:
-            return
-        self._known.add(key)
-        self.live += size
-        of_buffers = size if self._in_buffers else 0
-        self.buffers += of_buffers
-        weakref.finalize(storage, self._forget, key, size, of_buffers)
+    def count(self, storage: torch.UntypedStorage, counted: int | None = None) -> None:
+        """Count a storage that may be new, or have another size than when it was last counted.
 
-    def _forget(self, key: int, size: int, of_buffers: int) -> None:
-        self._known.discard(key)
-        self.live -= size
+        Args:
+            storage: which one.
+            counted: bytes of it that count. Default: all of one that is new or has another size, else as before.
+        """
+        key, size = storage._cdata, storage.nbytes()
+        known = self._known.get(key)
+        if known is None:
+            if size == 0:
+                return
+            of_buffers = size if self._in_buffers else 0
+            self.buffers += of_buffers
+            weakref.finalize(storage, self._forget, key, of_buffers)
+            known = 0, 0
+        if counted is None:
+            counted = known[1] if known[0] == size else size
+        self.live += counted - known[1]
+        self._known[key] = size, counted
+        if self.live > self.peak:
+            self.restart()
+
+    def _forget(self, key: int, of_buffers: int) -> None:
+        self.live -= self._known.pop(key)[1]
         self.buffers -= of_buffers
 
 
@@ -102,9 +117,12 @@ class CountedPool(BufferPool):
         self._memory = memory
 
     def take(self, size: int) -> Tensor:
-        """A buffer of at least `size` bytes."""
+        """A buffer of at least `size` bytes; it does not leave memory with a turn."""
+        with _disable_current_modes():
+            buffer = super().take(size)
         with self._memory.counted_as_buffers():
-            return super().take(size)
+            self._memory.count(buffer.untyped_storage())
+        return buffer
 
 
 def _accumulates(total: Any, grad: Any) -> bool:

@@ -5,14 +5,18 @@ For q workers (Huang et al., SDT-GNN, section III-C): q parts where these fit, e
 Where the paper takes two thirds of a worker's memory for computations, `FootprintRule` plans the largest part from the
 counts of an assignment, as `sar plan` does from a directory. Equal parts that read nothing from each other say from
 which number on to try, as fewer parts cannot fit; each number that is tried takes an assignment.
+
+Where workers hold one part at a time ([Note: virtual workers]), more than q parts are planned by `turns_plan.py`, and
+the numbers are multiples of q.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sar.comm.virtual.spill import DiskBandwidth
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned
 from sar.partition.assign.auto import Choice
@@ -23,11 +27,10 @@ from sar.train.footprint import PARTS, MemoryPlan, mega, plan_worker
 from sar.train.graph_counts import GraphCounts
 from sar.train.source_counts import count_source, even_share
 from sar.train.trial_epoch import MakeModel
+from sar.train.turns_plan import MOST, plan_turns
 
 _FALL = 0.95
 """To this share of itself memory has to fall with twice as many parts, or no number of them is expected to fit."""
-_MOST = 1024
-"""More parts are not tried, unless there are more workers: the time to plan one part grows with their number."""
 
 AssignTo = Callable[[int], Assigned]
 
@@ -38,10 +41,11 @@ class FootprintRule:
 
     workers: q.
     memory: bytes that a worker has.
-    model: what is trained, in words that say all about it.
+    model: what is trained, in words that say all about it, and whether in turns.
     make_model: makes it, as in `sar.train.trial_epoch.try_epoch`.
     process: bytes that code takes.
     in_width, num_classes: as in `sar.train.graph_counts.count_graph`.
+    disk: for the parts that a worker does not hold; None where it holds one for good.
     """
 
     workers: int
@@ -51,6 +55,11 @@ class FootprintRule:
     process: int = field(repr=False)
     in_width: int | None = None
     num_classes: int | None = None
+    disk: DiskBandwidth | None = field(default=None, repr=False)
+
+    @property
+    def _step(self) -> int:
+        return 1 if self.disk is None else self.workers
 
     def __call__(self, graph: GraphSource, assign_to: AssignTo, /) -> Assigned:
         """The assignment; why so many parts is said after why by this method: see [Note: how many parts].
@@ -59,34 +68,39 @@ class FootprintRule:
             ConfigError: no number of parts fits, or the model cannot be planned.
         """
         _check(self.workers, self.memory)
-        most = max(self.workers, min(graph.total_nodes, _MOST))
-        best, tried = None, dict[int, MemoryPlan]()
+        step = self._step
+        most = max(self.workers, min(graph.total_nodes, MOST) // step * step)
+        best, counts, tried = None, None, dict[int, MemoryPlan]()
         parts = self._fewest_equal(graph, most)
-        fails = parts - 1
-        while best is None or best.num_parts - fails > 1:
+        fails = parts - step
+        while best is None or best.num_parts - fails > step:
             assigned = assign_to(parts)
-            tried[parts] = largest = self._largest(self._count(graph, assigned))
+            counted = self._count(graph, assigned)
+            tried[parts] = largest = self._largest(counted)
             if largest.total <= self.memory:
-                best = assigned
+                best, counts = assigned, counted
             else:
                 fails = parts
                 if parts == most or _falls_no_more(tried):
                     raise ConfigError(self._refusal(largest, f"the largest of {parts} parts", tried))
             if best is not None:
-                parts = (fails + best.num_parts) // 2
+                parts = (fails + best.num_parts) // (2 * step) * step
             else:
-                estimate = largest.workers_to_fit(parts, self.memory)
-                parts = min(estimate if estimate and len(tried) == 1 else max(estimate or 0, 2 * parts), most)
-        return _explained(best, self._reason(best.num_parts, tried))
+                estimate = -(-(largest.workers_to_fit(parts, self.memory) or 0) // step) * step
+                parts = min(estimate if estimate > parts and len(tried) == 1 else max(estimate, 2 * parts), most)
+        return _explained(best, self._reason(best.num_parts, tried, counts))
 
     def _fewest_equal(self, graph: GraphSource, most: int) -> int:
         """The fewest parts, q at least, that would fit if they were equal and read nothing from each other."""
         whole = self._count(graph, _undivided(graph))
 
         def plan_share(parts: int) -> MemoryPlan:
+            if self._in_turns(parts):
+                pair = plan_turns(even_share(whole, parts, shown=2), 1, self.make_model, self.process)
+                return replace(pair, in_turns=parts // self.workers).as_memory()
             return self._plan(even_share(whole, parts), 0)
 
-        numbers = range(self.workers, most + 1)
+        numbers = range(self.workers, most + 1, self._step)
         place = bisect_left(numbers, True, key=lambda parts: plan_share(parts).total <= self.memory)
         if place == len(numbers):
             raise ConfigError(self._refusal(plan_share(most), f"one of {most} equal parts", {}))
@@ -99,25 +113,38 @@ class FootprintRule:
     def _plan(self, counts: GraphCounts, part: int) -> MemoryPlan:
         return plan_worker(counts, part, self.make_model, self.process).memory
 
+    def _in_turns(self, parts: int) -> bool:
+        return self.disk is not None and parts > self.workers
+
     def _largest(self, counts: GraphCounts) -> MemoryPlan:
+        if self._in_turns(counts.num_workers):
+            return plan_turns(counts, self.workers, self.make_model, self.process).as_memory()
         plans = (self._plan(counts, part) for part in _candidates(counts))
         return max(plans, key=lambda memory: memory.total)
 
-    def _reason(self, parts: int, tried: dict[int, MemoryPlan]) -> str:
+    def _reason(self, parts: int, tried: dict[int, MemoryPlan], counts: GraphCounts | None) -> str:
         said = [
-            _how_many(parts, self.workers),
+            _how_many(parts, self.workers) if self.disk is None else self._by_turns(parts, counts),
             f"planned for {self.model}, {mega(self.memory)} MB a worker",
             f"the largest of {parts} parts takes {_described(tried[parts])}",
         ]
         if parts > self.workers:
             said[-1] += f"; beside code and parameters, {_limit(tried[parts])} limit most"
-            fewer = tried.get(parts - 1)
+            less = parts - self._step
+            fewer = tried.get(less)
             said.append(
-                f"{parts - 1} parts are too few even if equal and without halo"
+                f"{less} parts are too few even if equal and without halo"
                 if fewer is None
-                else f"the largest of {parts - 1} would take {_described(fewer)}"
+                else f"the largest of {less} would take {_described(fewer)}"
             )
         return "\n".join(said)
+
+    def _by_turns(self, parts: int, counts: GraphCounts | None) -> str:
+        """What the number means for workers that may hold one part at a time."""
+        if counts is None or self.disk is None or parts == self.workers:
+            return f"{_how_many(parts, self.workers)}, which is faster than in turns: leave --resident and --spill out"
+        plan = plan_turns(counts, self.workers, self.make_model, self.process)
+        return f"{parts} parts, {plan.in_turns} in turns on each of {self.workers} workers: {plan.on_disk(self.disk)}"
 
     def _refusal(self, memory: MemoryPlan, whose: str, tried: dict[int, MemoryPlan]) -> str:
         before = "".join(f"; the largest of {parts} {mega(one.total)} MB" for parts, one in sorted(tried.items())[:-1])
@@ -194,7 +221,8 @@ def _limit(memory: MemoryPlan) -> str:
 def _described(memory: MemoryPlan) -> str:
     """The sum, and what it is made of, the largest first."""
     parts = sorted(PARTS, key=lambda part: -int(getattr(memory, part)))
-    return f"{mega(memory.total)} MB: " + ", ".join(f"{part} {mega(getattr(memory, part))}" for part in parts)
+    sizes = {part: getattr(memory, part) for part in parts}
+    return f"{mega(memory.total)} MB: " + ", ".join(f"{part} {mega(size)}" for part, size in sizes.items() if size)
 
 
 def _candidates(counts: GraphCounts) -> list[int]:

@@ -45,18 +45,22 @@ def count_source(
     return counts_of(report, of_types, in_width, num_classes, lambda: _largest_label(graph))
 
 
-def even_share(counts: GraphCounts, num_parts: int) -> GraphCounts:
-    """One part of P that have as much of everything, rounded down, and read nothing from each other.
+def even_share(counts: GraphCounts, num_parts: int, *, shown: int = 1) -> GraphCounts:
+    """Some of P parts that have as much of everything, rounded down, and read nothing from each other.
 
     Args:
         counts: of the graph as one part.
         num_parts: P.
+        shown: how many of the parts. Default 1.
     """
-    relations = [
-        replace(relation, edges=[[relation.edges[0][0] // num_parts]], halo=[[0]]) for relation in counts.relations
-    ]
-    nodes = [{ntype: count // num_parts for ntype, count in counts.nodes[0].items()}]
-    return replace(counts, nodes=nodes, train_nodes=[counts.train_nodes[0] // num_parts], relations=relations)
+    relations = []
+    for relation in counts.relations:
+        edges = [[0] * shown for _ in range(shown)]
+        for part in range(shown):
+            edges[part][part] = relation.edges[0][0] // num_parts
+        relations.append(replace(relation, edges=edges, halo=[[0] * shown for _ in range(shown)]))
+    nodes = [{ntype: count // num_parts for ntype, count in counts.nodes[0].items()}] * shown
+    return replace(counts, nodes=nodes, train_nodes=[counts.train_nodes[0] // num_parts] * shown, relations=relations)
 
 
 def _largest_label(graph: GraphSource) -> float:

@@ -71,8 +71,8 @@ def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel) -> TrialE
     with session.standing_in(group, CountedPool(memory)):
         graph, structure = counted_graph(counts, worker, group)
         structure_before = structure.nbytes
-        model = _on_meta(make_model, counts.info)
-        trainer = _Trainer(counts, worker, graph, model)
+        model = on_meta(make_model, counts.info)
+        trainer = Trainer(counts, worker, graph, model)
         with memory:
             before = memory.live
             trainer.epoch()
@@ -93,15 +93,18 @@ def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel) -> TrialE
         )
 
 
-class _Trainer:
-    """The loop of a training script."""
+class Trainer:
+    """The loop of a training script.
+
+    x: the features.
+    """
 
     def __init__(self, counts: GraphCounts, worker: int, graph: GraphShardManager, model: nn.Module) -> None:
         nodes = counts.nodes[worker]
         features = {
             ntype: torch.empty(nodes[ntype], width, device=META) for ntype, width in counts.info.in_widths.items()
         }
-        self._x: Any = features if len(nodes) > 1 else features[counts.info.ntypes[0]]
+        self.x: Any = features if len(nodes) > 1 else features[counts.info.ntypes[0]]
         self._graph = graph
         self._model = model
         self._optimizer = torch.optim.Adam(model.parameters())
@@ -109,7 +112,7 @@ class _Trainer:
 
     def epoch(self) -> None:
         try:
-            loss = self._loss(self._model(self._graph, self._x))
+            loss = self._loss(self._model(self._graph, self.x))
             self._optimizer.zero_grad()
             loss.backward()
             gather_grads(self._model)
@@ -135,7 +138,8 @@ class _Trainer:
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
 
-def _on_meta(make_model: MakeModel, info: GraphInfo) -> nn.Module:
+def on_meta(make_model: MakeModel, info: GraphInfo) -> nn.Module:
+    """The model, without values."""
     with META:
         model = make_model(info)
     if not isinstance(model, nn.Module):

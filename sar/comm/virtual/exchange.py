@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.comm.buffers import BufferPool
@@ -29,7 +28,6 @@ from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import counters
 from sar.comm.virtual.group import VirtualGroup
 from sar.comm.virtual.spill import Published
-from sar.raw_memory import flat
 
 
 class _Shared(NamedTuple):
@@ -166,7 +164,7 @@ class VirtualExchange(Exchange):
         for number, (tile, index) in enumerate(zip(self.local_tiles, indices, strict=True)):
             owner = self._shared[tile.peer % self.group.turns.size]
             if fetch and number + 1 < len(indices):
-                self._read_ahead(self.local_tiles[number + 1].peer, flat(indices[number + 1]))
+                self._read_ahead(self.local_tiles[number + 1].peer, indices[number + 1])
             rows = grads = None
             if fetch:
                 rows = fetched.anew(tile.rows) if keep else fetched.again(tile.rows)
@@ -193,9 +191,9 @@ class VirtualExchange(Exchange):
                 counters.bytes_sent += form.row_bytes * sent
                 counters.bytes_received += form.row_bytes * received
 
-    def _read_ahead(self, owner: int, rows: NDArray[Any]) -> None:
+    def _read_ahead(self, owner: int, rows: Tensor) -> None:
         for field in self._shared[owner % self.group.turns.size].fields:
-            field.will_need(int(rows.min()), int(rows.max()))
+            field.will_need(rows)
 
     def _rank_of(self, place: int) -> int:
         return self.group.outer.rank * self.group.turns.size + place

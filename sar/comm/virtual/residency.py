@@ -106,7 +106,7 @@ class _Handle:
     def let_go(self) -> None:
         """Forget the storage; what is left still tells the version. Others may hold the tensor that was here."""
         self.tensor = self.tensor.detach()
-        self.tensor.data = torch.empty(0, dtype=self.tensor.dtype)
+        self.tensor.data = self.tensor.new_empty(0)
         self.gone = True
 
 
@@ -118,10 +118,13 @@ class Residency(TorchDispatchMode):
         rank: its global rank, for errors.
 
     Attributes:
+        device: the type of that on which the tensors are.
         inside: whether a call of sar's runs, in which nothing comes back but what is used.
         pinned: bytes that could not leave when the turn last passed.
         left: bytes that did.
     """
+
+    device = "cpu"
 
     def __init__(self, file: SpillFile, rank: int) -> None:
         super().__init__()
@@ -172,7 +175,7 @@ class Residency(TorchDispatchMode):
 
     def _use(self, tensor: Tensor) -> int:
         """Bring a tensor back that an operation uses; return what tells its storage from others."""
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if tensor.device.type != self.device or tensor.layout is not torch.strided:
             return 0
         storage = tensor.untyped_storage()
         entry = self._entries.get(storage._cdata)
@@ -194,7 +197,7 @@ class Residency(TorchDispatchMode):
 
         So what other workers have made, such as the sum of an `all_reduce`, is nobody's, and stays.
         """
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if tensor.device.type != self.device or tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
         entry, nbytes = self._entries.get(storage._cdata), storage.nbytes()
@@ -297,7 +300,7 @@ class Residency(TorchDispatchMode):
 
     def _pack(self, tensor: Tensor) -> _Handle:
         with _disable_current_modes():
-            tracked = tensor.device.type == "cpu" and tensor.layout is torch.strided
+            tracked = tensor.device.type == self.device and tensor.layout is torch.strided
             handle = _Handle(tensor, self._entries.get(tensor.untyped_storage()._cdata) if tracked else None)
         self._handles.add(handle)
         return handle
@@ -317,13 +320,13 @@ class Residency(TorchDispatchMode):
             if storage is None:
                 assert entry.slot is not None
                 self._entries.pop(entry.key, None)
-                storage = torch.UntypedStorage(entry.nbytes)
+                storage = torch.UntypedStorage(entry.nbytes, device=self.device)
                 entry.fill(storage, copy=False)
                 entry.bind(storage)
                 self._entries[entry.key] = entry
             elif entry.out:
                 self._bring_back(entry, storage)
-            return torch.empty(0, dtype=handle.tensor.dtype).set_(storage, *handle.form)
+            return handle.tensor.new_empty(0).set_(storage, *handle.form)
 
     # -- what other workers read
 
@@ -423,7 +426,7 @@ def _settled(tensor: Tensor) -> Tensor:
 
 def _brings_back(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if (residency := getattr(_here, "residency", None)) is not None and tensor.device.type == "cpu":
+        if (residency := getattr(_here, "residency", None)) is not None and tensor.device.type == residency.device:
             residency.ensure(tensor)
             if method.__name__ in EXPOSING:
                 residency.in_files.exposed(tensor)

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from sar.comm.allocator import SMALL, gives_back
 from sar.errors import ConfigError, SpillError
+from sar.raw_memory import flat
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
 LEAST_MAPPED: Final = 2 * SMALL
@@ -55,7 +56,7 @@ class SpillFile:
         folder: on a disk.
 
     Attributes:
-        written, read: bytes so far.
+        written, read: bytes so far, those that were mapped back among them.
         size: of the file.
 
     Raises:
@@ -151,6 +152,7 @@ class Slot:
         pages = address + first, last - first
         map_pages(self.file, self.begin + self.shift + first, pages[1], pages[0], mmap.MAP_PRIVATE)
         _libc.madvise(_Address(pages[0]), _Size(pages[1]), _MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
+        self.file.read += pages[1]
         self.read(address, 0, first)
         self.read(address + last, last, self.nbytes)
         return True
@@ -215,9 +217,11 @@ class Published(NamedTuple):
     slot: Slot | None = None
     begin: int = 0
 
-    def will_need(self, first: int, last: int) -> None:
-        """Rows first to last will be read soon: see [Note: reading ahead]."""
+    def will_need(self, rows: Tensor) -> None:
+        """These rows will be read soon: see [Note: reading ahead]."""
         if self.slot is not None and len(self.rows):
+            of_these = flat(rows)
+            first, last = int(of_these.min()), int(of_these.max())
             row = self.rows.nbytes // len(self.rows)
             self.slot.will_need(self.begin + first * row, (last - first + 1) * row)
 
