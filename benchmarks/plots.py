@@ -169,3 +169,32 @@ def draw_averaging(
         axes.set_ylabel("test accuracy")
     panels[0, 0].legend(frameon=False, fontsize=9, loc="lower right")
     figure.savefig(file)
+
+
+def draw_out_of_core(models: Mapping[str, Sequence[tuple[int, float, float]]], file: Path) -> None:
+    """Memory, and time over that in memory, against the number of partitions of which one is in memory at a time.
+
+    Args:
+        models: partitions, MB and ratio of times, by model; 1 partition is the whole graph in memory.
+        file: gets the picture.
+    """
+    figure = Figure(figsize=(9.2, 3.8), dpi=90, layout="constrained")
+    memory, time = figure.subplots(1, 2)
+    for color, (model, points) in zip(MODES.values(), models.items(), strict=True):
+        parts, megabytes, ratios = zip(*sorted(points), strict=True)
+        memory.loglog(parts, megabytes, "o-", color=color, label=model)
+        memory.loglog(parts, [megabytes[0] / count for count in parts], ":", color=color, linewidth=1)
+        time.semilogx(parts, ratios, "o-", color=color, label=model)
+    memory.set_ylabel("MB in training (dotted: 1 / p)")
+    memory.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    memory.yaxis.set_major_formatter("{x:g}")
+    time.set_ylabel("time of an epoch / in memory")
+    time.set_ylim(0, 1.15 * time.get_ylim()[1])
+    for axes in (memory, time):
+        axes.minorticks_off()
+        axes.set_xticks(parts, ["in memory", *(str(count) for count in parts[1:])])
+        axes.set_xlabel("partitions, one in memory at a time")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=9)
+    figure.savefig(file)

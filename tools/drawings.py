@@ -255,8 +255,56 @@ def batch() -> str:
     return picture.svg()
 
 
+CALLS = ("A", "B", "C")
+"""Distributed calls of the picture of turns."""
+
+
+def turns() -> str:
+    """Three virtual workers of one process over three distributed calls: who computes, and what lies in the file."""
+    picture = Drawing(246, "Three virtual workers of one process take turns")
+    picture.text(20, 22, "One process, three partitions: one in memory at a time")
+    stretches = _stretches(len(OWNERS), len(CALLS))
+    left, width, top = 84, 388 / sum(len(calls) for _, calls in stretches), 40
+    x, ends = float(left), {}
+    for owner in range(len(OWNERS)):
+        picture.text(8, top + 20 + 50 * owner, f"worker {owner}", colour=OWNERS[owner], size=13)
+        picture.line((left, top + 15 + 50 * owner), (left + 388, top + 15 + 50 * owner), GREY, dashed=True)
+    for number, (owner, calls) in enumerate(stretches):
+        y, length = top + 50 * owner, width * len(calls)
+        if number:
+            picture.line((x, ends[number - 1]), (x, y + 15), PALE)
+        picture.box(x + 1, y, length - 2, 30, OWNERS[owner])
+        for place, call in enumerate(calls):
+            picture.text(x + width * (place + 0.5), y + 20, f"to {CALLS[call]}", "middle", "white", 12)
+        ends[number] = y + 15
+        x += length
+    bottom = top + 50 * len(OWNERS)
+    picture.line((left, bottom + 4), (left + 388, bottom + 4), tip=True)
+    picture.text(left + 388, bottom + 20, "time", "end", GREY, 12)
+    picture.text(20, bottom + 38, "Dashed: its tensors are in the file, written when its turn ends.", size=12)
+    return picture.svg()
+
+
+def _stretches(size: int, calls: int) -> list[tuple[int, list[int]]]:
+    """Who has the turn, one after the other, and on the way to which calls; as `sar.comm.virtual.turns` has it.
+
+    The last to arrive at a call stays in memory and goes on to the next one; then it is the turn of the next worker.
+    """
+    found: list[tuple[int, list[int]]] = []
+    first = 0
+    for call in range(calls):
+        for step in range(size):
+            worker = (first + step) % size
+            if found and found[-1][0] == worker:
+                found[-1][1].append(call)
+            else:
+                found.append((worker, [call]))
+        first = (first + size - 1) % size
+    return found
+
+
 DRAWINGS: dict[str, Callable[[], str]] = {
-    draw.__name__: draw for draw in (partition, aggregation, memory, modes, batch)
+    draw.__name__: draw for draw in (partition, aggregation, memory, modes, batch, turns)
 }
 
 

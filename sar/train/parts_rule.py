@@ -100,11 +100,14 @@ class FootprintRule:
                 return replace(pair, in_turns=parts // self.workers).as_memory()
             return self._plan(even_share(whole, parts), 0)
 
-        numbers = range(self.workers, most + 1, self._step)
-        place = bisect_left(numbers, True, key=lambda parts: plan_share(parts).total <= self.memory)
-        if place == len(numbers):
-            raise ConfigError(self._refusal(plan_share(most), f"one of {most} equal parts", {}))
-        return numbers[place]
+        largest, last = self.workers, None
+        while (share := plan_share(largest)).total > self.memory:
+            if largest == most or (last is not None and last.total <= share.total):
+                raise ConfigError(self._refusal(share, f"one of {largest} equal parts", {}))
+            last = share if self._in_turns(largest) else None  # of these, more may take more
+            largest = min(2 * largest, most)
+        numbers = range(self.workers, largest + 1, self._step)
+        return numbers[bisect_left(numbers, True, key=lambda parts: plan_share(parts).total <= self.memory)]
 
     def _count(self, graph: GraphSource, assigned: Assigned) -> GraphCounts:
         numbers = {"in_width": self.in_width, "num_classes": self.num_classes}

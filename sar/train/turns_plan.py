@@ -41,9 +41,8 @@ class TurnsPlan:
     read_in_place: int
 
     def as_memory(self) -> MemoryPlan:
-        """The process at the peak; tensors of a turn are counted together."""
-        code = self.process + FIRST_EPOCH + self.in_turns * WAITING
-        return MemoryPlan(code, 0, 0, self.tensors, 0, 0, before=0)
+        """The process at the peak: all tensors of a turn as activations, and what waits as structure."""
+        return MemoryPlan(self.process + FIRST_EPOCH, 0, self.in_turns * WAITING, self.tensors, 0, 0, before=0)
 
     @property
     def memory(self) -> int:
@@ -178,6 +177,11 @@ def search_turns(
 
     rounds = 2
     while not fits(rounds) and rounds * processes < (MOST if memory is not None else 8 * processes):
+        fewer = plans.get(rounds // 2)
+        if (
+            memory is not None and fewer is not None and fewer.memory <= plans[rounds].memory
+        ):  # what waits outgrows what is saved
+            break
         rounds *= 2
     fails = rounds // 2
     while memory is not None and plans[rounds].memory <= memory and rounds - fails > 1:

@@ -7,7 +7,7 @@ other workers are there in so far as their meetings end: they bring what this on
 meeting but those to which it comes last, every V-th one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
 from sar.comm.virtual.group import VirtualGroup
-from sar.comm.virtual.residency import LEAST_BYTES, Published, Residency, memory_is_watched
-from sar.comm.virtual.spill import Slot, SpillFile
+from sar.comm.virtual.residency import LEAST_BYTES, Residency, memory_is_watched
+from sar.comm.virtual.spill import LEAST_MAPPED, Published, Slot, SpillFile
 from sar.comm.virtual.turns import Turns
 from sar.train.counted_graph import counted_graph
 from sar.train.counting_group import CountingGroup
@@ -61,7 +61,7 @@ class _CountedSlot(Slot):
         self.read(address)
         return self.nbytes >= LEAST_MAPPED
 
-    def mapped(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def mapped(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
 

@@ -4,12 +4,14 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from sar.adapters.dgl.layers.models import dgl_graph
 from sar.cli.demo.community_graph import community_graph
 from sar.partition.graph_data import SPLIT, write_npz
+from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 from tests.examples.test_full_graph import run
 from tests.examples.test_models import example
@@ -50,6 +52,28 @@ def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
     expected = accuracies_alone(file, parameters)
     assert list(map(float, found)) == pytest.approx(expected, abs=1e-3)
     assert min(expected) > 0.4  # 0.25 by chance
+
+
+def test_evaluation_with_one_partition_in_memory_at_a_time(tmp_path: Path) -> None:
+    """Four partitions on one process: logits and accuracies are those of DGL on one machine."""
+    graph = community_graph(1500, 9000, num_features=16, num_classes=4).with_split().with_self_loops()
+    graph.node_data["feat"] = graph.node_data["feat"].astype(np.float64)
+    json_file = divide(graph, tmp_path / "parts", "generated", 4).json_file
+    torch.manual_seed(0)
+    model = example("minibatch").GraphSAGE(16, 64, 4, 3)
+    torch.save(model.state_dict(), tmp_path / "sage.pt")
+    (tmp_path / "spill").mkdir()
+    launch = ["-m", "sar", "launch", "--workers", "1", "--resident", "1", "--spill", str(tmp_path / "spill")]
+    options = ["--partition-json", str(json_file), "--parameters", str(tmp_path / "sage.pt")]
+    said = run(sys.executable, *launch, "examples/evaluate.py", *options, "--logits", str(tmp_path / "logits.npy"))
+    x, labels = (torch.from_numpy(graph.node_data[key]) for key in ("feat", "label"))
+    whole = dgl_graph(torch.from_numpy(graph.src), torch.from_numpy(graph.dst), graph.num_nodes)
+    expected = model.double()([whole] * 3, x)
+    found = torch.from_numpy(np.load(tmp_path / "logits.npy"))
+    assert (found - expected).abs().max() < 1e-9
+    right = (expected.argmax(1) == labels).double()
+    shares = [right[torch.from_numpy(graph.node_data[mask]).bool()].mean().item() for mask in SPLIT]
+    assert "accuracy " + ", ".join(f"{m.split('_')[0]} {s:.4f}" for m, s in zip(SPLIT, shares, strict=True)) in said
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from sar.comm.virtual.turns import Turns
+from sar.comm.virtual.worker_threads import WorkerThreads
 from tools import drawings
 
 
@@ -32,3 +34,19 @@ def test_memory_is_read_from_the_tables() -> None:
     page = "<!-- generated: rmat -->\n| model | trained by | mode | MB at peak |\n|---|---|---|---|\n"
     page += "| GAT | 1 process, DGL | | 500 |\n| GAT | 2 workers, sar | 1 | 200 |\n| GAT | 2 workers, sar | 2 | 300 |\n"
     assert drawings._measured(page + "<!-- end: rmat -->") == {"GAT": {1: 500.0, 2: 200.0}}
+
+
+def test_turns_are_taken_as_drawn() -> None:
+    """Three threads and three meetings, by the turns of virtual workers themselves."""
+    told: list[tuple[int, int]] = []
+
+    def work(place: int) -> None:
+        for call in range(3):
+            told.append((place, call))
+            turns.meet(place, "a call", None, lambda brought: None, lambda: None)
+
+    turns = Turns(3, 0)
+    threads = WorkerThreads(turns, work)
+    threads.run()
+    assert threads.failures == {}
+    assert told == [(worker, call) for worker, calls in drawings._stretches(3, 3) for call in calls]
