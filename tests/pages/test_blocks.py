@@ -19,7 +19,6 @@ from tests.pages.page_processes import PageFailure, PageProcesses
 from tests.workers import REPOSITORY
 
 WHY_NOT = {
-    "a training script of your own",
     "installs",
     "it publishes",
     "needs Slurm",
