@@ -11,7 +11,7 @@ from sar.train.graph_counts import GraphCounts
 from sar.train.trial_epoch import MakeModel
 from sar.train.turns_trial import try_turns
 
-WAITING = 2_500_000
+WAITING = 1_000_000
 """Bytes that a virtual worker keeps while it waits: tensors too small to leave, and what Python knows of the others."""
 SAMPLE = 4
 """Virtual workers of a process that are tried, the largest and the smallest among them; the rest lie between."""

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
 from sar.comm.virtual.group import VirtualGroup
+from sar.comm.virtual.in_files import TensorsInFiles
 from sar.comm.virtual.residency import LEAST_BYTES, Residency, memory_is_watched
 from sar.comm.virtual.spill import LEAST_MAPPED, Published, Slot, SpillFile
 from sar.comm.virtual.turns import Turns
@@ -65,6 +66,15 @@ class _CountedSlot(Slot):
         return torch.empty(shape, dtype=dtype, device="meta")
 
 
+class _CountedInFiles(TensorsInFiles):
+    def __init__(self, residency: "CountedResidency") -> None:
+        super().__init__(residency.file)
+        self._residency = residency
+
+    def settled(self, tensor: Tensor) -> Tensor:
+        return self._residency.settle(tensor)
+
+
 class CountedResidency(Residency):
     """What a virtual worker has in memory, in numbers.
 
@@ -80,7 +90,8 @@ class CountedResidency(Residency):
         super().__init__(CountedFile(), rank)
         self.memory = memory
         self.others = others
-        self._in_file: set[int] = set()
+        self.in_files = _CountedInFiles(self)
+        self.settled: dict[int, Tensor] = {}  # by storage; kept, so that no other storage can be taken for it
 
     def leave(self) -> None:
         known = [storage for entry in self._entries.values() if (storage := entry.storage()) is not None]
@@ -103,18 +114,29 @@ class CountedResidency(Residency):
         if tensor.is_meta and tensor.untyped_storage()._cdata in self._entries:
             self.memory.count(tensor.untyped_storage(), tensor.untyped_storage().nbytes())
 
-    def lies_in_file(self, tensor: Tensor) -> None:
+    def settle(self, tensor: Tensor) -> Tensor:
         """Take a tensor to be one of those of [Note: tensors in files]."""
-        self._in_file.add(tensor.untyped_storage()._cdata)
+        storage = tensor.untyped_storage()
+        self._entries.pop(storage._cdata, None)
+        self.settled[storage._cdata] = tensor
+        self.memory.count(storage, 0)
+        return tensor
 
     def _use(self, tensor: Tensor) -> int:
-        key = super()._use(tensor)
-        self.file.read_in_place += tensor.nbytes if key in self._in_file else 0
-        return key
+        self._look_at(tensor)
+        return super()._use(tensor)
+
+    def ensure(self, tensor: Tensor) -> None:
+        self._look_at(tensor)
+        super().ensure(tensor)
+
+    def _look_at(self, tensor: Tensor) -> None:
+        if tensor.untyped_storage()._cdata in self.settled:
+            self.file.read_in_place += tensor.nbytes
 
     def publish(self, tensor: Tensor) -> Published:
         self.file.read_in_place += self.others * tensor.nbytes
-        if tensor.untyped_storage()._cdata in self._in_file:
+        if tensor.untyped_storage()._cdata in self.settled:
             return Published(tensor.detach())
         if tensor.is_meta:
             return super().publish(tensor)._replace(slot=None)
@@ -187,7 +209,7 @@ def try_turns(counts: GraphCounts, worker: int, size: int, make_model: MakeModel
         with _disable_current_modes():
             trainer = Trainer(counts, worker, graph, model)
         for features in tree_leaves(trainer.x):
-            residency.lies_in_file(features)
+            residency.settle(features)
         trainer.epoch()
         file = residency.file
         file.restart()

@@ -112,8 +112,7 @@ def test_the_fewest_partitions_that_fit_are_the_fastest(tmp_path: Path, capsys: 
 
 
 @pytest.mark.usefixtures("known_disk")
-def test_what_is_said_of_partitions_in_turns(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_plan, "WAITING", 10**6)
+def test_what_is_said_of_partitions_in_turns(tmp_path: Path, capsys: Any) -> None:
     directory = str(divide(GRAPH, tmp_path / "parts", "random", 2).json_file)
     for memory, said in (
         ("1GB", "all partitions fit 1,000.0 MB a process at once, which is faster"),

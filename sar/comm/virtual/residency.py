@@ -418,7 +418,7 @@ def _written(tensor: Tensor) -> None:
 
 def _settled(tensor: Tensor) -> Tensor:
     residency: Residency | None = getattr(_here, "residency", None)
-    if residency is None or tensor.device.type != "cpu":
+    if residency is None or tensor.device.type != residency.device:
         return tensor
     residency.ensure(tensor)
     return residency.in_files.settled(tensor)
