@@ -56,7 +56,8 @@ class SpillFile:
         folder: on a disk.
 
     Attributes:
-        written, read: bytes so far, those that were mapped back among them.
+        written, read: bytes so far.
+        mapped_back: bytes that came back as pages of the file.
         size: of the file.
 
     Raises:
@@ -65,7 +66,7 @@ class SpillFile:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.written = self.read = self.size = 0
+        self.written = self.read = self.mapped_back = self.size = 0
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         kind = file_system_in_memory(folder)
         if kind is not None:
@@ -152,7 +153,7 @@ class Slot:
         pages = address + first, last - first
         map_pages(self.file, self.begin + self.shift + first, pages[1], pages[0], mmap.MAP_PRIVATE)
         _libc.madvise(_Address(pages[0]), _Size(pages[1]), _MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
-        self.file.read += pages[1]
+        self.file.mapped_back += pages[1]
         self.read(address, 0, first)
         self.read(address + last, last, self.nbytes)
         return True
