@@ -402,6 +402,7 @@ def misuse(mistake):
         trainer.round(lambda part, optimizer: None, 2 if mistake == "epochs" and sar.rank() == 1 else 1)
 
 
+@pytest.mark.processes("where a virtual worker ends, others do not begin")
 @pytest.mark.parametrize("world_size", [2])
 @pytest.mark.parametrize(
     "mistake, kinds, words",

@@ -2,18 +2,17 @@
 
 import importlib
 import os
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sar.comm import session
 from sar.comm.allocator import set_allocator
 from sar.comm.virtual import residency
-from tests.workers import Err, Ok, WorkerFailure, shared_pool
+from tests.workers import Err, Ok, WorkerFailure, _pickle, shared_pool
 
 SPILL_ALL = 1
 """Bytes from which storages leave memory in tests, whose graphs are small."""
@@ -59,14 +58,14 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
     try:
         with tempfile.TemporaryDirectory() as folder:
             threads = session.virtual_workers(
-                len(given), lambda place: _detached(function(*given[place])), Path(folder) if spill else None
+                len(given), lambda place: _pickle(function(*given[place])), Path(folder) if spill else None
             )
             assert not os.listdir(folder)
     finally:
         set_allocator()
         residency.LEAST_BYTES = before
     return [
-        _failed(threads.failures[place]) if place in threads.failures else Ok(result)
+        _failed(threads.failures[place]) if place in threads.failures else Ok(pickle.loads(result))
         for place, result in enumerate(threads.results)
     ]
 
@@ -74,14 +73,3 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
 def _failed(error: BaseException) -> Err:
     text = "".join(traceback.format_exception(error))
     return Err(type(error).__name__, str(error), text, tuple(base.__name__ for base in type(error).__mro__))
-
-
-def _detached(value: Any) -> Any:
-    """What a worker returns, in memory that stays when its turn has passed."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _detached(one) for key, one in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_detached, value))
-    return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value

@@ -182,14 +182,20 @@ class VirtualExchange(Exchange):
         returned.give_back()
 
     def _count(self, out: RowFormat | None, back: RowFormat | None) -> None:
-        """Count what would travel between processes: rows read here, and rows of this worker that others here read."""
+        """Count what would travel if all workers were processes: rows read, and own rows that others read."""
         counts, me = self.plan.halo_counts, self.group.rank
-        others = [rank for rank in map(self._rank_of, range(self.group.turns.size)) if rank != me]
+        others = [rank for rank in range(self.group.world_size) if rank != me]
         read, given = sum(counts[rank][me] for rank in others), sum(counts[me][rank] for rank in others)
         for form, sent, received in ((out, given, read), (back, read, given)):
             if form is not None:
                 counters.bytes_sent += form.row_bytes * sent
                 counters.bytes_received += form.row_bytes * received
+
+    def post(self, *args: Any) -> None:
+        """As `Exchange.post`, for all workers of this process; each counts its own (`_count`)."""
+        moved = counters.bytes_sent, counters.bytes_received
+        super().post(*args)
+        counters.bytes_sent, counters.bytes_received = moved
 
     def _read_ahead(self, owner: int, rows: Tensor) -> None:
         for field in self._shared[owner % self.group.turns.size].fields:

@@ -129,6 +129,8 @@ class VirtualGroup(Group):
             return [one for theirs in self.outer.all_gather(mine, call) for one in theirs]
 
         gathered = self.meet(f"a gathering of {described(tensor)}", call, _copy(tensor), _unseen(finish))
+        counters.bytes_sent += tensor.nbytes * (self.world_size - 1)
+        counters.bytes_received += tensor.nbytes * (self.world_size - 1)
         with _disable_current_modes():
             return [one.clone() for one in gathered]
 
@@ -168,14 +170,12 @@ class VirtualGroup(Group):
             for process in range(self.outer.world_size):
                 there = slice(process * size, (process + 1) * size)
                 tables.append([[one.rows for one in sent[there]] for sent in brought])
-            counted = dict(vars(counters))
             messages = [torch.empty(0)] * len(tables)
             for process, table in enumerate(tables):
                 messages[process] = _packed(table) if process != self.outer.rank else _packed([])
             for process, message in enumerate(exchange_buffers(self.outer, call, messages)):
                 if process != self.outer.rank:
                     tables[process] = _unpacked(message, size)
-            vars(counters).update(counted)  # what each worker counts below
             return tables
 
         tables = self.meet("an exchange", call, mine, _unseen(finish))
@@ -240,11 +240,15 @@ class _Done:
 
 
 def _unseen(finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Make what belongs to all workers without telling the one at work that it is its own."""
+    """Make what belongs to all workers without telling the one at work that it is its own, and that it moves bytes."""
 
     def call(brought: Any) -> Any:
-        with _disable_current_modes():
-            return finish(brought)
+        moved = counters.bytes_sent, counters.bytes_received, counters.messages_sent
+        try:
+            with _disable_current_modes():
+                return finish(brought)
+        finally:
+            counters.bytes_sent, counters.bytes_received, counters.messages_sent = moved
 
     return call
 

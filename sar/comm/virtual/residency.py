@@ -49,6 +49,8 @@ FIRST_PURGE = 4096
 
 _LIFT = torch.ops.aten.lift_fresh.default
 """How `torch.tensor` shows what it has made."""
+_BATCH_NORM = torch.ops.aten.native_batch_norm.default
+"""Writes to `running_mean` and `running_var`, its arguments 3 and 4, which its schema does not say."""
 
 _here = threading.local()
 
@@ -168,6 +170,9 @@ class Residency(TorchDispatchMode):
                     target = args[i] if i < len(args) else kwargs.get(argument.name)
                     for tensor in _tensors(target):
                         self.written(tensor)
+        elif func is _BATCH_NORM:
+            for tensor in _tensors(args[3:5]):
+                self.written(tensor)
         result = func(*args, **kwargs)
         for tensor in _tensors(result):
             self._make(tensor, given)
