@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.virtual.residency import copied
-from sar.raw_memory import as_array
+from sar.raw_memory import as_array, settled
 
 SAMPLED_ROWS = 16
 SAMPLES = 8
@@ -34,7 +34,7 @@ class Constant:
 
     def __init__(self, operands: Sequence[Tensor]) -> None:
         self.call_id = 0
-        self._copies = [copied(operand) for operand in operands]
+        self._copies = [_kept(operand) for operand in operands]
         self._result: Tensor | None = None
 
     def is_of(self, operands: Sequence[Tensor]) -> bool:
@@ -46,11 +46,11 @@ class Constant:
     @property
     def result(self) -> Tensor | None:
         """A copy of the kept result, (N_dst, ...), as changes through numpy or `.data` leave no trace."""
-        return None if self._result is None else self._result.clone()
+        return None if self._result is None else copied(self._result)
 
     def keep(self, result: Tensor, call_id: int) -> None:
         """Keep a copy of a result that was made at `call_id`."""
-        self._result, self.call_id = result.detach().clone(), call_id
+        self._result, self.call_id = _kept(result.detach()), call_id
 
 
 class Constants:
@@ -80,6 +80,11 @@ def _sample(operand: Tensor) -> Hashable:
     """Shape, dtype, and the bits of some rows."""
     rows = operand[:: max(len(operand) // SAMPLED_ROWS, 1)]
     return operand.shape, operand.dtype, as_array(_bits(rows).cpu().contiguous()).tobytes()
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """A copy that stays, out of memory where there is a place for such."""
+    return copied(settled(tensor))
 
 
 def _bits(values: Tensor) -> Tensor:

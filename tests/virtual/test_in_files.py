@@ -77,6 +77,22 @@ def is_published_as_it_is(file):
     assert torch.equal(features_of(file), before)
 
 
+def is_kept_as_a_constant(file):
+    features, here = features_of(file), residency()
+    constant = Constant([features * 3])
+    constant.keep(features * 2, 5)
+    written, expected = here.file.written, features * 2
+    first, second = constant.result, constant.result
+    here.leave()
+    assert not in_memory(first)
+    assert here.file.written == written + expected.nbytes  # of `expected`, which has left
+    first += 1
+    assert torch.equal(second, expected)
+    second *= 0
+    assert torch.equal(constant.result, expected)
+    assert constant.is_of([features * 3])
+
+
 def is_changed_unseen(file):
     features, here = features_of(file), residency()
     before, first = features.clone(), here.publish(features)
@@ -104,7 +120,9 @@ def ordinary_ones_change_unseen():
     assert all(one[0] == rank + 1 for rank, one in enumerate(sar.comm.exchange_tensors([mine] * PLACES)))
 
 
-@pytest.mark.parametrize("case", [is_published_as_it_is, is_changed_unseen, is_changed_while_others_read])
+@pytest.mark.parametrize(
+    "case", [is_published_as_it_is, is_kept_as_a_constant, is_changed_unseen, is_changed_while_others_read]
+)
 def test_in_place(tmp_path, case):
     sar.partition_graph(homogeneous_graph(), "graph", PLACES, tmp_path / "parts")
     VirtualPool(1, PLACES).run(case, tmp_path / "parts" / "graph.json")

@@ -20,25 +20,27 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
-from sar.comm.virtual.spill import Mapping, Published, SpillFile
+from sar.comm.virtual.spill import Mapping, Published, Slot, SpillFile
 
 ROOM_BYTES: Final = 2**18
 ALIGNED: Final = 64
 
 
 class _Own(Mapping):
-    """What a tensor in the file has for its memory.
+    """What a tensor in the file has for its memory, from byte `begin` of a slot on.
 
     shared: whether others may read the slot.
     """
 
-    shared = False
+    def __init__(self, slot: Slot, begin: int = 0, *, shared: bool = False) -> None:
+        super().__init__(slot)
+        self.begin = begin
+        self.shared = shared
 
 
 class TensorsInFiles:
-    """Those of one virtual worker: see [Note: tensors in files]."""
+    """Those of one virtual worker, whose dispatch mode does not see what is done here: see [Note: tensors in files]."""
 
     def __init__(self, file: SpillFile) -> None:
         self._file = file
@@ -47,37 +49,41 @@ class TensorsInFiles:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor, contents undefined."""
-        own = _Own(self._file.slot(prod(shape) * dtype.itemsize))
-        self._known[own.address] = own
-        with _disable_current_modes():
-            return own.tensor(shape, dtype)
+        return self._tensor(_Own(self._file.slot(prod(shape) * dtype.itemsize)), shape, dtype)
 
     def settled(self, tensor: Tensor) -> Tensor:
         """A tensor with what this one has; small ones share a slot."""
         nbytes = tensor.nbytes
-        if not nbytes or tensor.untyped_storage().data_ptr() in self._known:
+        if not nbytes or _address(tensor) in self._known:
             return tensor
-        if nbytes > len(self._room):
-            self._room = self.empty((max(nbytes, ROOM_BYTES),), torch.uint8)
-        with _disable_current_modes():
-            begin = int(self._room.storage_offset())
-            place: Tensor = tensor.new_empty(0)
-            place.set_(self._room.untyped_storage(), begin // tensor.itemsize, tensor.shape)  # type: ignore[call-overload]
+        if nbytes > ROOM_BYTES // 4:
+            place = self.empty(tensor.shape, tensor.dtype)
+        else:
+            place = tensor.new_empty(0)
+            if nbytes > len(self._room):
+                self._room = self.empty((ROOM_BYTES,), torch.uint8)
+            begin = int(self._room.storage_offset()) // tensor.itemsize
+            place.set_(self._room.untyped_storage(), begin, tensor.shape)  # type: ignore[call-overload]
             self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
-            return place.copy_(tensor)
+        return place.copy_(tensor)
 
     def find(self, tensor: Tensor) -> Published | None:
         """What a tensor has now, in the file; None where it is not there."""
-        own = self._known.get(tensor.untyped_storage().data_ptr())
-        if own is None or not tensor.is_contiguous():
+        if (own := self._shared(tensor)) is None:
             return None
-        own.shared = True
-        begin = int(tensor.storage_offset()) * tensor.itemsize
+        begin = own.begin + int(tensor.storage_offset()) * tensor.itemsize
         return Published(own.slot.mapped(tensor.shape, tensor.dtype, begin), own.slot, begin)
+
+    def copied(self, tensor: Tensor) -> Tensor | None:
+        """What a tensor has now as one of its own, in the same slot until one of them changes; None as `find`."""
+        if (own := self._shared(tensor)) is None:
+            return None
+        begin = own.begin + int(tensor.storage_offset()) * tensor.itemsize
+        return self._tensor(_Own(own.slot, begin, shared=True), tensor.shape, tensor.dtype)
 
     def written(self, tensor: Tensor) -> None:
         """Note that a tensor is about to change."""
-        own = self._known.get(tensor.untyped_storage().data_ptr())
+        own = self._known.get(_address(tensor))
         if own is not None and own.shared:
             slot = self._file.slot(own.slot.nbytes)
             slot.write(own.address)
@@ -87,4 +93,18 @@ class TensorsInFiles:
     def exposed(self, tensor: Tensor) -> None:
         """Note that a tensor may change unseen from now on."""
         self.written(tensor)
-        self._known.pop(tensor.untyped_storage().data_ptr(), None)
+        self._known.pop(_address(tensor), None)
+
+    def _tensor(self, own: _Own, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        self._known[own.address + own.begin] = own
+        return own.tensor(shape, dtype, own.begin)
+
+    def _shared(self, tensor: Tensor) -> _Own | None:
+        own = self._known.get(_address(tensor)) if tensor.is_contiguous() else None
+        if own is not None:
+            own.shared = True
+        return own
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

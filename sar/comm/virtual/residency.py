@@ -369,15 +369,16 @@ def roomy(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     residency: Residency | None = getattr(_here, "residency", None)
     if residency is None or prod(shape) * dtype.itemsize < max(LEAST_BYTES, 1):
         return torch.empty(shape, dtype=dtype)
-    return residency.in_files.empty(shape, dtype)
+    with _disable_current_modes():
+        return residency.in_files.empty(shape, dtype)
 
 
 def copied(tensor: Tensor) -> Tensor:
     """What a tensor has now, for whatever becomes of it; without memory of its own where it is in a file."""
     residency: Residency | None = getattr(_here, "residency", None)
     with _disable_current_modes():
-        found = residency.in_files.find(tensor.detach()) if residency is not None else None
-    return tensor.clone() if found is None else found.rows
+        found = residency.in_files.copied(tensor.detach()) if residency is not None else None
+    return tensor.clone() if found is None else found
 
 
 def _tensors(given: Any) -> Sequence[Tensor]:
@@ -426,7 +427,8 @@ def _settled(tensor: Tensor) -> Tensor:
     if residency is None or tensor.device.type != residency.device:
         return tensor
     residency.ensure(tensor)
-    return residency.in_files.settled(tensor)
+    with _disable_current_modes():
+        return residency.in_files.settled(tensor)
 
 
 def _brings_back(method: Callable[..., Any]) -> Callable[..., Any]:
