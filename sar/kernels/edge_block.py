@@ -49,6 +49,7 @@ class EdgeBlock:
         self.cols = settled(cols)
         self._edge_ids = edge_ids
         self._transposed: Transposed | None = None
+        self._pieces: dict[int, list[EdgeBlock]] = {}  # by size, the latest used last
         self.edge_offset = edge_offset
         self.num_src = num_src
         self.num_dst = num_dst
@@ -83,8 +84,9 @@ class EdgeBlock:
     def nbytes(self) -> int:
         """Bytes of the structure, with what has been made of it so far."""
         ids = self._edge_ids if isinstance(self._edge_ids, Tensor) else None
-        kept = (self.rows, self.indptr, self.cols, ids, *(self._transposed or ()))
-        return sum(tensor.nbytes for tensor in kept if tensor is not None)
+        pieces = [piece._transposed for cut in self._pieces.values() for piece in cut]
+        made = [tensor for transposed in (self._transposed, *pieces) for tensor in transposed or ()]
+        return sum(tensor.nbytes for tensor in (self.rows, self.indptr, self.cols, ids, *made) if tensor is not None)
 
     @property
     def device(self) -> torch.device:
@@ -135,6 +137,34 @@ class EdgeBlock:
             end - begin,
             self.num_dst,
             lambda: self._ids_of_sources(begin, end),
+        )
+
+    def pieces(self, size: int) -> list[EdgeBlock]:
+        """The block in runs of at most `size` edges, in order; kept with those of the size used before."""
+        if self.num_edges <= size:
+            return [self]
+        made = self._pieces.pop(size, None) or [
+            self._run(begin, min(begin + size, self.num_edges)) for begin in range(0, self.num_edges, size)
+        ]
+        self._pieces = {**dict(list(self._pieces.items())[-1:]), size: made}
+        return made
+
+    def _run(self, begin: int, end: int) -> EdgeBlock:
+        if self.cols.is_meta:  # where there are no values, as many as there would be on average
+            first, last = len(self.rows) * begin // self.num_edges, -(-len(self.rows) * end // self.num_edges)
+        else:
+            first = int(torch.searchsorted(self.indptr, begin, right=True)) - 1
+            last = int(torch.searchsorted(self.indptr, end))
+        indptr = self.indptr[first : last + 1].clamp(begin, end) - begin
+        ids = self.edge_ids
+        return EdgeBlock(
+            self.rows[first:last],
+            indptr,
+            self.cols[begin:end],
+            self.num_src,
+            self.num_dst,
+            None if ids is None else ids[begin:end],
+            self.edge_offset + begin,
         )
 
     def _positions_of_sources(self, begin: int, end: int) -> Tensor:

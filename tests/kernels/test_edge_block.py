@@ -50,6 +50,20 @@ def test_select_sources(graph: oracle.Graph, data: st.DataObject) -> None:
     assert edges_of(part, begin + middle) == [edge for edge in edges_of(tile, begin) if edge[0] >= begin + middle]
 
 
+@given(oracle.graphs(), st.integers(1, 12))
+def test_pieces(graph: oracle.Graph, size: int) -> None:
+    block = graph.block
+    pieces = block.pieces(size)
+    assert [edge for piece in pieces for edge in edges_of(piece)] == graph.ends()
+    assert all(0 < piece.num_edges <= size for piece in pieces) or pieces == [block]
+    for piece in pieces:
+        assert piece.rows.tolist() == sorted({row for _, row, _ in edges_of(piece)})
+        assert (piece.num_src, piece.num_dst, piece.indptr.dtype) == (block.num_src, block.num_dst, torch.int32)
+    assert block.pieces(size)[0] is pieces[0]
+    counts = [(piece.num_edges, len(piece.indptr) - len(piece.rows)) for piece in block.to("meta").pieces(size)]
+    assert counts == [(piece.num_edges, 1) for piece in pieces]
+
+
 def test_a_tile_of_all_sources_is_the_block() -> None:
     block = oracle.make_graph([(0, 0), (1, 1)], 2, 2).block
     assert block.select_sources(0, 2) is block

@@ -289,7 +289,7 @@ LAYERS: dict[str, Layer] = {
         lambda: pyg.GeneralConv(IN, OUT, 6, attention=True, heads=2, attention_type="dot_product"), with_edges
     ),
     "HEATConv": Layer(lambda: pyg.HEATConv(IN, OUT, 2, 3, 5, 6, 7, heads=2), of_node_types),
-    "GPSConv performer": Layer(lambda: gps("batch_norm"), plain),
+    "GPSConv performer batch norm": Layer(lambda: gps("batch_norm"), plain),
     "GPSConv performer graph norm": Layer(lambda: gps("graph_norm"), plain),
     "HypergraphConv": Layer(lambda: pyg.HypergraphConv(IN, OUT), with_hyperedges),
     **{

@@ -117,6 +117,8 @@ class PythonCall(Collective):
         self.names = [list(fields) for fields in recording.read]
         self.reductions = reductions
         self.differentiable = any(recording.made[name].requires_grad for name in reductions)
+        read = RowFormat.of([*recording.columns, *recording.made.values()])
+        self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
         self.stand_ins = StandIns(recording.captured)
         self.surroundings = Surroundings(context.structure.device)
         self.kept: list[Tile] = []
@@ -149,7 +151,8 @@ class PythonCall(Collective):
             if keep and piece.tile is not None and piece.rows is not None:
                 self.kept.append(piece.tile)
                 kept += piece.rows
-            self._add_messages(piece, columns, combined, peaks)
+            for part in self.parts(piece):
+                self._add_messages(part, columns, combined, peaks)
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
         fields, constants = inputs[: len(columns.all())], () if peaks.values is None else (peaks.values,)
         saved = [*fields, *(each.argmax for each in combined.values()), peaks.values, *kept]
@@ -166,6 +169,12 @@ class PythonCall(Collective):
             )
         for name, reduction in self.reductions.items():
             reduction.add(combined[name], made[name].detach(), piece.block)
+
+    def parts(self, piece: Piece) -> list[Piece]:
+        """The piece with so few edges at a time that these take what the exchange may, or about what the nodes do."""
+        block = piece.block
+        size = max(self.edges_at_once, block.num_src + block.num_dst, 1)
+        return [piece._replace(block=each) for each in block.pieces(1 << (size.bit_length() - 1))]
 
     def rows(self, piece: Piece, columns: _BlockRows) -> _BlockRows:
         """What there is to read on the edges of a block."""
@@ -217,7 +226,8 @@ class PythonCall(Collective):
             for piece in self.context.pieces(received):
                 if piece.tile is not None and piece.rows is None:
                     piece = piece._replace(rows=kept[piece.tile])
-                sweep.add_gradients(piece)
+                for part in self.parts(piece):
+                    sweep.add_gradients(part)
         return [*sweep.totals, *sweep.captured]
 
 

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch_geometric.utils import softmax
 
@@ -82,10 +83,12 @@ def saved_of(mine, names):
     return saved
 
 
-def several_times(times):
+def several_times(times, workers=2):
     """The same graph with every edge so many times."""
     graph = random_graph(8, 30, 150)
-    return partition_in_memory(EdgeList(graph.src.repeat(times), graph.dst.repeat(times), 30), scattered(30, 2), 2)
+    return partition_in_memory(
+        EdgeList(graph.src.repeat(times), graph.dst.repeat(times), 30), scattered(30, workers), workers
+    )
 
 
 @pytest.mark.parametrize("world_size", [2])
@@ -145,6 +148,35 @@ def test_dropped_weights_count_in_the_sum(pool, world_size, kind):
     parts = several_times(3)
     differences = pool.run(dropped_on_worker, kind, per_rank=deal(parts, random_data(parts, torch.float64)))
     assert abs(sum(differences)) < 1e-9
+
+
+class Counting(pyg.MessagePassing):
+    """Counts the edges that it is shown at a time."""
+
+    def forward(self, x, edges):
+        self.counts = []
+        return self.propagate(edges, x=x)
+
+    def message(self, x_j, x_i):
+        self.counts.append(len(x_j))
+        return (x_j - x_i).sin()
+
+
+def counted(graph, data):
+    layer, x, edges = Counting("mean"), data.leaf("x"), edges_of(graph)
+    out = layer(x, edges)
+    if dist.is_initialized():
+        rows, edges_at_once = graph._relation(None).blocks, max(layer.counts)
+        assert edges_at_once <= max(block.num_src + block.num_dst for block in rows) < max(b.num_edges for b in rows)
+        assert sum(layer.counts) == edges.size(1)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node out": out, "node x.grad": x.grad}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_messages_are_made_of_a_bounded_number_of_edges(pool, world_size):
+    parts = several_times(4, world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(counted, ())], (1, 2), {"comm_buffer_bytes": 1000})
 
 
 class Extreme(torch.nn.Module):
