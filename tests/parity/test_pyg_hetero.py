@@ -40,8 +40,21 @@ class TwoLayers(nn.Module):
         return self.last(self.first(x, edge_index).relu(), edge_index)
 
 
+class OfHyperedges(nn.Module):
+    """Papers as hyperedges between their authors."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.HypergraphConv(WIDTH, OUT, use_attention=True, heads=2)
+
+    def forward(self, x, edges):
+        papers, members = x["paper"], edges["author", "writes", "paper"]
+        return x | {"author": self.conv(x["author"], members, papers[:, 0].square(), papers, len(papers))}
+
+
 def layers(metadata):
     return {
+        "HypergraphConv": OfHyperedges,
         "HeteroConv": conv_of_each_type,
         "HGTConv": lambda: pyg.HGTConv(WIDTH, 4, metadata, heads=2),
         "HANConv": lambda: pyg.HANConv(WIDTH, 4, metadata, heads=2),
@@ -49,7 +62,7 @@ def layers(metadata):
     }
 
 
-LAYERS = ("HeteroConv", "HGTConv", "HANConv", "to_hetero")
+LAYERS = ("HypergraphConv", "HeteroConv", "HGTConv", "HANConv", "to_hetero")
 
 
 def results(name, features, cotangents, edges):

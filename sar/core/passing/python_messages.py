@@ -1,12 +1,12 @@
 """Python message functions: run tile by tile, and again in the backward.
 
 [Note: replay]
-Nothing that a message function computes outlives its tile. So the call is one node of autograd, whose backward goes
-through the tiles in the order of the forward: it fetches a tile's rows again (or has kept them), runs the function on
-leaves with these rows, asks autograd for the gradients of the leaves, and returns those of the sources. The exchange
-goes on to its end whichever gradients the user asks for. A second run finds what the first did: the tensors as they
-were at the call, because a frame may change; random numbers and autocast; parameters and captured tensors, which are
-inputs of the node ([Note: captured tensors]).
+Nothing that a message function computes outlives its tile, or the part of it that is computed at once. So the call is
+one node of autograd, whose backward goes through the tiles in the order of the forward: it fetches a tile's rows again
+(or has kept them), runs the function on leaves with these rows, asks autograd for the gradients of the leaves, and
+returns those of the sources. The exchange goes on to its end whichever gradients the user asks for. A second run finds
+what the first did: the tensors as they were at the call, because a frame may change; random numbers and autocast;
+parameters and captured tensors, which are inputs of the node ([Note: captured tensors]).
 """
 
 from collections.abc import Callable, Mapping, Sequence
