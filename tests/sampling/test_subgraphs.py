@@ -238,6 +238,7 @@ def count_walks(partition, budget, coverage):
     return drawn, source.graph.outputs["_N"]["loss_weight"], relation.ids, weights
 
 
+@pytest.mark.processes("spies on a module of a process")
 @pytest.mark.parametrize("world_size", [1, 2, corner(3)])
 def test_counted_weights_are_those_of_the_counted_subgraphs(pool, world_size):
     graph, coverage = random_graph(5, 30, 90, isolated=3), 3

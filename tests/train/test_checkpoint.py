@@ -414,6 +414,7 @@ def no_room():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.processes("counts the operations of a process")
 @pytest.mark.parametrize("how, rank", [("every write", 0), ("every write", 1), ("tmpfs", 0)])
 @pytest.mark.parametrize("world_size", [2])
 def test_a_full_disk_is_an_error_on_all_workers(pool, tmp_path, how, rank):

@@ -354,6 +354,7 @@ def resumed(path, folder):
     return training.run(step, 4)
 
 
+@pytest.mark.processes("DGL's own generator is one of a thread")
 @pytest.mark.parametrize("world_size", [2])
 def test_training_goes_on_bit_for_bit(pool, tmp_path):
     path = str(write_directory(tmp_path / "parts", with_fields(homogeneous_graph()), 3).path)

@@ -102,12 +102,14 @@ class DistributedEdgeIndex(_Ids):
         """The graph of these edges; and of its edges the columns here, (E,), None where the order is the same."""
         return self.numbering.select(self.plain, self.num_dst)
 
-    @cached_property
+    @property
     def reversed(self) -> DistributedEdgeIndex:
         """All edges the other way around, in an order of their own; made at the first use. A collective call."""
         if self.passes[0] is not self.numbering.graph:
             raise _refuse("The reverse of a part")
-        return edges_of(reversed_graph(self.numbering.graph))
+        if "_reversed" not in self.__dict__:  # a `cached_property` would keep a lock: see `Numbering.joined`
+            self._reversed = edges_of(reversed_graph(self.numbering.graph))
+        return self._reversed
 
     def in_graph_order(self, values: Tensor) -> Tensor:
         """Values of the columns, (E, ...), as values of the graph's edges."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -39,6 +38,7 @@ class Numbering:
         self.part = graph._structure.part
         *starts, self.count = accumulate(map(len, self.relation.halos), initial=self.relation.num_src)
         self.starts = [0 if part == self.part else start for part, start in enumerate(starts)]
+        self._joined: Tensor | None = None
         self._said: dict[str, bool] = {}
         self._selected: list[tuple[Tensor, int, GraphShardManager, Tensor]] = []
 
@@ -55,12 +55,15 @@ class Numbering:
             self._said[what] = all(map(bool, said))
         return self._said[what]
 
-    @cached_property
+    @property
     def joined(self) -> Tensor:
         """u * N_i + v of the pairs of any node u and this worker's node v that are one, or joined by an edge, (P,).
 
-        Of a homogeneous graph; made at the first use, which is a collective call.
+        Of a homogeneous graph; made at the first use, which is a collective call. So it is no `cached_property`: until
+        Python 3.12 those keep a lock meanwhile, which is one for all virtual workers.
         """
+        if self._joined is not None:
+            return self._joined
         count = self.relation.num_dst
         own = torch.arange(count, device=self.graph.device)
         pairs = [self.graph.node_ids() * count + own]
@@ -68,8 +71,8 @@ class Numbering:
             relation = graph.passing().context.relation
             for ids, block in zip(source_ids(graph._structure, relation), relation.blocks, strict=True):
                 pairs.append(ids[block.cols.long()] * count + block.destinations(0, block.num_edges))
-        joined: Tensor = torch.cat(pairs).unique()
-        return joined
+        self._joined = torch.cat(pairs).unique()
+        return self._joined
 
     def select(self, ends: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
         """The graph of other edges between the same nodes, and for each of its edges the position given here, (E,).

@@ -91,6 +91,7 @@ def several_times(times, workers=2):
     )
 
 
+@pytest.mark.processes("spies on a module of a process")
 @pytest.mark.parametrize("world_size", [2])
 def test_ways_through_the_engine(pool, world_size):
     parts = several_times(1)
@@ -100,6 +101,7 @@ def test_ways_through_the_engine(pool, world_size):
         assert made == {name: {way} for way, layers in ways.items() for name in layers}
 
 
+@pytest.mark.processes("counts storages, which virtual workers replace")
 @pytest.mark.parametrize("world_size", [2])
 def test_what_is_kept_does_not_grow_with_the_edges(pool, world_size):
     kept = []

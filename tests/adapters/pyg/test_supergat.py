@@ -20,7 +20,7 @@ def loss(graph, data, kind, count):
     src, dst = torch.randint(count, (2, 50), generator=torch.Generator().manual_seed(1))
     pairs = torch.stack([src, dst])
     if dist.is_initialized():
-        rank, workers = dist.get_rank(), dist.get_world_size()
+        rank, workers = sar.rank(), sar.world_size()
         pairs = sar.pyg.edge_index(sar.pair_graph(graph, src[rank::workers], dst[rank::workers]))
     x = data.leaf("x")
     out = layer(x, edges_of(graph), neg_edge_index=pairs)
@@ -46,7 +46,7 @@ def drawn(mine):
     layer(x, edges)
     layer.get_attention_loss().backward()
     assert x.grad.isfinite().all()
-    torch.manual_seed(dist.get_rank())
+    torch.manual_seed(sar.rank())
     pairs = layer.negative_sampling(edges, graph.num_nodes())
     ids = graph.node_ids()
     return torch.stack([ids[pairs[0]], ids[pairs[1]]]), int(0.5 * 0.9 * edges.size(1))

@@ -105,6 +105,7 @@ def unpatched(mine, how):
     return said, catch_and_recover(dgl.nn.functional.edge_softmax, graph, data.edges["w"])
 
 
+@pytest.mark.processes("imports modules anew")
 @pytest.mark.parametrize("how", ["off", "imported later"])
 @pytest.mark.parametrize("world_size", [2])
 def test_layers_of_unpatched_dgl_say_what_to_call(pool, how):
