@@ -97,11 +97,18 @@ def shared(out):
     return (out.flatten() * torch.arange(1.0, out.numel() + 1, dtype=out.dtype)).sum() / workers
 
 
+def tied(x):
+    """Many values are 0, all of which take a gradient."""
+    return x + (x.clamp(0, 0.2) - x).detach()
+
+
 def pooled(graph, data, kind, several):
     x = data.leaf("x")
     batch = graph_of_each(data) if several else None
     owner = sar.pyg if dist.is_initialized() else pyg
-    out = getattr(owner, f"global_{kind}_pool")(x.relu(), batch, COUNT if several else None)  # with ties
+    if owner is pyg and not several:  # without a batch vector one of equal maxima takes all of the gradient
+        batch = torch.zeros(len(x), dtype=torch.int64)
+    out = getattr(owner, f"global_{kind}_pool")(tied(x), batch, COUNT if several else None)
     shared(out).backward()
     return {"same out": out, "node x.grad": x.grad}
 
@@ -154,7 +161,7 @@ def aggregated(graph, data, name, several):
     x = data.leaf("x")
     batch = graph_of_each(data) if several else torch.zeros(len(x), dtype=torch.int64)
     index = sar.pyg.batch_vector(batch) if dist.is_initialized() else batch
-    out = layer(torch.cat([x[:, :2].relu(), x[:, 2:]], 1), index)
+    out = layer(torch.cat([tied(x[:, :2]), x[:, 2:]], 1), index)
     shared(out).backward()
     return {"same out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
 
