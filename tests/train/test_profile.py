@@ -16,8 +16,6 @@ from sar.train.profile_report import ELSEWHERE, Spent, by_layer, imbalance, tabl
 from tests.parity.harness import build, deal, random_data
 from tests.parity.scenarios import SCENARIOS
 
-pytestmark = pytest.mark.processes("virtual workers refuse profiles")
-
 PAUSE = 0.2
 """Seconds: many times what the tiny model takes."""
 LATE = 0.5 * PAUSE
@@ -107,6 +105,7 @@ def profiled(mine, mode):
     return plain, losses, moved, (seconds, outer), p.workers, p.table(), alone
 
 
+@pytest.mark.processes("compares with the clocks of a process")
 @pytest.mark.parametrize("mode", [1, 2, 3])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_layers_add_up_to_what_the_library_counts(pool, world_size, mode):
@@ -147,6 +146,7 @@ def paused(mine):
     return p.workers
 
 
+@pytest.mark.processes("compares with the clocks of a process")
 @pytest.mark.parametrize("world_size", [2])
 def test_time_and_memory_are_of_the_layer_that_takes_them(pool, world_size):
     parts = SCENARIOS["random"](world_size)
@@ -217,6 +217,7 @@ def traced(mine, folder):
     assert all(one.peak is None for one in p.workers[0])
 
 
+@pytest.mark.processes("traces processes")
 @pytest.mark.parametrize("world_size", [2])
 def test_traces_name_layers_tiles_waits_and_kernels(pool, world_size, tmp_path):
     parts = SCENARIOS["random"](world_size)
@@ -282,6 +283,7 @@ def logged(mine):
         sar.logger.setLevel(level)
 
 
+@pytest.mark.processes("reads the log of a process")
 @pytest.mark.parametrize("world_size", [2])
 def test_the_log_has_a_line_for_each_call(pool, world_size):
     parts = SCENARIOS["random"](world_size)
