@@ -8,6 +8,9 @@ is needed.
 With `--cold` they are dropped at every turn. A run with several partitions then comes after one with them, and the last
 columns compare: seconds an epoch in the warm run (its compute and copies), the disk's bandwidth in the same folder, the
 mean of before and after, and the seconds over those that follow: warm + written / bandwidth + read / bandwidth.
+
+With `--limit` or `--group` runs with several partitions have so much memory beside their code; that of the whole graph
+has all, to compare losses. What that memory is less than stands in the first line.
 """
 
 import argparse
@@ -17,13 +20,14 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.graphs import GeneratedSize, prepare
-from benchmarks.models import MODELS
+from benchmarks.graphs import GeneratedSize, Prepared, prepare
+from benchmarks.limits import control_group
+from benchmarks.models import HIDDEN, MODELS
 from benchmarks.out_of_core_training import EPOCH, IMPORTED
 from sar.comm.virtual.spill import disk_bandwidth
 
@@ -165,14 +169,17 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cold", action="store_true", help="drop the page cache of spilled tensors at every turn")
-    parser.add_argument("--limit", type=int, metavar="MB", help="RLIMIT_DATA above what the imports take")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--limit", type=int, metavar="MB", help="RLIMIT_DATA beside code")
+    either.add_argument("--group", type=int, metavar="MB", help="control group with so much, page cache included")
     arguments = parser.parse_args()
     size = GeneratedSize(arguments.nodes, arguments.edges, arguments.features)
     graph = prepare("rmat", size, Path(), arguments.work, 0)
     options = ["--epochs", str(arguments.epochs), "--classes", str(graph.num_classes)]
-    options += ["--limit", str(arguments.limit)] if arguments.limit is not None else []
     small = prepare("rmat", GeneratedSize(200, 1000, arguments.features), Path(), arguments.work, 0)
     results: list[dict[str, Any]] = []
+    if arguments.limit is not None or arguments.group is not None:
+        print(_sizes(graph, arguments.limit or arguments.group), "\n")
     titles = ["model", "partitions", "loss", "MB in training", "MB at any time", "s / epoch", "MB written", "MB read"]
     titles += ["s warm", "MB/s to disk", "MB/s from disk", "s / expected"] if arguments.cold else []
     _print_row(titles)
@@ -182,10 +189,14 @@ def main() -> None:
         for parts in arguments.parts:
             file, how = graph.partitions(parts), {"threads": arguments.threads, "base": base}
             cold = None
-            if arguments.cold and parts > 1:
-                run, cold = measure_cold(file, model, parts, arguments.work, *options, **how)
-            else:
-                run = measure(file, model, parts, arguments.work, *options, **how)
+            limits = ["--limit", str(arguments.limit)] if arguments.limit is not None and parts > 1 else []
+            limited = arguments.group is not None and parts > 1
+            with control_group(arguments.group) if limited else nullcontext() as group:
+                limits += [] if group is None else ["--group", str(group)]
+                if arguments.cold and parts > 1:
+                    run, cold = measure_cold(file, model, parts, arguments.work, *options, *limits, **how)
+                else:
+                    run = measure(file, model, parts, arguments.work, *options, *limits, **how)
             results.append({**run._asdict(), "cold": None if cold is None else cold._asdict()})
             row = [model, parts, f"{run.losses[-1]:.6f}", f"{run.megabytes:.0f}", f"{run.at_any_time:.0f}"]
             row += [f"{run.seconds:.2f}", f"{run.written:.0f}", f"{run.read:.0f}"]
@@ -194,6 +205,15 @@ def main() -> None:
                 row.append(f"{run.seconds / cold.expected(run):.2f}")
             _print_row(row)
     (arguments.work / "out-of-core.json").write_text(json.dumps(results))
+
+
+def _sizes(graph: Prepared, allowed: int) -> str:
+    features, edges = graph.data.node_data["feat"].nbytes / 2**20, len(graph.data.src) * 16 / 2**20
+    activations = graph.data.num_nodes * HIDDEN * 4 / 2**20
+    return (
+        f"Features: {features:.0f} MB. Edges, as pairs of node IDs: {edges:.0f} MB. Rows of one hidden layer: "
+        f"{activations:.0f} MB. Memory for runs with several partitions: {allowed} MB."
+    )
 
 
 def _print_row(cells: list[Any]) -> None:
