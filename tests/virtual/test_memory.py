@@ -89,3 +89,21 @@ def test_structure_lies_in_files():
     graph = random_graph(0, 200, 3000)
     parts = partition_in_memory(graph, torch.arange(200) % 4, 4).partitions
     assert VirtualPool(1, 4).run(keeps_structure, per_rank=parts) == [0] * 4
+
+
+def writes(data):
+    """What a worker writes for a sum over neighbours and its gradient, in sizes of the field."""
+    graph = sar.construct_full_graph(data)
+    x = torch.rand(graph.num_nodes(), 4096, requires_grad=True)
+    graph.ndata["x"] = x
+    sar.all_sum(0)
+    before = _here.residency.file.written
+    graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
+    graph.ndata.pop("y").sum().backward()
+    assert x.grad is not None
+    return (_here.residency.file.written - before) / x.nbytes
+
+
+def test_sums_are_not_written_before_they_are_complete():
+    parts = partition_in_memory(random_graph(0, 60, 900), torch.arange(60) % 3, 3).partitions
+    assert max(VirtualPool(1, 3).run(writes, per_rank=parts)) < 0.5

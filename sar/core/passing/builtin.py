@@ -20,6 +20,7 @@ from torch import Tensor
 from sar.comm.exchange import Exchange, ReceivedTile
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
+from sar.comm.virtual.residency import roomy
 from sar.core.collective import CallContext, Collective, Made
 from sar.core.constants import Constant
 from sar.core.passing.gather import Combined, Reduction
@@ -118,12 +119,13 @@ class BuiltinMessages:
 
     def aggregate(self, operands: Values, needed: int) -> Aggregated:
         """The result of an agreed call."""
-        made, received = self.reduction.start(), None
+        received = None
         own = None if self.source is None else operands[self.source]
         keep = self.context.settings.keep and self.rows_needed(needed)
         kept: dict[Tile, Tensor] = {}
         if self.distributed and own is not None:
             received = self.exchange(needed).sweep(own.device, [own], keep=keep)
+        made = self.reduction.start()  # not before the turn of a virtual worker may pass
         for piece in self.context.pieces(received):
             here = list(operands)
             if piece.tile is not None and piece.rows is not None and self.source is not None:
@@ -179,7 +181,10 @@ class BuiltinMessages:
         self, message: EdgeMessage, operands: Values, made: Aggregated, grad: Tensor, needed: int
     ) -> list[Tensor | None]:
         gradient = EdgeOperand.of(grad, Target.E if self.reducer is None else Target.V)
-        grads = [self._zeros(spec, grad.device) if needed >> i & 1 else None for i, spec in enumerate(message.operands)]
+        grads = [
+            self._zeros(spec, grad.device, leaves=i == self.source) if needed >> i & 1 else None
+            for i, spec in enumerate(message.operands)
+        ]
         for piece in self.context.pieces(self._post_backward(operands, grads, needed, grad.device)):
             here, here_grads = list(operands), list(grads)
             if piece.tile is not None and self.source is not None:
@@ -191,9 +196,12 @@ class BuiltinMessages:
                     aggregate_grad(piece.block, filled, SIDES[i], gradient, out, arg=made.argmax)
         return grads
 
-    def _zeros(self, spec: EdgeOperand, device: torch.device) -> Tensor:
+    def _zeros(self, spec: EdgeOperand, device: torch.device, *, leaves: bool) -> Tensor:
+        """For a gradient; of what `leaves`, turns of virtual workers pass before it is complete."""
         relation = self.relation
         rows = {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}[spec.target]
+        if leaves and device.type == "cpu":
+            return roomy((rows, *spec.shape), self.sum_dtype, zeros=True)
         return torch.zeros(rows, *spec.shape, dtype=self.sum_dtype, device=device)
 
     def _post_backward(
