@@ -8,7 +8,7 @@ destination's sum, and returns one gradient.
 """
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from sar.comm.exchange import Exchange
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
+from sar.comm.virtual.residency import roomy
 from sar.core.collective import CallContext, Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.passing.message_passing import Passing
@@ -168,7 +169,8 @@ class _AttentionCall(Collective):
     def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[Tile, Tensor], grad: Tensor) -> Inputs:
         """Gradients of the inputs; for `stats` see `destination_statistics`."""
         x = inputs.x
-        x_grad = torch.zeros(x.shape, dtype=accumulation_dtype(x.dtype), device=x.device)
+        zeros = partial(roomy, zeros=True) if x.device.type == "cpu" else partial(torch.zeros, device=x.device)
+        x_grad = zeros(x.shape, dtype=accumulation_dtype(x.dtype))
         received = None
         if self.distributed:
             fields = None if self.context.settings.keep else [x]
