@@ -209,9 +209,9 @@ def main() -> None:
 
 def _sizes(graph: Prepared, allowed: int) -> str:
     features, edges = graph.data.node_data["feat"].nbytes / 2**20, len(graph.data.src) * 16 / 2**20
-    activations = graph.data.num_nodes * HIDDEN * 4 / 2**20
+    activations = graph.data.num_nodes * 2 * HIDDEN * 4 / 2**20
     return (
-        f"Features: {features:.0f} MB. Edges, as pairs of node IDs: {edges:.0f} MB. Rows of one hidden layer: "
+        f"Features: {features:.0f} MB. Edges, as pairs of node IDs: {edges:.0f} MB. Rows of two hidden layers: "
         f"{activations:.0f} MB. Memory for runs with several partitions: {allowed} MB."
     )
 
