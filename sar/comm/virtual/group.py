@@ -61,7 +61,7 @@ class VirtualGroup(Group):
         with self._lock:
             if self.stopped is None:
                 self.stopped, self.final = own, final
-        self.turns.fail(PeerError(told), self.place)
+        self.turns.fail(PeerError(own), self.place)
         self.outer.stop(self.outer.generation, told, final=final)
 
     def _go_on(self, step: int) -> int:
@@ -71,7 +71,7 @@ class VirtualGroup(Group):
             self.abort(gone, final=True)
             raise
         self.calls = 0
-        least: int = self.meet("a recovery", "recover", step, lambda steps: self.outer.recover(min(steps)))
+        least: int = self.meet("a recovery", "recover", step, lambda steps: self.outer.recover(min(steps)), afresh=True)
         return least
 
     def _whereabouts(self, call: str) -> str:
@@ -94,7 +94,9 @@ class VirtualGroup(Group):
 
     # -- meetings
 
-    def meet(self, kind: str, call: str, brought: Any, finish: Callable[[list[Any]], Any]) -> Any:
+    def meet(
+        self, kind: str, call: str, brought: Any, finish: Callable[[list[Any]], Any], *, afresh: bool = False
+    ) -> Any:
         """Meet the other workers of this process; see `Turns.meet`."""
         self.check()
         self.turns.latest[self.place] = call
@@ -112,7 +114,7 @@ class VirtualGroup(Group):
                     self.residency.leave()
                 left = time.perf_counter()
 
-            result = self.turns.meet(self.place, kind, brought, finish, leave)
+            result = self.turns.meet(self.place, kind, brought, finish, leave, afresh=afresh)
             if left is not None:
                 self._away += time.perf_counter() - left
             return result

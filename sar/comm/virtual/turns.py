@@ -119,6 +119,8 @@ class Turns:
         brought: Any,
         finish: Callable[[list[Any]], Any],
         leave: Callable[[], None],
+        *,
+        afresh: bool = False,
     ) -> Any:
         """Meet all other workers of the process; the turn may pass.
 
@@ -128,6 +130,7 @@ class Turns:
             brought: what this worker brings. It has to be in reach while this worker is out of memory.
             finish: called by the last to arrive with what all have brought, in their order.
             leave: called before the turn passes.
+            afresh: let the turn begin with worker 0, not with the last to arrive, who need not be the same everywhere.
 
         Returns:
             What `finish` returned; the same object for all.
@@ -146,15 +149,17 @@ class Turns:
             )
         meeting.brought[who] = brought
         meeting.arrived += 1
-        if meeting.arrived == self.size:
+        last = meeting.arrived == self.size
+        if last:
             meeting.result = finish(meeting.brought)
             self._complete = number
             del self._meetings[number]
-            return meeting.result
+            if not afresh or who == 0:
+                return meeting.result
         leave()
         mine = self._take()
         with self._moved:
-            self._pass_on(who)
+            self._pass_on(self.size - 1 if last else who)
         self._wait(who)
         self._put(mine)
         if number > self._complete:
