@@ -160,6 +160,8 @@ class _OthersAlike(Turns):
         brought: Any,
         finish: Callable[[list[Any]], Any],
         leave: Callable[[], None],
+        *,
+        afresh: bool = False,
     ) -> Any:
         self._number[who] += 1
         if (self._number[who] + who) % self.size:
