@@ -142,9 +142,9 @@ def largest_tensors(mine, one_pass):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_nothing_has_the_size_of_the_edges(pool, world_size):
+def test_nothing_has_the_size_of_the_edges(pool):
     """30 nodes, 6000 edges; with the weights asked for, there are tensors of that size, which shows that it is seen."""
-    parts = partition_in_memory(random_graph(1, 30, 6000), scattered(30, world_size), world_size)
+    parts = partition_in_memory(random_graph(1, 30, 6000), scattered(30, 2), 2)
     mine = deal(parts, random_data(parts))
     for largest in pool.run(largest_tensors, True, per_rank=mine):
         assert max(largest) < 1000
