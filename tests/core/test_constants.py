@@ -208,8 +208,8 @@ def mfg_epochs(mine, cache):
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_message_flow_graphs(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
+def test_message_flow_graphs(pool):
+    parts = SCENARIOS["random"](2)
     mine = deal(parts, random_data(parts, torch.float64))
     plain, kept = (pool.run(mfg_epochs, cache, per_rank=mine) for cache in (False, True))
     for (expected, full), (found, sent) in zip(plain, kept, strict=True):
