@@ -114,8 +114,8 @@ MUTANTS = [
     Mutant(
         "workers that make different calls",
         "sar/comm/group.py",
-        "if any(int(theirs[0]) != digest for theirs in gathered):",
-        "if not gathered:",
+        "if set(digests) != {digest}:",
+        "if not digests:",
         "tests/core/test_agreement.py::test_another_width_dtype_or_operation",
     ),
     Mutant(
@@ -142,7 +142,7 @@ MUTANTS = [
     Mutant(
         "a kept result that its caller can change",
         "sar/core/constants.py",
-        "self._result.clone()",
+        "copied(self._result)",
         "self._result",
         "tests/core/test_constants.py::test_constant_inputs",
     ),

@@ -20,6 +20,8 @@ from tests.comm.launch import free_port
 from tests.core.attempts import catch
 from tests.workers import REPOSITORY
 
+pytestmark = pytest.mark.processes("watches processes")
+
 BEAT, SILENCE = 0.2, 2.0
 LIMIT = 60.0
 """Seconds within which everybody has to know."""
@@ -29,7 +31,6 @@ import os, sys, time, torch, torch.distributed as dist
 import sar
 from sar.comm import all_reduce, board, liveness
 
-pytestmark = pytest.mark.processes("watches processes")
 rank, size, port, own_store = map(int, sys.argv[1:5])
 liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, board.STORE_SECONDS = map(float, sys.argv[5:8])
 if own_store:
