@@ -4,7 +4,7 @@
 Nothing of [Note: leaving memory] is restated here. The model runs as in `trial_epoch.py`, with the group, the exchange
 and the `Residency` of a virtual worker, on tensors of torch's device "meta" and with a spill file that only counts. The
 other workers are there in so far as their meetings end: they bring what this one brings. A worker leaves memory at each
-meeting but those to which it comes last, every V-th one.
+meeting but those to which it comes last: who does goes on first, and so comes first to the next one.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,6 +70,9 @@ class _CountedInFiles(TensorsInFiles):
     def __init__(self, residency: "CountedResidency") -> None:
         super().__init__(residency.file)
         self._residency = residency
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._residency.settle(torch.empty(shape, dtype=dtype, device="meta"))
 
     def settled(self, tensor: Tensor) -> Tensor:
         return self._residency.settle(tensor)
@@ -153,6 +156,10 @@ class CountedResidency(Residency):
 class _OthersAlike(Turns):
     """Turns of which one worker sees its own, as others bring what it brings."""
 
+    def __init__(self, size: int, first: int) -> None:
+        super().__init__(size, first)
+        self._last = size - 1
+
     def meet(
         self,
         who: int,
@@ -163,9 +170,9 @@ class _OthersAlike(Turns):
         *,
         afresh: bool = False,
     ) -> Any:
-        self._number[who] += 1
-        if (self._number[who] + who) % self.size:
+        if self._last != who or (afresh and who != 0):
             leave()
+        self._last = ((self.size if afresh else self._last) - 1) % self.size
         return finish([brought] * self.size)
 
 

@@ -145,7 +145,6 @@ def epochs_of_layers(mine, mode, cache):
     return found, sum(graph.passing().context.relation.plan.halo_counts[sar.rank()]) * WIDTH * 8
 
 
-@pytest.mark.processes("bit for bit, while virtual workers add up in the order of turns")
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("mode", [1, 2, 3])
 def test_layers_that_scale_their_input(pool, world_size, mode):

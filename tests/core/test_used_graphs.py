@@ -76,7 +76,6 @@ def change_a_used_graph(mine, change, mode, cache):
     return use(made, data), fresh, use(graph, data), before
 
 
-@pytest.mark.processes("bit for bit, while virtual workers add up in the order of turns")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_change_of_a_used_graph(pool, world_size, change):

@@ -68,8 +68,9 @@ def test_planned_bytes_are_those_that_are_counted(tmp_path: Path, kind: str, pro
     plan = plan_turns(count_graph(json_file), processes, model_of(kind), 0)
     found = VirtualPool(processes, size).run(counted, str(json_file), kind)
     written, read = (sum(column) / processes for column in zip(*found, strict=True))
-    assert plan.written == pytest.approx(written, rel=0.1)
-    assert plan.read == pytest.approx(read, rel=0.1)
+    alone = processes == 1  # of several, the plan is that of the process with most data
+    assert plan.written == (written if alone else pytest.approx(written, rel=0.1))
+    assert plan.read == pytest.approx(read, rel=0.02 if alone else 0.1)
 
 
 SMALL = ["--hidden", "64", "--features", str(WIDTHS[0]), "--classes", str(WIDTHS[-1]), "--resident", "1", "--spill"]

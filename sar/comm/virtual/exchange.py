@@ -5,7 +5,8 @@ All V workers of a process publish their rows at one meeting, with an inbox each
 its turn walks all source workers: those of its own process from the published rows, those of other processes as they
 arrive. In that turn the process sends the rows of all its V workers to the workers of the other processes that have
 their turn, too, which is an exchange among W processes like any other. Gradients are added to the inbox of the rows'
-owner, by whoever has the turn. A second meeting ends a sweep that returns gradients; only then an inbox is complete.
+owner, by whoever has the turn, beginning with worker 0: in the same order in each epoch, to the last bit. A second
+meeting ends a sweep that returns gradients; only then an inbox is complete.
 Rows that do not leave the process are rounded as those that do (`Config.wire_dtype_features`), so that the results are
 those of p processes.
 
@@ -134,7 +135,7 @@ class VirtualExchange(Exchange):
         """As `Exchange.sweep`."""
         group = self.group
         mine = _Shared(group.publish(fields or []), group.inboxes(returns.totals if returns is not None else []))
-        self._shared = group.share(mine, self.signature)
+        self._shared = group.share(mine, self.signature, afresh=returns is not None)
         travelling = super().sweep(device, fields, keep=keep, returns=returns)
         return self._walk_all(travelling, fields, keep, returns)
 

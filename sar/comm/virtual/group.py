@@ -154,9 +154,9 @@ class VirtualGroup(Group):
             return [Published(torch.zeros(tensor.shape, dtype=tensor.dtype)) for tensor in like]
         return [self.residency.inbox(tensor) for tensor in like]
 
-    def share(self, brought: Any, call: str) -> list[Any]:
-        """What each worker of this process brings, by place."""
-        found: list[Any] = self.meet("a sharing", call, brought, lambda all_brought: all_brought)
+    def share(self, brought: Any, call: str, *, afresh: bool = False) -> list[Any]:
+        """What each worker of this process brings, by place; `afresh` as in `Turns.meet`."""
+        found: list[Any] = self.meet("a sharing", call, brought, lambda all_brought: all_brought, afresh=afresh)
         return found
 
     def _exchange(self, call: str, buffers: Sequence[Tensor]) -> list[Tensor]:

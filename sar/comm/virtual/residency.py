@@ -364,11 +364,14 @@ class Residency(TorchDispatchMode):
             return Published(slot.mapped(tuple(like.shape), like.dtype).zero_(), slot)
 
 
-def roomy(shape: Sequence[int], dtype: torch.dtype, *, zeros: bool = False) -> Tensor:
-    """A tensor on the CPU, else undefined; in a file where memory is left to it: see [Note: tensors in files]."""
+def roomy(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu", *, zeros: bool = False
+) -> Tensor:
+    """A tensor, undefined or zeros; in a file where memory is left to it: see [Note: tensors in files]."""
     residency: Residency | None = getattr(_here, "residency", None)
-    if residency is None or prod(shape) * dtype.itemsize < max(LEAST_BYTES, 1):
-        return torch.zeros(shape, dtype=dtype) if zeros else torch.empty(shape, dtype=dtype)
+    small = prod(shape) * dtype.itemsize < max(LEAST_BYTES, 1)
+    if residency is None or small or torch.device(device).type != residency.device:
+        return (torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=device)
     with _disable_current_modes():
         place = residency.in_files.empty(shape, dtype)
         return place.zero_() if zeros else place

@@ -8,7 +8,7 @@ destination's sum, and returns one gradient.
 """
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -169,8 +169,7 @@ class _AttentionCall(Collective):
     def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[Tile, Tensor], grad: Tensor) -> Inputs:
         """Gradients of the inputs; for `stats` see `destination_statistics`."""
         x = inputs.x
-        zeros = partial(roomy, zeros=True) if x.device.type == "cpu" else partial(torch.zeros, device=x.device)
-        x_grad = zeros(x.shape, dtype=accumulation_dtype(x.dtype))
+        x_grad = roomy(x.shape, accumulation_dtype(x.dtype), x.device, zeros=True)
         received = None
         if self.distributed:
             fields = None if self.context.settings.keep else [x]

@@ -200,8 +200,8 @@ class BuiltinMessages:
         """For a gradient; of what `leaves`, turns of virtual workers pass before it is complete."""
         relation = self.relation
         rows = {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}[spec.target]
-        if leaves and device.type == "cpu":
-            return roomy((rows, *spec.shape), self.sum_dtype, zeros=True)
+        if leaves:
+            return roomy((rows, *spec.shape), self.sum_dtype, device, zeros=True)
         return torch.zeros(rows, *spec.shape, dtype=self.sum_dtype, device=device)
 
     def _post_backward(

@@ -5,7 +5,6 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -65,8 +64,8 @@ def load(
     What is `kept` for long need not be in memory: see [Note: tensors in files].
     """
     on_cpu = torch.device(device).type == "cpu"
-    empty = roomy if kept and on_cpu else partial(torch.empty, device=device)
-    result = empty(stored.shape, dtype=stored.dtype)
+    empty = roomy if kept else torch.empty
+    result = empty(stored.shape, dtype=stored.dtype, device=device)
     if on_cpu and position is None:
         stored.read_into(result)
         return result
