@@ -37,6 +37,7 @@ def with_a_late_worker(mine, late, mode):
         Exchange.post = post
 
 
+@pytest.mark.processes("delays the messages of one worker, by a change of a class that threads share")
 @pytest.mark.parametrize("mode", [1, 3])
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("world_size", [2])
