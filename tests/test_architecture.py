@@ -20,6 +20,7 @@ LEVELS = {
     "durable": 1,
     "logging_setup": 1,
     "ranges": 1,
+    "per_thread": 1,
     "raw_memory": 1,
     "comm": 2,
     "kernels": 2,

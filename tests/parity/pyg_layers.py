@@ -137,7 +137,7 @@ def of_colours(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor
     return torch.stack([first, layer(first, edges)], 1)
 
 
-def gps(norm: str) -> nn.Module:
+def gps(norm: str | None) -> nn.Module:
     return pyg.GPSConv(IN, pyg.GCNConv(IN, IN), 2, norm=norm, attn_type="performer", attn_kwargs={"head_channels": 4})
 
 

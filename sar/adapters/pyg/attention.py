@@ -11,8 +11,7 @@ exponentials ([Note: softmax in a message]). All else that the layers do, they d
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce, wraps
 from inspect import signature
@@ -27,6 +26,7 @@ from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
 from sar.core.passing.exponentials import PEAKS, by_head
 from sar.kernels.attention_operands import Score
+from sar.per_thread import PerThread
 
 GAT = (conv.GATConv, conv.GATv2Conv)
 WITH_SOFTMAX = (
@@ -116,7 +116,7 @@ def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, 
 def message(layer: MessagePassing, batch: EdgeBatch, given: dict[str, Any]) -> dict[str, Tensor]:
     """What the layer sends on some edges, in `message`; and in `weight` the exponentials that it has asked for."""
     exponentials: list[Tensor] = []
-    with _asking(batch, exponentials):
+    with _asked.set_to((batch, exponentials)):
         if isinstance(given.get("alpha"), Weights):
             given["alpha"] = layer.edge_update(**{name: given[name] for name in parameters(layer, "edge_update")})
         made = layer.message(**{name: given[name] for name in parameters(layer, "message")})
@@ -161,26 +161,16 @@ def parameters(layer: MessagePassing, function: str) -> list[str]:
     return names
 
 
-_asked: tuple[EdgeBatch, list[Tensor]] | None = None
+_asked: PerThread[tuple[EdgeBatch, list[Tensor]] | None] = PerThread(None)
 """The edges on which a message is being made, and the exponentials that it has asked for."""
-
-
-@contextmanager
-def _asking(batch: EdgeBatch, exponentials: list[Tensor]) -> Iterator[None]:
-    global _asked
-    _asked = batch, exponentials
-    try:
-        yield
-    finally:
-        _asked = None
 
 
 def _softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def softmax(src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if _asked is None:
+        if _asked.value is None:
             return original(src, *args, **kwargs)
-        batch, exponentials = _asked
+        batch, exponentials = _asked.value
         exponentials.append(batch.exponentials(src))
         return exponentials[-1]
 

@@ -19,12 +19,25 @@ from sar.comm.session import current_group
 from sar.core.empty import views_of_nothing
 from sar.errors import GraphError
 from sar.nn.global_reductions import global_max, global_mean, global_sum
+from sar.per_thread import PerThread
 
 REFUSED: dict[str, str] = {
     "GPSConv": "attends between all pairs of nodes of the graph, except with attn_type='performer' and no batch",
     "MeshCNNConv": "takes four edges that follow one another in edge_index for the neighbours a, b, c and d of one",
 }
 """Layers that raise on a distributed edge index, and why."""
+
+
+_of_all_workers = PerThread(False)
+"""Whether a layer runs on a distributed edge index, for the functions that it finds in its module."""
+
+
+def _on_either(original: Callable[..., Any], distributed: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def either(*args: Any) -> Any:
+        return (distributed if _of_all_workers.value else original)(*args)
+
+    return either
 
 
 def _refusing(layer: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,13 +88,8 @@ def _over_all_nodes(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def forward(self: Any, x_dict: Any, edge_index_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(value, DistributedEdgeIndex) for value in edge_index_dict.values()):
+        with _of_all_workers.set_to(any(isinstance(value, DistributedEdgeIndex) for value in edge_index_dict.values())):
             return original(self, x_dict, edge_index_dict, *args, **kwargs)
-        before, han_conv.group = han_conv.group, _weigh_paths
-        try:
-            return original(self, x_dict, edge_index_dict, *args, **kwargs)
-        finally:
-            han_conv.group = before
 
     return forward
 
@@ -126,12 +134,8 @@ def _linearly(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return original(self, x, edge_index, batch, **kwargs)
         if self.attn_type != "performer" or batch is not None:
             raise _refusal("GPSConv")
-        before, performer.linear_attention = performer.linear_attention, _linear_attention
-        try:
-            with views_of_nothing(len(x)):
-                return original(self, x, edge_index, **kwargs)
-        finally:
-            performer.linear_attention = before
+        with _of_all_workers.set_to(True), views_of_nothing(len(x)):
+            return original(self, x, edge_index, **kwargs)
 
     return forward
 
@@ -189,8 +193,10 @@ def install() -> None:
     """Replace the forwards."""
     conv.ChebConv.__norm__ = _greatest_of_all(conv.ChebConv.__norm__)
     hgt_conv.construct_bipartite_edge_index = _joined(hgt_conv.construct_bipartite_edge_index)
+    han_conv.group = _on_either(han_conv.group, _weigh_paths)
     conv.HANConv.forward = _over_all_nodes(conv.HANConv.forward)
     conv.MeshCNNConv.forward = _refusing("MeshCNNConv", conv.MeshCNNConv.forward)
+    performer.linear_attention = _on_either(performer.linear_attention, _linear_attention)
     conv.GPSConv.forward = _linearly(conv.GPSConv.forward)
     conv.HypergraphConv.forward = _of_hyperedges(conv.HypergraphConv.forward)
     conv.WLConv.forward = _colours(conv.WLConv.forward)

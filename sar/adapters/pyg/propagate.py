@@ -9,8 +9,7 @@ are fetched once ([Note: numbers of nodes]), and memory holds what it makes for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
@@ -32,6 +31,7 @@ from sar.core.passing.python_messages import run_python
 from sar.core.passing.recording import EdgeFields, PythonMessages
 from sar.errors import GraphError
 from sar.kernels import Op, Target
+from sar.per_thread import PerThread
 
 REDUCERS: dict[type, str] = {
     aggr.SumAggregation: "sum",
@@ -221,25 +221,15 @@ def _weighted_differences(context: CallContext, fields: EdgeFields, reducer: str
     return sums[:, :-1] - b * sums[:, -1:]
 
 
-_is_distributed = False
+_is_distributed = PerThread(False)
 """Whether `propagate` runs as it is written, along a distributed edge index."""
-
-
-@contextmanager
-def _whole_neighbourhoods(edges: Any) -> Iterator[None]:
-    global _is_distributed
-    before, _is_distributed = _is_distributed, isinstance(edges, DistributedEdgeIndex)
-    try:
-        yield
-    finally:
-        _is_distributed = before
 
 
 def _to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def to_dense_batch(self: Any, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """As `original`; all nodes are padded to the greatest in-degree on any worker, which LSTMs and such see."""
-        if _is_distributed and index is not None and kwargs.get("max_num_elements") is None:
+        if _is_distributed.value and index is not None and kwargs.get("max_num_elements") is None:
             longest = int(torch.bincount(index).max()) if len(index) else 0
             kwargs["max_num_elements"] = all_max(longest)
         return original(self, x, index, *args, **kwargs)
@@ -265,7 +255,7 @@ def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 return updated
         if isinstance(kwargs.get("alpha"), attention.Weights):
             kwargs["alpha"] = kwargs["alpha"].make(conv)
-        with _whole_neighbourhoods(edge_index):
+        with _is_distributed.set_to(isinstance(edge_index, DistributedEdgeIndex)):
             return original(conv, edge_index, size=size, **kwargs)
 
     propagate.tiled = True  # type: ignore[attr-defined]

@@ -10,15 +10,15 @@ import io
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from sar.adapters.dgl.part_sums import FileSums, read_sums, refused
 from sar.durable import SLICE_BYTES, slice_sum
+from sar.per_thread import PerThread
 
 _NO_SUMS: Mapping[Path, FileSums] = {}
-_known: ContextVar[Mapping[Path, FileSums]] = ContextVar("_known", default=_NO_SUMS)
+_known = PerThread(_NO_SUMS)
 
 
 @contextmanager
@@ -32,16 +32,13 @@ def comparing(folder: Path) -> Iterator[None]:
     for sums in known.values():
         if (problem := sums.misfit()) is not None:
             raise refused(problem)
-    before = _known.set(known)
-    try:
+    with _known.set_to(known):
         yield
-    finally:
-        _known.reset(before)
 
 
 def sums_of(path: Path) -> FileSums | None:
     """The checksums that a file is to be compared with."""
-    return _known.get().get(path)
+    return _known.value.get(path)
 
 
 class CheckedFile(io.RawIOBase):
