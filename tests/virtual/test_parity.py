@@ -3,6 +3,10 @@
 The matrix itself is all tests of the engine, run with `pytest --virtual WxV`: `make test-virtual`.
 """
 
+import io
+import sys
+from contextlib import redirect_stdout
+
 import dgl
 import pytest
 import torch
@@ -58,3 +62,18 @@ def test_running_statistics():
     mean, var = VirtualPool(1, 2).run(running_statistics, True)[0]
     for found, expected in zip((mean, var), running_statistics(False), strict=True):
         assert torch.allclose(found, expected)
+
+
+def held_around_calls():
+    """Settings of the process that a worker makes for a while."""
+    mine, told, stdout = sar.rank() == 0, io.StringIO(), sys.stdout
+    with torch.autograd.set_detect_anomaly(mine, check_nan=False), redirect_stdout(told):
+        for _ in range(3):
+            sar.all_sum(1)
+            print(torch.is_anomaly_enabled())
+    sar.all_sum(1)
+    return told.getvalue().split() == [str(mine)] * 3, torch.is_anomaly_enabled(), sys.stdout is stdout
+
+
+def test_what_is_held_around_calls():
+    assert VirtualPool(1, 3).run(held_around_calls) == [(True, False, True)] * 3

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import numpy as np
 import torch
@@ -45,6 +45,14 @@ def _put_arguments(arguments: list[str]) -> None:
     sys.argv[:] = arguments
 
 
+def _put_streams(streams: tuple[TextIO, TextIO]) -> None:
+    sys.stdout, sys.stderr = streams
+
+
+def _take_anomaly_mode() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
 def _put_listeners(listeners: list[calls.Listener]) -> None:
     calls.listeners[:] = listeners
 
@@ -61,6 +69,8 @@ STATE: Final = (
     Swapped(lambda: sys.modules["__main__"], lambda main: sys.modules.update({"__main__": main})),
     Swapped(lambda: list(sys.argv), _put_arguments),
     Swapped(os.getcwd, os.chdir),
+    Swapped(lambda: (sys.stdout, sys.stderr), _put_streams),
+    Swapped(_take_anomaly_mode, lambda mode: torch.set_anomaly_enabled(*mode)),
 )
 
 

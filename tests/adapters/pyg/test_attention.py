@@ -147,7 +147,7 @@ def dropped_on_worker(mine, kind):
 @pytest.mark.parametrize("kind", ["kernel", "tiles"])
 @pytest.mark.parametrize("world_size", [2])
 def test_dropped_weights_count_in_the_sum(pool, world_size, kind):
-    parts = several_times(3)
+    parts = several_times(3, world_size)
     differences = pool.run(dropped_on_worker, kind, per_rank=deal(parts, random_data(parts, torch.float64)))
     assert abs(sum(differences)) < 1e-9
 

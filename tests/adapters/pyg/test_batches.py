@@ -71,8 +71,11 @@ class TheSame(NegativeSampling):
         return self.ends[endpoint]
 
 
-def check_pairs(batch, etype, nodes_of, ends, labels, negatives):
-    """The fields of one edge type against what `edge_sample` makes of the same seeds and the same negative pairs."""
+def check_pairs(batch, etype, nodes_of, ends, labels, lowest, negatives):
+    """The fields of one edge type against what `edge_sample` makes of the same seeds and the same negative pairs.
+
+    lowest: label of the graph's edges.
+    """
     typed = etype != E
     store = batch[etype if typed else None]
     at = [batch[etype[end] if typed else None] for end in (0, 2)]
@@ -91,7 +94,7 @@ def check_pairs(batch, etype, nodes_of, ends, labels, negatives):
     if not len(src):
         return
     label = None if labels is None or negatives in ("triplet", "one") else labels[store["input_id"]]
-    if drawing is not None and label is not None and labels.min() == 0:
+    if drawing is not None and label is not None and lowest == 0:
         label = label + 1  # as `LinkLoader` does
     sampled = []
 
@@ -149,7 +152,7 @@ def test_seed_edges(pool, world_size, negatives, labels):
         for batch in batches:
             nodes = batch[None]["n_id"]
             of_seeds = None if labels is None else ids % 3 + labels
-            check_pairs(batch, E, (nodes, nodes), (src[ids], dst[ids]), of_seeds, negatives)
+            check_pairs(batch, E, (nodes, nodes), (src[ids], dst[ids]), of_seeds, labels, negatives)
             edges = batch[None]["edge_index"]
             assert torch.equal(nodes[edges], torch.stack([src, dst])[:, batch[None]["e_id"]])
             assert "batch_size" not in batch[None]
@@ -182,7 +185,7 @@ def test_seed_edges_of_types(pool, world_size, negatives, labels, etypes):
             for batch in batches:
                 nodes = [batch[etype[end]]["n_id"] for end in (0, 2)]
                 of_seeds = None if labels is None else ids % 3 + labels
-                check_pairs(batch, etype, nodes, (src[ids], dst[ids]), of_seeds, negatives)
+                check_pairs(batch, etype, nodes, (src[ids], dst[ids]), of_seeds, labels, negatives)
         assert all(
             "edge_label_index" not in store for batch in batches for t, store in batch.items() if t not in etypes
         )
