@@ -9,6 +9,7 @@ from sar.comm import session
 from sar.comm.totals import all_max
 from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
+from sar.kernels import accumulation_dtype
 
 
 @uncompiled
@@ -29,8 +30,9 @@ def global_sum(values: Tensor) -> Tensor:
 
 def global_mean(x: Tensor) -> Tensor:
     """The mean over the rows of all workers, (N_i, ...) to (...); otherwise as `global_sum`."""
-    total = global_sum(torch.cat([x.sum(0).reshape(-1), x.new_full((1,), len(x))]))
-    return (total[:-1] / total[-1].detach()).view(x.shape[1:])
+    own = x.sum(0, dtype=accumulation_dtype(x.dtype))
+    total = global_sum(torch.cat([own.reshape(-1), own.new_full((1,), len(x))]))
+    return (total[:-1] / total[-1].detach()).view(x.shape[1:]).to(x.dtype)
 
 
 def global_max(x: Tensor) -> Tensor:
@@ -38,9 +40,9 @@ def global_max(x: Tensor) -> Tensor:
     with torch.no_grad():
         greatest = all_max(x.amax(0) if len(x) else x.new_full(x.shape[1:], -torch.inf))
         equal = (x == greatest).to(x.dtype)
-        ties = global_sum(equal.sum(0))
+        ties = global_sum(equal.sum(0, dtype=accumulation_dtype(x.dtype)))
     # The second term is 0 and brings the gradient.
-    return greatest + global_sum(((x - x.detach()) * equal).sum(0)) / ties.clamp(min=1)
+    return greatest + (global_sum(((x - x.detach()) * equal).sum(0)) / ties.clamp(min=1)).to(x.dtype)
 
 
 class _GlobalSum(Collective):

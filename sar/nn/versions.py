@@ -199,11 +199,11 @@ def _make_draft(folder: Path, draft: Path) -> None:
 
 def _write(path: Path, contents: Any) -> tuple[int, int]:
     """Write a file that can be read back, and wait for the disk; its size and sum."""
-    with path.open("wb") as file:
-        torch.save(contents, file)
     try:
+        with path.open("wb") as file:
+            torch.save(contents, file)
         _load(path, mapped=True)
-    except pickle.UnpicklingError as error:
+    except (pickle.PickleError, AttributeError, TypeError) as error:  # of what has no name, for one
         raise CheckpointError(
             "Expected tensors, numbers, strings, and lists, tuples and dictionaries of them, which can be read "
             f"without running code: {error}"
