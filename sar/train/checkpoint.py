@@ -21,10 +21,11 @@ from torch.optim import Optimizer
 from sar.comm import session
 from sar.comm.group import Group
 from sar.errors import CheckpointError, ConfigError
+from sar.logging_setup import logger
 from sar.nn.embedding import DistEmbedding
 from sar.nn.node_rows import check_count, find_rows
 from sar.nn.sparse_optimizers import SparseOptimizer
-from sar.nn.versions import SHARED, newest_version, write_version
+from sar.nn.versions import SHARED, Version, newest_version, write_version
 from sar.raw_memory import as_array
 
 
@@ -108,7 +109,9 @@ def load_checkpoint(
     loaders begin their epoch again, and buffers that differed are worker 0's.
 
     Args:
-        folder: as given to `save_checkpoint`; so are `model`, `optimizer`, `embeddings` and `loaders`.
+        folder: as given to `save_checkpoint`; so are `model`, `optimizer`, `embeddings` and `loaders`. Without both of
+            `optimizer` and `loaders` the model alone is loaded, as to evaluate it; what was saved of them, and random
+            states, are left.
         step: the checkpoint of this step; None for the newest.
         missing_ok: go on without one where the folder has none, as when training starts.
 
@@ -127,6 +130,9 @@ def load_checkpoint(
                 return {"step": 0, "extra": None}
             raise CheckpointError(f"{folder} has no checkpoint; expected step-NUMBER, which save_checkpoint makes.")
         shared, part = version.read(SHARED), version.read_part(group.rank % version.world_size)
+        alone = optimizer is None and loaders is None and (shared["optimizers"] or part["loaders"])
+        if alone:
+            _leave_training(version, shared, part)
         check_count("optimizers", shared["optimizers"], optimizers)
         check_count("loaders", part["loaders"], _several(loaders))
         table = _embeddings(model, optimizers, _several(embeddings))
@@ -150,9 +156,21 @@ def load_checkpoint(
             emb.take_rows(rows, sparse)
         for loader, state in zip(_several(loaders), part["loaders"], strict=True):
             loader.load_state_dict(state if same else state | {"batch": 0})
-        _set_random_state(part["random"])
+        if not alone:
+            _set_random_state(part["random"])
         group.agree(f"{version.path.name} is loaded")
         return {"step": version.step, "extra": shared["extra"]}
+
+
+def _leave_training(version: Version, shared: dict[str, Any], part: dict[str, Any]) -> None:
+    """Take optimizers and loaders out of what is to be loaded."""
+    if len(part["rows"]) > 1:  # they are in the order of the optimizers
+        raise CheckpointError(f"{version.path} has several embeddings; load it with the optimizers that were saved.")
+    logger.warning(
+        "%s has %d optimizers and %d loaders, which are not loaded; pass them to go on with training",
+        *(version.path, len(shared["optimizers"]), len(part["loaders"])),
+    )
+    shared["optimizers"], part["loaders"] = [], []
 
 
 def _several(given: Any) -> list[Any]:

@@ -162,6 +162,8 @@ def load_by_three(partition, folder):
     if isinstance(partition, str):
         partition = sar.load_dgl_partition_data(partition, sar.rank(), "cpu")
     training = Training(partition)
+    attempt = catch_and_recover(lambda: sar.load_checkpoint(folder, model=training.model, embeddings=training.frozen))
+    assert "several embeddings" in require(attempt).message
     assert sar.load_checkpoint(folder, **training.state) == {"step": 3, "extra": None}
     state = {name: torch.as_tensor(value).clone() for name, value in training.sparse.state[training.emb.weight].items()}
     found = partition.node_features["orig_id"], training.emb().detach().clone(), state
@@ -235,6 +237,19 @@ def test_the_checkpoints_saved_last_are_kept(pool, tmp_path):
         assert kept == ["step-000002", "step-000002.1", "step-000003"]
         assert (newest, chosen) == (2, 3)
         assert left == ["step-000004"]
+
+
+def load_model_alone(folder):
+    Simple().save(folder, 3, loaders=sar.EarlyStopping())
+    model, before = nn.Linear(40, 40), torch.get_rng_state()
+    loaded = sar.load_checkpoint(folder, model=model)
+    return loaded["step"], bool((model.weight == 3).all()), torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_model_is_loaded_alone(pool, tmp_path):
+    """As to evaluate it, from a checkpoint of training."""
+    assert pool.run(load_model_alone, tmp_path) == [(3, True, True)] * 2
 
 
 class Countdown:
@@ -499,9 +514,10 @@ def refuse(folder):
     attempts = [
         lambda: sar.save_checkpoint(folder, model=model),
         lambda: sar.save_checkpoint(folder, extra=Unsafe()),
+        lambda: sar.save_checkpoint(folder, extra=lambda: None),
         lambda: sar.save_checkpoint(folder, keep=0),
         lambda: sar.load_checkpoint(folder, model=nn.Linear(2, 3), optimizer=optimizer),
-        lambda: sar.load_checkpoint(folder, model=model),
+        lambda: sar.load_checkpoint(folder, model=model, loaders=[]),
         lambda: sar.load_checkpoint(folder / "none", model=model),
         lambda: sar.load_checkpoint(folder, model=model, step=7),
     ]
@@ -513,6 +529,7 @@ def test_what_cannot_be_saved_or_loaded(pool, tmp_path):
     words = [
         "model.bias differs",
         "Unsafe",
+        "Expected tensors",
         "keep 0",
         "another model",
         "1 optimizers, but 0",
