@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import sys
 from pathlib import Path
 
 import torch
@@ -94,6 +95,8 @@ def _load(source: str) -> MakeModel:
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"--model {source}: there is no file {path}.")
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)  # where dataclasses look themselves up
+    sys.path.insert(0, str(path.absolute().parent))  # as for a script that is run
     spec.loader.exec_module(module)
     make_model: MakeModel | None = getattr(module, name, None)
     if not callable(make_model):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,14 +53,24 @@ def test_one_object_for_machines(folder: str, capsys) -> None:
 
 
 MODEL = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from beside_mymodel import MAX
 from dgl.nn import GINConv
 from torch import nn
+
+
+@dataclass
+class Shape:
+    reducer: str = MAX
 
 
 class Model(nn.Module):
     def __init__(self, info):
         super().__init__()
-        self.layer = GINConv(nn.Linear(info.in_widths["_N"], info.num_classes), "max")
+        self.layer = GINConv(nn.Linear(info.in_widths["_N"], info.num_classes), Shape().reducer)
 
     def forward(self, graph, x):
         return self.layer(graph, x)
@@ -73,9 +84,16 @@ number = 3
 """
 
 
-def test_a_model_of_the_users_own(folder: str, tmp_path: Path, capsys) -> None:
+def write_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "mymodel.py").write_text(MODEL)
+    (folder / "beside_mymodel.py").write_text("MAX = 'max'")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mymodel", raising=False)
+
+
+def test_a_model_of_the_users_own(folder: str, tmp_path: Path, capsys, monkeypatch) -> None:
     source = f"{tmp_path / 'mymodel.py'}:make_model"
-    (tmp_path / "mymodel.py").write_text(MODEL)
+    write_model(tmp_path, monkeypatch)
     assert main(["plan", folder, "--model", source, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["model"] == {"source": source}
@@ -98,8 +116,8 @@ def test_a_model_of_the_users_own(folder: str, tmp_path: Path, capsys) -> None:
         ("mymodel.py", "expected one of sage, gcn, gat, or FILE.py:FUNCTION"),
     ],
 )
-def test_a_model_that_is_not_there(folder: str, tmp_path: Path, capsys, name: str, message: str) -> None:
-    (tmp_path / "mymodel.py").write_text(MODEL)
+def test_a_model_that_is_not_there(folder: str, tmp_path: Path, capsys, monkeypatch, name: str, message: str) -> None:
+    write_model(tmp_path, monkeypatch)
     assert main(["plan", folder, "--model", str(tmp_path / name)]) == 1
     assert message in capsys.readouterr().err
 
