@@ -36,13 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 where the directory is not sound."""
     make_model, process = model_of(arguments), process_bytes()
     disk = disk_of(arguments)
-    workers = 1 if disk is not None and arguments.workers is None else arguments.workers
-    counts = count_graph(
-        arguments.directory,
-        workers=workers,
-        in_width=arguments.features,
-        num_classes=arguments.classes,
-    )
+    count = partial(count_graph, arguments.directory, in_width=arguments.features, num_classes=arguments.classes)
+    counts = count(workers=1 if disk is not None and arguments.workers is None else arguments.workers)
     described: dict[str, Any] = {"source": arguments.model}
     title = arguments.model
     if arguments.model in KINDS:
@@ -53,16 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     turns = None
     if disk is not None:
         together = max(worker.memory.total for worker in plan.workers)
-        again = partial(count_graph, arguments.directory, in_width=arguments.features, num_classes=arguments.classes)
-        turns = search_turns(
-            lambda parts: again(workers=parts),
-            counts.num_workers,
-            arguments.memory,
-            together,
-            make_model,
-            process,
-            disk,
-        )
+        processes, memory = counts.num_workers, arguments.memory
+        turns = search_turns(lambda parts: count(workers=parts), processes, memory, together, make_model, process, disk)
     if arguments.json:
         found = {"model": described} | plan.summary()
         if arguments.memory is not None:

@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 
 import sar
 from sar.adapters.dgl.layers.models import GAT, GraphSAGE, dgl_graph
-from sar.comm.allocator import set_allocator
 from sar.common_tuples import SPLIT
 from sar.host.memory import PeakMemory
 from sar.partition.graph_data import read_npz
@@ -59,41 +56,20 @@ class Run:
     logits: Any
 
 
-class _Task(NamedTuple):
-    """A graph or a part of one, its fields as in `GraphData.node_data`, and how to add up over all parts."""
-
-    graph: Any
-    fields: dict[str, Tensor]
-    add_up: Callable[[Tensor], Tensor]
-    gather_gradients: Callable[[nn.Module], None]
-
-    def accuracy(self, logits: Tensor, mask: str) -> float:
-        chosen = self.fields[mask]
-        correct = (logits.argmax(1) == self.fields["label"])[chosen].sum()
-        right, total = self.add_up(torch.stack([correct, chosen.sum()]).double()).tolist()
-        return float(right / max(total, 1))
-
-
 def train_distributed(report: Callable[[Epoch], None], job: Job, partition_json: Path, parameters: Path) -> Run:
     """Train on this worker's part in the default mode; worker 0 saves the trained parameters."""
     sar.Config.cache_constant_inputs = True
     sar.initialize_comms()
     sar.patch_dgl()
     data = sar.load_dgl_partition_data(str(partition_json), sar.rank(), "cpu")
-    fields = {key: sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label", *SPLIT)}
+    task, x = sar.Task.of(data), sar.suffix_key_lookup(data.node_features, "feat")
     original_ids = data.node_features["orig_id"].numpy()
     graph = sar.construct_full_graph(data)
     del data
-
-    def add_up(values: Tensor) -> Tensor:
-        sar.comm.all_reduce(values, dist.ReduceOp.SUM)
-        return values
-
-    task = _Task(graph, fields, add_up, sar.gather_grads)
     _warm_up(job, sar.construct_full_graph(_tiny_partition(sar.rank(), sar.world_size())))
-    model = _model(job, task)
+    model = _model(job, x)
     sar.sync_params(model)
-    run = _fit(report if sar.rank() == 0 else _silent, model, task, job, original_ids)
+    run = _fit(report, model, graph, x, task, job, original_ids)
     if sar.rank() == 0:
         torch.save(model.state_dict(), parameters)
     return run
@@ -101,18 +77,18 @@ def train_distributed(report: Callable[[Epoch], None], job: Job, partition_json:
 
 def train_single(report: Callable[[Epoch], None], job: Job, graph_file: Path, parameters: Path) -> tuple[Run, Any]:
     """Train on the whole graph with plain DGL; also returns the logits, (N, C), at the parameters in the file."""
-    set_allocator()  # as the workers do
+    sar.initialize_comms()  # a group of one worker, for the same loop
     data = read_npz(graph_file)
     graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
     fields = {key: torch.from_numpy(value) for key, value in data.node_data.items()}
-    task = _Task(graph, fields, lambda values: values, lambda model: None)
+    x, task = fields["feat"], sar.Task(fields["label"], {name.removesuffix("_mask"): fields[name] for name in SPLIT})
     original_ids = np.arange(data.num_nodes)
     del data
     _warm_up(job, dgl_graph(*_tiny_edges(0, 0), TINY))
-    model = _model(job, task)
-    run = _fit(report, model, task, job, original_ids)
+    model = _model(job, x)
+    run = _fit(report, model, graph, x, task, job, original_ids)
     model.load_state_dict(torch.load(parameters, weights_only=True))
-    return run, _evaluate(model, task).numpy()
+    return run, _evaluate(model, graph, x).numpy()
 
 
 def _warm_up(job: Job, graph: Any) -> None:
@@ -134,44 +110,41 @@ def _tiny_edges(source: int, destination: int) -> tuple[Tensor, Tensor]:
     return source * TINY + nodes.repeat(TINY), destination * TINY + nodes.repeat_interleave(TINY)
 
 
-def _model(job: Job, task: _Task) -> nn.Module:
+def _model(job: Job, x: Tensor) -> nn.Module:
     torch.manual_seed(job.seed)
-    return MODELS[job.model](task.fields["feat"].shape[1], job.num_classes)
+    return MODELS[job.model](x.shape[1], job.num_classes)
 
 
-def _fit(report: Callable[[Epoch], None], model: nn.Module, task: _Task, job: Job, original_ids: Any) -> Run:
-    """The training loop, the same for one process and for many."""
+def _fit(
+    report: Callable[[Epoch], None], model: nn.Module, graph: Any, x: Tensor, task: sar.Task, job: Job, ids: Any
+) -> Run:
+    """The training loop, the same for one process and for many; worker 0 reports."""
     optimizer = torch.optim.Adam(model.parameters(), lr=job.learning_rate)
-    x, labels, train = (task.fields[key] for key in ("feat", "label", "train_mask"))
-    n_train = task.add_up(train.sum().double()).item()
     losses, seconds = [], []
     memory = PeakMemory()
     sent = sar.comm.statistics().bytes_sent
     for _ in range(job.epochs):
         start = time.perf_counter()
-        logits = model(task.graph, x)
-        loss = functional.cross_entropy(logits[train], labels[train], reduction="sum") / n_train
+        logits = model(graph, x)
+        loss = task.loss(logits)
         optimizer.zero_grad()
         loss.backward()
-        task.gather_gradients(model)
+        sar.gather_grads(model)
         optimizer.step()
-        losses.append(task.add_up(loss.detach().double()).item())
+        losses.append(sar.all_sum(loss.item()))
         # Without dropout, the training forward's output is what validation would compute.
-        report(Epoch(losses[-1], task.accuracy(logits.detach(), "val_mask")))
+        epoch = Epoch(losses[-1], task.accuracy(logits, "val"))
+        if sar.rank() == 0:
+            report(epoch)
         seconds.append(time.perf_counter() - start)
     sent = sar.comm.statistics().bytes_sent - sent
     peak_rise = memory.rise()
-    logits = _evaluate(model, task)
-    accuracy = task.accuracy(logits, "test_mask")
-    return Run(losses, seconds, accuracy, peak_rise, sent / job.epochs, original_ids, logits.numpy())
+    logits = _evaluate(model, graph, x)
+    return Run(losses, seconds, task.accuracy(logits, "test"), peak_rise, sent / job.epochs, ids, logits.numpy())
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, task: _Task) -> Tensor:
+def _evaluate(model: nn.Module, graph: Any, x: Tensor) -> Tensor:
     model.eval()
-    logits: Tensor = model(task.graph, task.fields["feat"])
+    logits: Tensor = model(graph, x)
     return logits
-
-
-def _silent(_: Epoch) -> None:
-    """Where progress goes on workers other than 0."""
