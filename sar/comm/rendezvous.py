@@ -14,7 +14,6 @@ this job from others: see [Note: one job].
 import os
 import secrets
 import socket
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import NamedTuple
 from sar.comm.interfaces import own_address
 from sar.comm.liveness import Stall
 from sar.config import Config
+from sar.durable import written_whole
 from sar.errors import CommunicationTimeout, ConfigError
 
 _POLL_SECONDS = 0.2
@@ -115,10 +115,9 @@ class _Announcement:
         self.meeting = Meeting(address, listener.getsockname()[1], secrets.token_hex(_NONCE_BYTES // 2), listener)
         self._text = f"{address} {self._server.getsockname()[1]} {self.meeting.nonce}\n"
         try:
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-                file.write(self._text)
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
+            with written_whole(path) as file:
+                file.write(self._text.encode())
+                os.chmod(file.fileno(), 0o644)
         except OSError as error:
             self._server.close()
             listener.close()

@@ -9,7 +9,6 @@ from batches that are too large to those that are too small, to where most of th
 
 import hashlib
 import os
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from sar.adapters.metis_library import METIS_INTEGER, AdjacencyLists, metis_part
 from sar.comm import session
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import edges_into
+from sar.durable import written_whole
 from sar.errors import ConfigError
 from sar.logging_setup import logger
 
@@ -121,20 +121,14 @@ class OptimizedBatches:
         return batch_of
 
     def _save(self, key: bytes, batch_of: Tensor) -> None:
-        """Write the file in one go, so that nobody ever sees half of it."""
+        """Write the file, if there is to be one."""
         if self._file is None:
             return
         arrays: dict[str, Any] = {"key": np.frombuffer(key, dtype=np.uint8), "batch_of": batch_of.numpy()}
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._file.parent, suffix=".tmp", delete=False) as draft:
-                try:
-                    np.savez(draft, **arrays)
-                    draft.close()
-                    os.replace(draft.name, self._file)
-                except BaseException:
-                    os.unlink(draft.name)
-                    raise
+            with written_whole(self._file) as file:
+                np.savez(file, **arrays)
         except OSError as error:
             raise ConfigError(
                 f"The batches cannot be kept in {self._file}: {error}. Name another optimized_batches_cache, or None."

@@ -93,6 +93,13 @@ def test_nobody_announces(tmp_path, monkeypatch, caplog):
         sar.nfs_ip_init(1, str(path))
 
 
+def test_a_folder_in_the_place_of_the_file(tmp_path):
+    (tmp_path / "ip").mkdir()
+    with pytest.raises(ConfigError, match="cannot write its address"):
+        sar.nfs_ip_init(0, str(tmp_path / "ip"))
+    assert [path.name for path in tmp_path.iterdir()] == ["ip"]
+
+
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot write its address"):
         sar.nfs_ip_init(0, str(tmp_path / "missing" / "ip"))
