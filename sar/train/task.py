@@ -11,6 +11,7 @@ from sar.comm import session
 from sar.comm.totals import all_max, all_sum
 from sar.common_tuples import SPLIT, PartitionData, suffix_key_lookup
 from sar.errors import FieldError
+from sar.kernels import accumulation_dtype
 from sar.train.metrics import roc_auc
 
 
@@ -89,7 +90,8 @@ class Task:
             part: name of the mask.
 
         Returns:
-            A scalar; 0 with a gradient of 0 where this worker has no such node.
+            A scalar, float32 where logits are of half precision; 0 with a gradient of 0 where this worker has no such
+            node.
 
         Raises:
             FieldError: where no worker has such a node, or the logits have another shape.
@@ -98,7 +100,7 @@ class Task:
         if not self._terms[part]:
             raise FieldError(f"No node in the mask {part!r} has a known label, on any worker.")
         counted = self._entries(part)
-        logits, labels = logits[counted], self.labels[counted]
+        logits, labels = logits[counted].to(accumulation_dtype(logits.dtype)), self.labels[counted]
         if self.multi_label:
             total = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
         else:

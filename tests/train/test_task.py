@@ -164,6 +164,29 @@ def test_the_examples_of_scikit_learns_documentation(pool):
     assert several["f1_macro"] == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
 
 
+def half_precision_losses():
+    """Of 100,000 nodes; the sum of their losses is more than float16 has."""
+    labels = torch.arange(100_000) % 3
+    logits = torch.randn(100_000, 3, generator=torch.Generator().manual_seed(0)).half().requires_grad_()
+    found = []
+    for of_nodes in (labels, torch.nn.functional.one_hot(labels)):
+        loss = sar.Task(of_nodes, {"train": labels >= 0}).loss(logits)
+        if of_nodes.dim() == 1:
+            wide = torch.nn.functional.cross_entropy(logits.double(), labels)
+        else:
+            wide = torch.nn.functional.binary_cross_entropy_with_logits(logits.double(), of_nodes.double())
+        found += [(one.item(), torch.autograd.grad(one, logits)[0]) for one in (loss, wide)]
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_losses_of_half_precision(pool):
+    [[found, expected, several, expected_several]] = pool.run(half_precision_losses)
+    for (loss, grad), (wide, wide_grad) in ((found, expected), (several, expected_several)):
+        assert loss == pytest.approx(wide, rel=1e-4)
+        torch.testing.assert_close(grad, wide_grad, rtol=0.01, atol=1e-7)
+
+
 def broken():
     mask = {"train": torch.tensor([True, False])}
     task = sar.Task(torch.tensor([0, 1]), mask)
