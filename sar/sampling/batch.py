@@ -57,6 +57,7 @@ class Batch(NamedTuple):
     layers: list[SampledLayer]
     features: BatchFeatures
     pairs: Pairs | None
+    num_nodes: int  # of the whole graph
 
 
 def random_key() -> int:
@@ -85,4 +86,5 @@ def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) 
             by_type, exclude = pairs.nodes, pairs.exclude
         layers = source.method.draw(group, graph, by_type, key, exclude)
         outputs = {ntype: nodes[: layers[-1].num_dst[ntype]] for ntype, nodes in layers[-1].nodes.items()}
-        return Batch(layers, fetch_features(group, graph, layers[0].nodes, outputs, source.cache), pairs)
+        features = fetch_features(group, graph, layers[0].nodes, outputs, source.cache)
+        return Batch(layers, features, pairs, graph.num_nodes)

@@ -207,11 +207,10 @@ class SAINTSampler(SubgraphSampler):
             return local, method
         return self._weighted(local, found, given), method
 
-    def _data_fields(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        assert self._prepared is not None
+    def _data_fields(self, features: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
         fields = dict(features)
         if LOSS_WEIGHT in fields:
-            fields["node_norm"] = fields.pop(LOSS_WEIGHT) / self._prepared.source.graph.num_nodes
+            fields["node_norm"] = fields.pop(LOSS_WEIGHT) / num_nodes
         return fields
 
     @staticmethod

@@ -60,11 +60,11 @@ class SubgraphSampler(BatchSampler):
 
         nodes, edges, features = _parts_of(batch)
         ends = batches.LayerEdges(edges.src, torch.repeat_interleave(edges.indptr.diff()), edges.features)
-        data = batches.make_subgraph(nodes, ends, self._data_fields(features))
+        data = batches.make_subgraph(nodes, ends, self._data_fields(features, batch.num_nodes))
         return data if self.output_device is None else data.to(self.output_device)
 
-    def _data_fields(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Features of the nodes as PyTorch Geometric has them."""
+    def _data_fields(self, features: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
+        """Features of the nodes as PyTorch Geometric has them, of a graph with so many."""
         return features
 
 

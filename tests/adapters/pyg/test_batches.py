@@ -11,7 +11,10 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 from torch_geometric.utils import subgraph
 
 import sar
+from sar.comm.session import current_group
 from sar.errors import ConfigError, GraphError
+from sar.sampling.batch import sample_batch
+from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import BACKGROUND, corner
 from tests.parity.scenarios import SCENARIOS
 from tests.sampling.cases import add_edge_feature, edge_features_of, features_of, node_features
@@ -274,3 +277,20 @@ def test_subgraphs(pool, world_size, kind):
             if norms:
                 torch.testing.assert_close(data["node_norm"], ndata["loss_weight"] / parts.num_nodes)
                 assert torch.equal(data["edge_norm"], edata["aggregator_weight"])
+
+
+def norms_before_and_after(partition):
+    """Of one batch; in between the sampler is used for a smaller graph."""
+    graph, sampler = sar.construct_full_graph(partition), sar.SAINTSampler("node", 5)
+    batch = sample_batch(current_group(), sampler.prepare(graph), torch.arange(1), 3)
+    before = sampler.to_data(batch).node_norm
+    smaller = partition_in_memory(random_graph(0, 3, 9), torch.zeros(3, dtype=torch.int64), 1).partitions[0]
+    sampler.prepare(sar.construct_full_graph(smaller))
+    return before, sampler.to_data(batch).node_norm
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_norms_are_those_of_the_batchs_own_graph(pool, world_size):
+    """As where background processes sample from two graphs ahead."""
+    [both] = pool.run(norms_before_and_after, per_rank=SCENARIOS["random"](1).partitions)
+    assert torch.equal(*both)
