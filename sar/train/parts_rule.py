@@ -27,7 +27,7 @@ from sar.train.footprint import PARTS, MemoryPlan, mega, plan_worker
 from sar.train.graph_counts import GraphCounts
 from sar.train.source_counts import count_source, even_share
 from sar.train.trial_epoch import MakeModel
-from sar.train.turns_plan import MOST, plan_turns
+from sar.train.turns_plan import MOST, TurnsPlan, plan_turns
 
 _FALL = 0.95
 """To this share of itself memory has to fall with twice as many parts, or no number of them is expected to fit."""
@@ -70,15 +70,15 @@ class FootprintRule:
         _check(self.workers, self.memory)
         step = self._step
         most = max(self.workers, min(graph.total_nodes, MOST) // step * step)
-        best, counts, tried = None, None, dict[int, MemoryPlan]()
+        best, turns, tried = None, None, dict[int, MemoryPlan]()
         parts = self._fewest_equal(graph, most)
         fails = parts - step
         while best is None or best.num_parts - fails > step:
             assigned = assign_to(parts)
-            counted = self._count(graph, assigned)
-            tried[parts] = largest = self._largest(counted)
+            largest, in_turns = self._largest(self._count(graph, assigned))
+            tried[parts] = largest
             if largest.total <= self.memory:
-                best, counts = assigned, counted
+                best, turns = assigned, in_turns
             else:
                 fails = parts
                 if parts == most or _falls_no_more(tried):
@@ -88,7 +88,7 @@ class FootprintRule:
             else:
                 estimate = -(-(largest.workers_to_fit(parts, self.memory) or 0) // step) * step
                 parts = min(estimate if estimate > parts and len(tried) == 1 else max(estimate, 2 * parts), most)
-        return _explained(best, self._reason(best.num_parts, tried, counts))
+        return _explained(best, self._reason(best.num_parts, tried, turns))
 
     def _fewest_equal(self, graph: GraphSource, most: int) -> int:
         """The fewest parts, q at least, that would fit if they were equal and read nothing from each other."""
@@ -119,15 +119,17 @@ class FootprintRule:
     def _in_turns(self, parts: int) -> bool:
         return self.disk is not None and parts > self.workers
 
-    def _largest(self, counts: GraphCounts) -> MemoryPlan:
+    def _largest(self, counts: GraphCounts) -> tuple[MemoryPlan, TurnsPlan | None]:
+        """What the largest part takes; with the plan of turns, where they are taken."""
         if self._in_turns(counts.num_workers):
-            return plan_turns(counts, self.workers, self.make_model, self.process).as_memory()
+            turns = plan_turns(counts, self.workers, self.make_model, self.process)
+            return turns.as_memory(), turns
         plans = (self._plan(counts, part) for part in _candidates(counts))
-        return max(plans, key=lambda memory: memory.total)
+        return max(plans, key=lambda memory: memory.total), None
 
-    def _reason(self, parts: int, tried: dict[int, MemoryPlan], counts: GraphCounts | None) -> str:
+    def _reason(self, parts: int, tried: dict[int, MemoryPlan], turns: TurnsPlan | None) -> str:
         said = [
-            _how_many(parts, self.workers) if self.disk is None else self._by_turns(parts, counts),
+            _how_many(parts, self.workers) if self.disk is None else self._by_turns(parts, turns, self.disk),
             f"planned for {self.model}, {mega(self.memory)} MB a worker",
             f"the largest of {parts} parts takes {_described(tried[parts])}",
         ]
@@ -142,12 +144,11 @@ class FootprintRule:
             )
         return "\n".join(said)
 
-    def _by_turns(self, parts: int, counts: GraphCounts | None) -> str:
+    def _by_turns(self, parts: int, turns: TurnsPlan | None, disk: DiskBandwidth) -> str:
         """What the number means for workers that may hold one part at a time."""
-        if counts is None or self.disk is None or parts == self.workers:
+        if turns is None:
             return f"{_how_many(parts, self.workers)}, which is faster than in turns: leave --resident and --spill out"
-        plan = plan_turns(counts, self.workers, self.make_model, self.process)
-        return f"{parts} parts, {plan.in_turns} in turns on each of {self.workers} workers: {plan.on_disk(self.disk)}"
+        return f"{parts} parts, {turns.in_turns} in turns on each of {self.workers} workers: {turns.on_disk(disk)}"
 
     def _refusal(self, memory: MemoryPlan, whose: str, tried: dict[int, MemoryPlan]) -> str:
         before = "".join(f"; the largest of {parts} {mega(one.total)} MB" for parts, one in sorted(tried.items())[:-1])

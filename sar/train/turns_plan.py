@@ -176,12 +176,10 @@ def search_turns(
         return memory is not None and plans[rounds].memory <= memory
 
     rounds = 2
-    while not fits(rounds) and rounds * processes < (MOST if memory is not None else 8 * processes):
+    while not fits(rounds) and 2 * rounds * processes <= (MOST if memory is not None else 8 * processes):
         fewer = plans.get(rounds // 2)
-        if (
-            memory is not None and fewer is not None and fewer.memory <= plans[rounds].memory
-        ):  # what waits outgrows what is saved
-            break
+        if memory is not None and fewer is not None and fewer.memory <= plans[rounds].memory:
+            break  # what waits outgrows what is saved
         rounds *= 2
     fails = rounds // 2
     while memory is not None and plans[rounds].memory <= memory and rounds - fails > 1:
