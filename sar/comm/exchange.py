@@ -54,23 +54,30 @@ class ReceivedTile(NamedTuple):
 
     tile: its place in the sender's halo list.
     rows: the fetched fields, (tile rows, ...) each; None in a sweep that fetches nothing.
-    grads: zeros to add the rows' gradients to, (tile rows, ...) each; None in a sweep that returns nothing.
+    grads: where the rows' gradients are added, (tile rows, ...) each, `GradientReturn.start` at first; None in a sweep
+        that returns nothing.
+    sources: None, or where `rows` and `grads` have a row for each of the sender's nodes, which of them the tile's are,
+        (tile rows,) ascending; `grads` are the sender's totals then.
     """
 
     tile: Tile
     rows: list[Tensor] | None
     grads: list[Tensor] | None
+    sources: Tensor | None = None
 
 
 class GradientReturn(NamedTuple):
     """Where the gradients of this worker's rows that other workers make come together.
 
-    totals: (N_src, ...) each; what travels has their formats.
+    totals: (N_src, ...) each, made by `roomy`, because virtual workers may add to each other's; what travels has their
+        formats.
     add: called with rows of this worker, (n,), what one reader sends for them, (n, ...), and the total to change.
+    start: what changes nothing when it is added.
     """
 
     totals: Sequence[Tensor]
     add: Callable[[Tensor, Tensor, Tensor], None]
+    start: float = 0.0
 
 
 @dataclass
@@ -129,6 +136,7 @@ class Exchange:
         fields: list[Tensor] | None = None,
         *,
         keep: bool = False,
+        in_place: bool = False,
         returns: GradientReturn | None = None,
     ) -> Iterator[ReceivedTile]:
         """Fetch tiles and return gradients, step by step: see [Note: one sweep].
@@ -139,6 +147,7 @@ class Exchange:
             device: where rows and gradients are computed on.
             fields: this worker's rows that others read, (N_src, ...) each; None to fetch nothing.
             keep: leave the fetched rows to the caller, instead of reusing their buffers after each step.
+            in_place: whether tiles may have `sources`, which only those of virtual workers have.
             returns: where gradients go; None to return none.
 
         Returns:
@@ -288,15 +297,15 @@ class _Backward:
         self.grads: list[Tensor] | None = None
 
     def start(self, step: Step) -> list[Tensor] | None:
-        """Zeros for the gradients of the step's received tile: in the message itself, where it needs no conversion."""
+        """Where the gradients of the step's received tile go: the message itself, where it needs no conversion."""
         self.message = self.grads = None
         if step.receive is not None:
             self.message = self.exchange.pool.take(self.row.message_bytes(step.receive.rows))
             found = self.row.rows(self.message, step.receive.rows)
             self.grads = [
-                rows.values.zero_()
+                rows.values.fill_(self.returns.start)
                 if rows.are_like(self.device, total.dtype)
-                else torch.zeros(rows.values.shape, dtype=total.dtype, device=self.device)
+                else torch.full(rows.values.shape, self.returns.start, dtype=total.dtype, device=self.device)
                 for rows, total in zip(found, self.returns.totals, strict=True)
             ]
         return self.grads

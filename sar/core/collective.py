@@ -95,9 +95,10 @@ class CallContext:
             return
         with named("own edges"):
             yield Piece(self.relation.blocks[self.structure.part])
-        for tile, rows, grads in received:
+        for tile, rows, grads, sources in received:
             with named(f"tile {tile.begin}-{tile.end} of worker {tile.peer}"):
-                yield Piece(self.relation.tile(tile), tile, rows, grads)
+                block = self.relation.tile(tile) if sources is None else self.relation.in_place(tile.peer, sources)
+                yield Piece(block, tile, rows, grads)
 
 
 @dataclass

@@ -60,6 +60,7 @@ class Relation:
     out_degrees: Tensor
     constants: Constants = field(init=False, default_factory=Constants)
     _tiles: dict[int, dict[Tile, EdgeBlock]] = field(init=False, default_factory=dict)  # by size, the latest used last
+    _in_place: dict[int, EdgeBlock] = field(init=False, default_factory=dict)  # by part
     _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
 
     @property
@@ -71,6 +72,7 @@ class Relation:
         """Bytes of the structure on this worker, with tiles and what else has been made of it so far."""
         tiles = [block for cut in self._tiles.values() for block in cut.values() if block not in self.blocks]
         tensors = [*self.halos, self.in_degrees, self.out_degrees, *self._inverse_degrees.values()]
+        tensors += [block.cols for block in self._in_place.values()]
         blocks = sum(block.nbytes for block in (*self.blocks, *tiles))
         return blocks + self.plan.nbytes + sum(tensor.nbytes for tensor in tensors)
 
@@ -82,6 +84,13 @@ class Relation:
         if tile not in cut:
             cut[tile] = self.blocks[part_of(tile.peer)].select_sources(tile.begin, tile.end)
         return cut[tile]
+
+    def in_place(self, worker: int, sources: Tensor) -> EdgeBlock:
+        """The edges that read a worker's nodes, of which `sources` are its halo list; made once and kept."""
+        part = part_of(worker)
+        if part not in self._in_place:
+            self._in_place[part] = self.blocks[part].within(sources)
+        return self._in_place[part]
 
     @cached_property
     def in_edges(self) -> tuple[Tensor, Tensor]:

@@ -15,22 +15,22 @@ from sar.kernels.edge_block import EdgeBlock
 from sar.raw_memory import will_be_written
 
 
-def project(x: Tensor, attn: Tensor) -> Tensor:
-    """Each head's product attn . x, (N, H), of (N, H, D) and (H, D)."""
-    return choose(x).project(x, attn)
+def project(x: Tensor, attn: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Each head's product attn . x, (N, H), of (N, H, D) and (H, D); of some rows of x only, (n,), others undefined."""
+    return choose(x).project(x, attn, rows)
 
 
-def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
+def project_grad(x: Tensor, attn: Tensor, rows: Tensor | None, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """Add the gradients of `project`, given that of its result, (N, H), to those of its operands."""
     will_be_written(x_grad, attn_grad)
-    choose(x).project_grad(x, attn, grad, x_grad, attn_grad)
+    choose(x).project_grad(x, attn, rows, grad, x_grad, attn_grad)
 
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
     """Add the edges of a block to the running sums of their destinations."""
     if block.num_edges:
         will_be_written(*running)
-        choose(ends.x).attend(block, how, _with_scores(how, ends), running)
+        choose(ends.x).attend(block, how, _with_scores(block, how, ends), running)
 
 
 def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
     """
     if not block.num_edges:
         return
-    ends = _with_scores(how, ends)
+    ends = _with_scores(block, how, ends)
     if ends.x_score is not None:
         grads = grads._replace(x_score=torch.zeros_like(ends.x_score))
     will_be_written(*grads)
@@ -73,11 +73,11 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
     if grads.x_score is not None:
         assert ends.attn is not None
         assert grads.attn is not None
-        project_grad(ends.x, ends.attn, grads.x_score, grads.x, grads.attn)
+        project_grad(ends.x, ends.attn, block.sources, grads.x_score, grads.x, grads.attn)
 
 
-def _with_scores(how: Attention, ends: Ends) -> Ends:
+def _with_scores(block: EdgeBlock, how: Attention, ends: Ends) -> Ends:
     if how.score is not Score.ADDITIVE:
         return ends
     assert ends.attn is not None
-    return ends._replace(x_score=project(ends.x, ends.attn))
+    return ends._replace(x_score=project(ends.x, ends.attn, block.sources))

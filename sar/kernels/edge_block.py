@@ -16,9 +16,10 @@ from sar.raw_memory import settled
 class Transposed(NamedTuple):
     """The edges of a block grouped by source; within a source in block order."""
 
-    indptr: Tensor  # (num_src + 1,) int32 or int64
+    indptr: Tensor  # (groups + 1,) int32 or int64
     dst: Tensor  # (E,) int32: destination row of each edge
     positions: Tensor | None  # (E,) int32 or int64: position of each edge in the block; None where not asked for
+    sources: Tensor | None = None  # (groups,) int32: source row of each group; None: source i has group i
 
 
 class EdgeBlock:
@@ -32,7 +33,12 @@ class EdgeBlock:
             stands for edge_offset + position.
         edge_offset: row of the first edge in edge operands when `edge_ids` is None.
         num_src, num_dst: rows of source and destination operands.
+
+    Attributes:
+        sources: the source rows that edges may have, (S,) int32, ascending; None stands for all. See `within`.
     """
+
+    sources: Tensor | None = None
 
     def __init__(
         self,
@@ -139,6 +145,10 @@ class EdgeBlock:
             lambda: self._ids_of_sources(begin, end),
         )
 
+    def within(self, sources: Tensor) -> EdgeBlock:
+        """The same edges for operands of more source rows, of which `sources`, (num_src,) ascending, are those here."""
+        return _Within(self, sources)
+
     def pieces(self, size: int) -> list[EdgeBlock]:
         """The block in runs of at most `size` edges, in order; kept with those of the size used before."""
         if self.num_edges <= size:
@@ -202,6 +212,21 @@ class EdgeBlock:
             None if self.edge_ids is None else self.edge_ids.to(device),
             self.edge_offset,
         )
+
+
+class _Within(EdgeBlock):
+    """A block that shares all but the sources of its edges: see `EdgeBlock.within`."""
+
+    def __init__(self, block: EdgeBlock, sources: Tensor) -> None:
+        self._block = block
+        self.sources = sources.to(torch.int32)
+        # Where there are no values, the least that there may be.
+        num_src = block.num_src if sources.is_meta or not len(sources) else int(sources[-1]) + 1
+        cols = self.sources.index_select(0, block.cols)
+        super().__init__(block.rows, block.indptr, cols, num_src, block.num_dst, block.edge_ids, block.edge_offset)
+
+    def transposed(self, transpose: Callable[[EdgeBlock], Transposed], *, with_positions: bool = True) -> Transposed:
+        return self._block.transposed(transpose, with_positions=with_positions)._replace(sources=self.sources)
 
 
 def compress(dst: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:

@@ -147,10 +147,10 @@ class CountedResidency(Residency):
             self.file.written += tensor.nbytes
         return Published(tensor.detach().clone())
 
-    def inbox(self, like: Tensor) -> Published:
-        self.file.written_in_place += (1 + self.others) * like.nbytes
-        self.file.read_in_place += (1 + self.others) * like.nbytes
-        return super().inbox(like)._replace(slot=None)
+    def open_to_others(self, total: Tensor) -> None:
+        super().open_to_others(total)
+        self.file.written_in_place += self.others * total.nbytes
+        self.file.read_in_place += self.others * total.nbytes
 
 
 class _OthersAlike(Turns):

@@ -108,16 +108,18 @@ def graphs(draw: st.DrawFn) -> Graph:
     return make_graph(edges, num_src, num_dst, ids=draw(st.permutations(range(len(edges)))))
 
 
-Tile = tuple[int, int, EdgeBlock]  # sources begin to end, and their edges
+Tile = tuple[int, int, EdgeBlock]  # edges, and the sources begin to end that their operands have rows for
 
 
 @st.composite
 def tiled_graphs(draw: st.DrawFn) -> tuple[Graph, list[Tile]]:
-    """A graph, and its block cut by source into tiles that come in any order."""
+    """A graph, and its block cut by source into tiles that come in any order; some for operands with all sources."""
     graph = draw(graphs())
     cuts = draw(st.sets(st.integers(0, graph.num_src), max_size=3))
     bounds = sorted({0, graph.num_src} | cuts)
     tiles = [(begin, end, graph.block.select_sources(begin, end)) for begin, end in pairwise(bounds)]
+    if draw(st.booleans()):
+        tiles = [(0, graph.num_src, tile.within(torch.arange(begin, end))) for begin, end, tile in tiles]
     return graph, draw(st.permutations(tiles))
 
 

@@ -68,12 +68,16 @@ class Tiles(NamedTuple):
     blocks: list[EdgeBlock]
 
     @classmethod
-    def cut(cls, case: Case) -> "Tiles":
-        """The tiles of a case."""
+    def cut(cls, case: Case, *, in_place: bool) -> "Tiles":
+        """The tiles of a case; `in_place`, their sources are some among all."""
         _, src, dst, ends, cuts = case
         whole = EdgeBlock.from_coo(src, dst, len(ends.x), len(ends.y))
         bounds = list(pairwise(cuts))
-        return cls(bounds, [whole.select_sources(*bound) for bound in bounds])
+        blocks = [whole.select_sources(*bound) for bound in bounds]
+        if in_place:
+            blocks = [block.within(torch.arange(*bound)) for bound, block in zip(bounds, blocks, strict=True)]
+            bounds = [(0, len(ends.x))] * len(bounds)
+        return cls(bounds, blocks)
 
     def forward(self, case: Case) -> tuple[Tensor, Tensor]:
         """The result and the logarithm of the sum."""
@@ -85,11 +89,11 @@ class Tiles(NamedTuple):
 
 
 @settings(max_examples=settings.default.max_examples * 3 // 2)
-@given(case=cases(), seed=st.integers(0, 100))
-def test_result_and_gradients(case: Case, seed: int) -> None:
+@given(case=cases(), seed=st.integers(0, 100), in_place=st.booleans())
+def test_result_and_gradients(case: Case, seed: int, in_place: bool) -> None:
     """In tiles as all at once, for every score, with dropout and edge weights."""
     how, src, dst, ends, _ = case
-    tiles = Tiles.cut(case)
+    tiles = Tiles.cut(case, in_place=in_place)
     result, log_total = tiles.forward(case)
     leaves = Ends(*(None if t is None else t.double().requires_grad_() for t in ends))
     wanted = expected(how, src, dst, leaves)

@@ -74,7 +74,8 @@ def test_transposed(graph: oracle.Graph, wide: bool) -> None:
     block = graph.block
     if wide:
         block = EdgeBlock(block.rows, block.indptr.long(), block.cols, block.num_src, block.num_dst)
-    indptr, dst, positions = block.transposed(transpose)
+    indptr, dst, positions, sources = block.transposed(transpose)
+    assert sources is None
     by_source = sorted(range(block.num_edges), key=lambda p: graph.src[p])
     assert positions.tolist() == by_source
     assert dst.tolist() == [graph.dst[p] for p in by_source]

@@ -14,6 +14,8 @@ import torch
 import sar
 from sar.comm import session
 from tests.parity import test_conv_layers as convs
+from tests.parity.harness import check, random_data, weighted_sum
+from tests.parity.scenarios import SCENARIOS
 from tests.virtual.virtual_pool import VirtualPool
 
 
@@ -77,3 +79,17 @@ def held_around_calls():
 
 def test_what_is_held_around_calls():
     assert VirtualPool(1, 3).run(held_around_calls) == [(True, False, True)] * 3
+
+
+def softmax_over_out_edges(graph, data):
+    """Logits far from 0, of which the greatest, and not a sum of some, has to be taken off first."""
+    logits = (300 * data.edges["e"][:, :2]).requires_grad_()
+    edge_softmax = sar.edge_softmax if isinstance(graph, sar.GraphShardManager) else dgl.nn.functional.edge_softmax
+    scores = edge_softmax(graph, logits, norm_by="src")
+    weighted_sum(scores, data.edges["edge cotangent"]).backward()
+    return {"edge scores": scores, "edge logits.grad": logits.grad}
+
+
+def test_maxima_at_sources():
+    parts = SCENARIOS["random"](3)
+    check(VirtualPool(1, 3), parts, random_data(parts, torch.float64), [(softmax_over_out_edges, ())])

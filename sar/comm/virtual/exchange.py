@@ -1,13 +1,14 @@
 """A sweep among virtual workers: rows of the same process are read where they lie, others travel.
 
 [Note: sweeps in turns]
-All V workers of a process publish their rows at one meeting, with an inbox each where gradients return. Then each in
+All V workers of a process publish their rows at one meeting, and where gradients return, their totals. Then each in
 its turn walks all source workers: those of its own process from the published rows, those of other processes as they
 arrive. In that turn the process sends the rows of all its V workers to the workers of the other processes that have
-their turn, too, which is an exchange among W processes like any other. Gradients are added to the inbox of the rows'
+their turn, too, which is an exchange among W processes like any other. Gradients are added to the total of the rows'
 owner, by whoever has the turn, beginning with worker 0: in the same order in each epoch, to the last bit. A second
-meeting ends a sweep that returns gradients; only then an inbox is complete.
-Rows that do not leave the process are rounded as those that do (`Config.wire_dtype_features`), so that the results are
+meeting ends a sweep that returns gradients; only then a total is complete.
+A caller that can (`in_place`) reads the rows where they lie and adds to totals itself, without copies of either. Other
+rows that do not leave the process are rounded as those that do (`Config.wire_dtype_features`), so that the results are
 those of p processes.
 
 [Note: reading ahead]
@@ -32,10 +33,10 @@ from sar.comm.virtual.spill import Published
 
 
 class _Shared(NamedTuple):
-    """What a worker brings to a sweep: its fields, and inboxes for their gradients."""
+    """What a worker brings to a sweep: its fields, and totals of their gradients."""
 
     fields: list[Published]
-    inboxes: list[Published]
+    totals: list[Tensor]
 
 
 def _tile_rows(settings: Settings, row: RowFormat, mean_rows: int) -> int:
@@ -130,29 +131,47 @@ class VirtualExchange(Exchange):
         fields: list[Tensor] | None = None,
         *,
         keep: bool = False,
+        in_place: bool = False,
         returns: GradientReturn | None = None,
     ) -> Iterator[ReceivedTile]:
         """As `Exchange.sweep`."""
-        group = self.group
-        mine = _Shared(group.publish(fields or []), group.inboxes(returns.totals if returns is not None else []))
+        group, totals = self.group, [] if returns is None else [total.detach() for total in returns.totals]
+        if group.residency is not None:
+            for total in totals:
+                group.residency.open_to_others(total)
+        mine = _Shared(group.publish(fields or []), totals)
         self._shared = group.share(mine, self.signature, afresh=returns is not None)
         travelling = super().sweep(device, fields, keep=keep, returns=returns)
-        return self._walk_all(travelling, fields, keep, returns)
+        out = RowFormat.of(fields or [])
+        back = RowFormat.of(totals)
+        wire = out.narrowed(self.settings.wire_features), back.narrowed(self.settings.wire_gradients)
+        self._count(*wire)
+        if in_place and wire == (out, back):
+            here = self._walk_in_place(fields is not None)
+        else:
+            here = self._walk_here(fields is not None, keep, returns)
+        return self._walk_all(here, travelling, returns is not None)
 
     def _walk_all(
-        self,
-        travelling: Iterator[ReceivedTile],
-        fields: list[Tensor] | None,
-        keep: bool,
-        returns: GradientReturn | None,
+        self, here: Iterator[ReceivedTile], travelling: Iterator[ReceivedTile], returns: bool
     ) -> Iterator[ReceivedTile]:
-        yield from self._walk_here(fields is not None, keep, returns)
+        yield from here
         yield from travelling
-        mine, self._shared = self._shared[self.group.place], []
-        if returns is not None:
+        self._shared = []
+        if returns:
             self.group.share(None, f"end of {self.signature}")
-            for total, inbox in zip(returns.totals, mine.inboxes, strict=True):
-                total += inbox.rows
+
+    def _walk_in_place(self, fetch: bool) -> Iterator[ReceivedTile]:
+        """The rows and totals of the workers of this process."""
+        counts, me = self.plan.halo_counts, self.group.rank
+        peers = [peer for peer in map(self._rank_of, range(self.group.turns.size)) if peer != me and counts[peer][me]]
+        tiles = [Tile(peer, 0, counts[peer][me], counts[peer][me]) for peer in peers]
+        sources = [self._rows_of(tile.peer, me, tile) for tile in tiles]
+        for number, (tile, index) in enumerate(zip(tiles, sources, strict=True)):
+            if fetch and number + 1 < len(tiles):
+                self._read_ahead(tiles[number + 1].peer, sources[number + 1])
+            owner = self._shared[tile.peer % self.group.turns.size]
+            yield ReceivedTile(tile, [one.rows for one in owner.fields] if fetch else None, owner.totals or None, index)
 
     def _walk_here(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[ReceivedTile]:
         """The tiles of the workers of this process."""
@@ -160,7 +179,6 @@ class VirtualExchange(Exchange):
         mine = [one.rows for one in self._shared[self.group.place].fields]
         fetched = _Room(self.pool, mine, most, self.settings.wire_features)
         returned = _Room(self.pool, [] if returns is None else returns.totals, most, self.settings.wire_gradients)
-        self._count(fetched.wire if fetch else None, None if returns is None else returned.wire)
         indices = [self._rows_of(tile.peer, self.group.rank, tile) for tile in self.local_tiles]
         for number, (tile, index) in enumerate(zip(self.local_tiles, indices, strict=True)):
             owner = self._shared[tile.peer % self.group.turns.size]
@@ -173,24 +191,23 @@ class VirtualExchange(Exchange):
                     torch.index_select(one.rows, 0, index, out=out)
                 fetched.wire.round(rows)
             if returns is not None:
-                grads = [one.zero_() for one in returned.again(tile.rows)]
+                grads = [one.fill_(returns.start) for one in returned.again(tile.rows)]
             yield ReceivedTile(tile, rows, grads)
             if returns is not None and grads is not None:
                 returned.wire.round(grads)
-                for inbox, grad in zip(owner.inboxes, grads, strict=True):
-                    returns.add(index, grad, inbox.rows)
+                for total, grad in zip(owner.totals, grads, strict=True):
+                    returns.add(index, grad, total)
         fetched.give_back()
         returned.give_back()
 
-    def _count(self, out: RowFormat | None, back: RowFormat | None) -> None:
+    def _count(self, out: RowFormat, back: RowFormat) -> None:
         """Count what would travel if all workers were processes: rows read, and own rows that others read."""
         counts, me = self.plan.halo_counts, self.group.rank
         others = [rank for rank in range(self.group.world_size) if rank != me]
         read, given = sum(counts[rank][me] for rank in others), sum(counts[me][rank] for rank in others)
         for form, sent, received in ((out, given, read), (back, read, given)):
-            if form is not None:
-                counters.bytes_sent += form.row_bytes * sent
-                counters.bytes_received += form.row_bytes * received
+            counters.bytes_sent += form.row_bytes * sent
+            counters.bytes_received += form.row_bytes * received
 
     def post(self, *args: Any) -> None:
         """As `Exchange.post`, for all workers of this process; each counts its own (`_count`)."""
@@ -219,7 +236,7 @@ class VirtualExchange(Exchange):
         return [one.rows for one in self._shared[tile.owner].fields]
 
     def totals_of(self, tile: Tile, returns: GradientReturn) -> Sequence[Tensor]:
-        return [one.rows for one in self._shared[tile.owner].inboxes]
+        return self._shared[tile.owner].totals
 
     def process_of(self, worker: int) -> int:
         return worker // self.group.turns.size

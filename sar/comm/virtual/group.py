@@ -148,12 +148,6 @@ class VirtualGroup(Group):
             return [Published(_copy(tensor)) for tensor in tensors]
         return [self.residency.publish(tensor) for tensor in tensors]
 
-    def inboxes(self, like: Sequence[Tensor]) -> list[Published]:
-        """Zeros in the form of these, for the workers of the same process to add to."""
-        if self.residency is None:
-            return [Published(torch.zeros(tensor.shape, dtype=tensor.dtype)) for tensor in like]
-        return [self.residency.inbox(tensor) for tensor in like]
-
     def share(self, brought: Any, call: str, *, afresh: bool = False) -> list[Any]:
         """What each worker of this process brings, by place; `afresh` as in `Turns.meet`."""
         found: list[Any] = self.meet("a sharing", call, brought, lambda all_brought: all_brought, afresh=afresh)

@@ -355,13 +355,9 @@ class Residency(TorchDispatchMode):
                 slot.write(tensor.data_ptr())
             return Published(slot.mapped(tuple(tensor.shape), tensor.dtype), slot)
 
-    def inbox(self, like: Tensor) -> Published:
-        """Zeros for other workers to add to."""
-        with _disable_current_modes():
-            if like.nbytes < max(LEAST_BYTES, 1):
-                return Published(torch.zeros(like.shape, dtype=like.dtype))
-            slot = self.file.slot(like.nbytes)
-            return Published(slot.mapped(tuple(like.shape), like.dtype).zero_(), slot)
+    def open_to_others(self, total: Tensor) -> None:
+        """Let other workers add to a tensor, which therefore has to stay where it is."""
+        assert total.untyped_storage()._cdata not in self._entries, "a total that is not made by `roomy`"
 
 
 def roomy(

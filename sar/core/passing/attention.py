@@ -139,7 +139,7 @@ class _AttentionCall(Collective):
         """The result, (N_dst, H, D), the logarithms of sums of exponentials, (N_dst, H), and fetched rows to keep."""
         x = inputs.x
         # The first tiles travel while all of the own nodes' part is computed.
-        received = self._exchange(x).sweep(x.device, [x], keep=keep) if self.distributed else None
+        received = self._exchange(x).sweep(x.device, [x], keep=keep, in_place=True) if self.distributed else None
         ends, kept = _ends(inputs), {}
         running = Running.start(self.relation.num_dst, ends.x)
         for block, tile, rows, _ in self.context.pieces(received):
@@ -173,7 +173,8 @@ class _AttentionCall(Collective):
         received = None
         if self.distributed:
             fields = None if self.context.settings.keep else [x]
-            received = self._exchange(x).sweep(x.device, fields, returns=self.context.return_to([x_grad]))
+            returns = self.context.return_to([x_grad])
+            received = self._exchange(x).sweep(x.device, fields, in_place=True, returns=returns)
         ends = _ends(inputs)
         note_scores(self.how, stats, ends.y)
         grads = _zero_gradients(inputs, ends, x_grad)
@@ -215,5 +216,5 @@ def _input_gradients(inputs: Inputs, ends: Ends, grads: Gradients) -> Inputs:
         features_grad = torch.zeros_like(features)
     attn_dst = inputs.attn_dst.to(ends.x.dtype)
     attn_dst_grad = torch.zeros_like(attn_dst)
-    project_grad(features, attn_dst, grads.y, features_grad, attn_dst_grad)
+    project_grad(features, attn_dst, None, grads.y, features_grad, attn_dst_grad)
     return Inputs(grads.x, None if inputs.y is None else features_grad, grads.attn, attn_dst_grad, grads.weight)

@@ -124,7 +124,7 @@ class BuiltinMessages:
         keep = self.context.settings.keep and self.rows_needed(needed)
         kept: dict[Tile, Tensor] = {}
         if self.distributed and own is not None:
-            received = self.exchange(needed).sweep(own.device, [own], keep=keep)
+            received = self.exchange(needed).sweep(own.device, [own], keep=keep, in_place=True)
         made = self.reduction.start()  # not before the turn of a virtual worker may pass
         for piece in self.context.pieces(received):
             here = list(operands)
@@ -214,6 +214,7 @@ class BuiltinMessages:
         return self.exchange(needed).sweep(
             device,
             None if own is None or self.context.settings.keep else [own],
+            in_place=True,
             returns=None if own_grad is None else self.context.return_to([own_grad]),
         )
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from sar.comm.exchange import Exchange, GradientReturn
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import RowFormat
+from sar.comm.virtual.residency import roomy
 from sar.core.collective import CallContext, Collective, Made, Piece
 from sar.core.empty import views_of_nothing
 from sar.core.passing.batches import EdgeBatch, RowView, checked_results
@@ -252,8 +253,8 @@ class _BackwardSweep:
         sources = [bool(call.needed & SOURCES)] * len(columns.src)
         self.needs = [*sources, *call.needs[len(sources) : len(columns.all())]]
         self.totals = [
-            torch.zeros_like(column) if need and column.is_floating_point() else None
-            for column, need in zip(columns.all(), self.needs, strict=True)
+            roomy(each.shape, each.dtype, each.device, zeros=True) if need and each.is_floating_point() else None
+            for each, need in zip(columns.all(), self.needs, strict=True)
         ]
         self.captured: list[Tensor | None] = [None] * len(call.stand_ins.captured)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.exchange import GradientReturn
+from sar.comm.virtual.residency import roomy
 from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
@@ -73,13 +74,14 @@ def max_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
 class _MaxAtSources(_AtSources):
     def forward(self, *inputs: Any) -> Made:
         (values,) = inputs
-        greatest = values.new_full((self.copies.relation.num_src, *values.shape[1:]), -torch.inf)
+        shape = self.copies.relation.num_src, *values.shape[1:]
+        greatest = roomy(shape, values.dtype, values.device).fill_(-torch.inf)
         received = None
         if self.distributed:
-            returns = GradientReturn([greatest], _keep_greater)
-            received = self.copies.exchange(0).sweep(values.device, returns=returns)
+            returns = GradientReturn([greatest], _keep_greater, start=-torch.inf)
+            received = self.copies.exchange(0).sweep(values.device, in_place=True, returns=returns)
         for piece in self.copies.context.pieces(received):
-            total = greatest if piece.grads is None else piece.grads[0].fill_(-torch.inf)
+            total = greatest if piece.grads is None else piece.grads[0]
             ids = piece.block.ids(0, piece.block.num_edges)
             total.index_reduce_(0, piece.block.cols, values[ids], "amax")
         return Made((greatest,))

@@ -50,9 +50,9 @@ def by_destination(block: EdgeBlock, *, with_edges: bool = True) -> Walk:
 
 def by_source(block: EdgeBlock, *, with_edges: bool = True) -> Walk:
     """The edges grouped by source; `with_edges` says whether their IDs are needed."""
-    indptr, dst, positions = block.transposed(transpose, with_positions=with_edges)
-    places = NO_INDICES if positions is None else flat(positions)
-    return Walk(NO_INDICES, flat(indptr), flat(dst), places, *_edge_ids(block, with_edges))
+    indptr, dst, positions, sources = block.transposed(transpose, with_positions=with_edges)
+    rows, places = (NO_INDICES if indices is None else flat(indices) for indices in (sources, positions))
+    return Walk(rows, flat(indptr), flat(dst), places, *_edge_ids(block, with_edges))
 
 
 def _edge_ids(block: EdgeBlock, needed: bool) -> tuple[NDArray[Any], np.uint64]:
@@ -100,7 +100,7 @@ def transpose(block: EdgeBlock) -> Transposed:
         torch.empty(block.num_edges, dtype=torch.int32),
         torch.empty(block.num_edges, dtype=dtype),
     )
-    _sort_by_column(*(flat(tensor) for tensor in (block.rows, block.indptr, block.cols, *result)))
+    _sort_by_column(*(flat(tensor) for tensor in (block.rows, block.indptr, block.cols, *result[:3])))
     return result
 
 
