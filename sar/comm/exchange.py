@@ -66,6 +66,17 @@ class ReceivedTile(NamedTuple):
     sources: Tensor | None = None
 
 
+class InPlace(NamedTuple):
+    """What tiles with `sources` have besides: rows that need not travel, as a reader could make them of the others.
+
+    fields: of this worker, (N_src, ...) each.
+    totals: of their gradients; see `GradientReturn`.
+    """
+
+    fields: Sequence[Tensor] = ()
+    totals: Sequence[Tensor] = ()
+
+
 class GradientReturn(NamedTuple):
     """Where the gradients of this worker's rows that other workers make come together.
 
@@ -136,7 +147,7 @@ class Exchange:
         fields: list[Tensor] | None = None,
         *,
         keep: bool = False,
-        in_place: bool = False,
+        in_place: InPlace | None = None,
         returns: GradientReturn | None = None,
     ) -> Iterator[ReceivedTile]:
         """Fetch tiles and return gradients, step by step: see [Note: one sweep].
@@ -147,7 +158,7 @@ class Exchange:
             device: where rows and gradients are computed on.
             fields: this worker's rows that others read, (N_src, ...) each; None to fetch nothing.
             keep: leave the fetched rows to the caller, instead of reusing their buffers after each step.
-            in_place: whether tiles may have `sources`, which only those of virtual workers have.
+            in_place: given where tiles may have `sources`, which only those of virtual workers have.
             returns: where gradients go; None to return none.
 
         Returns:

@@ -140,7 +140,7 @@ def steps() -> list[Callable[[], object]]:
         lambda: kernels.aggregate_sum(block, message, scores.clone()),
         lambda: kernels.attend(block, how, scored, Running.start(2, x)),
         lambda: kernels.attend_grad(block, how, scored, x, stats, grads),
-        partial(kernels.project, x, attn, None),
-        lambda: kernels.project_grad(x, attn, None, scores, x.clone(), attn.clone()),
+        partial(kernels.project, x, attn),
+        lambda: kernels.project_grad(x, attn, scores, x.clone(), attn.clone()),
         lambda: kernels.head_sums(how, x, x, stats),
     ]

@@ -15,22 +15,22 @@ from sar.kernels.edge_block import EdgeBlock
 from sar.raw_memory import will_be_written
 
 
-def project(x: Tensor, attn: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Each head's product attn . x, (N, H), of (N, H, D) and (H, D); of some rows of x only, (n,), others undefined."""
-    return choose(x).project(x, attn, rows)
+def project(x: Tensor, attn: Tensor) -> Tensor:
+    """Each head's product attn . x, (N, H), of (N, H, D) and (H, D)."""
+    return choose(x).project(x, attn)
 
 
-def project_grad(x: Tensor, attn: Tensor, rows: Tensor | None, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
+def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """Add the gradients of `project`, given that of its result, (N, H), to those of its operands."""
     will_be_written(x_grad, attn_grad)
-    choose(x).project_grad(x, attn, rows, grad, x_grad, attn_grad)
+    choose(x).project_grad(x, attn, grad, x_grad, attn_grad)
 
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
     """Add the edges of a block to the running sums of their destinations."""
     if block.num_edges:
         will_be_written(*running)
-        choose(ends.x).attend(block, how, _with_scores(block, how, ends), running)
+        choose(ends.x).attend(block, how, _with_scores(how, ends), running)
 
 
 def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out: Tensor) -> Tensor:
@@ -61,23 +61,31 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
         ends: likewise.
         grad: (num_dst, H, D) gradient of the result, contiguous.
         stats: from `destination_statistics`, after `note_scores`.
-        grads: where to add; of edge weights, those of this block's edges are written.
+        grads: where to add; of edge weights, those of this block's edges are written. Gradients of a given `x_score`
+            are added there only: see `add_score_grads`.
     """
     if not block.num_edges:
         return
-    ends = _with_scores(block, how, ends)
-    if ends.x_score is not None:
+    made_here = how.score is Score.ADDITIVE and ends.x_score is None
+    ends = _with_scores(how, ends)
+    if made_here and ends.x_score is not None:
         grads = grads._replace(x_score=torch.zeros_like(ends.x_score))
     will_be_written(*grads)
     choose(ends.x).attend_grad(block, how, ends, grad, stats, grads)
-    if grads.x_score is not None:
-        assert ends.attn is not None
-        assert grads.attn is not None
-        project_grad(ends.x, ends.attn, block.sources, grads.x_score, grads.x, grads.attn)
+    if made_here:
+        add_score_grads(ends, grads)
 
 
-def _with_scores(block: EdgeBlock, how: Attention, ends: Ends) -> Ends:
-    if how.score is not Score.ADDITIVE:
+def add_score_grads(ends: Ends, grads: Gradients) -> None:
+    """Add the gradients of `x_score` of ADDITIVE scores to those of what it is made of."""
+    assert ends.attn is not None
+    assert grads.attn is not None
+    assert grads.x_score is not None
+    project_grad(ends.x, ends.attn, grads.x_score, grads.x, grads.attn)
+
+
+def _with_scores(how: Attention, ends: Ends) -> Ends:
+    if how.score is not Score.ADDITIVE or ends.x_score is not None:
         return ends
     assert ends.attn is not None
-    return ends._replace(x_score=project(ends.x, ends.attn, block.sources))
+    return ends._replace(x_score=project(ends.x, ends.attn))

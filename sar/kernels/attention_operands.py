@@ -46,7 +46,7 @@ class Ends(NamedTuple):
     y: of the destinations: (num_dst, H) for ADDITIVE scores, else features (num_dst, H, D).
     attn: (H, D); None for DOT.
     weight: (edges,) what the softmax of each edge is multiplied with; None stands for 1.
-    x_score: (num_src, H) `project(x, attn)` of ADDITIVE scores, which `attend` and `attend_grad` fill in.
+    x_score: (num_src, H) `project(x, attn)` of ADDITIVE scores; None: `attend` and `attend_grad` make it.
     """
 
     x: Tensor

@@ -45,12 +45,10 @@ class Backend(Protocol):
     def add_rows(self, rows: Tensor, values: Tensor, out: Tensor) -> None:
         """Add values to distinct rows."""
 
-    def project(self, x: Tensor, attn: Tensor, rows: Tensor | None) -> Tensor:
-        """Each head's product attn . x, of these rows or all."""
+    def project(self, x: Tensor, attn: Tensor) -> Tensor:
+        """Each head's product attn . x."""
 
-    def project_grad(
-        self, x: Tensor, attn: Tensor, rows: Tensor | None, grad: Tensor, x_grad: Tensor, attn_grad: Tensor
-    ) -> None:
+    def project_grad(self, x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
         """Add the gradients of `project`."""
 
     def attend(self, block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:

@@ -49,15 +49,15 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     _read(rows, values, out)
 
 
-def project(x: Tensor, attn: Tensor, rows: Tensor | None) -> Tensor:
+def project(x: Tensor, attn: Tensor) -> Tensor:
     """As `sar.kernels.attention.project`."""
-    _read(x, attn, rows)
+    _read(x, attn)
     return x.new_empty(x.shape[:2])
 
 
-def project_grad(x: Tensor, attn: Tensor, rows: Tensor | None, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
+def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """As `sar.kernels.attention.project_grad`."""
-    _read(x, attn, rows, grad, x_grad, attn_grad)
+    _read(x, attn, grad, x_grad, attn_grad)
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.buffers import BufferPool
-from sar.comm.exchange import Exchange, GradientReturn, ReceivedTile
+from sar.comm.exchange import Exchange, GradientReturn, InPlace, ReceivedTile
 from sar.comm.halo_plan import HaloPlan, Step, Tile, tile_of
 from sar.comm.rows import RowFormat
 from sar.comm.settings import SMALL_TILE, Settings
@@ -131,22 +131,26 @@ class VirtualExchange(Exchange):
         fields: list[Tensor] | None = None,
         *,
         keep: bool = False,
-        in_place: bool = False,
+        in_place: InPlace | None = None,
         returns: GradientReturn | None = None,
     ) -> Iterator[ReceivedTile]:
         """As `Exchange.sweep`."""
-        group, totals = self.group, [] if returns is None else [total.detach() for total in returns.totals]
+        group, rows = self.group, list(fields or [])
+        totals = [] if returns is None else [total.detach() for total in returns.totals]
+        forms = RowFormat.of(rows), RowFormat.of(totals)
+        wire = forms[0].narrowed(self.settings.wire_features), forms[1].narrowed(self.settings.wire_gradients)
+        self._count(*wire)
+        if wire != forms:
+            in_place = None
+        if in_place is not None:
+            rows += in_place.fields if fields is not None else ()
+            totals += (total.detach() for total in in_place.totals)
         if group.residency is not None:
             for total in totals:
                 group.residency.open_to_others(total)
-        mine = _Shared(group.publish(fields or []), totals)
-        self._shared = group.share(mine, self.signature, afresh=returns is not None)
+        self._shared = group.share(_Shared(group.publish(rows), totals), self.signature, afresh=returns is not None)
         travelling = super().sweep(device, fields, keep=keep, returns=returns)
-        out = RowFormat.of(fields or [])
-        back = RowFormat.of(totals)
-        wire = out.narrowed(self.settings.wire_features), back.narrowed(self.settings.wire_gradients)
-        self._count(*wire)
-        if in_place and wire == (out, back):
+        if in_place is not None:
             here = self._walk_in_place(fields is not None)
         else:
             here = self._walk_here(fields is not None, keep, returns)
@@ -233,10 +237,10 @@ class VirtualExchange(Exchange):
         return self._rows_of(self._rank_of(tile.owner), tile.peer, tile)
 
     def fields_of(self, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
-        return [one.rows for one in self._shared[tile.owner].fields]
+        return [one.rows for one in self._shared[tile.owner].fields[: len(fields)]]
 
     def totals_of(self, tile: Tile, returns: GradientReturn) -> Sequence[Tensor]:
-        return self._shared[tile.owner].totals
+        return self._shared[tile.owner].totals[: len(returns.totals)]
 
     def process_of(self, worker: int) -> int:
         return worker // self.group.turns.size

@@ -2,9 +2,9 @@
 
 [Note: one pass over shards]
 A destination's in-edges are in all shards, so their softmax is made as the shards come by: relative to the greatest
-score so far, as in `sar.kernels.attention`. What travels is the sources' features; a reader makes their scores itself.
-The backward fetches the features again (or has kept them), makes each weight anew from the logarithm of its
-destination's sum, and returns one gradient.
+score so far, as in `sar.kernels.attention`. What travels is the sources' features; a reader makes their scores itself,
+unless it reads them in place. The backward fetches the features again (or has kept them), makes each weight anew from
+the logarithm of its destination's sum, and returns one gradient.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Exchange
+from sar.comm.exchange import Exchange, InPlace
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.virtual.residency import roomy
@@ -23,7 +23,15 @@ from sar.core.eager import uncompiled
 from sar.core.passing.message_passing import Passing
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
-from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores, project, project_grad
+from sar.kernels.attention import (
+    add_score_grads,
+    attend,
+    attend_grad,
+    destination_statistics,
+    note_scores,
+    project,
+    project_grad,
+)
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
 
 SEED_STEP = 0xD1342543DE82EF95
@@ -137,17 +145,24 @@ class _AttentionCall(Collective):
 
     def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[Tile, Tensor]]:
         """The result, (N_dst, H, D), the logarithms of sums of exponentials, (N_dst, H), and fetched rows to keep."""
-        x = inputs.x
-        # The first tiles travel while all of the own nodes' part is computed.
-        received = self._exchange(x).sweep(x.device, [x], keep=keep, in_place=True) if self.distributed else None
-        ends, kept = _ends(inputs), {}
+        x, received, scores = inputs.x, None, self._scores(inputs)
+        if self.distributed:
+            # The first tiles travel while all of the own nodes' part is computed.
+            received = self._exchange(x).sweep(x.device, [x], keep=keep, in_place=InPlace(scores))
+        ends, kept = _ends(inputs, *scores), {}
         running = Running.start(self.relation.num_dst, ends.x)
         for block, tile, rows, _ in self.context.pieces(received):
-            here = ends if rows is None else ends._replace(x=rows[0].to(ends.x.dtype))
-            attend(block, self.how, here, running)
+            attend(block, self.how, ends if rows is None else _replaced(ends, rows), running)
             if keep and tile is not None and rows is not None:
                 kept[tile] = rows[0]
         return *running.finish(self.relation.in_degrees), kept
+
+    def _scores(self, inputs: Inputs) -> list[Tensor]:
+        """The own nodes' share of ADDITIVE scores, (N_src, H); none of others."""
+        if self.how.score is not Score.ADDITIVE or inputs.attn is None:
+            return []
+        dtype = accumulation_dtype(inputs.x.dtype)
+        return [project(inputs.x.detach().to(dtype).contiguous(), inputs.attn.detach().to(dtype))]
 
     def _exchange(self, x: Tensor) -> Exchange:
         """The exchange of rows of x, or their gradients in float32 at least."""
@@ -168,26 +183,32 @@ class _AttentionCall(Collective):
 
     def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[Tile, Tensor], grad: Tensor) -> Inputs:
         """Gradients of the inputs; for `stats` see `destination_statistics`."""
-        x = inputs.x
-        x_grad = roomy(x.shape, accumulation_dtype(x.dtype), x.device, zeros=True)
-        received = None
+        x, received, scores = inputs.x, None, self._scores(inputs)
+        totals = [roomy(each.shape, accumulation_dtype(each.dtype), each.device, zeros=True) for each in (x, *scores)]
         if self.distributed:
             fields = None if self.context.settings.keep else [x]
-            returns = self.context.return_to([x_grad])
-            received = self._exchange(x).sweep(x.device, fields, in_place=True, returns=returns)
-        ends = _ends(inputs)
+            returns, besides = self.context.return_to(totals[:1]), InPlace(scores, totals[1:])
+            received = self._exchange(x).sweep(x.device, fields, in_place=besides, returns=returns)
+        ends = _ends(inputs, *scores)
         note_scores(self.how, stats, ends.y)
-        grads = _zero_gradients(inputs, ends, x_grad)
+        grads = _zero_gradients(inputs, ends, *totals)
         for block, tile, fetched, tile_grads in self.context.pieces(received):
             here, here_grads = ends, grads
             if tile is not None and tile_grads is not None:
-                rows = kept[tile] if fetched is None else fetched[0]
-                here, here_grads = ends._replace(x=rows.to(ends.x.dtype)), grads._replace(x=tile_grads[0])
+                here = _replaced(ends, [kept[tile]] if fetched is None else fetched)
+                here_grads = grads._replace(x=tile_grads[0], x_score=None if here.x_score is None else tile_grads[1])
             attend_grad(block, self.how, here, grad, stats, here_grads)
+        if scores:
+            add_score_grads(ends, grads)
         return _input_gradients(inputs, ends, grads)
 
 
-def _ends(inputs: Inputs) -> Ends:
+def _replaced(ends: Ends, rows: list[Tensor]) -> Ends:
+    """The operands with rows of other sources, and their scores if these have come, too."""
+    return ends._replace(x=rows[0].to(ends.x.dtype), x_score=rows[1] if rows[1:] else None)
+
+
+def _ends(inputs: Inputs, x_score: Tensor | None = None) -> Ends:
     """The operands of the kernels on this worker's own nodes."""
     x, y = inputs.x, inputs.x if inputs.y is None else inputs.y
     dtype = accumulation_dtype(x.dtype)
@@ -195,15 +216,16 @@ def _ends(inputs: Inputs) -> Ends:
     if inputs.attn_dst is not None:
         y = project(y, inputs.attn_dst.detach().to(dtype))
     attn = None if inputs.attn is None else inputs.attn.detach().to(dtype)
-    return Ends(x, y, attn, None if inputs.edge_weight is None else inputs.edge_weight.detach().to(dtype))
+    return Ends(x, y, attn, None if inputs.edge_weight is None else inputs.edge_weight.detach().to(dtype), x_score)
 
 
-def _zero_gradients(inputs: Inputs, ends: Ends, x_grad: Tensor) -> Gradients:
+def _zero_gradients(inputs: Inputs, ends: Ends, x_grad: Tensor, x_score_grad: Tensor | None = None) -> Gradients:
     """Where the gradients of the kernels' operands go; where sources are destinations, both to one tensor."""
     shared = inputs.attn_dst is None and inputs.y is None
     y_grad = x_grad if shared else torch.zeros_like(ends.y)
     attn = None if ends.attn is None else torch.zeros_like(ends.attn)
-    return Gradients(x_grad, y_grad, attn, None if ends.weight is None else torch.zeros_like(ends.weight))
+    weight = None if ends.weight is None else torch.zeros_like(ends.weight)
+    return Gradients(x_grad, y_grad, attn, weight, x_score_grad)
 
 
 def _input_gradients(inputs: Inputs, ends: Ends, grads: Gradients) -> Inputs:
@@ -216,5 +238,5 @@ def _input_gradients(inputs: Inputs, ends: Ends, grads: Gradients) -> Inputs:
         features_grad = torch.zeros_like(features)
     attn_dst = inputs.attn_dst.to(ends.x.dtype)
     attn_dst_grad = torch.zeros_like(attn_dst)
-    project_grad(features, attn_dst, None, grads.y, features_grad, attn_dst_grad)
+    project_grad(features, attn_dst, grads.y, features_grad, attn_dst_grad)
     return Inputs(grads.x, None if inputs.y is None else features_grad, grads.attn, attn_dst_grad, grads.weight)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Exchange, ReceivedTile
+from sar.comm.exchange import Exchange, InPlace, ReceivedTile
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.virtual.residency import roomy
@@ -124,7 +124,7 @@ class BuiltinMessages:
         keep = self.context.settings.keep and self.rows_needed(needed)
         kept: dict[Tile, Tensor] = {}
         if self.distributed and own is not None:
-            received = self.exchange(needed).sweep(own.device, [own], keep=keep, in_place=True)
+            received = self.exchange(needed).sweep(own.device, [own], keep=keep, in_place=InPlace())
         made = self.reduction.start()  # not before the turn of a virtual worker may pass
         for piece in self.context.pieces(received):
             here = list(operands)
@@ -214,7 +214,7 @@ class BuiltinMessages:
         return self.exchange(needed).sweep(
             device,
             None if own is None or self.context.settings.keep else [own],
-            in_place=True,
+            in_place=InPlace(),
             returns=None if own_grad is None else self.context.return_to([own_grad]),
         )
 

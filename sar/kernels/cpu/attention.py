@@ -14,7 +14,7 @@ from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, 
 from sar.kernels.cpu import attention_loops as loops
 from sar.kernels.cpu.attention_loops import Incoming, SourceGradients, Sums
 from sar.kernels.cpu.attention_steps import CHUNK, Heads, Scored, Scratch
-from sar.kernels.cpu.walks import NO_INDICES, by_destination, by_source
+from sar.kernels.cpu.walks import by_destination, by_source
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.threads import run_balanced, run_rows
 from sar.raw_memory import flat
@@ -35,28 +35,22 @@ def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     run_rows(loops.head_sums, len(grad), grad.shape[1:].numel(), _heads(how, grad), flat(grad), flat(out), flat(stats))
 
 
-def project(x: Tensor, attn: Tensor, rows: Tensor | None) -> Tensor:
+def project(x: Tensor, attn: Tensor) -> Tensor:
     """Compiled kernel of `sar.kernels.attention.project`."""
     _, heads, dim = x.shape
     out = x.new_empty(len(x), heads)
     shape = np.uint64(heads), np.uint64(dim)
-    run_rows(loops.project, *_which(x, rows), *shape, flat(x), flat(attn), flat(out))
+    run_rows(loops.project, len(x), heads * dim, *shape, flat(x), flat(attn), flat(out))
     return out
 
 
-def project_grad(x: Tensor, attn: Tensor, rows: Tensor | None, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
+def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """Compiled kernel of `sar.kernels.attention.project_grad`."""
     _, heads, dim = x.shape
     parts = _Parts(attn_grad)
     operands = np.uint64(heads), np.uint64(dim), flat(x), flat(attn), flat(grad), flat(x_grad)
-    run_rows(loops.project_grad, *_which(x, rows), *operands, private=parts.another)
+    run_rows(loops.project_grad, len(x), heads * dim, *operands, private=parts.another)
     parts.add_up()
-
-
-def _which(x: Tensor, rows: Tensor | None) -> tuple[int, int, NDArray[Any]]:
-    """How many rows, how wide, and which: empty for all."""
-    width = x.shape[1:].numel()
-    return (len(x), width, NO_INDICES) if rows is None else (len(rows), width, flat(rows))
 
 
 def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:

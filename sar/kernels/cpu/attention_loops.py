@@ -274,14 +274,10 @@ def head_sums(begin: int, end: int, to: Heads, grad: Array, out: Array, stats: A
 
 
 @kernel
-def project(begin: int, end: int, rows: Array, heads: Index, dim: Index, x: Array, attn: Array, out: Array) -> None:
-    """Write the product of each head of rows[begin:end] of x with its row of attn to out, (N, heads).
-
-    rows: int32, or empty for all.
-    """
-    rows, x, attn, out = thin((rows, x, attn, out))
-    for i in range(u64(begin), u64(end)):
-        n = u64(rows[i]) if rows.size else i
+def project(begin: int, end: int, heads: Index, dim: Index, x: Array, attn: Array, out: Array) -> None:
+    """Write the product of each head of rows begin to end of x with its row of attn to out, (N, heads)."""
+    x, attn, out = thin((x, attn, out))
+    for n in range(u64(begin), u64(end)):
         for h in range(heads):
             out[n * heads + h] = 0
             add_dot(dim, out, n * heads + h, x, (n * heads + h) * dim, attn, h * dim)
@@ -291,7 +287,6 @@ def project(begin: int, end: int, rows: Array, heads: Index, dim: Index, x: Arra
 def project_grad(
     begin: int,
     end: int,
-    rows: Array,
     heads: Index,
     dim: Index,
     x: Array,
@@ -301,9 +296,8 @@ def project_grad(
     attn_grad: Array,
 ) -> None:
     """Add the gradients of `project`; to attn_grad others may not be adding at the same time."""
-    rows, x, attn, grad, x_grad, attn_grad = thin((rows, x, attn, grad, x_grad, attn_grad))
-    for j in range(u64(begin), u64(end)):
-        n = u64(rows[j]) if rows.size else j
+    x, attn, grad, x_grad, attn_grad = thin((x, attn, grad, x_grad, attn_grad))
+    for n in range(u64(begin), u64(end)):
         for h in range(heads):
             i = (n * heads + h) * dim
             add_scaled(dim, x_grad, i, attn, h * dim, grad[n * heads + h])

@@ -42,20 +42,15 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> No
         out.index_add_(0, edges.dst, ends.x[edges.src].mul_(weight.unsqueeze(2)))
 
 
-def project(x: Tensor, attn: Tensor, rows: Tensor | None) -> Tensor:
+def project(x: Tensor, attn: Tensor) -> Tensor:
     """Reference of `sar.kernels.attention.project`."""
-    if rows is None:
-        return (x * attn).sum(-1)
-    out = x.new_zeros(x.shape[:2])
-    out[rows] = (x[rows] * attn).sum(-1)
-    return out
+    return (x * attn).sum(-1)
 
 
-def project_grad(x: Tensor, attn: Tensor, rows: Tensor | None, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
+def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """Reference of `sar.kernels.attention.project_grad`."""
-    here = slice(None) if rows is None else rows
-    x_grad[here] += grad[here].unsqueeze(2) * attn
-    attn_grad.add_((grad[here].unsqueeze(2) * x[here]).sum(0))
+    x_grad.add_(grad.unsqueeze(2) * attn)
+    attn_grad.add_((grad.unsqueeze(2) * x).sum(0))
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
