@@ -220,8 +220,7 @@ class _Within(EdgeBlock):
     def __init__(self, block: EdgeBlock, sources: Tensor) -> None:
         self._block = block
         self.sources = sources.to(torch.int32)
-        # Where there are no values, the least that there may be.
-        num_src = block.num_src if sources.is_meta or not len(sources) else int(sources[-1]) + 1
+        num_src = int(sources[-1]) + 1 if len(sources) and not sources.is_meta else 0
         cols = self.sources.index_select(0, block.cols)
         super().__init__(block.rows, block.indptr, cols, num_src, block.num_dst, block.edge_ids, block.edge_offset)
 

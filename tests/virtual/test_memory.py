@@ -77,6 +77,7 @@ def keeps_structure(data):
     graph.dstdata["y"].sum().backward()
     (relation,) = graph._structure.relations
     blocks = [*relation.blocks, *(block for cut in relation._tiles.values() for block in cut.values())]
+    blocks += relation._in_place.values()
     kept = [*relation.halos, *relation.plan.send_rows]
     for block in blocks:
         kept += [block.rows, block.indptr, block.cols, *(block._transposed or ())]

@@ -5,7 +5,7 @@ A dispatch mode in each worker's thread sees every torch operation there, and so
 of `LEAST_BYTES` and more. When the turn passes, what has no up-to-date slot in the spill file is written, and the
 storages are emptied: their tensors stay as they are, with no memory behind them. An operation that uses one brings it
 back first, as pages of the file ([Note: mapping back]); what a call of sar's uses is copied where huge pages pay, as
-kernels visit rows in no order. An operation that writes to one makes its slot stale; slots themselves are never written
+kernels visit rows in no order, unless other workers read the same pages. An operation that writes to one makes its slot stale; slots themselves are never written
 again, as others may be reading what they hold.
 
 Code that looks at memory past torch's dispatcher (DLPack, C++ extensions, `tolist`, `torch.save`) would find none. So
@@ -62,13 +62,14 @@ class _Entry:
     lent: its memory as code outside torch has it, for as long as that has it.
     under: the slot that is mapped there ([Note: mapping back]).
     eager: whether it comes back with the turn.
+    published: whether others read its slot where it lies, so that its pages are at hand.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.slot: Slot | None = None
         self.lent: weakref.WeakSet[Any] | None = None
         self.under: Slot | None = None
-        self.eager = False
+        self.eager = self.published = False
         self.bind(storage)
 
     def bind(self, storage: torch.UntypedStorage) -> None:
@@ -298,7 +299,7 @@ class Residency(TorchDispatchMode):
     def _bring_back(self, entry: _Entry, storage: torch.UntypedStorage) -> None:
         assert entry.slot is not None
         storage.resize_(entry.nbytes)
-        entry.fill(storage, copy=self.inside and entry.nbytes >= HUGE_PAGE)
+        entry.fill(storage, copy=self.inside and entry.nbytes >= HUGE_PAGE and not entry.published)
         entry.out = False
 
     # -- what autograd saves
@@ -346,6 +347,7 @@ class Residency(TorchDispatchMode):
                 return found
             entry = self._entries.get(tensor.untyped_storage()._cdata)
             if entry is not None and entry.nbytes == tensor.nbytes and tensor.is_contiguous():
+                entry.published = True
                 slot = entry.slot if entry.out else self._save(entry, tensor.untyped_storage())
                 assert slot is not None
             else:
@@ -360,13 +362,19 @@ class Residency(TorchDispatchMode):
         assert total.untyped_storage()._cdata not in self._entries, "a total that is not made by `roomy`"
 
 
+def spills(device: torch.device) -> bool:
+    """Whether this worker's tensors on a device wait in a file for its turns."""
+    residency: Residency | None = getattr(_here, "residency", None)
+    return residency is not None and device.type == residency.device
+
+
 def roomy(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu", *, zeros: bool = False
 ) -> Tensor:
     """A tensor, undefined or zeros; in a file where memory is left to it: see [Note: tensors in files]."""
     residency: Residency | None = getattr(_here, "residency", None)
     small = prod(shape) * dtype.itemsize < max(LEAST_BYTES, 1)
-    if residency is None or small or torch.device(device).type != residency.device:
+    if residency is None or small or not spills(torch.device(device)):
         return (torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=device)
     with _disable_current_modes():
         place = residency.in_files.empty(shape, dtype)
@@ -432,12 +440,14 @@ def _settled(tensor: Tensor) -> Tensor:
 
 
 def _brings_back(method: Callable[..., Any]) -> Callable[..., Any]:
+    exposes, lends = method.__name__ in EXPOSING, "dlpack" in method.__name__
+
     def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if (residency := getattr(_here, "residency", None)) is not None and tensor.device.type == residency.device:
             residency.ensure(tensor)
-            if method.__name__ in EXPOSING:
+            if exposes:
                 residency.in_files.exposed(tensor)
-            if "dlpack" in method.__name__:
+            if lends:
                 tensor = residency.lend(tensor)
         return method(tensor, *args, **kwargs)
 

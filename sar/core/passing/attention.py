@@ -17,7 +17,7 @@ from torch import Tensor
 from sar.comm.exchange import Exchange, InPlace
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.virtual.residency import roomy
+from sar.comm.virtual.residency import roomy, spills
 from sar.core.collective import CallContext, Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.passing.message_passing import Passing
@@ -85,7 +85,7 @@ def attention(
         factor: slope of the leaky ReLU below 0, at least 0; for DOT, what products are multiplied with.
         dropout: probability with which a weight is dropped; the seed comes from torch's default generator.
         edge_weight: (E,) what each softmax is multiplied with, after dropout. Default 1.
-        recompute: how to make x again in the backward, so that it is not kept until then. Default None.
+        recompute: how to make x again in the backward, so that it is not kept in memory until then. Default None.
 
     Returns:
         (N_dst, H, D), 0 for nodes without in-edges; in the widest dtype of the operands.
@@ -105,6 +105,8 @@ def attention(
     seed = int(torch.randint(2**62, ())) + context.structure.part * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
     signature = context.signature(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
+    if spills(x.device):
+        recompute = None  # x waits in a file, for nothing
     call = _AttentionCall(context, how, None if recompute is None else recompute.function, signature)
     inputs = Inputs(x, None if y is x else y, attn, attn_dst, edge_weight)
     return call.apply(*inputs, *(() if recompute is None else recompute.tensors))[0]
