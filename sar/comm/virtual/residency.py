@@ -5,8 +5,8 @@ A dispatch mode in each worker's thread sees every torch operation there, and so
 of `LEAST_BYTES` and more. When the turn passes, what has no up-to-date slot in the spill file is written, and the
 storages are emptied: their tensors stay as they are, with no memory behind them. An operation that uses one brings it
 back first, as pages of the file ([Note: mapping back]); what a call of sar's uses is copied where huge pages pay, as
-kernels visit rows in no order, unless other workers read the same pages. An operation that writes to one makes its slot stale; slots themselves are never written
-again, as others may be reading what they hold.
+kernels visit rows in no order, unless other workers read the same pages anyway. An operation that writes to one makes
+its slot stale; slots themselves are never written again, as others may be reading what they hold.
 
 Code that looks at memory past torch's dispatcher (DLPack, C++ extensions, `tolist`, `torch.save`) would find none. So
 storages that operations outside sar's own calls have used are brought back when a call returns, and `_past_dispatcher`
