@@ -30,13 +30,11 @@ class CountingGroup(Group):
     It takes the place of gloo only, so that everything is counted where a real worker counts it.
 
     calls_made: every distributed call, in order.
-    agreement_bytes: sent for the agreements.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(dist.HashStore(), rank, world_size, torch.device("cpu"))
         self.calls_made: list[CallTraffic] = []
-        self.agreement_bytes = 0
         self._counted = statistics().bytes_sent
 
     @property
@@ -48,7 +46,7 @@ class CountingGroup(Group):
         """This worker's flags, for each of the workers."""
         self.count_messages()
         everybodys = super().agree(call, flags)
-        self.agreement_bytes += self._newly_sent()
+        self._newly_sent()  # which is no message
         self.calls_made.append(CallTraffic(call))
         return everybodys
 

@@ -36,13 +36,11 @@ class EpochTraffic:
     """Bytes that a worker sends in an epoch with one step of the optimiser.
 
     parameters: gradients of the parameters in `gather_grads`.
-    agreements: what precedes each distributed call.
-    sent: all together, as `sar.comm.statistics()` counts it.
+    sent: all together and with the agreements before each call, as `sar.comm.statistics()` counts it.
     """
 
     layers: list[LayerTraffic]
     parameters: int
-    agreements: int
     sent: int
 
 
@@ -194,7 +192,7 @@ def _traffic(trial: TrialEpoch) -> EpochTraffic:
             ).backward = traffic.messages
         else:
             layers.append(LayerTraffic(_name(traffic.call), traffic.messages))
-    return EpochTraffic(layers, parameters, trial.agreements, trial.sent)
+    return EpochTraffic(layers, parameters, trial.sent)
 
 
 def _name(call: str) -> str:

@@ -37,7 +37,6 @@ class TrialEpoch:
     """What one worker takes in an epoch.
 
     calls: its distributed calls.
-    agreements: bytes sent for agreements on them.
     sent: all bytes sent, as `sar.comm.statistics()` counts them.
     parameters: bytes of the model's parameters.
     structure_before, structure: bytes of the graph as constructed, and in training.
@@ -46,7 +45,6 @@ class TrialEpoch:
     """
 
     calls: list[CallTraffic]
-    agreements: int
     sent: int
     parameters: int
     structure_before: int
@@ -77,13 +75,12 @@ def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel) -> TrialE
             before = memory.live
             trainer.epoch()
             group.calls_made.clear()
-            group.agreement_bytes, sent = 0, statistics().bytes_sent
+            sent = statistics().bytes_sent
             memory.restart()
             trainer.epoch()
         group.count_messages()
         return TrialEpoch(
             calls=group.calls_made,
-            agreements=group.agreement_bytes,
             sent=statistics().bytes_sent - sent,
             parameters=sum(parameter.nbytes for parameter in model.parameters()),
             structure_before=structure_before,
