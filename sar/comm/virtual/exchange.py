@@ -13,7 +13,9 @@ those of p processes.
 
 [Note: reading ahead]
 Published rows are mapped and not in memory: the first use of a page that the system has dropped would wait for the
-disk, page after page. So before a tile is computed the system is asked for the next one.
+disk. So before a tile is computed the system is asked for the next one. Nothing else is read: with each page that it
+finds missing the system would read its neighbours, too, up to several MB, and where memory is short these take the
+place of what is needed next.
 """
 
 from collections.abc import Iterator, Sequence
@@ -171,6 +173,8 @@ class VirtualExchange(Exchange):
         peers = [peer for peer in map(self._rank_of, range(self.group.turns.size)) if peer != me and counts[peer][me]]
         tiles = [Tile(peer, 0, counts[peer][me], counts[peer][me]) for peer in peers]
         sources = [self._rows_of(tile.peer, me, tile) for tile in tiles]
+        if fetch and tiles:
+            self._read_ahead(tiles[0].peer, sources[0])
         for number, (tile, index) in enumerate(zip(tiles, sources, strict=True)):
             if fetch and number + 1 < len(tiles):
                 self._read_ahead(tiles[number + 1].peer, sources[number + 1])
@@ -184,6 +188,8 @@ class VirtualExchange(Exchange):
         fetched = _Room(self.pool, mine, most, self.settings.wire_features)
         returned = _Room(self.pool, [] if returns is None else returns.totals, most, self.settings.wire_gradients)
         indices = [self._rows_of(tile.peer, self.group.rank, tile) for tile in self.local_tiles]
+        if fetch and indices:
+            self._read_ahead(self.local_tiles[0].peer, indices[0])
         for number, (tile, index) in enumerate(zip(self.local_tiles, indices, strict=True)):
             owner = self._shared[tile.peer % self.group.turns.size]
             if fetch and number + 1 < len(indices):

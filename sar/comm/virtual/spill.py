@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,7 +44,7 @@ _PIECE: Final = 2**24
 """Bytes that `disk_bandwidth` writes at a time."""
 
 
-_MAP_FIXED, _MADV_POPULATE_READ = 0x10, 22  # from linux/mman.h
+_MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ = 0x10, 1, 22  # from linux/mman.h
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
@@ -59,6 +60,7 @@ class SpillFile:
         written, read: bytes so far.
         mapped_back: bytes that came back as pages of the file.
         size: of the file.
+        ahead: bytes that the system reads when asked once; it leaves out what is beyond.
 
     Raises:
         ConfigError: where there is no such folder, or it is in memory itself.
@@ -79,6 +81,7 @@ class SpillFile:
         except OSError as error:
             raise ConfigError(f"Cannot write to {folder}, the folder for spilled tensors: {error.strerror}.") from error
         os.unlink(name)
+        self.ahead = _read_at_once(os.fstat(self.fd).st_dev)
 
     def slot(self, nbytes: int) -> "Slot":
         """A stretch of at least so many bytes, contents undefined.
@@ -151,6 +154,7 @@ class Slot:
         first = -self.shift % PAGE
         last = first + (self.nbytes - first) // PAGE * PAGE
         pages = address + first, last - first
+        self.will_need(first, pages[1])
         map_pages(self.file, self.begin + self.shift + first, pages[1], pages[0], mmap.MAP_PRIVATE)
         _libc.madvise(_Address(pages[0]), _Size(pages[1]), _MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
         self.file.mapped_back += pages[1]
@@ -160,11 +164,19 @@ class Slot:
 
     def will_need(self, begin: int, nbytes: int) -> None:
         """Have the system read a part of it, while this process does something else."""
-        os.posix_fadvise(self.file.fd, self.begin + self.shift + begin, nbytes, os.POSIX_FADV_WILLNEED)
+        begin += self.begin + self.shift
+        for piece in range(begin, begin + nbytes, self.file.ahead):
+            length = min(self.file.ahead, begin + nbytes - piece)
+            os.posix_fadvise(self.file.fd, piece, length, os.POSIX_FADV_WILLNEED)
 
     def mapped(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
-        """Bytes from `begin` on as a tensor without memory of its own; what is written to it is written to the file."""
-        return Mapping(self).tensor(shape, dtype, begin)
+        """Bytes from `begin` on as a tensor without memory of its own; what is written to it is written to the file.
+
+        For rows here and there: of a page that is not asked for ahead, only that page is read.
+        """
+        mapping = Mapping(self)
+        _libc.madvise(_Address(mapping.address - self.shift), _Size(self.shift + self.nbytes), _MADV_RANDOM)
+        return mapping.tensor(shape, dtype, begin)
 
 
 class Mapping:
@@ -231,6 +243,15 @@ def _size_class(nbytes: int) -> int:
     """Room for so many bytes: one of eight sizes between each power of two and the next, in whole pages."""
     step = max(PAGE, 1 << max(nbytes.bit_length() - 4, 0))
     return -(-max(nbytes, 1) // step) * step
+
+
+def _read_at_once(device: int) -> int:
+    """The larger of the two sizes that Linux goes by when it is asked to read ahead; its least default if unknown."""
+    disk = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    for queue in (disk / "queue", disk / ".." / "queue"):  # of a disk, or of that which this is a part of
+        with suppress(OSError, ValueError):
+            return 1024 * max(int((queue / name).read_text()) for name in ("read_ahead_kb", "max_sectors_kb"))
+    return 2**17
 
 
 def file_system_in_memory(folder: Path) -> str | None:
