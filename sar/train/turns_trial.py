@@ -147,10 +147,10 @@ class CountedResidency(Residency):
             self.file.written += tensor.nbytes
         return Published(tensor.detach().clone())
 
-    def open_to_others(self, total: Tensor) -> None:
-        super().open_to_others(total)
+    def open_to_others(self, total: Tensor) -> Published:
         self.file.written_in_place += self.others * total.nbytes
         self.file.read_in_place += self.others * total.nbytes
+        return super().open_to_others(total)
 
 
 class _OthersAlike(Turns):

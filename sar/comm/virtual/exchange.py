@@ -13,7 +13,8 @@ those of p processes.
 
 [Note: reading ahead]
 Published rows are mapped and not in memory: the first use of a page that the system has dropped would wait for the
-disk. So before a tile is computed the system is asked for the next one. Nothing else is read: with each page that it
+disk. So before a tile is computed the system is asked for the next one, and for where its gradients go. Nothing else is
+read: with each page that it
 finds missing the system would read its neighbours, too, up to several MB, and where memory is short these take the
 place of what is needed next.
 """
@@ -32,13 +33,14 @@ from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import counters
 from sar.comm.virtual.group import VirtualGroup
 from sar.comm.virtual.spill import Published
+from sar.raw_memory import flat
 
 
 class _Shared(NamedTuple):
     """What a worker brings to a sweep: its fields, and totals of their gradients."""
 
     fields: list[Published]
-    totals: list[Tensor]
+    totals: list[Published]
 
 
 def _tile_rows(settings: Settings, row: RowFormat, mean_rows: int) -> int:
@@ -147,10 +149,8 @@ class VirtualExchange(Exchange):
         if in_place is not None:
             rows += in_place.fields if fields is not None else ()
             totals += (total.detach() for total in in_place.totals)
-        if group.residency is not None:
-            for total in totals:
-                group.residency.open_to_others(total)
-        self._shared = group.share(_Shared(group.publish(rows), totals), self.signature, afresh=returns is not None)
+        shared = _Shared(group.publish(rows), group.open_to_others(totals))
+        self._shared = group.share(shared, self.signature, afresh=returns is not None)
         travelling = super().sweep(device, fields, keep=keep, returns=returns)
         if in_place is not None:
             here = self._walk_in_place(fields is not None)
@@ -163,9 +163,11 @@ class VirtualExchange(Exchange):
     ) -> Iterator[ReceivedTile]:
         yield from here
         yield from travelling
-        self._shared = []
+        totals, self._shared = self._shared[self.group.place].totals, []
         if returns:
             self.group.share(None, f"end of {self.signature}")
+            for total in totals:
+                total.will_need(0, len(total.rows))
 
     def _walk_in_place(self, fetch: bool) -> Iterator[ReceivedTile]:
         """The rows and totals of the workers of this process."""
@@ -173,13 +175,14 @@ class VirtualExchange(Exchange):
         peers = [peer for peer in map(self._rank_of, range(self.group.turns.size)) if peer != me and counts[peer][me]]
         tiles = [Tile(peer, 0, counts[peer][me], counts[peer][me]) for peer in peers]
         sources = [self._rows_of(tile.peer, me, tile) for tile in tiles]
-        if fetch and tiles:
+        if tiles:
             self._read_ahead(tiles[0].peer, sources[0])
         for number, (tile, index) in enumerate(zip(tiles, sources, strict=True)):
-            if fetch and number + 1 < len(tiles):
+            if number + 1 < len(tiles):
                 self._read_ahead(tiles[number + 1].peer, sources[number + 1])
             owner = self._shared[tile.peer % self.group.turns.size]
-            yield ReceivedTile(tile, [one.rows for one in owner.fields] if fetch else None, owner.totals or None, index)
+            rows, totals = ([one.rows for one in shared] for shared in owner)
+            yield ReceivedTile(tile, rows if fetch else None, totals or None, index)
 
     def _walk_here(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[ReceivedTile]:
         """The tiles of the workers of this process."""
@@ -188,11 +191,11 @@ class VirtualExchange(Exchange):
         fetched = _Room(self.pool, mine, most, self.settings.wire_features)
         returned = _Room(self.pool, [] if returns is None else returns.totals, most, self.settings.wire_gradients)
         indices = [self._rows_of(tile.peer, self.group.rank, tile) for tile in self.local_tiles]
-        if fetch and indices:
+        if indices:
             self._read_ahead(self.local_tiles[0].peer, indices[0])
         for number, (tile, index) in enumerate(zip(self.local_tiles, indices, strict=True)):
             owner = self._shared[tile.peer % self.group.turns.size]
-            if fetch and number + 1 < len(indices):
+            if number + 1 < len(indices):
                 self._read_ahead(self.local_tiles[number + 1].peer, indices[number + 1])
             rows = grads = None
             if fetch:
@@ -206,7 +209,7 @@ class VirtualExchange(Exchange):
             if returns is not None and grads is not None:
                 returned.wire.round(grads)
                 for total, grad in zip(owner.totals, grads, strict=True):
-                    returns.add(index, grad, total)
+                    returns.add(index, grad, total.rows)
         fetched.give_back()
         returned.give_back()
 
@@ -226,8 +229,13 @@ class VirtualExchange(Exchange):
         counters.bytes_sent, counters.bytes_received = moved
 
     def _read_ahead(self, owner: int, rows: Tensor) -> None:
-        for field in self._shared[owner % self.group.turns.size].fields:
-            field.will_need(rows)
+        fields, totals = self._shared[owner % self.group.turns.size]
+        in_file = [one for one in (*fields, *totals) if one.slot is not None]
+        if in_file:
+            of_these = flat(rows)
+            first, end = int(of_these.min()), int(of_these.max()) + 1
+            for one in in_file:
+                one.will_need(first, end)
 
     def _rank_of(self, place: int) -> int:
         return self.group.outer.rank * self.group.turns.size + place
@@ -246,7 +254,7 @@ class VirtualExchange(Exchange):
         return [one.rows for one in self._shared[tile.owner].fields[: len(fields)]]
 
     def totals_of(self, tile: Tile, returns: GradientReturn) -> Sequence[Tensor]:
-        return self._shared[tile.owner].totals[: len(returns.totals)]
+        return [one.rows for one in self._shared[tile.owner].totals[: len(returns.totals)]]
 
     def process_of(self, worker: int) -> int:
         return worker // self.group.turns.size

@@ -148,6 +148,12 @@ class VirtualGroup(Group):
             return [Published(_copy(tensor)) for tensor in tensors]
         return [self.residency.publish(tensor) for tensor in tensors]
 
+    def open_to_others(self, totals: Sequence[Tensor]) -> list[Published]:
+        """Tensors of this worker for those of the same process to add to."""
+        if self.residency is None:
+            return [Published(total) for total in totals]
+        return [self.residency.open_to_others(total) for total in totals]
+
     def share(self, brought: Any, call: str, *, afresh: bool = False) -> list[Any]:
         """What each worker of this process brings, by place; `afresh` as in `Turns.meet`."""
         found: list[Any] = self.meet("a sharing", call, brought, lambda all_brought: all_brought, afresh=afresh)

@@ -74,6 +74,13 @@ class TensorsInFiles:
         begin = own.begin + int(tensor.storage_offset()) * tensor.itemsize
         return Published(own.slot.mapped(tensor.shape, tensor.dtype, begin), own.slot, begin)
 
+    def opened(self, tensor: Tensor) -> Published:
+        """A tensor itself, for others to visit rows of; in the file where it is there."""
+        if (own := self._known.get(_address(tensor))) is None:
+            return Published(tensor)
+        own.visit_rows()
+        return Published(tensor, own.slot, own.begin + int(tensor.storage_offset()) * tensor.itemsize)
+
     def copied(self, tensor: Tensor) -> Tensor | None:
         """What a tensor has now as one of its own, in the same slot until one of them changes; None as `find`."""
         if (own := self._shared(tensor)) is None:

@@ -357,9 +357,10 @@ class Residency(TorchDispatchMode):
                 slot.write(tensor.data_ptr())
             return Published(slot.mapped(tuple(tensor.shape), tensor.dtype), slot)
 
-    def open_to_others(self, total: Tensor) -> None:
+    def open_to_others(self, total: Tensor) -> Published:
         """Let other workers add to a tensor, which therefore has to stay where it is."""
         assert total.untyped_storage()._cdata not in self._entries, "a total that is not made by `roomy`"
+        return self.in_files.opened(total)
 
 
 def spills(device: torch.device) -> bool:

@@ -33,7 +33,6 @@ from torch import Tensor
 
 from sar.comm.allocator import SMALL, gives_back
 from sar.errors import ConfigError, SpillError
-from sar.raw_memory import flat
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
 LEAST_MAPPED: Final = 2 * SMALL
@@ -175,7 +174,7 @@ class Slot:
         For rows here and there: of a page that is not asked for ahead, only that page is read.
         """
         mapping = Mapping(self)
-        _libc.madvise(_Address(mapping.address - self.shift), _Size(self.shift + self.nbytes), _MADV_RANDOM)
+        mapping.visit_rows()
         return mapping.tensor(shape, dtype, begin)
 
 
@@ -197,6 +196,11 @@ class Mapping:
         """Have another slot of this size and shift from now on, at the same address."""
         self._map(slot, self.address - slot.shift)
         self.slot = slot
+
+    def visit_rows(self) -> None:
+        """Have the system read no page beside those used and those asked for."""
+        shift = self.slot.shift
+        _libc.madvise(_Address(self.address - shift), _Size(shift + self.slot.nbytes), _MADV_RANDOM)
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
         """Bytes from `begin` on."""
@@ -230,13 +234,11 @@ class Published(NamedTuple):
     slot: Slot | None = None
     begin: int = 0
 
-    def will_need(self, rows: Tensor) -> None:
-        """These rows will be read soon: see [Note: reading ahead]."""
+    def will_need(self, first: int, end: int) -> None:
+        """Rows `first` to `end` will be read soon: see [Note: reading ahead]."""
         if self.slot is not None and len(self.rows):
-            of_these = flat(rows)
-            first, last = int(of_these.min()), int(of_these.max())
             row = self.rows.nbytes // len(self.rows)
-            self.slot.will_need(self.begin + first * row, (last - first + 1) * row)
+            self.slot.will_need(self.begin + first * row, (end - first) * row)
 
 
 def _size_class(nbytes: int) -> int:
