@@ -58,7 +58,8 @@ class Turns:
         self.holder = 0
         self._swapped = swapped
         self._at_start = self._take()
-        self._moved = threading.Condition()
+        lock = threading.RLock()
+        self._moved = [threading.Condition(lock) for _ in range(size)]  # one each: who has to wait is not woken
         self.ended_by: CommunicationError | None = None
         self._error: CommunicationError | None = None
         self._rejoined: set[int] = set()  # whom the error no longer concerns
@@ -83,19 +84,20 @@ class Turns:
 
     def end(self, who: int) -> None:
         """Give the turn away for good."""
-        with self._moved:
+        with self._moved[who]:
             self._ended.add(who)
             if self.holder == who:
                 self._pass_on(who)
 
     def fail(self, error: CommunicationError, who: int | None = None, *, now: bool = False) -> None:
         """Let all workers raise, each in its turn, or all of them now; the first error stays."""
-        with self._moved:
+        with self._moved[0]:
             if self._error is None or who in self._rejoined:
                 self._break(error)
             if now:
                 self.ended_by = self.ended_by or error
-                self._moved.notify_all()
+                for one in self._moved:
+                    one.notify()
 
     def rejoin(self, who: int) -> None:
         """Go on after an error: see [Note: turns].
@@ -158,7 +160,7 @@ class Turns:
                 return meeting.result
         leave()
         mine = self._take()
-        with self._moved:
+        with self._moved[who]:
             self._pass_on(self.size - 1 if last else who)
         self._wait(who)
         self._put(mine)
@@ -188,7 +190,7 @@ class Turns:
             before = "" if self._error is None else f"\nBefore that: {self._error}"
             self._break(PeerError(f"{self._gone}, while others wait for it in a call:\n{calls}{before}"))
         self.holder = (able or waiting or [who])[0]
-        self._moved.notify_all()
+        self._moved[self.holder].notify()
 
     @property
     def _gone(self) -> str:
@@ -198,9 +200,9 @@ class Turns:
         return f"Virtual worker{'s' * (len(self._ended) > 1)} {ranks} {'have' if len(self._ended) > 1 else 'has'} ended"
 
     def _wait(self, who: int) -> None:
-        with self._moved:
+        with self._moved[who]:
             while self.holder != who and self.ended_by is None:
-                self._moved.wait()
+                self._moved[who].wait()
         if self.ended_by is not None:
             raise type(self.ended_by)(str(self.ended_by))
 
