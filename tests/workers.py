@@ -120,6 +120,9 @@ class WorkerPool:
     and after one in which a worker died, overran its limit, or ended unlike the others (one raised, another returned).
     """
 
+    each = 1
+    """Workers in a process."""
+
     def __init__(self, world_size: int):
         self.world_size = world_size
         self.port = 0

@@ -1,5 +1,7 @@
 """`DistNeighborSampler.sample`: blocks are those of the graph, whatever its partitioning, and refuse bad requests."""
 
+import pkgutil
+
 import dgl
 import pytest
 import torch
@@ -104,14 +106,14 @@ def sample_around_a_failure(mine, stage):
     graph = sar.construct_full_graph(partition)
     sampler = sar.DistNeighborSampler([2, 2], input_node_features={"x": node_features(partition)})
     sampler.prepare(graph)
+    original = pkgutil.resolve_name(*stage)
     with pytest.MonkeyPatch.context() as patch:
-        if sar.rank() == 1:
-            patch.setattr(*stage, lambda *_: 1 // 0)
+        if sar.rank() == 1:  # virtual workers have one module
+            patch.setattr(*stage, lambda *args: 1 // 0 if sar.rank() == 1 else original(*args))
         failure = catch_and_recover(sampler.sample, graph, seeds)
     return failure, len(sampler.sample(graph, seeds))
 
 
-@pytest.mark.processes("breaks a module of a process")
 @pytest.mark.parametrize("stage", ["sar.sampling.neighbors._draw", "sar.sampling.batch.fetch_features"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_failure_within_a_batch_reaches_all_and_the_next_batch_is_made(pool, world_size, stage):

@@ -69,10 +69,10 @@ def homogeneous_graph(num_nodes: int = 60, num_edges: int = 300, seed: int = 0) 
     return graph
 
 
-def heterogeneous_graph(seed: int = 0) -> Any:
+def heterogeneous_graph(seed: int = 0, venues: int = 12) -> Any:
     """Three node types, four relations, one of them under a name that two of them share."""
     random = torch.Generator().manual_seed(seed)
-    sizes = {"author": 30, "paper": 40, "venue": 12}
+    sizes = {"author": 30, "paper": 40, "venue": venues}
 
     def draw(src_type: str, dst_type: str, count: int) -> tuple[Tensor, Tensor]:
         ends = [torch.randint(0, sizes[ntype], (count,), generator=random) for ntype in (src_type, dst_type)]

@@ -62,7 +62,8 @@ def edges_in_original_ids(path, how, node_ids, edge_ids):
 @pytest.mark.parametrize("written_by", FORMATS)
 @pytest.mark.parametrize("world_size", [2])
 def test_edges_are_found_in_the_input_graph(pool, world_size, written_by, make, how, tmp_path):
-    graph = make()
+    # DGL raises where a part has no node of some type.
+    graph = make() if world_size == 2 or make is homogeneous_graph else make(venues=60)
     directory = FORMATS[written_by](write_directory(tmp_path, graph, world_size))
     by_rank = pool.run(edges_in_original_ids, str(directory.path), how, directory.node_ids, directory.edge_ids)
     for number, (etype, _) in enumerate(by_rank[0]):
