@@ -164,7 +164,7 @@ def hetero_epochs(data, cache):
     sar.Config.cache_constant_inputs = cache
     graph = sar.construct_full_graph(data)
     torch.manual_seed(3)
-    convs = {etype: dglnn.GraphConv(3, 4, allow_zero_in_degree=True) for etype in ("likes", "made by", "follows")}
+    convs = {etype: dglnn.GraphConv(30, 4, allow_zero_in_degree=True) for etype in ("likes", "made by", "follows")}
     layer, made, sent = dglnn.HeteroGraphConv(convs, "sum"), [], []
     x = {ntype: sar.suffix_key_lookup(data.node_features, f"{ntype}/x") for ntype in ("user", "item")}
     for _ in range(3):
@@ -182,7 +182,7 @@ def test_relations_with_constants_of_their_own(pool, world_size):
     edges = {(s, e, d): (torch.randint(ends[s], (90,)), torch.randint(ends[d], (90,))) for s, e, d in etypes}
     graph = dgl.heterograph(edges, num_nodes_dict=ends)
     for ntype, count in ends.items():
-        graph.nodes[ntype].data["x"] = torch.randn(count, 3)
+        graph.nodes[ntype].data["x"] = torch.randn(count, 30)
     parts = partition_hetero(graph, {n: torch.arange(count) % world_size for n, count in ends.items()}, world_size)
     plain, kept = (pool.run(hetero_epochs, cache, per_rank=parts.partitions) for cache in (False, True))
     for (expected, full), (found, sent) in zip(plain, kept, strict=True):

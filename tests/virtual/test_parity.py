@@ -4,10 +4,12 @@ The matrix itself is all tests of the engine, run with `pytest --virtual WxV`: `
 """
 
 import io
+import random
 import sys
 from contextlib import redirect_stdout
 
 import dgl
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from tests.parity import test_conv_layers as convs
 from tests.parity.harness import check, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS
 from tests.virtual.virtual_pool import VirtualPool
+from tests.workers import shared_pool
 
 
 @pytest.mark.parametrize("name", ["GATConv", "GraphConv both", "SAGEConv lstm", "SAGEConv mean"])
@@ -93,3 +96,18 @@ def softmax_over_out_edges(graph, data):
 def test_maxima_at_sources():
     parts = SCENARIOS["random"](3)
     check(VirtualPool(1, 3), parts, random_data(parts, torch.float64), [(softmax_over_out_edges, ())])
+
+
+def random_numbers(calls):
+    """Of all generators of a process, with turns of others in between."""
+    drawn = []
+    for _ in range(3):
+        drawn += [torch.rand(()).item(), np.random.rand(), random.random()]  # noqa: NPY002
+        if calls:
+            sar.all_sum(torch.ones(1))
+    return drawn
+
+
+def test_random_numbers_are_those_of_processes():
+    [expected] = shared_pool(1).run(random_numbers, False)
+    assert VirtualPool(1, 3).run(random_numbers, True) == [expected] * 3

@@ -1,5 +1,6 @@
 """What belongs to a worker but lives in its process: swapped with the turn, or refused."""
 
+import copy
 import os
 import random
 import sys
@@ -8,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
-import numpy as np
 import torch
+from numpy.random import mtrand
 from torch.nn.parallel import DistributedDataParallel
 
 from sar.comm import calls
@@ -41,6 +42,10 @@ def _put_warnings(attributes: dict[str, Any]) -> None:
     vars(warnings).update(attributes)
 
 
+def _put_copy(generator: Any) -> None:
+    mtrand.set_bit_generator(copy.deepcopy(generator))
+
+
 def _put_arguments(arguments: list[str]) -> None:
     sys.argv[:] = arguments
 
@@ -59,7 +64,7 @@ def _put_listeners(listeners: list[calls.Listener]) -> None:
 
 STATE: Final = (
     Swapped(torch.get_rng_state, torch.set_rng_state),
-    Swapped(np.random.get_state, np.random.set_state),
+    Swapped(mtrand.get_bit_generator, mtrand.set_bit_generator, _put_copy),  # its state takes 0.2 ms to swap
     Swapped(random.getstate, random.setstate),
     Swapped(torch.get_default_dtype, torch.set_default_dtype),
     Swapped(_take_settings, _put_settings),

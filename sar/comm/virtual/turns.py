@@ -19,10 +19,14 @@ from sar.errors import CommunicationError, PeerError
 
 
 class Swapped(NamedTuple):
-    """A piece of the process's state that belongs to the worker whose turn it is: how to take and how to set it."""
+    """A piece of the process's state that belongs to the worker whose turn it is: how to take and how to set it.
+
+    begin: how a worker begins with what was taken before all turns, where that is an object that changes.
+    """
 
     take: Callable[[], Any]
     put: Callable[[Any], None]
+    begin: Callable[[Any], None] | None = None
 
 
 class _Meeting:
@@ -78,7 +82,8 @@ class Turns:
     def begin(self, who: int) -> None:
         """Wait for the first turn; the state of the process is then as it was when the turns were made."""
         self._wait(who)
-        self._put(self._at_start)
+        for one, value in zip(self._swapped, self._at_start, strict=True):
+            (one.begin or one.put)(value)
         if self.final:
             self._check(who)
 
