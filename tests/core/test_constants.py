@@ -164,7 +164,7 @@ def hetero_epochs(data, cache):
     sar.Config.cache_constant_inputs = cache
     graph = sar.construct_full_graph(data)
     torch.manual_seed(3)
-    convs = {etype: dglnn.GraphConv(30, 4, allow_zero_in_degree=True) for etype in ("likes", "made by", "follows")}
+    convs = {etype: dglnn.GraphConv(30, 40, allow_zero_in_degree=True) for etype in ("likes", "made by", "follows")}
     layer, made, sent = dglnn.HeteroGraphConv(convs, "sum"), [], []
     x = {ntype: sar.suffix_key_lookup(data.node_features, f"{ntype}/x") for ntype in ("user", "item")}
     for _ in range(3):
