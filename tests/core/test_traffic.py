@@ -71,7 +71,7 @@ def test_each_row_travels_once_and_again_only_where_needed(pool, world_size, mes
         again = out if reads_sources and mode == 1 else 0
         assert out <= there[0] <= out + SLACK
         assert returned + again <= back[0] <= returned + again + SLACK
-        assert there[1] == len(exchanged(pool, rank))
+        assert there[1] == sum(rows[sender][reader] > 0 for sender, reader in exchanged(pool, rank))
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_tiles_of_a_few_sizes_are_kept(pool, world_size):
     parts, widths = SCENARIOS["random"](world_size), [1, 2, 4, 8, 16, 32, 64]
     mine = deal(parts, random_data(parts, torch.float64))
     for kept, right in pool.run(widths_in_turn, widths, per_rank=mine):
-        assert len(kept) == TILE_SIZES
-        if pool.each == 1:  # else rows that do not travel have tiles of their own
+        assert len(kept) <= TILE_SIZES
+        if pool.each == 1:  # else rows that do not travel have tiles of their own, or none
             assert list(kept) == [16, 8, 4, 2][-TILE_SIZES:]
             assert kept[2] > kept[4] > kept[8] > 1
         assert all(right)

@@ -178,6 +178,7 @@ def written(folder, num_parts):
     return str(sar.write_partitions(graph, part_of, num_parts, folder, "graph", method="custom").json_file)
 
 
+@pytest.mark.processes("two of the processes form a group of their own")
 @pytest.mark.parametrize("in_files", [False, True], ids=["2 parts, then 3", "4 parts on 2 workers, then 3 on 3"])
 @pytest.mark.parametrize("world_size", [3])
 def test_other_workers_and_another_partitioning(pool, in_files, tmp_path):

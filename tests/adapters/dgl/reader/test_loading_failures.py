@@ -39,6 +39,7 @@ def load_while_one_fails(path: Path, fail):
     return failure, time.monotonic() - began
 
 
+@pytest.mark.processes("breaks a module, which threads share, until the process ends")
 @pytest.mark.parametrize(
     "fail, kind, reason", [(die, "Died", "1"), (run_out_of_memory, "MemoryError", "no memory for 8 GiB")]
 )
