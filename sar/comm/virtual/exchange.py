@@ -14,9 +14,8 @@ those of p processes.
 [Note: reading ahead]
 Published rows are mapped and not in memory: the first use of a page that the system has dropped would wait for the
 disk. So before a tile is computed the system is asked for the next one, and for where its gradients go. Nothing else is
-read: with each page that it
-finds missing the system would read its neighbours, too, up to several MB, and where memory is short these take the
-place of what is needed next.
+read: with each page that it finds missing the system would read its neighbours, too, up to several MB, and where memory
+is short these take the place of what is needed next.
 """
 
 from collections.abc import Iterator, Sequence

@@ -151,14 +151,14 @@ class Slot:
             self.read(address)
             return False
         first = -self.shift % PAGE
-        last = first + (self.nbytes - first) // PAGE * PAGE
-        pages = address + first, last - first
-        self.will_need(first, pages[1])
-        map_pages(self.file, self.begin + self.shift + first, pages[1], pages[0], mmap.MAP_PRIVATE)
-        _libc.madvise(_Address(pages[0]), _Size(pages[1]), _MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
-        self.file.mapped_back += pages[1]
+        whole = (self.nbytes - first) // PAGE * PAGE
+        self.will_need(first, whole)
+        map_pages(self.file, self.begin + self.shift + first, whole, address + first, mmap.MAP_PRIVATE)
+        # Linux before 5.14 does it bit by bit.
+        _libc.madvise(_Address(address + first), _Size(whole), _MADV_POPULATE_READ)
+        self.file.mapped_back += whole
         self.read(address, 0, first)
-        self.read(address + last, last, self.nbytes)
+        self.read(address + first + whole, first + whole, self.nbytes)
         return True
 
     def will_need(self, begin: int, nbytes: int) -> None:
