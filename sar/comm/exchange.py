@@ -157,7 +157,8 @@ class Exchange:
         Args:
             device: where rows and gradients are computed on.
             fields: this worker's rows that others read, (N_src, ...) each; None to fetch nothing.
-            keep: leave the fetched rows to the caller, instead of reusing their buffers after each step.
+            keep: leave the fetched rows to the caller, instead of reusing their buffers after each step; in a backward,
+                whether they were left to it.
             in_place: given where tiles may have `sources`, which only those of virtual workers have.
             returns: where gradients go; None to return none.
 

@@ -16,7 +16,8 @@ import torch
 import sar
 from sar.comm import session
 from tests.parity import test_conv_layers as convs
-from tests.parity.harness import check, random_data, weighted_sum
+from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
+from tests.parity.programs import weighted
 from tests.parity.scenarios import SCENARIOS
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import shared_pool
@@ -28,6 +29,24 @@ def test_convolutions(world_size, each, name):
     parts = convs.with_in_edges(world_size * each)
     data = convs.random_data(parts, convs.precision_of(name))
     convs.check(VirtualPool(world_size, each), parts, data, [(convs.conv_gradients, (name,))])
+
+
+def a_sum_and_attention(graph, data):
+    """Both have gradients that need the rows of sources again."""
+    torch.manual_seed(0)
+    layer = dgl.nn.GATConv(6, 3, 2, allow_zero_in_degree=True).double()
+    x, w = data.leaf("x"), data.leaf("w")
+    out = layer(graph, weighted(graph, x, w)).flatten(1)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node out": out, "node x.grad": x.grad, "edge w.grad": w.grad, **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("rounded", ["features", "gradients"])
+def test_halves_in_one_direction(rounded):
+    """Rows that the forward keeps fit the tiles of the backward."""
+    parts, halves = SCENARIOS["random"](2), {f"wire_dtype_{rounded}": torch.bfloat16}
+    data = random_data(parts, torch.float64)
+    check(VirtualPool(1, 2), parts, data, [(a_sum_and_attention, ())], settings=halves, tolerance=0.03)
 
 
 def with_a_graph_of_its_own():

@@ -141,9 +141,10 @@ class VirtualExchange(Exchange):
         group, rows = self.group, list(fields or [])
         totals = [] if returns is None else [total.detach() for total in returns.totals]
         forms = RowFormat.of(rows), RowFormat.of(totals)
-        wire = forms[0].narrowed(self.settings.wire_features), forms[1].narrowed(self.settings.wire_gradients)
+        halves = self.settings.wire_features, self.settings.wire_gradients
+        wire = forms[0].narrowed(halves[0]), forms[1].narrowed(halves[1])
         self._count(*wire)
-        if wire != forms:
+        if wire != forms or (keep and halves != (None, None)):  # what one direction keeps has to fit the other
             in_place = None
         if in_place is not None:
             rows += in_place.fields if fields is not None else ()

@@ -188,9 +188,11 @@ class _AttentionCall(Collective):
         x, received, scores = inputs.x, None, self._scores(inputs)
         totals = [roomy(each.shape, accumulation_dtype(each.dtype), each.device, zeros=True) for each in (x, *scores)]
         if self.distributed:
-            fields = None if self.context.settings.keep else [x]
+            keep = self.context.settings.keep
             returns, besides = self.context.return_to(totals[:1]), InPlace(scores, totals[1:])
-            received = self._exchange(x).sweep(x.device, fields, in_place=besides, returns=returns)
+            received = self._exchange(x).sweep(
+                x.device, None if keep else [x], keep=keep, in_place=besides, returns=returns
+            )
         ends = _ends(inputs, *scores)
         note_scores(self.how, stats, ends.y)
         grads = _zero_gradients(inputs, ends, *totals)

@@ -214,6 +214,7 @@ class BuiltinMessages:
         return self.exchange(needed).sweep(
             device,
             None if own is None or self.context.settings.keep else [own],
+            keep=self.context.settings.keep and self.rows_needed(needed),
             in_place=InPlace(),
             returns=None if own_grad is None else self.context.return_to([own_grad]),
         )
