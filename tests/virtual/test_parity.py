@@ -4,6 +4,7 @@ The matrix itself is all tests of the engine, run with `pytest --virtual WxV`: `
 """
 
 import io
+import os
 import random
 import sys
 from contextlib import redirect_stdout
@@ -130,3 +131,20 @@ def random_numbers(calls):
 def test_random_numbers_are_those_of_processes():
     [expected] = shared_pool(1).run(random_numbers, False)
     assert VirtualPool(1, 3).run(random_numbers, True) == [expected] * 3
+
+
+def on_a_processor_of_its_own():
+    allowed = os.sched_getaffinity(0)
+    chosen = {sorted(allowed)[sar.rank() % len(allowed)]}
+    os.sched_setaffinity(0, chosen)
+    for _ in range(3):
+        sar.all_sum(0)
+    kept = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, allowed)
+    sar.all_sum(0)
+    return kept == chosen, os.sched_getaffinity(0) == allowed
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot choose processors")
+def test_the_turn_leaves_a_worker_the_processors_that_it_has_chosen():
+    assert VirtualPool(1, 3).run(on_a_processor_of_its_own) == [(True, True)] * 3

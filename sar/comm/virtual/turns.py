@@ -9,13 +9,20 @@ An error breaks the meeting that others wait in. Turns go on: each worker, in it
 meeting, or from its next one. One that catches it may `rejoin`; the first meeting after the error is complete when all
 have. When a worker has ended, that is in vain: one that returns while others wait for it is an error, too. Only Ctrl-C
 and a worker stuck in its turn end all workers at once, whoever has the turn.
+
+Who is woken goes on where the one before ran. The system would wake it on another processor, which is idle: its caches
+are cold, and where a process runs on several of them, each has to be told when memory goes.
 """
 
+import ctypes
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from sar.errors import CommunicationError, PeerError
+
+_get_processor = getattr(ctypes.CDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
 
 
 class Swapped(NamedTuple):
@@ -60,6 +67,7 @@ class Turns:
         self.latest = ["no distributed call yet"] * size
         self.passes = 0
         self.holder = 0
+        self._processor = _here()
         self._swapped = swapped
         self._at_start = self._take()
         lock = threading.RLock()
@@ -195,6 +203,7 @@ class Turns:
             before = "" if self._error is None else f"\nBefore that: {self._error}"
             self._break(PeerError(f"{self._gone}, while others wait for it in a call:\n{calls}{before}"))
         self.holder = (able or waiting or [who])[0]
+        self._processor = _here()
         self._moved[self.holder].notify()
 
     @property
@@ -208,6 +217,7 @@ class Turns:
         with self._moved[who]:
             while self.holder != who and self.ended_by is None:
                 self._moved[who].wait()
+        _go_to(self._processor)
         if self.ended_by is not None:
             raise type(self.ended_by)(str(self.ended_by))
 
@@ -217,3 +227,17 @@ class Turns:
     def _put(self, state: list[Any]) -> None:
         for one, value in zip(self._swapped, state, strict=True):
             one.put(value)
+
+
+def _here() -> int | None:
+    """The processor on which this thread runs; None where the system does not tell."""
+    return None if _get_processor is None else int(_get_processor())
+
+
+def _go_to(processor: int | None) -> None:
+    """Have this thread go on there, if it may; the system may move it again at any time."""
+    if processor is not None and processor != _here():
+        allowed = os.sched_getaffinity(0)
+        if processor in allowed:
+            os.sched_setaffinity(0, {processor})
+            os.sched_setaffinity(0, allowed)
