@@ -17,7 +17,7 @@ OTHERS := $(filter-out $(ENGINE) $(COMPILING),$(wildcard tests/test_*.py) $(pats
 PART = $(if $(findstring engine,$@),$(ENGINE),$(OTHERS) $(COMPILING))
 # Tests of the engine, and with `--virtual 1` all that have workers.
 ON_WORKERS = $(addprefix tests/,core nn parity comm $(if $(findstring x,$*),,adapters sampling train))
-VIRTUAL := $(addprefix .virtual-,1 1x5 2x2 2x4)
+VIRTUAL := $(addprefix .virtual-,2x4 1 1x5 2x2)
 SIDE_BY_SIDE = @$(MAKE) --jobs 2 --no-print-directory
 # Each line of a part's output begins with the part's name; the status is that of pytest, not of sed.
 SHELL := bash
