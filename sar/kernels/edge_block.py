@@ -33,12 +33,7 @@ class EdgeBlock:
             stands for edge_offset + position.
         edge_offset: row of the first edge in edge operands when `edge_ids` is None.
         num_src, num_dst: rows of source and destination operands.
-
-    Attributes:
-        sources: the source rows that edges may have, (S,) int32, ascending; None stands for all. See `within`.
     """
-
-    sources: Tensor | None = None
 
     def __init__(
         self,
@@ -219,13 +214,13 @@ class _Within(EdgeBlock):
 
     def __init__(self, block: EdgeBlock, sources: Tensor) -> None:
         self._block = block
-        self.sources = sources.to(torch.int32)
+        self._sources = sources.to(torch.int32)
         num_src = int(sources[-1]) + 1 if len(sources) and not sources.is_meta else 0
-        cols = self.sources.index_select(0, block.cols)
+        cols = self._sources.index_select(0, block.cols)
         super().__init__(block.rows, block.indptr, cols, num_src, block.num_dst, block.edge_ids, block.edge_offset)
 
     def transposed(self, transpose: Callable[[EdgeBlock], Transposed], *, with_positions: bool = True) -> Transposed:
-        return self._block.transposed(transpose, with_positions=with_positions)._replace(sources=self.sources)
+        return self._block.transposed(transpose, with_positions=with_positions)._replace(sources=self._sources)
 
 
 def compress(dst: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:

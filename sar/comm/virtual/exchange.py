@@ -28,7 +28,7 @@ from sar.comm.buffers import BufferPool
 from sar.comm.exchange import Exchange, GradientReturn, InPlace, ReceivedTile
 from sar.comm.halo_plan import HaloPlan, Step, Tile, tile_of
 from sar.comm.rows import RowFormat
-from sar.comm.settings import SMALL_TILE, Settings
+from sar.comm.settings import SMALL_TILE, UNLIMITED_ROWS, Settings
 from sar.comm.statistics import counters
 from sar.comm.virtual.group import VirtualGroup
 from sar.comm.virtual.spill import Published
@@ -97,7 +97,7 @@ class VirtualExchange(Exchange):
     ) -> None:
         super().__init__(group, plan, settings, widest, *args, **options)
         self.wire = group.outer
-        self.local_tiles = self._tiles_here(_tile_rows(settings, widest, plan.mean_rows))
+        self._tile_rows = _tile_rows(settings, widest, plan.mean_rows)
         self._shared: list[_Shared] = []
 
     def schedule(self, tile_rows: int) -> list[Step]:
@@ -171,32 +171,18 @@ class VirtualExchange(Exchange):
 
     def _walk_in_place(self, fetch: bool) -> Iterator[ReceivedTile]:
         """The rows and totals of the workers of this process."""
-        counts, me = self.plan.halo_counts, self.group.rank
-        peers = [peer for peer in map(self._rank_of, range(self.group.turns.size)) if peer != me and counts[peer][me]]
-        tiles = [Tile(peer, 0, counts[peer][me], counts[peer][me]) for peer in peers]
-        sources = [self._rows_of(tile.peer, me, tile) for tile in tiles]
-        if tiles:
-            self._read_ahead(tiles[0].peer, sources[0])
-        for number, (tile, index) in enumerate(zip(tiles, sources, strict=True)):
-            if number + 1 < len(tiles):
-                self._read_ahead(tiles[number + 1].peer, sources[number + 1])
-            owner = self._shared[tile.peer % self.group.turns.size]
+        for tile, index, owner in self._asked_ahead(self._tiles_here(UNLIMITED_ROWS)):
             rows, totals = ([one.rows for one in shared] for shared in owner)
             yield ReceivedTile(tile, rows if fetch else None, totals or None, index)
 
     def _walk_here(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[ReceivedTile]:
         """The tiles of the workers of this process."""
-        most = max((tile.rows for tile in self.local_tiles), default=0)
+        tiles = self._tiles_here(self._tile_rows)
+        most = max((tile.rows for tile in tiles), default=0)
         mine = [one.rows for one in self._shared[self.group.place].fields]
         fetched = _Room(self.pool, mine, most, self.settings.wire_features)
         returned = _Room(self.pool, [] if returns is None else returns.totals, most, self.settings.wire_gradients)
-        indices = [self._rows_of(tile.peer, self.group.rank, tile) for tile in self.local_tiles]
-        if indices:
-            self._read_ahead(self.local_tiles[0].peer, indices[0])
-        for number, (tile, index) in enumerate(zip(self.local_tiles, indices, strict=True)):
-            owner = self._shared[tile.peer % self.group.turns.size]
-            if number + 1 < len(indices):
-                self._read_ahead(self.local_tiles[number + 1].peer, indices[number + 1])
+        for tile, index, owner in self._asked_ahead(tiles):
             rows = grads = None
             if fetch:
                 rows = fetched.anew(tile.rows) if keep else fetched.again(tile.rows)
@@ -228,9 +214,23 @@ class VirtualExchange(Exchange):
         super().post(*args)
         counters.bytes_sent, counters.bytes_received = moved
 
-    def _read_ahead(self, owner: int, rows: Tensor) -> None:
-        fields, totals = self._shared[owner % self.group.turns.size]
-        in_file = [one for one in (*fields, *totals) if one.slot is not None]
+    def _asked_ahead(self, tiles: list[Tile]) -> Iterator[tuple[Tile, Tensor, _Shared]]:
+        """Each tile, its rows, and what their owner has shared; see [Note: reading ahead]."""
+        owners = [self._shared[tile.peer % self.group.turns.size] for tile in tiles]
+        found = list(
+            zip(tiles, (self._rows_of(tile.peer, self.group.rank, tile) for tile in tiles), owners, strict=True)
+        )
+        ahead = iter(found)
+        self._read_ahead(next(ahead, None))
+        for this in found:
+            self._read_ahead(next(ahead, None))
+            yield this
+
+    def _read_ahead(self, asked: tuple[Tile, Tensor, _Shared] | None) -> None:
+        if asked is None:
+            return
+        _, rows, owner = asked
+        in_file = [one for one in (*owner.fields, *owner.totals) if one.slot is not None]
         if in_file:
             of_these = flat(rows)
             first, end = int(of_these.min()), int(of_these.max()) + 1
