@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,15 +255,44 @@ def test_earlier_partitions_are_replaced_once_the_new_ones_are_whole(
 def test_only_partitions_are_replaced(tmp_path: Path) -> None:
     place = tmp_path / "parts"
     write(typed_graph(), place)
-    (place / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"not overwritten, as it holds notes\.txt beside partitions"):
-        write(typed_graph(), place, overwrite=True)
+    for notes in ("part0/notes.txt", "part3/more/notes.txt", "notes.txt"):
+        (place / notes).parent.mkdir(exist_ok=True)
+        (place / notes).write_text("mine")
+        with pytest.raises(ConfigError, match=rf"not overwritten, as it holds .*{notes} beside partitions"):
+            write(typed_graph(), place, overwrite=True)
+        (place / notes).rename(tmp_path / "parts.replaced")
+        shutil.rmtree(place / "part3" / "more", ignore_errors=True)
     with pytest.raises(ConfigError, match="overwritten only where it holds partitions"):
         write(typed_graph(), tmp_path, overwrite=True)
-    (place / "notes.txt").rename(tmp_path / "parts.replaced")
     with pytest.raises(ConfigError, match=r"parts\.replaced' is there: a run that was killed"):
         write(typed_graph(), place, overwrite=True)
     assert sorted(os.listdir(tmp_path)) == ["parts", "parts.replaced"]
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["replaced", "an empty directory"])
+def test_what_others_add_meanwhile_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture, there: bool) -> None:
+    place, replaced = tmp_path / "parts", tmp_path / "parts.replaced"
+    if there:
+        write(typed_graph(), place)
+
+    def add(doing: str, share: float) -> None:
+        for notes in ("notes.txt", "part0/notes.txt"):
+            (place / notes).parent.mkdir(parents=True, exist_ok=True)
+            (place / notes).write_text("mine")
+
+    write(typed_graph(), place, overwrite=True, progress=add)
+    assert content_of(replaced) == {"notes.txt": b"mine", "part0/notes.txt": b"mine"}
+    assert f"'{replaced}' has what others put into '{place}'" in caplog.text
+    write(typed_graph(), tmp_path / "expected")
+    assert content_of(place) == content_of(tmp_path / "expected")
+
+
+def test_a_directory_that_others_fill_meanwhile_stays(tmp_path: Path) -> None:
+    place = tmp_path / "parts"
+    place.mkdir()
+    with pytest.raises(ConfigError, match=r"parts' cannot be made \(Directory not empty\)"):
+        write(typed_graph(), place, progress=lambda doing, share: (place / "notes.txt").touch())
+    assert os.listdir(place) == ["notes.txt"]
 
 
 # -- a full disk, and kills

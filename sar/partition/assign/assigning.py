@@ -1,6 +1,7 @@
 """Which part each node belongs to: by a method, or by files that were made elsewhere."""
 
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,10 +127,11 @@ def write_once(folder: Path, graph: GraphSource, assigned: Assigned) -> None:
         if np.array_equal(read_assignment(folder, graph.num_nodes, assigned.num_parts).parts, assigned.part_of):
             return
         raise ConfigError(f"'{folder}' holds another assignment; name another directory, or remove it.")
-    unfinished = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    write_assignment(unfinished, graph.num_nodes, assigned.part_of, assigned.num_parts, assigned.choice.method)
-    unfinished.replace(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as unfinished:
+        written = Path(unfinished) / "assignment"
+        write_assignment(written, graph.num_nodes, assigned.part_of, assigned.num_parts, assigned.choice.method)
+        written.replace(folder)
 
 
 def _checked(part_of: Array, method: str, task: AssignmentTask) -> Array:

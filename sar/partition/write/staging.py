@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sar.adapters.dgl.part_sums import SUMS
 from sar.adapters.dgl.reader.partition_json import read_partition_json
 from sar.durable import put_in_place, sync
 from sar.errors import ConfigError, PartitionError
+from sar.logging_setup import logger
 from sar.partition.write.team import Team
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTEMPTY)  # the last: filled since by somebody else
 _LOCK = "lock"
 _SCRATCH, _ASSIGNMENT = "scratch", "assignment"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -35,6 +37,7 @@ class Staging:
     target: where the directory will be.
     path: where it is until then.
     replaced: where a directory goes for the moment in which another one takes its place.
+    earlier: the files that it has then, all of them written by partitioners; relative to it.
     scratch: for files that are not part of it, and that finished steps do not need; the same on processes that share
         the directory.
     assignment: the file with the part of every node.
@@ -46,6 +49,7 @@ class Staging:
         self.target, self.team = target, team
         self.path = target.with_name(f"{target.name}.partial")
         self.replaced = target.with_name(f"{target.name}.replaced")
+        self.earlier: set[Path] = set()
         self.scratch, self.assignment = self.path / _SCRATCH, self.path / _ASSIGNMENT
         self.lock = self.path / _LOCK
         self.leads = True
@@ -130,7 +134,19 @@ class Staging:
             self.target.replace(self.replaced)
         put_in_place(self.path, self.target)
         if replaces:
-            shutil.rmtree(self.replaced, ignore_errors=True)
+            self._remove_earlier()
+
+    def _remove_earlier(self) -> None:
+        """Remove the files that were there when this began; what others have added since is theirs."""
+        folders = {parent for file in self.earlier for parent in file.parents}
+        for file in self.earlier:
+            with contextlib.suppress(OSError):
+                (self.replaced / file).unlink()
+        for folder in sorted(folders, reverse=True):  # the innermost first
+            with contextlib.suppress(OSError):
+                (self.replaced / folder).rmdir()
+        if self.replaced.exists():
+            logger.warning("'%s' has what others put into '%s' while it was replaced", self.replaced, self.target)
 
 
 @contextlib.contextmanager
@@ -192,30 +208,33 @@ def _check_free(staging: Staging, resume: bool, overwrite: bool) -> None:
                 f"another directory.{done}"
             )
         if names:
-            _check_partitions(target, names)
+            staging.earlier = _own_files(target)
         if target.is_mount():
             raise ConfigError(f"'{target}' is a mount point, which cannot be replaced; name a directory inside it.")
     elif target.exists():
         raise ConfigError(f"'{target}' is a file; name a directory that does not exist or is empty.")
     if overwrite and staging.replaced.exists():
         raise ConfigError(
-            f"'{staging.replaced}' is there: a run that was killed while it replaced '{target}' has left it. Move it "
-            "back, or remove it."
+            f"'{staging.replaced}' is there: a run that was killed while it replaced '{target}' has left it, or one in "
+            "which others put files there. Move it back or elsewhere, or remove it."
         )
 
 
-def _check_partitions(target: Path, names: list[str]) -> None:
-    """Refuse to replace anything but what partitioners write."""
+def _own_files(target: Path) -> set[Path]:
+    """The files in a directory, relative to it; refuses to replace anything but what partitioners write."""
     try:
         spec = read_partition_json(target)
     except PartitionError as error:
         raise ConfigError(f"'{target}' is overwritten only where it holds partitions. {error}") from error
-    written = {os.path.relpath(file, target).split(os.sep)[0] for files in spec.files for file in files.values()}
-    others = [name for name in names if name not in {*written, spec.path.name, "report.json"}]
-    if others:
+    written = {Path(os.path.relpath(file, target)) for files in spec.files for file in files.values()}
+    written |= {file.with_name(SUMS) for file in written} | {Path(spec.path.name), Path("report.json")}
+    folders = {parent for file in written for parent in file.parents}
+    there = {path.relative_to(target) for path in target.rglob("*")} - folders
+    if others := sorted(map(str, there - written)):
         raise ConfigError(
             f"'{target}' is not overwritten, as it holds {_some(others)} beside partitions; move that elsewhere."
         )
+    return there
 
 
 def _some(names: list[str]) -> str:
@@ -228,9 +247,8 @@ def _disk_explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FORBIDDEN:
-            raise ConfigError(
-                f"'{error.filename or path}' cannot be made ({error.strerror}); name a directory elsewhere."
-            ) from error
+            named = error.filename2 or error.filename or path
+            raise ConfigError(f"'{named}' cannot be made ({error.strerror}); name a directory elsewhere.") from error
         if error.errno not in _FULL:
             raise
         raise PartitionError(
