@@ -1,6 +1,5 @@
 """Who reads which rows of whom, cut into tiles: the unit of exchange and of computation."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -9,6 +8,9 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.comm.virtual.group import VirtualGroup
 from sar.raw_memory import settled
+
+SCHEDULES = 8
+"""Sizes of tiles whose steps a plan keeps, the latest used."""
 
 
 class Tile(NamedTuple):
@@ -56,7 +58,7 @@ class HaloPlan:
         self.halo_counts: list[list[int]] = halo_counts.tolist()
         self.mean_rows = mean_rows
         self.rows_here: list[Tensor] = []
-        self.schedule = lru_cache(maxsize=8)(self._make_schedule)
+        self._schedules: dict[int, list[Step]] = {}  # by rows of a tile, the latest used last
 
     @property
     def nbytes(self) -> int:
@@ -87,12 +89,19 @@ class HaloPlan:
             plan.rows_here = [one.rows for one in shared]
         return plan
 
-    def _make_schedule(self, tile_rows: int) -> list[Step]:
-        """All steps of an exchange with tiles of at most `tile_rows` rows.
+    def schedule(self, tile_rows: int) -> list[Step]:
+        """All steps of an exchange with tiles of at most `tile_rows` rows; made once and kept."""
+        steps = self._schedules.pop(tile_rows, None)
+        self._schedules[tile_rows] = self._make_schedule(tile_rows) if steps is None else steps
+        if len(self._schedules) > SCHEDULES:
+            del self._schedules[next(iter(self._schedules))]
+        return self._schedules[tile_rows]
 
-        In round k every worker reads from (rank - k) mod W and sends to (rank + k) mod W. A round has as many steps as
-        its longest halo list needs, *on every worker*: so all go through the same sequence of steps, and the worker
-        that is furthest behind never waits for anything that has not been posted.
+    def _make_schedule(self, tile_rows: int) -> list[Step]:
+        """In round k every worker reads from (rank - k) mod W and sends to (rank + k) mod W.
+
+        A round has as many steps as its longest halo list needs, *on every worker*: so all go through the same sequence
+        of steps, and the worker that is furthest behind never waits for anything that has not been posted.
         """
         world, counts = self.world_size, self.halo_counts
         steps = []

@@ -105,11 +105,13 @@ class EdgeBlock:
         ids = self.edge_ids
         return self.edge_offset + self.num_edges if ids is None or ids.is_meta else int(ids.max()) + 1
 
-    @cached_property
+    @property
     def renumbered(self) -> EdgeBlock:
         """The same block with positions as edge IDs, for operands that have rows for its own edges only."""
-        if self._edge_ids is None and self.edge_offset == 0:
-            return self
+        return self if self._edge_ids is None and self.edge_offset == 0 else self._renumbered
+
+    @cached_property
+    def _renumbered(self) -> EdgeBlock:
         return EdgeBlock(self.rows, self.indptr, self.cols, self.num_src, self.num_dst)
 
     def destinations(self, begin: int, end: int) -> Tensor:

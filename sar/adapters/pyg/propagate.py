@@ -179,7 +179,7 @@ def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Argumen
         elif type(conv).message is LEConv.message and reducer in ("sum", "mean"):
             made = {"message": _weighted_differences(passing.context, fields, reducer)}
         else:
-            messages = PythonMessages(message, passing._find_edges)
+            messages = PythonMessages(message, passing.find_edges())
             made = run_python(passing.context, messages, fields, reducer, None)
     return attention.Sums(made, passing.context.relation.in_degrees)
 

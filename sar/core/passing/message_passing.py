@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from sar.core.passing.builtin import BuiltinMessages, promoted, run
 from sar.core.passing.mailbox import reduce_mailboxes
 from sar.core.passing.messages import COPY_SOURCE, Message, Operand, is_python, parse_message, parse_reduction
 from sar.core.passing.python_messages import run_python
-from sar.core.passing.recording import EdgeFields, PythonMessages, with_fixed_closure
+from sar.core.passing.recording import EdgeFields, FindEdges, PythonMessages, with_fixed_closure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, Target
 
@@ -65,25 +66,35 @@ class Passing:
 
     def _run_python(self, func: Any, reducer: str | None, reduced: str | None) -> dict[str, Tensor]:
         fields = EdgeFields(self.src, self.dst, self.edge)
-        messages = PythonMessages(with_fixed_closure(func), self._find_edges)
+        messages = PythonMessages(with_fixed_closure(func), self.find_edges())
         return run_python(self.context, messages, fields, reducer, reduced)
 
     def _operand(self, operand: Operand) -> Tensor:
         return {Target.U: self.src, Target.V: self.dst, Target.E: self.edge}[operand.target][operand.field]
 
-    def _find_edges(self, block: EdgeBlock, tile: Tile | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Global IDs of the sources and destinations of a block's edges, and edge IDs."""
-        structure, relation = self.context.structure, self.context.relation
-        source, _, destination = relation.etype
-        cols = block.cols.long()
-        if tile is None:
-            src = structure.src.ids[source][cols]
-        else:
-            part = part_of(tile.peer)
-            src = relation.halos[part][cols + tile.begin].long() + structure.node_ranges[part][0]
-        ids = block.ids(0, block.num_edges)
-        dst = structure.dst.ids[destination][block.destinations(0, block.num_edges)]
-        return src, dst, self.edge[EID][ids]
+    def find_edges(self) -> FindEdges:
+        """What finds the ends and IDs of a block's edges, now and in the backward.
+
+        It does not hold the frames: they may come to hold results of the call, whose autograd node would hold itself.
+        """
+        kept = {name: column for name, column in self.edge.items() if name == EID}
+        return partial(_find_edges, self.context, Frame(self.edge.rows, self.edge.device, self.edge.what, kept))
+
+
+def _find_edges(
+    context: CallContext, edge: Frame, block: EdgeBlock, tile: Tile | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    structure, relation = context.structure, context.relation
+    source, _, destination = relation.etype
+    cols = block.cols.long()
+    if tile is None:
+        src = structure.src.ids[source][cols]
+    else:
+        part = part_of(tile.peer)
+        src = relation.halos[part][cols + tile.begin].long() + structure.node_ranges[part][0]
+    ids = block.ids(0, block.num_edges)
+    dst = structure.dst.ids[destination][block.destinations(0, block.num_edges)]
+    return src, dst, edge[EID][ids]
 
 
 def apply_nodes(

@@ -16,6 +16,7 @@ from sar.core.passing.replay import FindCaptured, forked_generators
 from sar.kernels import EdgeBlock
 
 MessageFunction = Callable[[EdgeBatch], Mapping[str, Tensor]]
+FindEdges = Callable[[EdgeBlock, Tile | None], tuple[Tensor, Tensor, Tensor]]
 
 
 class EdgeFields(NamedTuple):
@@ -35,7 +36,7 @@ class PythonMessages:
     """
 
     function: MessageFunction
-    find_edges: Callable[[EdgeBlock, Tile | None], tuple[Tensor, Tensor, Tensor]]
+    find_edges: FindEdges
 
     @property
     def name(self) -> str:
