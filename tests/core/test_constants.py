@@ -74,6 +74,28 @@ def test_constant_inputs(pool, world_size, change):
                 assert (sent[3] < full[3] / 2) == (change in ("nothing", *CHANGED_RESULTS))
 
 
+def looked_at(mine):
+    """Samples that were taken of operands: of messages that travel, and of those that need no other worker."""
+    partition, data = mine
+    sar.Config.cache_constant_inputs = True
+    graph, found = build(partition, 1), []
+    relation = graph.passing().context.relation
+    for message in (fn.copy_u("x", "m"), fn.copy_e("w", "m")):
+        graph.srcdata["x"], graph.edata["w"] = data.nodes["x"], data.edges["w"]
+        for _ in range(CALLS):
+            graph.update_all(message, fn.sum("m", "out"))
+        found.append(len(relation.constants._known))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_does_not_travel_costs_nothing(pool, world_size):
+    """Operands that nobody waits for are not compared with anything, and no copies are kept."""
+    parts = SCENARIOS["random"](world_size)
+    for found in pool.run(looked_at, per_rank=deal(parts, random_data(parts))):
+        assert found == ([0, 0] if world_size == 1 else [1, 1])
+
+
 def train(mine, cache):
     """Losses and a gradient of two layers, the first of which reads constants."""
     partition, data = mine

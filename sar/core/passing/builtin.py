@@ -266,7 +266,8 @@ def run(messages: BuiltinMessages, lhs: Tensor, rhs: Tensor | None = None) -> Te
     operands = [lhs] if rhs is None else [lhs, rhs]
     context, constant = messages.context, None
     needs_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    if context.settings.cache and messages.reducer is not None and not needs_gradient:
+    # Where nothing travels, comparing operands would cost as much as computing.
+    if context.settings.cache and messages.distributed and messages.reducer is not None and not needs_gradient:
         call = (messages.message, messages.reducer, context.settings)
         constant = context.relation.constants.find(call, operands)
     return BuiltinCall(messages, constant).apply(*operands)[0]
