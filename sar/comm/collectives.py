@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from sar.comm.ddp import refuse_second_sum
 from sar.comm.group import Group
@@ -161,15 +162,15 @@ def sync_params(model: Module) -> None:
     """Copy all parameters and buffers of worker 0 to every worker.
 
     Raises:
+        ConfigError: for a lazy module that has not seen its first input.
         DisagreementError: where the workers' models differ in the number, shapes or dtypes of these.
     """
     named = [*model.named_parameters(), *model.named_buffers()]
-    tensors = [tensor.detach() for _, tensor in named]
     group = current_group()
     with group.guard(), torch.no_grad():
         call = "sync_params"
         _agree_on_model(group, call, model, named)
-        for tensor in tensors if group.world_size > 1 else []:
+        for tensor in [tensor.detach() for _, tensor in named] if group.world_size > 1 else []:
             travelling = tensor.to(group.device, copy=True, memory_format=torch.contiguous_format)
             _broadcast(group, travelling, call)
             tensor.copy_(travelling)
@@ -183,7 +184,8 @@ def gather_grads(model: Module) -> None:
     without one on some of them, those count as zero.
 
     Raises:
-        ConfigError: for a model in `DistributedDataParallel`, which needs `ddp_sum_hook` instead.
+        ConfigError: for a model in `DistributedDataParallel`, which needs `ddp_sum_hook` instead; for sparse gradients;
+            for a lazy module that has not seen its first input.
         DisagreementError: where the workers' models differ in the number, shapes or dtypes of their parameters.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -195,6 +197,12 @@ def gather_grads(model: Module) -> None:
         _agree_on_model(group, call, model, named)
         if group.world_size == 1 or not parameters:
             return
+        for name, p in named:
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise ConfigError(
+                    f"{call}: the gradient of {name} is {p.grad.layout}; expected a dense one. Make the layer with "
+                    "sparse=False; for rows of nodes, sar.nn.DistEmbedding has sparse gradients and optimizers."
+                )
         present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=group.device)
         _reduce(group, present, dist.ReduceOp.MAX, call)
         used = [p for p, somewhere in zip(parameters, present.tolist(), strict=True) if somewhere]
@@ -209,6 +217,12 @@ def gather_grads(model: Module) -> None:
 
 def _agree_on_model(group: Group, call: str, model: Module, named: Sequence[tuple[str, Tensor]]) -> None:
     """Agree on a call over tensors of a model, which have to be alike on all workers."""
+    for name, tensor in named:
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"{call}: {name} has no shape yet, as its module is lazy. Give the model an input first, on every "
+                "worker: model(graph, features)."
+            )
     layout = "; ".join(described(tensor) for _, tensor in named)
     layouts = group.agree(call, int.from_bytes(blake2b(layout.encode(), digest_size=7).digest(), "little"))
     if len(set(layouts)) > 1:

@@ -10,6 +10,7 @@ or a model that it alone trains, and no longer counts. Tensors that are no `torc
 `DistEmbedding`, never do, nor do steps before models are averaged (`apart`).
 """
 
+import itertools
 import json
 import threading
 import zlib
@@ -59,6 +60,7 @@ class Replicas:
         self._thread = threading.get_ident() if of_thread else None
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # parameter -> (its name, `seen_by`)
         self._serials: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._serial = itertools.count()  # a serial is never another optimizer's, even after its own is gone
         self._stepped: dict[int, list[_Stepped]] = {}  # by the optimizer's serial
         self._told: list[_Stepped] = []  # what the latest agreement was about
         self._own: set[str] = set()  # keys of what is not compared
@@ -147,9 +149,10 @@ class Replicas:
         if self._apart or not Config.check_replicas or torch.compiler.is_compiling():
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if _counts(p)]
-        serial = self._serials.setdefault(optimizer, len(self._serials))
+        if optimizer not in self._serials:
+            self._serials[optimizer] = next(self._serial)
         steps = [self._stepped_now(p, f"parameter {i} of {type(optimizer).__name__}") for i, p in enumerate(parameters)]
-        self._stepped[serial] = steps
+        self._stepped[self._serials[optimizer]] = steps
 
     def _stepped_now(self, parameter: Parameter, place: str) -> _Stepped:
         shape = described(parameter)

@@ -6,6 +6,7 @@ from torch import nn
 
 import sar
 from sar.comm import collectives
+from tests.core.attempts import catch_and_recover
 
 
 class Mixed(nn.Module):
@@ -120,3 +121,25 @@ def test_the_loss_convention(pool):
     model(rows).square().mean().backward()
     for grad in pool.run(one_training_step, per_rank=list(rows.split([0, 5, 4]))):
         assert torch.allclose(grad, model.weight.grad, atol=1e-6)
+
+
+def refused(kind):
+    """Only worker 0 has what is refused; all workers raise."""
+    if kind == "lazy":
+        model = nn.LazyLinear(2) if sar.rank() == 0 else nn.Linear(3, 2)
+        return [catch_and_recover(call, model) for call in (sar.sync_params, sar.gather_grads)]
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=sar.rank() == 0))
+    model(torch.tensor([1, 3])).sum().backward()
+    return [catch_and_recover(sar.gather_grads, model)]
+
+
+@pytest.mark.parametrize(
+    "kind, words",
+    [("lazy", "weight has no shape yet"), ("sparse", "the gradient of 0.weight is torch.sparse_coo; expected a dense")],
+)
+@pytest.mark.parametrize("world_size", [2])
+def test_what_cannot_be_sent_is_refused_by_name(pool, kind, words):
+    for rank, failures in enumerate(pool.run(refused, kind)):
+        for failure in failures:
+            assert failure.kind == ("ConfigError" if rank == 0 else "PeerError")
+            assert words in failure.message

@@ -1,5 +1,6 @@
 """Workers whose copies of the model drift apart hear of it in the next distributed call."""
 
+import gc
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sar
-from tests.core.attempts import assert_disagreement, catch
+from tests.core.attempts import assert_disagreement, catch, catch_and_recover
 
 RIGHT = {"sync": True, "gather": True, "skip": False, "check": True}
 
@@ -167,6 +168,37 @@ def own_parameters():
 @pytest.mark.parametrize("world_size", [2])
 def test_what_is_a_workers_own_is_left_out(pool):
     assert_disagreement(pool.run(own_parameters), "0.weight, float32[3, 4], differs")
+
+
+def deleted_optimizers(where, drift):
+    """Of three optimizers the first is deleted on some workers before a fourth is made; two models go on, and one may
+    drift."""
+    models = [model_of(number, torch.float32) for number in range(4)]
+    for model in models:
+        sar.sync_params(model)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models[:3]]
+    for model, optimizer in zip(models[:3], optimizers, strict=True):
+        sar.gather_grads(model)
+        optimizer.step()
+    sar.comm.all_reduce(torch.ones(1))
+    if sar.rank() in where:
+        del optimizers[0], optimizer
+        gc.collect()
+    with torch.no_grad():
+        models[2][0].weight += drift * sar.rank()
+    optimizers.append(torch.optim.SGD(models[3].parameters(), lr=0.1))
+    for optimizer in optimizers[-2:]:
+        optimizer.step()
+    return catch_and_recover(sar.comm.all_reduce, torch.ones(1))
+
+
+@pytest.mark.processes("deletes objects")
+@pytest.mark.parametrize("where", [[0], [0, 1]], ids=str)
+@pytest.mark.parametrize("world_size", [2])
+def test_optimizers_that_are_gone(pool, where):
+    """A later one is another one, on workers that have deleted the first and on those that have not."""
+    assert pool.run(deleted_optimizers, where, 0.0) == [None, None]
+    assert_disagreement(pool.run(deleted_optimizers, where, 1.0), "0.weight, float32[3, 4], differs")
 
 
 class Sized(nn.Module):
