@@ -172,15 +172,24 @@ class Board:
 
     # -- signs of life
 
-    def beat(self, sign: str, other: int, generation: int) -> tuple[str | None, Note | None]:
-        """Show a sign of life; returns another worker's latest one and the generation's note, if they are there."""
+    def beat(self, sign: str, other: int, generation: int) -> tuple[str | None, Note | None, int]:
+        """Show a sign of life.
+
+        Returns:
+            Another worker's latest one and the generation's note, if they are there, and how many questions in this
+            generation this worker has been asked over gloo.
+        """
 
         def show_and_look(store: dist.Store) -> list[str | None]:
             store.set(f"sign/{self.rank}", sign)
-            return _values(store, [f"sign/{other}", f"{generation}/note"])
+            return _values(store, [f"sign/{other}", f"{generation}/note", f"{generation}/asked/{self.rank}"])
 
-        theirs, note = self.ask(show_and_look)
-        return theirs, _note(note)
+        theirs, note, asked = self.ask(show_and_look)
+        return theirs, _note(note), int(asked or 0)
+
+    def count_question(self, other: int, generation: int) -> None:
+        """Let a worker know, once it looks, that it has been asked another question over gloo."""
+        self.ask(lambda store: store.add(f"{generation}/asked/{other}", 1))
 
     def show_last(self, sign: str) -> None:
         """Show a sign without a thread for it, as none can start while the interpreter ends."""

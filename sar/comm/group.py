@@ -51,7 +51,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from sar.comm import board
 from sar.comm.board import POLL_SECONDS, Abandonable, Board, SilentStoreError
 from sar.comm.calls import FollowedCall, followed
-from sar.comm.liveness import Liveness, Wait
+from sar.comm.liveness import Answers, Liveness, Wait
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import counters
 from sar.config import Config
@@ -184,8 +184,7 @@ class Group:
 
     def _connect(self, limit: float) -> Any:
         """Build this generation's gloo group, once all workers are about to."""
-        if self._liveness is None:
-            self._liveness = Liveness(self, self._board)
+        liveness = self._liveness = self._liveness or Liveness(self, self._board)
         try:
             with self._waiting("connecting", "all workers"):
                 self._wait_for_all(limit)
@@ -195,6 +194,7 @@ class Group:
                         raise self._stop_error()
                     connecting.join(POLL_SECONDS)
                 gloo = connecting.result()
+                liveness.answers = Answers(gloo, self.rank, self.world_size)
         except CommunicationError:
             raise
         except RuntimeError as error:
@@ -283,7 +283,7 @@ class Group:
         self.stopped, self.final = f"Worker {self.rank} has left.", True
         if self._liveness is not None:
             self._liveness.close()
-        self._gloo = None
+        self._gloo = self._liveness = None
 
     @contextmanager
     def guard(self) -> Iterator[None]:

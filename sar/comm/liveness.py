@@ -8,9 +8,11 @@ silent, the watcher ends the group as if it had failed itself: it leaves a note,
 own waits end. Others may wait for the frozen worker alone, whose connections stay open. So all look for notes, too.
 
 No clocks are compared: the watcher counts its own rounds. A round counts for little even where it took long, so that
-nobody is accused by a worker that was itself frozen, as when a whole job is suspended and goes on. A computation that
-holds Python's lock all the time silences its process; compilations and writers of files hold it for fractions of a
-second.
+nobody is accused by a worker that was itself frozen, as when a whole job is suspended and goes on.
+
+A long call into C may hold Python's lock all the time, so that no thread can show a sign. So whoever is silent is
+asked, over gloo: every worker posts sends to its watcher beforehand, and gloo's own thread, which needs no lock,
+carries one out for each receive that the watcher posts. In a frozen process it does not run, either.
 """
 
 import atexit
@@ -19,7 +21,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
 
 from sar.comm.board import LEFT, Board, SilentStoreError
 from sar.logging_setup import logger
@@ -27,7 +32,10 @@ from sar.logging_setup import logger
 BEAT_SECONDS = 3.0
 """Between two signs of life."""
 SILENCE_SECONDS = 40.0
-"""After which a worker without a new sign is given up; above what any computation may hold Python's lock for."""
+"""After which a worker without a new sign is given up; it is asked after half of that."""
+ANSWERS: Final = 500
+"""Sends that a worker has posted beforehand: for as many questions, while Python's lock is held all the time."""
+ANSWER_TAG: Final = 2**31 - 2
 STALL_SECONDS = 30.0
 """Length of a wait that is reported; then again at twice that, and so on."""
 
@@ -76,10 +84,54 @@ class Watched(Protocol):
     def stop(self, generation: int, reason: str, *, final: bool) -> None: ...
 
 
+class Answers:
+    """What gloo's threads of this worker and of its neighbour say for them: see [Note: signs of life].
+
+    Args:
+        gloo: the group's connections; what is posted there stays, as gloo wants, until they are closed.
+        rank: this worker.
+        world_size: number of workers.
+    """
+
+    def __init__(self, gloo: Any, rank: int, world_size: int) -> None:
+        self._gloo = gloo
+        self._watcher, self._neighbour = (rank - 1) % world_size, (rank + 1) % world_size
+        self._offered: list[Any] = []
+        self._asked: list[Any] = []
+        self._answer: Tensor | None = None  # 1 once it is there
+        self.offer(0)
+
+    def offer(self, asked: int) -> None:
+        """Have `ANSWERS` sends posted beyond those that the watcher has asked for."""
+        while len(self._offered) < asked + ANSWERS:
+            answer = torch.ones(1, dtype=torch.uint8, device="cpu")
+            self._offered.append(self._gloo.send([answer], self._watcher, ANSWER_TAG))
+
+    def ask(self) -> bool:
+        """Ask the neighbour, unless it has yet to answer; return whether there is a new question."""
+        if self._answer is not None:
+            return False
+        self._answer = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        self._asked.append((self._answer, self._gloo.recv([self._answer], self._neighbour, ANSWER_TAG)))
+        return True
+
+    def heard(self) -> bool:
+        """Whether the neighbour has answered since this was last called."""
+        if self._answer is None or not self._answer.item():
+            return False
+        self._answer = None
+        return True
+
+
 class Liveness:
-    """See [Note: signs of life]. Ends with its group."""
+    """See [Note: signs of life]. Ends with its group.
+
+    Attributes:
+        answers: of this generation of the group, once it is connected.
+    """
 
     def __init__(self, group: Watched, board: Board) -> None:
+        self.answers: Answers | None = None
         self._group = weakref.ref(group)
         self._board = board
         self._end = threading.Event()
@@ -128,10 +180,17 @@ class Liveness:
     def _exchange(self, group: Watched, own: str) -> None:
         """Show a sign; look for a note and for a new sign of the neighbour, which is not silent before its first."""
         generation = group.generation
-        sign, note = self._board.beat(own, self._neighbour, generation)
+        sign, note, asked = self._board.beat(own, self._neighbour, generation)
         self._store_silent = False
         if sign != self._sign or sign in (None, LEFT):
             self._sign, self._silence = sign, 0.0
+        elif self.answers is not None and self.answers.heard():
+            self._silence = 0.0
+        with contextlib.suppress(RuntimeError):  # where the connections are closed
+            if self.answers is not None:
+                self.answers.offer(asked)
+                if self._silence >= SILENCE_SECONDS / 2 and self.answers.ask():
+                    self._board.count_question(self._neighbour, generation)
         if note is not None:
             group.stop(generation, note.reason, final=note.final)
 
