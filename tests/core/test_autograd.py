@@ -139,8 +139,9 @@ def parameters_captured_by_a_message_function(graph, data):
     model, scale = nn.Linear(6, 6).to(x.dtype), nn.Parameter(torch.tensor(0.5, dtype=x.dtype))
     graph.ndata["h"] = x
 
-    def message(edges):
-        return {"m": model(edges.src["h"] * w.mean()).sin() * scale, "n": edges.dst["h"] - edges.src["h"]}
+    def message(edges, *, factor=0.5):
+        h = model(edges.src["h"] * w.mean()).sin() * scale
+        return {"m": factor * h, "n": edges.dst["h"] - edges.src["h"]}
 
     graph.apply_edges(message)
     out = graph.edata.pop("m") * graph.edata.pop("n")

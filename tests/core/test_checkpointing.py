@@ -1,5 +1,8 @@
 """Activation checkpointing around layers with distributed calls: the same gradients, over the same connections."""
 
+import weakref
+
+import dgl.function as fn
 import dgl.nn
 import pytest
 import torch
@@ -63,6 +66,37 @@ def test_many_tiles(pool, world_size):
     settings = {"comm_buffer_bytes": 400, "pipeline_depth": 2}
     cases = [(checkpointed_layers, (layer, True)) for layer in LAYERS]
     check(pool, parts, random_data(parts, torch.float64), cases, settings=settings, timeout=120)
+
+
+def kept_under_a_checkpoint(mine, mode):
+    """Which of the tensors that a Python message function reads and captures are still there after the forward."""
+    partition, data = mine
+    graph, made = build(partition, mode), []
+
+    def block(h):
+        h = h.sin()
+        gate = h.mean(0).sigmoid() * 2
+        made.extend(map(weakref.ref, (h, gate)))
+        with graph.local_scope():
+            graph.ndata["h"] = h
+            graph.update_all(lambda edges: {"m": edges.src["h"] * gate}, fn.sum("m", "out"))
+            return graph.ndata["out"]
+
+    x = data.leaf("x")
+    out = checkpoint(block, x, use_reentrant=False)
+    kept = [each() is not None for each in made]
+    out.sum().backward()
+    expected, whole = data.leaf("x"), x.grad
+    block(expected).sum().backward()
+    assert torch.equal(whole, expected.grad)
+    return kept
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+@pytest.mark.parametrize("world_size", [2])
+def test_what_a_python_function_captures_is_freed(pool, mode):
+    parts = SCENARIOS["random"](2)
+    assert pool.run(kept_under_a_checkpoint, mode, per_rank=deal(parts, random_data(parts))) == [[False, False]] * 2
 
 
 def rows_saved(mine, mode):

@@ -1,12 +1,14 @@
 """Rules of autograd across workers: who needs a gradient, double backward, fields changed in place."""
 
+import dgl.function as fn
 import pytest
 import torch
+from torch_geometric.nn import EdgeConv
 
 import sar
 from sar.core.passing.reverse import sum_at_sources
 from tests.core.attempts import fail_on_all_ranks
-from tests.parity.harness import assert_close, build, deal, random_data, weighted_sum
+from tests.parity.harness import assert_close, build, check, deal, random_data, weighted_sum
 from tests.parity.programs import LAYERS, gated, pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
 
@@ -133,9 +135,47 @@ def field_of_a_python_function_changed_in_place(graph, data):
     out.sum().backward()
 
 
+def uses_captured(graph, data, change):
+    """A message function with a parameter and a constant, both given to `change` between forward and backward."""
+    model, scale = torch.nn.Linear(6, 6).double(), torch.full((6,), 2.0, dtype=torch.float64)
+    graph.ndata["h"] = data.leaf("x")
+    graph.update_all(lambda edges: {"m": (model(edges.src["h"]) * scale).tanh()}, fn.sum("m", "out"))
+    change(model, scale)
+    graph.ndata["out"].sum().backward()
+
+
+def captured_parameter_updated(graph, data):
+    """Replayed with the new weights, the function would have other gradients."""
+    uses_captured(graph, data, lambda model, _: torch.optim.SGD(with_gradients(model), lr=1.0).step())
+
+
+def captured_constant_changed_in_place(graph, data):
+    uses_captured(graph, data, lambda _, scale: scale.mul_(3))
+
+
+def with_gradients(model):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return list(model.parameters())
+
+
+def parameter_of_a_pyg_layer_updated(graph, data):
+    layer = EdgeConv(torch.nn.Linear(12, 6)).double()
+    out = layer(data.leaf("x"), sar.pyg.edge_index(graph)).tanh()
+    torch.optim.SGD(with_gradients(layer), lr=1.0).step()
+    out.sum().backward()
+
+
 @pytest.mark.parametrize(
     "program",
-    [field_changed_in_place, edge_field_changed_in_place, field_of_a_python_function_changed_in_place],
+    [
+        field_changed_in_place,
+        edge_field_changed_in_place,
+        field_of_a_python_function_changed_in_place,
+        captured_parameter_updated,
+        captured_constant_changed_in_place,
+        parameter_of_a_pyg_layer_updated,
+    ],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("mode", [1, 2, 3])
@@ -146,3 +186,33 @@ def test_a_needed_field_changed_in_place_is_an_error(pool, program, mode):
     assert any("modified by an inplace operation" in failure.message for failure in failures), failures
     for failure in failures:
         assert failure.kind in ("RuntimeError", "PeerError"), failure
+
+
+class Counting(torch.nn.Module):
+    """Counts its calls in a buffer, as batch normalisation does."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = torch.zeros((), dtype=torch.int64)
+
+    def forward(self, edges):
+        self.calls.add_(1)
+        return {"m": edges.src["h"].sin() * (self.calls > 0)}
+
+
+def what_a_function_changes_itself(graph, data):
+    """It is no constant, whose change would be an error."""
+    x, message = data.leaf("x"), Counting()
+    graph.ndata["h"] = x
+    for name in ("first", "second"):
+        graph.update_all(message, fn.sum("m", name))
+    loss = weighted_sum(graph.ndata.pop("first") + graph.ndata.pop("second"), data.nodes["cotangent"])
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return {"node x.grad": x.grad}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_function_may_change_what_is_its_own(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(what_a_function_changes_itself, ())])

@@ -59,12 +59,17 @@ class _Arguments:
     others: dict[str, Any]
     node_dim: int
 
-    def of(self, edges: EdgeBatch) -> dict[str, Any]:
-        """The arguments on some edges."""
-        rows = {name: edges.src[name].movedim(0, self.node_dim) for name in self.src}
-        rows.update((name, edges.dst[name].movedim(0, self.node_dim)) for name in self.dst)
-        rows.update((name, edges.data[name]) for name in self.edge)
-        return {**rows, **self.others}
+    def reader(self) -> Callable[[EdgeBatch], dict[str, Any]]:
+        """Reads the arguments on some edges, without keeping those of all."""
+        (src, dst, edge), others, node_dim = map(list, (self.src, self.dst, self.edge)), self.others, self.node_dim
+
+        def read(edges: EdgeBatch) -> dict[str, Any]:
+            rows = {name: edges.src[name].movedim(0, node_dim) for name in src}
+            rows.update((name, edges.dst[name].movedim(0, node_dim)) for name in dst)
+            rows.update((name, edges.data[name]) for name in edge)
+            return {**rows, **others}
+
+        return read
 
     def part(self, src: slice, dst: slice, edge: slice) -> _Arguments:
         """The arguments of some of the nodes and edges."""
@@ -160,10 +165,10 @@ def _of_all_types(conv: MessagePassing, joined: JoinedEdgeIndex, arguments: _Arg
 def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arguments) -> attention.Sums:
     """What comes together at each destination along one edge type."""
     graph, _ = edges.passes
-    passing = graph.passing()
+    passing, read = graph.passing(), arguments.reader()
 
     def message(batch: EdgeBatch) -> dict[str, Tensor]:
-        return attention.message(conv, batch, arguments.of(batch))
+        return attention.message(conv, batch, read(batch))
 
     fields = EdgeFields(
         Frame(passing.src.rows, graph.device, "sources", arguments.src),

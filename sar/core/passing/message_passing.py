@@ -19,7 +19,7 @@ from sar.core.passing.builtin import BuiltinMessages, promoted, run
 from sar.core.passing.mailbox import reduce_mailboxes
 from sar.core.passing.messages import COPY_SOURCE, Message, Operand, is_python, parse_message, parse_reduction
 from sar.core.passing.python_messages import run_python
-from sar.core.passing.recording import EdgeFields, FindEdges, PythonMessages, with_fixed_closure
+from sar.core.passing.recording import EdgeFields, FindEdges, PythonMessages
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, Target
 
@@ -66,8 +66,7 @@ class Passing:
 
     def _run_python(self, func: Any, reducer: str | None, reduced: str | None) -> dict[str, Tensor]:
         fields = EdgeFields(self.src, self.dst, self.edge)
-        messages = PythonMessages(with_fixed_closure(func), self.find_edges())
-        return run_python(self.context, messages, fields, reducer, reduced)
+        return run_python(self.context, PythonMessages(func, self.find_edges()), fields, reducer, reduced)
 
     def _operand(self, operand: Operand) -> Tensor:
         return {Target.U: self.src, Target.V: self.dst, Target.E: self.edge}[operand.target][operand.field]

@@ -10,7 +10,7 @@ parameters and captured tensors, which are inputs of the node ([Note: captured t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from sar.core.passing.batches import EdgeBatch, RowView, checked_results
 from sar.core.passing.exponentials import PEAKS, Peaks
 from sar.core.passing.gather import Combined, Reduction, add_to_edges, edge_rows, gather_rows
 from sar.core.passing.recording import EdgeFields, PythonMessages, Recording, record
-from sar.core.passing.replay import FindCaptured, StandIns, Surroundings
+from sar.core.passing.replay import Captured, FindCaptured, StandIns, Surroundings
 from sar.core.passing.torch_reductions import TORCH_REDUCERS
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, Target
@@ -114,13 +114,13 @@ class PythonCall(Collective):
         )
         super().__init__(context.group, signature, distributed=bool(reads))
         self.context = context
-        self.messages = messages
         self.names = [list(fields) for fields in recording.read]
         self.reductions = reductions
         self.differentiable = any(recording.made[name].requires_grad for name in reductions)
         read = RowFormat.of([*recording.columns, *recording.made.values()])
         self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
-        self.stand_ins = StandIns(recording.captured)
+        self.captured = Captured(messages.function, recording.captured)
+        self.messages = replace(messages, function=self.captured.function)
         self.surroundings = Surroundings(context.structure.device)
         self.kept: list[Tile] = []
 
@@ -141,7 +141,8 @@ class PythonCall(Collective):
     # -- forward
 
     def forward(self, *inputs: Any) -> Made:
-        columns, _ = self._split(inputs)
+        columns, captured = self._split(inputs)
+        stand_ins = StandIns(self.captured, captured)
         device = self.context.structure.device
         combined = {name: reduction.start() for name, reduction in self.reductions.items()}
         peaks = Peaks(self.context.relation, [each.total for each in combined.values()])
@@ -153,15 +154,17 @@ class PythonCall(Collective):
                 self.kept.append(piece.tile)
                 kept += piece.rows
             for part in self.parts(piece):
-                self._add_messages(part, columns, combined, peaks)
+                self._add_messages(part, columns, stand_ins, combined, peaks)
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
         fields, constants = inputs[: len(columns.all())], () if peaks.values is None else (peaks.values,)
-        saved = [*fields, *(each.argmax for each in combined.values()), peaks.values, *kept]
+        saved = [*fields, *(each.argmax for each in combined.values()), peaks.values, *captured, *kept]
         return Made((*results, *constants), saved, constants)
 
-    def _add_messages(self, piece: Piece, columns: _BlockRows, combined: dict[str, Combined], peaks: Peaks) -> None:
-        find = FindCaptured(self.stand_ins.leaves)
-        with find, self.stand_ins, self.surroundings.autocast():
+    def _add_messages(
+        self, piece: Piece, columns: _BlockRows, stand_ins: StandIns, combined: dict[str, Combined], peaks: Peaks
+    ) -> None:
+        find = FindCaptured(stand_ins.leaves)
+        with find, stand_ins, self.surroundings.autocast():
             made = self.run(piece, self.rows(piece, columns), peaks.rise)
         if find.found and self.needed:
             raise GraphError(
@@ -215,8 +218,10 @@ class PythonCall(Collective):
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         columns, rest = self._split(saved)
         count = len(self.reductions)
-        argmax, rows = rest[:count], rest[count + 1 :]
-        sweep = _BackwardSweep(self, columns, argmax, Peaks(self.context.relation, (), rest[count]), grads[:count])
+        rows = rest[count + 1 + len(self.captured.tensors) :]
+        stand_ins = StandIns(self.captured, rest[count + 1 : len(rest) - len(rows)])
+        peaks = Peaks(self.context.relation, (), rest[count])
+        sweep = _BackwardSweep(self, columns, stand_ins, rest[:count], peaks, grads[:count])
         received, device = None, self.context.structure.device
         if self.distributed:
             fields = None if self.context.settings.keep else columns.src
@@ -239,12 +244,14 @@ class _BackwardSweep:
         self,
         call: PythonCall,
         columns: _BlockRows,
+        stand_ins: StandIns,
         argmax: Sequence[Tensor | None],
         peaks: Peaks,
         grads: Sequence[Tensor],
     ) -> None:
         self.call = call
         self.columns = columns
+        self.stand_ins = stand_ins
         self.argmax = argmax
         self.peaks = peaks
         self.result_grads = [
@@ -256,7 +263,8 @@ class _BackwardSweep:
             roomy(each.shape, each.dtype, each.device, zeros=True) if need and each.is_floating_point() else None
             for each, need in zip(columns.all(), self.needs, strict=True)
         ]
-        self.captured: list[Tensor | None] = [None] * len(call.stand_ins.captured)
+        self.wanted = [number for number, leaf in enumerate(stand_ins.leaves) if leaf.requires_grad]
+        self.captured: list[Tensor | None] = [None] * len(stand_ins.leaves)
 
     def gradient_return(self) -> GradientReturn | None:
         """Where the other workers' gradients of source fields go; None where nobody needs one."""
@@ -265,7 +273,7 @@ class _BackwardSweep:
 
     def add_gradients(self, piece: Piece) -> None:
         """Run the function on a block once more, and add the gradients of what it used."""
-        call, stand_ins = self.call, self.call.stand_ins
+        call, stand_ins = self.call, self.stand_ins
         rows = call.rows(piece, self.columns)
         leaves = [
             each.detach() if total is None else each.detach().requires_grad_()
@@ -283,10 +291,10 @@ class _BackwardSweep:
             return
         inputs = [leaf for leaf in leaves if leaf.requires_grad]
         reached = stand_ins.reached(messages)
-        used = [*inputs, *stand_ins.leaves, *(stand_ins.captured[number] for number in reached)]
+        used = [*inputs, *(stand_ins.leaves[i] for i in self.wanted), *(stand_ins.captured[i] for i in reached)]
         found = torch.autograd.grad(messages, used, grads, allow_unused=True)
         self._add_to_fields(piece, found[: len(inputs)])
-        for number, grad in zip([*range(len(self.captured)), *reached], found[len(inputs) :], strict=True):
+        for number, grad in zip([*self.wanted, *reached], found[len(inputs) :], strict=True):
             before = self.captured[number]
             if grad is not None:
                 self.captured[number] = grad if before is None else before + grad

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import update_wrapper
-from types import CellType, FunctionType
 from typing import NamedTuple
 
 import torch
@@ -49,7 +47,7 @@ class Recording:
     """What a message function does, as it showed when it was called on no edges.
 
     read: the fields that it reads.
-    captured: tensors that need a gradient and that it was not given.
+    captured: tensors that it was not given; none without gradient mode.
     made: (0, ...) each.
     """
 
@@ -90,27 +88,13 @@ def record(context: CallContext, messages: PythonMessages, fields: EdgeFields) -
             RowView(sample, lambda column: column, read) for sample, read in zip(samples, reads, strict=True)
         )
         batch = EdgeBatch(src, dst, edge, etype, rows, lambda: (ids, ids, ids))
-        with FindCaptured(column for sample in samples for column in sample.values()) as finder:
+        given = [ids, *(column for sample in samples for column in sample.values())]
+        with FindCaptured(given, constants=True) as finder:
             made = checked_results(messages.function, messages.function(batch), rows)
-        captured.update((id(tensor), tensor) for tensor in finder.found)
+        captured.update((id(tensor), tensor) for tensor in finder.captured)
         return made
 
     with torch.random.fork_rng(forked_generators(context.structure.device)):
         made = results_on_nothing(messages.function, call)
     columns = [{name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True)]
     return Recording(EdgeFields(*columns), list(captured.values()) if torch.is_grad_enabled() else [], dict(made))
-
-
-def with_fixed_closure(function: MessageFunction) -> MessageFunction:
-    """A copy of the function that keeps the values which the variables around it have now.
-
-    A replay comes later, when the variable of a loop around a lambda has moved on.
-    """
-    if not isinstance(function, FunctionType) or not function.__closure__:
-        return function
-    try:
-        cells = tuple(CellType(cell.cell_contents) for cell in function.__closure__)
-    except ValueError:  # a variable that is not bound yet
-        return function
-    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
-    return update_wrapper(copy, function)

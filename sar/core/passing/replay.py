@@ -2,21 +2,25 @@
 
 [Note: captured tensors]
 A message function may use tensors that it is not given: parameters of a layer, or what a lambda captures. Autograd has
-to see them as inputs of the call, so they are looked for when the function is recorded: a tensor that enters a torch
-operation, needs a gradient and was not made in the run is one of them. In the runs that count, a stand-in takes each
-one's place in every torch operation: a leaf with the same memory. So a tile's gradients end there, and the tensors' own
-hooks run once for the call and not once for each tile. Only a `torch.autograd.Function` of the user's that is given a
-captured tensor gets the tensor itself; `StandIns.reached` finds those, whose gradients are asked for too.
+to see them as inputs of the call, and to save them, so they are looked for when the function is recorded: a tensor that
+enters a torch operation and was not made in the run is one of them. In the runs that count, a stand-in takes each one's
+place in every torch operation: what autograd has saved, as a leaf where it needs a gradient. So a tensor that has
+changed since is an error, a tile's gradients end there, and the tensors' own hooks run once for the call and not once
+for each tile. Only a `torch.autograd.Function` of the user's that is given a captured tensor gets the tensor itself;
+`StandIns.reached` finds those, whose gradients are asked for too. Between its runs a function keeps no tensor that is a
+variable around it, so that checkpointing can free it; what it has as an attribute of something else stays.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import TensorWeakRef
 
 from sar.errors import GraphError
 
@@ -43,46 +47,121 @@ class _SeeTensors(TorchFunctionMode):
 
 
 class FindCaptured(_SeeTensors):
-    """Collects in `found` the tensors from outside that need a gradient.
+    """Collects in `found` the tensors from outside that need a gradient, and on demand those that need none.
 
     Args:
-        given: leaves that are no captured tensors.
+        given: tensors that are no captured ones.
+        constants: whether to look for tensors without gradient, too; then all that the run makes stays until its end.
     """
 
-    def __init__(self, given: Iterable[Tensor]) -> None:
+    def __init__(self, given: Iterable[Tensor], *, constants: bool = False) -> None:
         super().__init__()
         self.found: list[Tensor] = []
+        self._versions: list[int] = []
+        self._constants = constants
         self._known = {id(tensor) for tensor in given}
         self._inside: list[Tensor] = []  # alive, so that no other tensor gets their IDs
         with torch.inference_mode(False), torch.enable_grad():
             # Autograd numbers its nodes: those of tensors that are there already have lower numbers than this one.
             self._start = torch.zeros(0, requires_grad=True).view(-1).grad_fn._sequence_nr()  # type: ignore[union-attr]
 
+    @property
+    def captured(self) -> list[Tensor]:
+        """What was found, but for constants that the run itself has changed, as it does a counter."""
+        found = zip(self.found, self._versions, strict=True)
+        return [tensor for tensor, version in found if tensor.requires_grad or tensor._version == version]
+
     def see(self, tensor: Tensor) -> Tensor:
+        if id(tensor) in self._known or tensor.is_inference():  # which autograd could not save
+            return tensor
         is_old = tensor.grad_fn is None or tensor.grad_fn._sequence_nr() < self._start
-        if tensor.requires_grad and id(tensor) not in self._known and is_old:
+        if is_old and (tensor.requires_grad or self._constants):
             self._known.add(id(tensor))
             self.found.append(tensor)
+            self._versions.append(tensor._version)
         return tensor
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if getattr(func, "__name__", "") == "__get__":
+            attribute = func(*args)
+            if not isinstance(attribute, Tensor):  # such as a shape, which is no use of values
+                return attribute
         result = super().__torch_function__(func, types, args, kwargs)
-        if isinstance(result, Tensor) and result.requires_grad and result.is_leaf and id(result) not in self._known:
-            self._known.add(id(result))  # a leaf that the function makes for itself
-            self._inside.append(result)
+        for made in _tensors_in(result):
+            is_leaf = made.requires_grad and made.is_leaf  # which the function makes for itself
+            if (is_leaf or self._constants) and id(made) not in self._known:
+                self._known.add(id(made))
+                self._inside.append(made)
         return result
 
 
-class StandIns(_SeeTensors):
-    """Puts a leaf with the same memory in the place of each captured tensor."""
+def _tensors_in(result: Any) -> Iterator[Tensor]:
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, tuple | list):
+        for one in result:
+            yield from _tensors_in(one)
 
-    def __init__(self, captured: Sequence[Tensor]) -> None:
+
+class Captured:
+    """The captured tensors of a function, and a copy of the function; neither keeps the tensors between its runs.
+
+    The copy has the values that the variables around the function have now, as a run may come when the variable of a
+    loop around a lambda has moved on.
+    """
+
+    def __init__(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> None:
+        self.tensors = [TensorWeakRef(tensor) for tensor in tensors]
+        self.function = function
+        self.cells: list[tuple[CellType, int]] = []
+        if not isinstance(function, FunctionType) or not function.__closure__:
+            return
+        cells = tuple(map(_copied, function.__closure__))
+        copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+        copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
+        copy.__dict__.update(function.__dict__)
+        self.function = copy
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        for cell, theirs in zip(cells, function.__closure__, strict=True):
+            if cell is not theirs and id(cell.cell_contents) in numbers:
+                self.cells.append((cell, numbers[id(cell.cell_contents)]))
+                del cell.cell_contents
+
+
+def _copied(cell: CellType) -> CellType:
+    try:
+        return CellType(cell.cell_contents)
+    except ValueError:  # a variable that is not bound yet
+        return cell
+
+
+class StandIns(_SeeTensors):
+    """Puts what is saved of captured tensors in their place, inside.
+
+    Args:
+        captured: the tensors.
+        saved: their values; those that need a gradient become leaves.
+    """
+
+    def __init__(self, captured: Captured, saved: Sequence[Tensor]) -> None:
         super().__init__()
-        self.captured = list(captured)
-        self.leaves = [tensor.detach().requires_grad_() for tensor in captured]
+        self.leaves = [each.detach().requires_grad_() if each.requires_grad else each for each in saved]
+        self.captured = [tensor() for tensor in captured.tensors]  # None where only autograd has it still
         self._leaf_of = {id(tensor): leaf for tensor, leaf in zip(self.captured, self.leaves, strict=True)}
+        self._cells = captured.cells
+
+    def __enter__(self) -> "StandIns":
+        for cell, number in self._cells:
+            cell.cell_contents = self.leaves[number]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        for cell, _ in self._cells:
+            del cell.cell_contents
 
     def see(self, tensor: Tensor) -> Tensor:
         return self._leaf_of.get(id(tensor), tensor)
@@ -96,6 +175,7 @@ class StandIns(_SeeTensors):
         found = self._first_reached((result.grad_fn, result.output_nr) for result in results)
         for number in found:
             tensor = self.captured[number]
+            assert tensor is not None  # an autograd function was given it
             below = set() if tensor.grad_fn is None else self._first_reached(tensor.grad_fn.next_functions)
             if below & found or tensor._backward_hooks or tensor.retains_grad:
                 raise GraphError(
@@ -105,7 +185,11 @@ class StandIns(_SeeTensors):
         return sorted(found)
 
     def _first_reached(self, ends: Iterable[Any]) -> set[int]:
-        numbers = {self._end(tensor): number for number, tensor in enumerate(self.captured)}
+        numbers = {
+            self._end(tensor): number
+            for number, tensor in enumerate(self.captured)
+            if tensor is not None and tensor.requires_grad
+        }
         found, seen, waiting = set(), set(), list(ends)
         while waiting:
             node, output = waiting.pop()
