@@ -76,6 +76,7 @@ class DataLoader:
         self._ahead = prefetch_factor
         self._idle: Processes | None = None  # between epochs
         self._epoch = self._batch = 0  # of the next batch
+        self._begun = False  # whether somebody iterates there, so that others begin with the next epoch
         self._started = 0  # epochs, to tell a running one from those before it
         self._seed = random_key() if seed is None else seed
         with session.current_group().guard():
@@ -115,47 +116,53 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch; after `load_state_dict` those that were left of the saved one."""
-        epoch, first = self._epoch, self._batch
-        self._epoch, self._batch = epoch + 1, 0
+        if self._begun:
+            self._epoch, self._batch = self._epoch + 1, 0
+        self._begun = True
         self._started += 1
+        epoch, first = self._epoch, self._batch
         key = derive_key(self._seed, session.rank(), epoch)
         seeds = self._batches.epoch(epoch)
         if self._edges is not None:
             seeds = [self._edges[rows] for rows in seeds]
         batches = [(of_batch, derive_key(key, number)) for number, of_batch in enumerate(seeds)][first:]
         sampled = self._sample_ahead(batches) if self._num_workers and batches else self._sample(batches)
-        return self._counted(sampled, epoch, first)
+        return self._counted(sampled, self._started)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: after the batch it gave last, or before an epoch; for `load_state_dict`."""
-        return {"seed": self._seed, "epoch": self._epoch, "batch": self._batch, "batches": len(self)}
+        """Where the loader stands, for `load_state_dict`: after the batch it gave last, also where a loop was left
+        before the end of the epoch, or before an epoch.
+        """
+        graph = self._graph._structure.signature
+        return {"seed": self._seed, "epoch": self._epoch, "batch": self._batch, "batches": len(self), "graph": graph}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` of a loader stood that was made alike; not a collective call.
+        """Go on where `state_dict` of a loader stood that was made alike, or begin its epoch again where workers have
+        other parts of the graph now; not a collective call.
 
         Raises:
             ConfigError: where the state is of the middle of an epoch with another number of batches.
         """
-        if state["batch"] and state["batches"] != len(self):
+        batch = state["batch"] if state.get("graph") == self._graph._structure.signature else 0
+        if batch and state["batches"] != len(self):
             raise ConfigError(
-                f"The loader stopped at batch {state['batch']} of {state['batches']}, but has {len(self)} now; make it "
-                "with the same seeds and batch size."
+                f"The loader stopped at batch {batch} of {state['batches']}, but has {len(self)} now; make it with the "
+                "same seeds and batch size."
             )
         self._started += 1
-        self._seed, self._epoch, self._batch = state["seed"], state["epoch"], state["batch"]
+        self._seed, self._epoch, self._batch, self._begun = state["seed"], state["epoch"], batch, False
         self._batches.seed = self._seed
 
-    def _counted(self, sampled: Iterator[Batch], epoch: int, first: int) -> Iterator[Any]:
+    def _counted(self, sampled: Iterator[Batch], started: int) -> Iterator[Any]:
         """The batches as blocks; as long as this epoch is the latest, the loader stands after the last of them."""
-        started = self._started
         try:
-            for number, batch in enumerate(sampled, first + 1):
+            for batch in sampled:
                 if started == self._started:
-                    self._epoch, self._batch = epoch, number
+                    self._batch += 1
                 yield self._make(batch)
         finally:
-            if started == self._started:
-                self._epoch, self._batch = epoch + 1, 0
+            if started == self._started and self._batch == len(self):
+                self._epoch, self._batch, self._begun = self._epoch + 1, 0, False
 
     def _sample(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         for seeds, key in batches:

@@ -10,7 +10,9 @@ versions come to be, and outlast a kill, is in [Note: versions].
 import hashlib
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,13 +22,14 @@ from torch.optim import Optimizer
 
 from sar.comm import session
 from sar.comm.group import Group
-from sar.errors import CheckpointError, ConfigError
+from sar.errors import CheckpointError, CommunicationError, ConfigError
 from sar.logging_setup import logger
 from sar.nn.embedding import DistEmbedding
 from sar.nn.node_rows import check_count, find_rows
 from sar.nn.sparse_optimizers import SparseOptimizer
 from sar.nn.versions import SHARED, Version, newest_version, write_version
 from sar.raw_memory import as_array
+from sar.train.early_stopping import copied_state
 
 
 class Loader(Protocol):
@@ -106,7 +109,10 @@ def load_checkpoint(
     """Load the newest whole checkpoint, after reading all of it once; called by all workers together.
 
     A damaged one is passed over, with a warning in the log. With another number of workers or another partitioning,
-    loaders begin their epoch again, and buffers that differed are worker 0's.
+    `sar.DataLoader`s begin their epoch again; with another number of workers, buffers that differed are worker 0's, and
+    workers that were not there draw random numbers of their own, but those that all drew alike.
+
+    After an error on any worker all is as before, on all.
 
     Args:
         folder: as given to `save_checkpoint`; so are `model`, `optimizer`, `embeddings` and `loaders`. Without both of
@@ -140,26 +146,43 @@ def load_checkpoint(
         found = [emb.rows(sparse, empty=True) for emb, sparse in table]
         for number, rows in enumerate(found):
             find_rows(version, str(number), rows)
-        # As sure as can be that all workers can load all, before any does.
-        group.agree(f"loading {version.path.name}")
-        same = version.world_size == group.world_size
-        if same:
+        if version.world_size == group.world_size:
             shared["model"].update(part["buffers"])
-        try:
-            if model is not None:
-                model.load_state_dict(shared["model"])
-            for into, state in zip(optimizers, shared["optimizers"], strict=True):
-                into.load_state_dict(state)
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{version.path} is of another model or optimizer: {error}") from error
+        group.agree(f"loading {version.path.name}")
+        others = [*optimizers, *_several(loaders)]
+        with _unchanged_by_errors(model, others):
+            try:
+                if model is not None:
+                    model.load_state_dict(shared["model"])
+                for into, state in zip(others, shared["optimizers"] + part["loaders"], strict=True):
+                    into.load_state_dict(state)
+            except CommunicationError:
+                raise
+            except Exception as error:  # of whatever the user has given as a loader
+                raise CheckpointError(
+                    f"{version.path} is of another model, optimizer or loader: {type(error).__name__}: {error}"
+                ) from error
+            group.agree(f"{version.path.name} is loaded")
         for (emb, sparse), rows in zip(table, found, strict=True):
             emb.take_rows(rows, sparse)
-        for loader, state in zip(_several(loaders), part["loaders"], strict=True):
-            loader.load_state_dict(state if same else state | {"batch": 0})
         if not alone:
-            _set_random_state(part["random"])
-        group.agree(f"{version.path.name} is loaded")
+            _set_random_state(version, group.rank)
         return {"step": version.step, "extra": shared["extra"]}
+
+
+@contextmanager
+def _unchanged_by_errors(model: nn.Module | None, others: Sequence[Any]) -> Iterator[None]:
+    """Give a model, optimizers and loaders their states back after an error, of this worker or of another one."""
+    # An optimizer puts other tensors in the place of those that it has; what loaders do nobody knows.
+    before = [(one, one.state_dict() if isinstance(one, Optimizer) else deepcopy(one.state_dict())) for one in others]
+    before += [] if model is None else [(model, copied_state(model))]
+    try:
+        yield
+    except BaseException:
+        for one, state in before:
+            with suppress(Exception):  # of one that takes no state at all
+                one.load_state_dict(state)
+        raise
 
 
 def _leave_training(version: Version, shared: dict[str, Any], part: dict[str, Any]) -> None:
@@ -247,10 +270,26 @@ def _random_state() -> dict[str, Any]:
     return state | ({"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_initialized() else {})
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
+def _set_random_state(version: Version, rank: int) -> None:
+    """Give a worker the random states that it saved. One that was not there draws otherwise than those that were, and
+    the same after every load; but with them what they all drew alike.
+    """
+    is_new = rank >= version.world_size
+    states = [version.read_part(one)["random"] for one in (range(version.world_size) if is_new else [rank])]
+    state = states[rank % len(states)]
     torch.set_rng_state(state["torch"])
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     random.setstate(state["python"])
     for device, values in enumerate(state.get("cuda", [])[: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(values, device)
+    seed_by_name: dict[str, Callable[[int], Any]] = {
+        "torch": torch.default_generator.manual_seed,
+        "numpy": np.random.seed,
+        "python": random.seed,
+        "cuda": torch.cuda.manual_seed_all,
+    }
+    for name, seed in seed_by_name.items() if is_new else ():
+        sums = [[_digest(value) for _, value in _leaves(one.get(name))] for one in states]
+        if len(states) == 1 or any(one != sums[0] for one in sums):
+            seed(_digest((sums, rank)) % 2**32)

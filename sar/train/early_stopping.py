@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sar.comm import session
 from sar.errors import ConfigError, DisagreementError
@@ -66,7 +67,7 @@ class EarlyStopping:
         gain = math.inf if self.best is None else found - self.best if self.mode == "max" else self.best - found
         if gain > self.min_delta and not math.isnan(found):
             self.best, self._waited = found, 0
-            self._model = None if model is None else _copied(model)
+            self._model = None if model is None else copied_state(model)
         return self._waited >= self.patience
 
     def load_best(self, model: nn.Module) -> None:
@@ -91,6 +92,7 @@ class EarlyStopping:
         self.best, self._waited, self._model = state["best"], state["waited"], state["model"]
 
 
-def _copied(model: nn.Module) -> dict[str, Any]:
+def copied_state(model: nn.Module) -> dict[str, Any]:
+    """A copy of a model's state, on the CPU."""
     state = model.state_dict()
-    return {key: x.to("cpu", copy=True) if isinstance(x, Tensor) else x for key, x in state.items()}
+    return {key: x.to("cpu", copy=True) if isinstance(x, Tensor) and not is_lazy(x) else x for key, x in state.items()}

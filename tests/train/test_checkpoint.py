@@ -39,6 +39,21 @@ def cut(number, num_partitions):
     return partition_in_memory(EDGES, assignment, num_partitions).partitions
 
 
+class Other:
+    """What another package may have: a state of any kind, with a name that sar's loaders use, too."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        if self.state == "refuses":
+            raise TypeError("not with me")
+        self.state = state
+
+
 class Training:
     """Mini-batches, embeddings by node, dropout, batch normalisation, and draws of all generators."""
 
@@ -61,6 +76,7 @@ class Training:
         sar.sync_params(self.model)
         self.dense = torch.optim.Adam(self.model.parameters(), lr=0.1)
         self.sparse = sar.nn.SparseAdam([self.emb], lr=0.1)
+        self.others = [Other({"batch": 7}), Other([sar.rank(), "a list"])]
         self.numbers = []
 
     @property
@@ -69,7 +85,7 @@ class Training:
             "model": self.model,
             "optimizer": [self.dense, self.sparse],
             "embeddings": self.frozen,
-            "loaders": self.loader,
+            "loaders": [self.loader, *self.others],
         }
 
     def run(self, steps, save_at=None, folder=None):
@@ -145,6 +161,11 @@ def test_training_goes_on_bit_for_bit(pool, world_size, num_workers, tmp_path):
     assert world_size == 1 or not torch.equal(*running_means)
 
 
+def drawn():
+    """From every generator."""
+    return {"torch": torch.rand(3).tolist(), "numpy": np.random.rand(3).tolist(), "python": random.random()}  # noqa: NPY002
+
+
 def save_by_two(mine, folder):
     """By the first two of three workers, which make a group of their own; `mine` may be a directory to load from."""
     if sar.rank() == 2:
@@ -153,7 +174,9 @@ def save_by_two(mine, folder):
     group = Group(store, sar.rank(), 2, torch.device("cpu"))
     with session.standing_in(group, BufferPool(group.device)):
         mine = sar.load_dgl_partition_data(mine, sar.rank(), "cpu") if isinstance(mine, str) else mine
+        seed_all(10 + sar.rank())
         training = Training(mine).run(3)
+        random.seed(5)  # alike on both
         sar.save_checkpoint(folder, **training.state, step=3)
         return mine.node_features["orig_id"], training.emb().detach(), training.sparse.state[training.emb.weight]
 
@@ -167,8 +190,12 @@ def load_by_three(partition, folder):
     assert sar.load_checkpoint(folder, **training.state) == {"step": 3, "extra": None}
     state = {name: torch.as_tensor(value).clone() for name, value in training.sparse.state[training.emb.weight].items()}
     found = partition.node_features["orig_id"], training.emb().detach().clone(), state
+    assert [other.state for other in training.others] == [{"batch": 7}, [sar.rank() % 2, "a list"]]
+    numbers = drawn()
+    sar.load_checkpoint(folder, **training.state)
+    assert drawn() == numbers
     training.run(len(training.loader))
-    return found
+    return found, numbers
 
 
 def written(folder, num_parts):
@@ -185,7 +212,9 @@ def test_other_workers_and_another_partitioning(pool, in_files, tmp_path):
     first = [written(tmp_path / "four", 4)] * 2 if in_files else cut(1, 2)
     then = [written(tmp_path / "three", 3)] * 3 if in_files else cut(2, 3)
     saved = pool.run(save_by_two, tmp_path / "saved", per_rank=[*first, None])[:2]
-    loaded = pool.run(load_by_three, tmp_path / "saved", per_rank=then)
+    loaded, numbers = zip(*pool.run(load_by_three, tmp_path / "saved", per_rank=then), strict=True)
+    for name, distinct in (("torch", 3), ("numpy", 3), ("python", 1)):
+        assert len({str(of_one[name]) for of_one in numbers}) == distinct, name
     for field in ("exp_avg", "exp_avg_sq", None):
         rows = []
         for pieces in (saved, loaded):
@@ -194,6 +223,51 @@ def test_other_workers_and_another_partitioning(pool, in_files, tmp_path):
             rows.append(values[ids.argsort()])
         assert torch.equal(*rows)
     assert [int(state["step"]) for *_, state in loaded] == [3] * 3
+
+
+def leave_loops(partitions, folder):
+    """Whether a loader that loads the place of another one gives what that has not given."""
+
+    def make(partition=partitions[0]):
+        graph = sar.construct_full_graph(partition)
+        seeds, sampler = torch.arange(*graph.node_ranges[sar.rank()]), sar.DistNeighborSampler([2])
+        return sar.DataLoader(graph, seeds, sampler, BATCH, shuffle=True, seed=1)
+
+    def seeds_of(blocks):
+        return blocks[-1].dstdata["_ID"].tolist()
+
+    def rest():
+        other = make()
+        other.load_state_dict(loader.state_dict())
+        return [seeds_of(blocks) for blocks in other]
+
+    loader = make()
+    epochs = [[seeds_of(blocks) for blocks in loader] for _ in range(4)]
+    loader, found = make(), []
+    for number, _ in enumerate(loader):
+        if number == 1:
+            break
+    sar.save_checkpoint(folder, loaders=loader)
+    loaded = make()
+    sar.load_checkpoint(folder, loaders=loaded)
+    found.append([seeds_of(blocks) for blocks in loaded] == epochs[0][2:])
+    batches = iter(loader)  # of the next epoch, as ever
+    found.append(rest() == epochs[1])
+    found.append(seeds_of(next(batches)) == epochs[1][0])
+    found.append(rest() == epochs[1][1:])
+    for _ in zip(range(len(loader)), loader, strict=False):
+        pass
+    found.append(rest() == epochs[3])
+    elsewhere = make(partitions[1])
+    elsewhere.load_state_dict(make().state_dict() | {"batch": 1})
+    return [*found, elsewhere.state_dict()["batch"] == 0, len(epochs[0]) > 2]
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_loop_that_was_left_goes_on(pool, world_size, tmp_path):
+    partitions = list(zip(cut(1, world_size), cut(2, world_size), strict=True))
+    for found in pool.run(leave_loops, tmp_path, per_rank=partitions):
+        assert found == [True] * 7
 
 
 class Simple:
@@ -251,6 +325,39 @@ def load_model_alone(folder):
 def test_a_model_is_loaded_alone(pool, tmp_path):
     """As to evaluate it, from a checkpoint of training."""
     assert pool.run(load_model_alone, tmp_path) == [(3, True, True)] * 2
+
+
+def load_some(folder):
+    """Worker 1 cannot load all; what there is afterwards, and what there was before."""
+    seed_all(sar.rank())
+    simple, stop = Simple(), sar.EarlyStopping()
+    sar.sync_params(simple.model)
+    simple.model(torch.ones(40)).sum().backward()
+    simple.optimizer.step()
+    stop.step(1.0, simple.model)
+    others = [stop, Other({"batch": 1})]
+    simple.save(folder, 2, loaders=others)
+    nn.init.constant_(simple.model.weight, 5)
+    simple.optimizer.state[simple.model.weight]["momentum_buffer"].fill_(6)
+    stop.best, others[1].state = 7.0, "refuses" if sar.rank() == 1 else "takes all"
+    random_state = torch.get_rng_state()
+    failure = require(catch_and_recover(lambda: simple.load(folder, loaders=others)))
+    kept = [
+        bool((simple.model.weight == 5).all()),
+        bool((simple.optimizer.state[simple.model.weight]["momentum_buffer"] == 6).all()),
+        stop.best == 7,
+        others[1].state == ("refuses" if sar.rank() == 1 else "takes all"),
+        torch.equal(torch.get_rng_state(), random_state),
+    ]
+    return failure, kept
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_all_is_loaded_or_nothing(pool, tmp_path):
+    for rank, (failure, kept) in enumerate(pool.run(load_some, tmp_path)):
+        assert failure.kind == ("CheckpointError" if rank == 1 else "PeerError")
+        assert "another model, optimizer or loader: TypeError: not with me" in failure.message
+        assert kept == [True] * 5
 
 
 class Countdown:
