@@ -61,8 +61,8 @@ def _attention(relation: Relation, layer: Exchanged) -> float:
     running = Running.start(relation.num_dst, grad)
     for block, operands in zip(relation.blocks, ends, strict=True):
         attend(block, how, operands, running)
-    out, log_total = running.finish(relation.in_degrees)
-    stats = statistics_of(how, log_total, grad, out)
+    out, normaliser = running.finish(relation.in_degrees)
+    stats = statistics_of(how, normaliser, grad, out)
     note_scores(how, stats, y)
     y_grad, attn_grad = torch.zeros_like(y), torch.zeros_like(attn)
     for block, operands in zip(relation.blocks, ends, strict=True):

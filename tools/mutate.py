@@ -70,6 +70,13 @@ MUTANTS = [
         "tests/kernels/test_attention.py::test_result_and_gradients",
     ),
     Mutant(
+        "softmax whose sum keeps what a far greater score makes nothing of",
+        "sar/kernels/cpu/attention_loops.py",
+        "if peak[own + h] >= lowest and shrinks[t + h] != 1:",
+        "if total[own + h] != 0 and shrinks[t + h] != 1:",
+        "tests/kernels/test_attention.py::test_scores_of_any_size_in_any_order",
+    ),
+    Mutant(
         "softmax's gradient without its mean",
         "sar/kernels/torch/attention.py",
         "(share * along - stats[edges.dst, ALONG])",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sar.kernels.attention_operands import LOG_TOTAL, SCORE, STATISTICS, Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import INVERSE, SCORE, STATISTICS, Attention, Ends, Gradients, Running, Score
 from sar.kernels.backend import choose
 from sar.kernels.edge_block import EdgeBlock
 from sar.raw_memory import will_be_written
@@ -33,14 +33,20 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> No
         choose(ends.x).attend(block, how, _with_scores(how, ends), running)
 
 
-def destination_statistics(how: Attention, log_total: Tensor, grad: Tensor, out: Tensor) -> Tensor:
+def destination_statistics(how: Attention, normaliser: Tensor, grad: Tensor, out: Tensor) -> Tensor:
     """What a backward needs of each destination at a time, side by side.
 
+    Args:
+        how: as in the forward.
+        normaliser: from `Running.finish`, (num_dst, 2, H).
+        grad: (num_dst, H, D) gradient of the result, contiguous.
+        out: the result.
+
     Returns:
-        (num_dst, STATISTICS, H): log_total, the sums of grad * out over heads, and room for `note_scores`.
+        (num_dst, STATISTICS, H): the normaliser, the sums of grad * out over heads, and room for `note_scores`.
     """
-    stats = log_total.new_empty(len(log_total), STATISTICS, log_total.shape[1])
-    stats[:, LOG_TOTAL] = log_total
+    stats = normaliser.new_empty(len(normaliser), STATISTICS, normaliser.shape[2])
+    stats[:, : INVERSE + 1] = normaliser
     if grad.numel():
         choose(grad).head_sums(how, grad, out, stats)
     return stats

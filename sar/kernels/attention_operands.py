@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LOG_TOTAL, ALONG, SCORE = 0, 1, 2
+PEAK, INVERSE, ALONG, SCORE = 0, 1, 2, 3
 """Rows of a destination's statistics: see `sar.kernels.attention.destination_statistics`."""
 STATISTICS = 4
-"""How many rows there are; the last is empty, so that those of few heads share a cache line."""
+"""How many rows there are."""
 
 
 class Score(IntEnum):
@@ -75,10 +75,14 @@ class Running(NamedTuple):
         return cls(x.new_zeros(num_dst, *x.shape[1:]), torch.full_like(heads, -torch.inf), heads)
 
     def finish(self, in_degrees: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted mean, (num_dst, H, D), 0 without in-edges, and the logarithm of the sum, (num_dst, H)."""
+        """The weighted mean, (num_dst, H, D), 0 without in-edges, and what makes scores weights, (num_dst, 2, H).
+
+        The latter are the peak and 1 / total, by which a weight is exp(score - peak) / total. Added up to one number,
+        peak + log(total), they would lose the total where scores are large.
+        """
         total = self.total.masked_fill_((in_degrees == 0).unsqueeze(1), 1)
         out = self.out.div_(total.unsqueeze(2))
-        return out, self.peak.add_(total.log_())
+        return out, torch.stack([self.peak, total.reciprocal_()], 1)
 
 
 class Gradients(NamedTuple):

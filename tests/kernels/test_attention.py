@@ -1,6 +1,7 @@
 """One-pass attention, forward and backward, against softmax and sum by the edge in float64."""
 
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import pytest
@@ -80,12 +81,23 @@ class Tiles(NamedTuple):
         return cls(bounds, blocks)
 
     def forward(self, case: Case) -> tuple[Tensor, Tensor]:
-        """The result and the logarithm of the sum."""
+        """The result, and what makes scores weights."""
         how, _, dst, ends, _ = case
         running = Running.start(len(ends.y), ends.x)
         for (begin, end), block in zip(*self, strict=True):
             attend(block, how, ends._replace(x=ends.x[begin:end]), running)
         return running.finish(torch.bincount(dst, minlength=len(ends.y)))
+
+    def backward(self, case: Case, result: Tensor, normaliser: Tensor, grad: Tensor) -> Gradients:
+        """The gradients of the operands, from that of the result."""
+        how, _, _, ends, _ = case
+        stats = destination_statistics(how, normaliser, grad, result)
+        note_scores(how, stats, ends.y)
+        grads = Gradients(*(None if t is None else torch.zeros_like(t) for t in ends))
+        for (begin, end), block in zip(*self, strict=True):
+            here = ends._replace(x=ends.x[begin:end])
+            attend_grad(block, how, here, grad, stats, grads._replace(x=grads.x[begin:end]))
+        return grads
 
 
 @settings(max_examples=settings.default.max_examples * 3 // 2)
@@ -94,7 +106,7 @@ def test_result_and_gradients(case: Case, seed: int, in_place: bool) -> None:
     """In tiles as all at once, for every score, with dropout and edge weights."""
     how, src, dst, ends, _ = case
     tiles = Tiles.cut(case, in_place=in_place)
-    result, log_total = tiles.forward(case)
+    result, normaliser = tiles.forward(case)
     leaves = Ends(*(None if t is None else t.double().requires_grad_() for t in ends))
     wanted = expected(how, src, dst, leaves)
     tolerance = {"rtol": 1e-9, "atol": 1e-9} if ends.x.dtype is torch.float64 else {"rtol": 2e-3, "atol": 2e-3}
@@ -102,13 +114,7 @@ def test_result_and_gradients(case: Case, seed: int, in_place: bool) -> None:
 
     grad = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     wanted.backward(grad)
-    grad = grad.to(ends.x.dtype)
-    stats = destination_statistics(how, log_total, grad, result)
-    note_scores(how, stats, ends.y)
-    grads = Gradients(*(None if t is None else torch.zeros_like(t) for t in ends))
-    for (begin, end), block in zip(*tiles, strict=True):
-        here = ends._replace(x=ends.x[begin:end])
-        attend_grad(block, how, here, grad, stats, grads._replace(x=grads.x[begin:end]))
+    grads = tiles.backward(case, result, normaliser, grad.to(ends.x.dtype))
     for found, leaf in zip(grads, leaves, strict=True):
         if leaf is not None:
             assert found is not None
@@ -116,30 +122,112 @@ def test_result_and_gradients(case: Case, seed: int, in_place: bool) -> None:
             torch.testing.assert_close(found.double(), wanted_grad, **tolerance)
 
 
-@pytest.mark.parametrize(
-    ("values", "wanted"),
-    [
-        ([torch.inf, 0.0], [torch.nan, torch.nan]),
-        ([torch.nan, 0.0], [torch.nan, torch.nan]),
-        ([-torch.inf, 0.0], [0.0, 1.0]),
-        ([-torch.inf, -torch.inf], [torch.nan, torch.nan]),
-    ],
-)
-def test_infinite_and_undefined_scores(values: list[float], wanted: list[float]) -> None:
-    """As softmax has it, in one tile as in two; `y` carries the special values, one head each."""
-    src, dst = torch.tensor([0, 1]), torch.tensor([0, 0])
-    x = torch.tensor([[[values[0]]], [[values[1]]]])
-    reference = torch.tensor(values).softmax(0)
-    torch.testing.assert_close(reference, torch.tensor(wanted), equal_nan=True)
-    whole = EdgeBlock.from_coo(src, dst, 2, 1)
-    for tiles in ([(0, 2)], [(0, 1), (1, 2)]):
-        running = Running.start(1, x)
-        for begin, end in tiles:
-            ends = Ends(x[begin:end], torch.zeros(1, 1), torch.ones(1, 1), None)
-            attend(whole.select_sources(begin, end), Attention(Score.ADDITIVE, 1.0), ends, running)
-        _, log_total = running.finish(torch.tensor([2]))
-        weights = (torch.tensor(values) - log_total[0, 0]).exp()
-        torch.testing.assert_close(weights, torch.tensor(wanted), equal_nan=True)
+ORDERS = ("ascending", "descending", "greatest in the middle", "alternating", "random", "equal")
+"""In which the scores of a destination come, a head each."""
+
+
+def levels(count: int, generator: torch.Generator) -> Tensor:
+    """Integers in ORDERS, (count, heads); the greatest stand twice, so that they are equal in two tiles or more."""
+    ascending = torch.arange(count) // 2
+    shuffled = ascending[torch.randperm(count, generator=generator)]
+    middle = torch.minimum(ascending, ascending.flip(0))
+    alternating = torch.where(torch.arange(count) % 2 == 0, ascending, ascending.flip(0))
+    orders = [ascending, ascending.flip(0), middle, alternating, shuffled, torch.full_like(ascending, 3)]
+    return torch.stack(orders, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("score", Score)
+def test_scores_of_any_size_in_any_order(score: Score, dtype: torch.dtype) -> None:
+    """The greatest in any chunk of edges, and in any tile. Numbers are such that scores are exact."""
+    for size in (1, 32, 1024, 16384):
+        generator = torch.Generator().manual_seed(size)
+
+        def few(*shape: int, generator: torch.Generator = generator) -> Tensor:
+            return torch.randint(-1, 2, shape, generator=generator).to(dtype)
+
+        count, heads, dim = 200, len(ORDERS), 9
+        x, attn = few(count, heads, dim), few(heads, dim)
+        x[:, :, 0], attn[:, 0] = levels(count, generator).to(dtype), 1
+        y = few(3, heads) if score is Score.ADDITIVE else few(3, heads, dim)
+        if score is Score.DOT:
+            y[:, :, 0] = torch.tensor([[1], [-1], [0]])
+        src, dst = torch.arange(count).repeat(3), torch.arange(3).repeat_interleave(count)
+        weight = 1 + few(len(src)).abs()
+        ends = Ends(x * size, y * size, None if score is Score.DOT else attn, weight)
+        for cuts in ([0, count], [0, 30, 94, 100, count]):
+            case = Attention(score, 0.5), src, dst, ends, cuts
+            tiles = Tiles.cut(case, in_place=False)
+            result, normaliser = tiles.forward(case)
+            leaves = Ends(*(None if t is None else t.to(torch.float64, copy=True).requires_grad_() for t in ends))
+            wanted = expected(*case[:3], leaves)
+            grad = 1 + few(*wanted.shape)
+            wanted.backward(grad.double())
+            grads = tiles.backward(case, result, normaliser, grad)
+
+            # What is subtracted from each other in a gradient, at most, by operand.
+            along, slope = 200 * size * dim, 200 * size if score is Score.DOT else 1
+            scales = Ends(along * slope, along * slope, along * 200 * size, along)
+            close = partial(torch.testing.assert_close, rtol=0)
+            accuracy = 100 * torch.finfo(dtype).eps
+            close(result.double(), wanted, atol=200 * size * accuracy)
+            for found, leaf, scale in zip(grads, leaves, scales, strict=True):
+                if leaf is not None:
+                    assert found is not None
+                    close(found.double(), leaf.grad, atol=scale * accuracy)
+
+
+@settings(max_examples=settings.default.max_examples // 4)
+@given(seed=st.integers(0, 1000), score=st.sampled_from(Score), dim=st.sampled_from([1, 3, 8, 45]))
+def test_the_backward_has_the_weights_of_the_forward(seed: int, score: Score, dim: int) -> None:
+    """Scores that large change by much if one operation on them is rounded in another way."""
+    generator = torch.Generator().manual_seed(seed)
+    src = torch.randint(50, (1000,), generator=generator)
+    dst = torch.randint(3, (1000,), generator=generator).sort().values
+    y = (3, 5) if score is Score.ADDITIVE else (3, 5, dim)
+    x, y, attn, grad = (torch.randn(shape, generator=generator) for shape in ((50, 5, dim), y, (5, dim), (3, 5, dim)))
+    ends = Ends(3000 * x, 3000 * y, None if score is Score.DOT else attn, torch.ones(1000))
+    case = Attention(score, 0.2), src, dst, ends, [0, 20, 50]
+    tiles = Tiles.cut(case, in_place=False)
+    result, normaliser = tiles.forward(case)
+    found = tiles.backward(case, result, normaliser, grad).weight
+    assert found is not None
+    # The gradient of an edge's weight is the softmax times grad * x, of which the result is the sum.
+    along = torch.zeros(3).index_add(0, dst, found)
+    torch.testing.assert_close(along, (grad * result).sum((1, 2)), rtol=0, atol=1e-5 * float(ends.x.abs().max()) * dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_infinite_undefined_and_tiny_scores(dtype: torch.dtype) -> None:
+    """As softmax has them, in one tile as in two, and in as many chunks; gradients too."""
+    info, most = torch.finfo(dtype), 140
+    values = [-torch.inf, torch.inf, torch.nan, 0.0, info.max, info.min, info.smallest_normal / 8, -1000.0]
+    generator = torch.Generator().manual_seed(0)
+    for first, then in product(values, values):
+        scores = torch.tensor([first, then], dtype=dtype).repeat_interleave(most // 2).unsqueeze(1)
+        x = torch.randn(most, 1, 3, generator=generator, dtype=dtype)
+        given, theirs = x.clone().requires_grad_(), scores.clone().requires_grad_()
+        wanted = (theirs.softmax(0).unsqueeze(2) * given).sum(0, keepdim=True)
+        grad = torch.randn(1, 1, 3, generator=generator, dtype=dtype)
+        wanted.backward(grad)
+        whole = EdgeBlock.from_coo(torch.arange(most), torch.zeros(most, dtype=torch.int64), most, 1)
+        how, y, attn = Attention(Score.ADDITIVE, 1.0), torch.zeros(1, 1, dtype=dtype), torch.ones(1, 3, dtype=dtype)
+        for tiles in ([(0, most)], [(0, most // 2), (most // 2, most)]):
+            running = Running.start(1, x)
+            blocks = [whole.select_sources(*bounds) for bounds in tiles]
+            ends = [Ends(x[begin:end], y, attn, None, scores[begin:end]) for begin, end in tiles]
+            for block, here in zip(blocks, ends, strict=True):
+                attend(block, how, here, running)
+            out, normaliser = running.finish(torch.tensor([most]))
+            stats = destination_statistics(how, normaliser, grad, out)
+            note_scores(how, stats, y)
+            grads = [Gradients(*(None if t is None else torch.zeros_like(t) for t in here)) for here in ends]
+            for block, here, there in zip(blocks, ends, grads, strict=True):
+                attend_grad(block, how, here, grad, stats, there)
+            close = partial(torch.testing.assert_close, equal_nan=True, msg=f"scores {first} and {then} in {tiles}")
+            close(out, wanted)
+            close(torch.cat([part.x for part in grads]), given.grad)
+            close(torch.cat([part.x_score for part in grads]), theirs.grad)
 
 
 def test_dropout_is_uniform_over_edges_and_heads() -> None:

@@ -68,8 +68,8 @@ def test_attention_forward_and_backward(block: EdgeBlock, score: Score, weighted
     def forward_and_backward() -> None:
         running = Running.start(NODES, ends.x)
         attend(block, how, ends, running)
-        out, log_total = running.finish(torch.ones(NODES))
-        stats = destination_statistics(how, log_total, out, out)
+        out, normaliser = running.finish(torch.ones(NODES))
+        stats = destination_statistics(how, normaliser, out, out)
         note_scores(how, stats, ends.y)
         attend_grad(block, how, ends, out, stats, grads)
 

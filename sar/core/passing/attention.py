@@ -4,7 +4,7 @@
 A destination's in-edges are in all shards, so their softmax is made as the shards come by: relative to the greatest
 score so far, as in `sar.kernels.attention`. What travels is the sources' features; a reader makes their scores itself,
 unless it reads them in place. The backward fetches the features again (or has kept them), makes each weight anew from
-the logarithm of its destination's sum, and returns one gradient.
+the greatest score and the sum of exponentials of its destination, and returns one gradient.
 """
 
 from collections.abc import Callable
@@ -138,15 +138,15 @@ class _AttentionCall(Collective):
     def forward(self, *inputs: Any) -> Made:
         given, made_of = Inputs(*inputs[:5]), inputs[5:]
         keep = bool(self.needed) and self.context.settings.keep
-        out, log_total, kept = self._attend(given, keep)
+        out, normaliser, kept = self._attend(given, keep)
         self.kept = list(kept)
         x = given.x if self.recompute is None else None
         dtypes = [tensor.dtype for tensor in given if tensor is not None]
         result = out.to(reduce(torch.promote_types, dtypes))
-        return Made((result,), [out, log_total, x, *given[1:], *made_of, *kept.values()])
+        return Made((result,), [out, normaliser, x, *given[1:], *made_of, *kept.values()])
 
     def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[Tile, Tensor]]:
-        """The result, (N_dst, H, D), the logarithms of sums of exponentials, (N_dst, H), and fetched rows to keep."""
+        """The result, (N_dst, H, D), what makes scores weights (see `Running.finish`), and fetched rows to keep."""
         x, received, scores = inputs.x, None, self._scores(inputs)
         if self.distributed:
             # The first tiles travel while all of the own nodes' part is computed.
@@ -172,11 +172,11 @@ class _AttentionCall(Collective):
         return self.context.exchange(widest, self.signature)
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
-        out, log_total = saved[:2]
+        out, normaliser = saved[:2]
         grad = grads[0].to(out.dtype).contiguous()
-        stats = destination_statistics(self.how, log_total, grad, out)
+        stats = destination_statistics(self.how, normaliser, grad, out)
         # The result has served: its memory is free for what comes, unless the graph is retained.
-        del saved[:2], out, log_total
+        del saved[:2], out, normaliser
         inputs, made_of = Inputs(*saved[:5]), saved[5 : len(saved) - len(self.kept)]
         kept = dict(zip(self.kept, saved[len(saved) - len(self.kept) :], strict=True))
         if self.recompute is not None:

@@ -2,8 +2,8 @@
 
 Scores are computed where they are used, so nothing has the size of the edges. A destination's edges may come in several
 blocks: it keeps the greatest score so far, and the sums relative to it (Milakov and Gimelshein 2018, "Online normalizer
-calculation for softmax"; Dao 2022, "FlashAttention"). The backward makes each weight anew from the logarithm
-of its sum.
+calculation for softmax"; Dao 2022, "FlashAttention"). The backward makes each weight anew from the
+greatest score of all and the sum.
 
 Arrays are flat; `width` is heads * dim. The ends of an edge are called as in `sar.kernels.cpu.walks`: "own" is the row
 by which edges are grouped, "other" that at the other end. See [Note: chunks of edges] in `attention_steps`.
@@ -115,11 +115,13 @@ def _attending(additive: bool) -> Any:
                 score_pair(to, scored, own, other, scores, i)
                 raise_to(heads, tops, t, scores, i)
         for k in range(chunk.count):
-            rise(heads, peak, total, scratch.owns[k] * heads, tops, shrinks, k * heads, lowest)
+            own, t = scratch.owns[k] * heads, k * heads
+            rise(heads, peak, total, own, tops, shrinks, t, lowest)
             for h in range(heads):
-                i = scratch.owns[k] * heads + h
-                if total[i] != 0 and shrinks[k * heads + h] != 1:
-                    scale(to.dim, out, i * to.dim, shrinks[k * heads + h])
+                # Not by the total: that has shrunk already, to 0 where the peak has risen by much.
+                if peak[own + h] >= lowest and shrinks[t + h] != 1:
+                    scale(to.dim, out, (own + h) * to.dim, shrinks[t + h])
+            copy(heads, peak, own, tops, t)
         for q in range(chunk.size):
             weigh_and_count(
                 heads, scores, q * heads, tops, scratch.place_of[q] * heads, total, scratch.own_of[q] * heads

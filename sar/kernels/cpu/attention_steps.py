@@ -37,7 +37,8 @@ ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 CHUNK = 64  # edges that are worked on at a time
 AHEAD = np.uint64(32)  # edges between asking for a row and using it; most loops here take few nanoseconds an edge
 LOWEST_32, LOWEST_64 = (float(np.finfo(dtype).min) for dtype in (np.float32, np.float64))
-LOG_TOTAL, ALONG, SCORE = (np.uint64(row) for row in (operands.LOG_TOTAL, operands.ALONG, operands.SCORE))
+PEAK, INVERSE = np.uint64(operands.PEAK), np.uint64(operands.INVERSE)
+ALONG, SCORE = np.uint64(operands.ALONG), np.uint64(operands.SCORE)
 STATISTICS = np.uint64(operands.STATISTICS)
 
 u64 = np.uint64
@@ -143,17 +144,20 @@ def score_additive(of: Lanes) -> Run:
 
 @over_heads
 def weigh_additive(of: Lanes) -> Run:
-    """weights[i] = exp(leaky_relu(a[ia] + b[ib]) - logs[ib]), and slopes[i] the leaky ReLU's derivative."""
+    """weights[i] = exp(leaky_relu(a[ia] + b[ib]) - b[peak]) * b[inverse], and slopes[i] the leaky ReLU's derivative.
+
+    Scores are rounded as in `score_additive`: of large ones the last bit counts.
+    """
     load, store, everywhere = of.load, of.store, of.everywhere
 
     def run(
-        h: Index, weights: Array, slopes: Array, i: Index, a: Array, ia: Index, b: Array, ib: Index, log: Index,
-        slope: Any, one: Any,
+        h: Index, weights: Array, slopes: Array, i: Index, a: Array, ia: Index, b: Array, ib: Index, peak: Index,
+        inverse: Index, slope: Any, one: Any,
     ) -> None:  # fmt: skip
         raw = load(a, ia + h) + load(b, ib + h)
-        factors = where_positive(raw, everywhere(one), everywhere(slope))
-        store(slopes, i + h, factors)
-        store(weights, i + h, exp(raw * factors - load(b, log + h)))
+        score = where_positive(raw, raw, raw * everywhere(slope))
+        store(slopes, i + h, where_positive(raw, everywhere(one), everywhere(slope)))
+        store(weights, i + h, exp(score - load(b, peak + h)) * load(b, inverse + h))
 
     return run
 
@@ -174,9 +178,11 @@ def copy(of: Lanes) -> Run:
 
 @over_heads
 def weigh(of: Lanes) -> Run:
-    """a[i] = exp(a[i] - logs[j])"""
+    """a[i] = exp(a[i] - stats[peak]) * stats[inverse]"""
     load, store = of.load, of.store
-    return lambda h, a, i, logs, j: store(a, i + h, exp(load(a, i + h) - load(logs, j + h)))
+    return lambda h, a, i, stats, peak, inverse: store(
+        a, i + h, exp(load(a, i + h) - load(stats, peak + h)) * load(stats, inverse + h)
+    )
 
 
 @over_heads
@@ -310,7 +316,7 @@ def _add_four_heads(chunk: Chunk, to: Heads, h: Index, k: Index, rows: Array, fa
 
 @over_heads
 def rise(of: Lanes) -> Run:
-    """Raise peak[o] to tops[t], which total[o] is relative to then; shrinks[t] is what it was multiplied with.
+    """Make total[o] relative to tops[t] instead of peak[o]; shrinks[t] is what it was multiplied with.
 
     A top of -inf becomes `lowest`, the lowest finite number, because -inf less -inf would be NaN.
     """
@@ -320,7 +326,6 @@ def rise(of: Lanes) -> Run:
         top = larger(load(tops, t + h), everywhere(lowest))
         shrink = exp(load(peak, o + h) - top)
         store(tops, t + h, top)
-        store(peak, o + h, top)
         store(shrinks, t + h, shrink)
         store(total, o + h, load(total, o + h) * shrink)
 
@@ -336,8 +341,11 @@ def write_additive_weights(chunk: Chunk, to: Heads, scored: Scored, stats: Array
     for q in range(chunk.size):
         own, other, i = scratch.own_of[q], u64(walk.other[chunk.first + q]), q * heads
         look_ahead(OTHER, walk, chunk.first + q, stats, step, AHEAD)
-        at, log = other * step + SCORE * heads, other * step + LOG_TOTAL * heads
-        weigh_additive(heads, scratch.scores, scratch.slopes, i, scored.mine, own * heads, stats, at, log, factor, one)
+        at, peak = other * step + SCORE * heads, other * step + PEAK * heads
+        inverse = other * step + INVERSE * heads
+        weigh_additive(
+            heads, scratch.scores, scratch.slopes, i, scored.mine, own * heads, stats, at, peak, inverse, factor, one
+        )
 
 
 @inline
@@ -350,7 +358,7 @@ def write_pair_weights(chunk: Chunk, to: Heads, whose: int, scored: Scored, stat
         look_ahead(OTHER, walk, chunk.first + q, scored.theirs, heads * to.dim, AHEAD)
         score_pair(to, scored, own, other, scratch.scores, i)
         d = own if whose == OWN else other
-        weigh(heads, scratch.scores, i, stats, d * step + LOG_TOTAL * heads)
+        weigh(heads, scratch.scores, i, stats, d * step + PEAK * heads, d * step + INVERSE * heads)
 
 
 @inline

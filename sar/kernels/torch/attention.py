@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from sar.kernels.attention_operands import ALONG, LOG_TOTAL, Attention, Ends, Gradients, Running
+from sar.kernels.attention_operands import ALONG, INVERSE, PEAK, Attention, Ends, Gradients, Running
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.torch.edge_chunks import EdgeChunk, edge_chunks
 
@@ -62,7 +62,7 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
     """Reference of `sar.kernels.attention.attend_grad`; see `Backend`."""
     for edges in edge_chunks(block, tuple(ends.x.shape[1:])):
         score = _scores(how, ends, edges)
-        softmax = (score - stats[edges.dst, LOG_TOTAL]).exp()
+        softmax = (score - stats[edges.dst, PEAK]).exp() * stats[edges.dst, INVERSE]
         kept, share = _shares(how, ends, edges)
         out_grad = grad[edges.dst]
         along = (out_grad * ends.x[edges.src]).sum(-1)
