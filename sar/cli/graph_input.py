@@ -60,6 +60,9 @@ def _add_options(group: "argparse._ArgumentGroup") -> None:
         help="make masks of these shares of the labelled nodes, such as 0.6,0.2,0.2, drawn with --seed",
     )
     group.add_argument("--allow-nan", action="store_true", help="take NaN in features")
+    group.add_argument(
+        "--allow-outside", action="store_true", help="read what a metadata.json names outside of its directory, too"
+    )
     group.add_argument("--undirected", action="store_true", help="give every edge its reverse")
     group.add_argument("--remove-duplicates", action="store_true", help="keep one of edges with the same ends")
     loops = group.add_mutually_exclusive_group()

@@ -45,6 +45,7 @@ class InputOptions:
     columns: tuple[str | int, str | int] | None = None
     dtype: str | None = None
     allow_nan: bool = False
+    allow_outside: bool = False
     undirected: bool = False
     remove_duplicates: bool = False
     self_loops: Literal["keep", "remove", "add"] = "keep"

@@ -128,6 +128,7 @@ def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(command, "run_partition", lambda *options: asked.extend(options) or sys.exit(3))
     how = ["--format", "text", "--delimiter", ";", "--header", "--allow-nan", "--dtype", "int32", "--imbalance", "0.2"]
+    how += ["--allow-outside"]
     clean = ["--remove-duplicates", "--remove-self-loops", "--local-output", "--overwrite", "--split", "0.5,0.25,0.25"]
     with pytest.raises(SystemExit):
         main(["partition", "a.txt", "b.txt", "--parts", "2", "--out", "parts", *how, *clean])
@@ -135,6 +136,7 @@ def test_more_of_what_options_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source.path == ["a.txt", "b.txt"]
     assert (source.format, source.delimiter, source.header, source.dtype) == ("text", ";", True, "int32")
     assert (source.allow_nan, source.remove_duplicates, source.self_loops) == (True, True, "remove")
+    assert source.allow_outside
     assert (source.split, assigning.imbalance) == ((0.5, 0.25, 0.25), 0.2)
     assert (output.local_output, output.overwrite, output.resume) == (True, True, False)
 

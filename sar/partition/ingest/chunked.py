@@ -1,6 +1,7 @@
 """DGL's chunked graph format: a `metadata.json` that lists types, counts and the files of edges and features."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sar.adapters.dgl.reader.partition_json import check_inside
 from sar.common_tuples import CanonicalEtype
 from sar.errors import PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource
@@ -21,19 +23,20 @@ from sar.partition.stored import unreadable
 _FORMATS = {"csv": "text", "numpy": "npy", "parquet": "parquet"}
 
 
-def open_chunked(path: Path, scratch: Path, *, allow_nan: bool) -> GraphSource:
+def open_chunked(path: Path, scratch: Path, *, allow_nan: bool, allow_outside: bool) -> GraphSource:
     """A graph in the chunked format.
 
     Args:
         path: the `metadata.json`; paths in it are relative to its folder, or absolute.
         scratch: directory for copies in binary of edges and features that are text or Parquet.
         allow_nan: whether there may be NaN in other columns than labels and masks.
+        allow_outside: whether it may name files outside of its folder, also by links.
 
     Raises:
         PartitionError: the file is missing or damaged, its entries contradict each other or the files it names, or one
-            of these is missing or damaged.
+            of these is missing, damaged or outside.
     """
-    meta = _Metadata.read(path)
+    meta = _Metadata.read(path, allow_outside)
     ntypes, etypes = meta.types("node_type"), meta.types("edge_type")
     canonical = {name: meta.edge_type(name, ntypes) for name in etypes}
     num_nodes = {ntype: sum(chunks) for ntype, chunks in meta.counts("num_nodes", ntypes).items()}
@@ -56,20 +59,21 @@ class _Metadata:
 
     path: Path
     content: Mapping[str, Any]
+    allow_outside: bool
 
     @classmethod
-    def read(cls, path: Path) -> "_Metadata":
+    def read(cls, path: Path, allow_outside: bool) -> "_Metadata":
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise unreadable(path, error) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PartitionError(f"{path} is no JSON file: {error}. Write or copy it again.") from error
         if not isinstance(content, dict):
             raise PartitionError(
                 f"{path} holds a {type(content).__name__}; expected an object with node_type and so on."
             )
-        return cls(path, content)
+        return cls(path, content, allow_outside)
 
     def error(self, what: str) -> PartitionError:
         """An error in this file."""
@@ -181,6 +185,8 @@ class _Metadata:
         if not isinstance(data, list) or not all(isinstance(file, str) for file in data):
             raise self.error(f"{what} has the data {_short(data)}; expected a list of file names")
         files = [self.path.parent / file for file in data]
+        for file in [] if self.allow_outside else files:
+            check_inside(f"{self.path}: {what}", file, os.path.realpath(self.path.parent))
         return _FORMATS[name], delimiter, find_files(files) if files else []
 
 

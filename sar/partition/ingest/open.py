@@ -38,6 +38,7 @@ def open_graph(
     columns: tuple[str | int, str | int] | None = None,
     dtype: str | None = None,
     allow_nan: bool = False,
+    allow_outside: bool = False,
 ) -> GraphSource:
     """Open a graph that may be larger than memory.
 
@@ -68,6 +69,7 @@ def open_graph(
             and `dst` or the like, else the only two.
         dtype: of raw edges: `int32` or `int64`.
         allow_nan: take NaN in features; never in labels and masks. Features are checked while they are read.
+        allow_outside: whether a `metadata.json` may name files outside of its directory, also by links.
 
     Raises:
         PartitionError: files are missing, truncated or damaged, do not fit together, or hold IDs that are no nodes;
@@ -87,7 +89,7 @@ def open_graph(
         edges = {_edge_type(name): files for name, files in path.items()}
     else:
         edges = {ONLY_TYPE: path}
-        found = _with_types(path, format, folder, allow_nan=allow_nan)
+        found = _with_types(path, format, folder, allow_nan=allow_nan, allow_outside=allow_outside)
     if found is None:
         graph = _open_edge_lists(edges, how, num_nodes, node_features, folder, allow_nan=allow_nan)
     else:
@@ -114,7 +116,9 @@ def from_memory(data: GraphData | HeteroGraphData) -> GraphSource:
     return GraphSource(data.num_nodes, edges, data.node_data, {etype: {} for etype in edges})
 
 
-def _with_types(path: Files, format: str | None, scratch: Path, *, allow_nan: bool) -> GraphSource | None:
+def _with_types(
+    path: Files, format: str | None, scratch: Path, *, allow_nan: bool, allow_outside: bool
+) -> GraphSource | None:
     """The graph where the format tells types and counts; None where there are edges only."""
     if isinstance(path, str | PathLike) and (Path(path) / METADATA).is_file():
         path = Path(path) / METADATA
@@ -126,7 +130,7 @@ def _with_types(path: Files, format: str | None, scratch: Path, *, allow_nan: bo
         raise ConfigError(f"'{path}' names {len(files)} files of the format {format!r}; expected one.")
     (file,) = files
     if format == "chunked":
-        return open_chunked(file, scratch, allow_nan=allow_nan)
+        return open_chunked(file, scratch, allow_nan=allow_nan, allow_outside=allow_outside)
     if format == "npz":
         graph = from_memory(read_any_npz(file))
     else:

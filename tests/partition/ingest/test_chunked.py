@@ -145,6 +145,26 @@ def test_metadata_that_cannot_be(tmp_path, path, value, message):
         rewritten(tmp_path, content)
 
 
+@pytest.mark.parametrize("name", ["../secret.csv", "{outside}/secret.csv", "link.csv", "up/secret.csv"])
+@pytest.mark.parametrize("of", ["edges/user:follows:user", "node_data/user/feat"])
+def test_files_outside_are_read_on_request_only(tmp_path, of, name):
+    """And errors have nothing of what is in them."""
+    content = written(tmp_path / "graph")
+    secret, folder = tmp_path / "secret.csv", tmp_path / "graph"
+    secret.write_text("hush:x:0:0\n")
+    (folder / "link.csv").symlink_to(secret)
+    (folder / "up").symlink_to(tmp_path)
+    change(content, of, {"format": {"name": "csv", "delimiter": " "}, "data": [name.format(outside=tmp_path)]})
+    with pytest.raises(PartitionError, match=r"secret\.csv; expected a file below .*allow_outside=True") as caught:
+        rewritten(folder, content)
+    assert "hush" not in str(caught.value)
+    with pytest.raises(PartitionError, match="hush:x:0:0"):
+        open_graph(folder, tmp_path / "scratch", allow_outside=True)
+    change(content, of + "/data", ["a\0b"])
+    with pytest.raises(PartitionError, match="no file name"):
+        rewritten(folder, content)
+
+
 def test_counts_that_disagree_with_the_files(tmp_path):
     content = written(tmp_path)
     content["num_edges_per_type"][1] = 42
@@ -168,6 +188,9 @@ def test_counts_that_disagree_with_the_files(tmp_path):
 
 def test_no_json(tmp_path):
     (tmp_path / "metadata.json").write_text("{")
+    with pytest.raises(PartitionError, match=r"metadata.json is no JSON file"):
+        open_graph(tmp_path, tmp_path / "scratch")
+    (tmp_path / "metadata.json").write_text("[" * 10**5)
     with pytest.raises(PartitionError, match=r"metadata.json is no JSON file"):
         open_graph(tmp_path, tmp_path / "scratch")
     (tmp_path / "metadata.json").write_text("[]")

@@ -245,12 +245,21 @@ def _part_files(path: Path, content: dict[str, Any], num_parts: int, *, allow_ou
         folder = os.path.realpath(path.parent)
         for key, named in zip(expected, files, strict=True):
             for kind, file in named.items():
-                _check_inside(f"{path}: {kind} of {key}", file, folder)
+                check_inside(f"{path}: {kind} of {key}", file, folder)
     return files
 
 
-def _check_inside(what: str, file: Path, folder: str) -> None:
-    """Refuse what leads out of the folder; a directory from elsewhere could name any file of this machine."""
+def check_inside(what: str, file: Path, folder: str) -> None:
+    """Refuse what leads out of the folder; a directory from elsewhere could name any file of this machine.
+
+    Args:
+        what: says in errors what names the file.
+        file: as it is named.
+        folder: its `os.path.realpath`.
+
+    Raises:
+        PartitionError: the file is not below the folder, also by a link.
+    """
     try:
         real = os.path.realpath(file)
     except ValueError as error:  # a name that no file can have
