@@ -10,7 +10,6 @@ from sar import __version__
 from sar.errors import SarError
 
 COMMANDS = {
-    "bench-network": "Measure the network between workers; say whether it or the partitioning limits training.",
     "chunk": "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it.",
     "demo": "Train GraphSAGE and GAT with several workers and with one process, and compare.",
     "inspect": "Show what is in a partition directory, and check that its files fit together.",

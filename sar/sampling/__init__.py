@@ -1,7 +1,6 @@
 """Mini-batch training: which seed nodes go to which worker and batch, and neighbors sampled across all workers."""
 
 from sar.sampling.edge_sampler import EdgePredictionSampler
-from sar.sampling.layerwise import LadiesSampler
 from sar.sampling.loader import DataLoader
 from sar.sampling.optimized_batches import OptimizedBatches
 from sar.sampling.saint import SAINTSampler
@@ -16,7 +15,6 @@ __all__ = [
     "DataLoader",
     "DistNeighborSampler",
     "EdgePredictionSampler",
-    "LadiesSampler",
     "OptimizedBatches",
     "SAINTSampler",
     "SeedBatches",

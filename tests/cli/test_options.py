@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers import REPOSITORY
 
-COMMANDS = ("bench-network", "chunk", "inspect", "launch", "partition", "plan")
+COMMANDS = ("chunk", "inspect", "launch", "partition", "plan")
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:

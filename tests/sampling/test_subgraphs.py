@@ -306,8 +306,6 @@ def refused(partition, how):
         return sar.DataLoader(graph, torch.tensor([2]), sar.ClusterGCNSampler(graph, 3))
     if how == "saint":
         return sar.SAINTSampler("walk", (2, 2)).sample(graph, torch.arange(1))
-    if how == "ladies":
-        return sar.LadiesSampler([3]).sample(graph, torch.arange(*graph.node_ranges[sar.rank()])[:1])
     if how == "another graph":
         return sar.ClusterGCNSampler(graph, 3).sample(sar.construct_full_graph(partition), torch.tensor([0]))
     assert how == "other budgets"
@@ -315,7 +313,7 @@ def refused(partition, how):
 
 
 REFUSED = {
-    **dict.fromkeys(["clusters", "saint", "ladies"], ("GraphError", True)),
+    **dict.fromkeys(["clusters", "saint"], ("GraphError", True)),
     **dict.fromkeys(["no such cluster", "shared cluster"], ("GraphError", False)),
     **dict.fromkeys(["too long", "too large", "another graph"], ("ConfigError", False)),
     "other budgets": ("DisagreementError", False),

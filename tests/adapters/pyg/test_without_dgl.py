@@ -51,7 +51,6 @@ links = sar.EdgePredictionSampler(neighbors, "self", negative_sampler=NegativeSa
 for sampler, seeds in (
     (neighbors, torch.arange(40)),
     (links, graph.edata["_ID"][:40]),
-    (sar.LadiesSampler([5], input_node_features=features), torch.arange(40)),
     (sar.ClusterGCNSampler(graph, 8, input_node_features=features), torch.arange(8)),
     (sar.SAINTSampler("walk", (5, 2), input_node_features=features), torch.arange(10)),
 ):
