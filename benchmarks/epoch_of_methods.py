@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import command, measure
+from benchmarks.edge_partitioners import method_named, method_names
 from benchmarks.graphs import GeneratedSize, Prepared, prepare
 from benchmarks.measure import Job
 from benchmarks.models import MODELS
@@ -22,7 +23,6 @@ from benchmarks.summary import Spread, seconds
 from sar.host.processes import run_workers
 from sar.partition.assign.assigning import AUTO, IN_EDGES, balance_weights
 from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.methods import method_named, method_names
 from sar.partition.ingest import from_memory
 from sar.partition.inspect.text_tables import as_markdown, as_text
 from sar.partition.write.write import write_partitions

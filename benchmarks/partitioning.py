@@ -15,6 +15,7 @@ import torch
 
 from benchmarks import command
 from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
+from benchmarks.edge_partitioners import method_named, method_names
 from benchmarks.plots import draw_partitioning
 from benchmarks.quality import measure_quality
 from benchmarks.report import MEGA, describe_setting, write_section
@@ -26,7 +27,6 @@ from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.assign.assigning import IN_EDGES, balance_weights
 from sar.partition.assign.assignment import AssignmentTask, Method
-from sar.partition.assign.methods import method_named, method_names
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.text_tables import as_markdown, as_text

@@ -15,12 +15,12 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.edge_files import GeneratedEdges, both_ways, graph_of, prepare
+from benchmarks.edge_partitioners import method_named, method_names
 from benchmarks.quality import measure_quality
 from benchmarks.report import describe_setting, write_section
 from benchmarks.results import read, save, setting
 from sar.partition.assign.assigning import AUTO, SPRING
 from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.methods import method_named, method_names
 from sar.partition.assign.spring import merged_clusters
 from sar.partition.graph_data import Array
 from sar.partition.inspect.text_tables import as_markdown, as_text

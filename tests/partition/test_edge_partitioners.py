@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.edge_partitioners import method_named
 from sar.partition.assign.balance import balance_constraints
-from sar.partition.assign.methods import method_named
 from sar.partition.graph_data import Array
 from tests.partition.streams import Edges, edge_task, small_graphs
 

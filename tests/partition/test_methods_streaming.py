@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.edge_partitioners import method_named, method_names
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.methods import ENTRY_POINTS, METHODS, method_named, method_names
+from sar.partition.assign.methods import ENTRY_POINTS, METHODS
 from sar.partition.graph_data import Array, GraphData
 from tests.partition.streams import Edges, edge_task, typed_task
 from tests.workers import REPOSITORY
@@ -130,12 +131,6 @@ def test_unknown_names_are_told() -> None:
     with pytest.raises(ConfigError, match="no partition method 'springs'; expected one of random, spring, ldg"):
         method_named("springs")
     assert method_names()[: len(METHODS)] == list(METHODS)
-
-
-def test_edge_partitioners_come_by_the_entry_points_of_any_package() -> None:
-    names = {"dbh", "greedy", "hdrf", "2ps-l"}
-    assert not names & set(METHODS)
-    assert names <= set(method_names())
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The methods that assign nodes to parts, by name; one is imported when it is asked for.
 
-A method is a function from `AssignmentTask` to parts. It becomes known by an entry point of the group
-`sar.partition_methods`, in this project's `pyproject.toml` (the edge partitioners) or in that of any other package.
+A method is a function from `AssignmentTask` to parts. Other packages add theirs by entry points of the group
+`sar.partition_methods`.
 """
 
 from importlib import import_module

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.compiled import compiled
-from sar.partition.assign.edge_partitioners.placement import (
+from benchmarks.edge_partitioners.placement import (
     Placement,
     lightest_of_all,
     lightest_shared,
     new_placement,
     place,
 )
-from sar.partition.assign.edge_partitioners.votes import choose_owners
+from benchmarks.edge_partitioners.votes import choose_owners
+from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.compiled import compiled
 from sar.partition.assign.stream import count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 

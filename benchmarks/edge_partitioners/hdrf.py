@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.compiled import compiled
-from sar.partition.assign.edge_partitioners.placement import (
+from benchmarks.edge_partitioners.placement import (
     BITS,
     Placement,
     has_replica,
@@ -12,7 +10,9 @@ from sar.partition.assign.edge_partitioners.placement import (
     new_placement,
     place,
 )
-from sar.partition.assign.edge_partitioners.votes import choose_owners
+from benchmarks.edge_partitioners.votes import choose_owners
+from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.compiled import compiled
 from sar.partition.assign.stream import edge_chunks, index_dtype
 from sar.partition.graph_data import Array
 

@@ -4,18 +4,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.balance import list_schedule
-from sar.partition.assign.clusters import Clusters, move, no_clusters, open_clusters
-from sar.partition.assign.compiled import compiled
-from sar.partition.assign.edge_partitioners.placement import (
+from benchmarks.edge_partitioners.placement import (
     Placement,
     has_replica,
     lightest_of_all,
     new_placement,
     place,
 )
-from sar.partition.assign.edge_partitioners.votes import choose_owners
+from benchmarks.edge_partitioners.votes import choose_owners
+from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.balance import list_schedule
+from sar.partition.assign.clusters import Clusters, move, no_clusters, open_clusters
+from sar.partition.assign.compiled import compiled
 from sar.partition.assign.stream import count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 

@@ -1,1 +1,0 @@
-"""Methods that assign edges to parts; votes of its edges give each node a part."""
