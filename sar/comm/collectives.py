@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
@@ -12,18 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from sar.comm.ddp import refuse_second_sum
 from sar.comm.group import Group
-from sar.comm.messages import exchange_buffers
 from sar.comm.replicas import all_gather_text, described
 from sar.comm.session import current_group
-from sar.comm.statistics import counters
-from sar.config import Config
 from sar.errors import ConfigError, DisagreementError
 
 BUCKET_ELEMENTS = 2**22
@@ -42,19 +37,19 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device:
         move_to_comm_device: send a copy on the communication device; needed where the tensor is elsewhere.
 
     Raises:
-        ConfigError: where gloo cannot combine tensors of this dtype, or the tensor is on another device.
+        ConfigError: where tensors of this dtype cannot be combined, or the tensor is on another device.
     """
     group = current_group()
     call = f"all_reduce({op}) of {described(tensor)}"
     with group.guard():
         _check_device(group, tensor, move_to_comm_device)
-        if group.nccl is None and tensor.dtype not in REDUCED_DTYPES:
+        if tensor.dtype not in REDUCED_DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in REDUCED_DTYPES)
-            raise ConfigError(f"{call} is not possible over gloo, which combines {names}; convert the tensor.")
+            raise ConfigError(f"{call} is not possible: workers combine {names}. Convert the tensor.")
         group.agree(call)
         if group.world_size > 1:
             travelling = tensor.detach().to(group.device).contiguous()
-            _reduce(group, travelling, op, call)
+            group.all_reduce(travelling, op, call)
             if travelling.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(travelling)
 
@@ -115,7 +110,7 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
         sent = [tensor.detach() for tensor in tensors]
         sent[group.rank] = sent[group.rank].to(group.device)
         into = [torch.empty(n, *sample.shape[1:], dtype=sample.dtype, device=group.device) for n in arriving]
-        return exchange_buffers(group, call, sent, into)
+        return group.exchange(call, sent, into)
 
 
 def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, send_tensor: Tensor) -> None:
@@ -155,7 +150,7 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
         sent, into = ([tensor.new_empty(0)] * group.world_size for tensor in (send_tensor, recv_tensor))
         sent[send_idx] = send_tensor.detach()
         into[recv_idx] = torch.empty_like(recv_tensor, device=group.device, memory_format=torch.contiguous_format)
-        recv_tensor.detach().copy_(exchange_buffers(group, call, sent, into)[recv_idx])
+        recv_tensor.detach().copy_(group.exchange(call, sent, into)[recv_idx])
 
 
 def sync_params(model: Module) -> None:
@@ -172,7 +167,7 @@ def sync_params(model: Module) -> None:
         _agree_on_model(group, call, model, named)
         for tensor in [tensor.detach() for _, tensor in named] if group.world_size > 1 else []:
             travelling = tensor.to(group.device, copy=True, memory_format=torch.contiguous_format)
-            _broadcast(group, travelling, call)
+            group.broadcast(travelling, call)
             tensor.copy_(travelling)
 
 
@@ -204,12 +199,12 @@ def gather_grads(model: Module) -> None:
                     "sparse=False; for rows of nodes, sar.nn.DistEmbedding has sparse gradients and optimizers."
                 )
         present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=group.device)
-        _reduce(group, present, dist.ReduceOp.MAX, call)
+        group.all_reduce(present, dist.ReduceOp.MAX, call)
         used = [p for p, somewhere in zip(parameters, present.tolist(), strict=True) if somewhere]
         for bucket in _buckets(used):
             flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
             flat = flat.to(group.device)
-            _reduce(group, flat, dist.ReduceOp.SUM, call)
+            group.all_reduce(flat, dist.ReduceOp.SUM, call)
             for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 total = total.view_as(p).to(p.device)
                 p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
@@ -262,31 +257,6 @@ def _buckets(parameters: list[torch.nn.Parameter]) -> list[list[torch.nn.Paramet
         buckets[-1].append(p)
         size += p.numel()
     return buckets
-
-
-def _reduce(group: Group, tensor: Tensor, op: Any, call: str) -> None:
-    if group.nccl is not None:
-        dist.all_reduce(tensor, op, group=group.nccl)
-        return
-    options = AllreduceOptions()
-    options.reduceOp = op
-    options.timeout = timedelta(seconds=Config.timeout)
-    group.wait_for(lambda: group.gloo.allreduce([tensor], options).wait(), call)
-    counters.bytes_sent += tensor.nbytes
-    counters.bytes_received += tensor.nbytes
-
-
-def _broadcast(group: Group, tensor: Tensor, call: str) -> None:
-    if group.nccl is not None:
-        dist.broadcast(tensor, dist.get_global_rank(group.nccl, 0), group=group.nccl)
-        return
-    options = BroadcastOptions()
-    options.rootRank = 0
-    options.timeout = timedelta(seconds=Config.timeout)
-    # As bytes, because gloo does not know every dtype.
-    group.wait_for(lambda: group.gloo.broadcast([tensor.view(-1).view(torch.uint8)], options).wait(), call)
-    counters.bytes_sent += tensor.nbytes if group.rank == 0 else 0
-    counters.bytes_received += tensor.nbytes if group.rank != 0 else 0
 
 
 def _check_alike(tensors: Sequence[Tensor]) -> None:

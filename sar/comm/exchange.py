@@ -17,20 +17,18 @@ Features and gradients may travel in a half precision; they are widened on arriv
 Where its range is smaller they are scaled: see [Note: scaled fields] in `rows.py`.
 
 [Note: address]
-gloo matches a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out or
-gradients back) and the tile's index in its round; the pair of workers determines the round. So a message can only meet
-the receive it was meant for, in whatever order the two ends post.
+A transport may match a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out
+or gradients back) and the tile's index in its round; the pair of workers determines the round. So a message can only
+meet the receive it was meant for, in whatever order the two ends post.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm.buffers import BufferPool
@@ -38,8 +36,7 @@ from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, Step, Tile
 from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
-from sar.comm.statistics import counters
-from sar.config import Config
+from sar.comm.transport import Message
 
 
 class Direction(IntEnum):
@@ -210,31 +207,20 @@ class Exchange:
     def post(self, place: int, direction: Direction, row: RowFormat, transfer: _Transfer) -> None:
         """Post one message each way: see [Note: address]."""
         tag = (self._number % 2**12) << 19 | direction << 18 | place % 2**18
-        inbound = outbound = None
-        if transfer.receive is not None and transfer.received is not None:
-            inbound = transfer.received[: row.message_bytes(transfer.receive.rows)]
-            counters.bytes_received += inbound.nbytes
-        if transfer.send is not None and transfer.sent is not None:
-            outbound = transfer.sent[: row.message_bytes(transfer.send.rows)]
-            counters.bytes_sent += outbound.nbytes
-            counters.messages_sent += 1
-        if self.wire.nccl is not None:
-            _post_nccl(self.wire.nccl, transfer, inbound, outbound)
-            return
-        if transfer.receive is not None and inbound is not None and inbound.nbytes:
-            transfer.receive_work = self._gloo("recv", inbound, transfer.receive.peer, tag)
-        if transfer.send is not None and outbound is not None and outbound.nbytes:
-            transfer.send_work = self._gloo("send", outbound, transfer.send.peer, tag)
+        inbound = self._message(row, transfer.receive, transfer.received)
+        outbound = self._message(row, transfer.send, transfer.sent)
+        transfer.receive_work, transfer.send_work = self.wire.post(inbound, outbound, tag, self.signature)
 
-    def _gloo(self, verb: str, message: Tensor, peer: int, tag: int) -> Any:
-        wire, process = self.wire, self.process_of(peer)
-        return wire.wait_for(lambda: getattr(wire.gloo, verb)([message], process, tag), self.signature, process)
+    def _message(self, row: RowFormat, tile: Tile | None, buffer: Tensor | None) -> Message | None:
+        nbytes = 0 if tile is None else row.message_bytes(tile.rows)
+        if tile is None or buffer is None or not nbytes:
+            return None
+        return Message(self.process_of(tile.peer), buffer[:nbytes])
 
     def wait(self, work: Any, tile: Tile | None) -> None:
         """Wait until a tile's message is there, or has gone."""
         if work is not None and tile is not None:
-            limit = timedelta(seconds=Config.timeout)
-            self.wire.wait_for(lambda: work.wait(limit), self.signature, self.process_of(tile.peer))
+            self.wire.wait(work, self.process_of(tile.peer), self.signature)
 
     def finish_send(self, transfer: _Transfer) -> None:
         """Wait until what this worker sends has gone, and hand its buffer back."""
@@ -348,21 +334,3 @@ class _Backward:
                     self.returns.add(index, rows.read(self.device, total.dtype), total)
             self.exchange.finish_send(transfer)
             self.exchange.pool.give(transfer.received)
-
-
-def _post_nccl(nccl: dist.ProcessGroup, transfer: _Transfer, inbound: Tensor | None, outbound: Tensor | None) -> None:
-    """Post both ways in one batch. NCCL matches by order, which the common sequence of steps makes equal on both ends.
-
-    Untested with more than one worker: it needs two GPUs.
-    """
-    operations = []
-    if inbound is not None and transfer.receive is not None and inbound.nbytes:
-        source = dist.get_global_rank(nccl, transfer.receive.peer)
-        operations.append(dist.P2POp(dist.irecv, inbound, source, nccl))
-    if outbound is not None and transfer.send is not None and outbound.nbytes:
-        reader = dist.get_global_rank(nccl, transfer.send.peer)
-        operations.append(dist.P2POp(dist.isend, outbound, reader, nccl))
-    works = dist.batch_isend_irecv(operations) if operations else []
-    if works:
-        transfer.receive_work = works[0]
-        transfer.send_work = works[-1]

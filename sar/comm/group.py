@@ -1,16 +1,15 @@
 """The workers' own process group: agreement before every call, bounded waits, and errors that reach every worker.
 
 [Note: agreement and failure]
-gloo pairs messages by order of arrival, aborts the process when a peer sends more than was posted and returns garbage
-with success when it sends less. So nothing is posted before all workers have said, in one all-gather of a few bytes,
+A transport may abort the process when a peer sends more than was posted, or return garbage with success when it sends
+less, as gloo does. So nothing is posted before all workers have said, in one all-gather of a few bytes,
 that they make the same call: `Group.agree`. Its n-th use on one worker meets the n-th on every other one; what they
 describe must be equal to the letter.
 
 A wait ends in one of five ways. The data arrives; `Config.timeout` passes; the peer's connection closes because its
 process died; the peer itself closed its connections because it raised an error (`Group.abort`); or a peer has shown no
 sign of life for long, and this worker or another one closes its connections for that ([Note: signs of life], the one
-thread that watches). gloo has no call for closing: a receive that times out closes every connection of its group, in
-whatever thread it is, so that is what `abort` does, after it has left a note with the reason in the store. Whoever
+thread that watches). `abort` leaves a note with the reason in the store, and closes the connections. Whoever
 loses a connection looks for the note, closes its own connections (so that the news travels on to those who wait for
 *it*), and raises. Nobody polls while data is on its way.
 
@@ -31,59 +30,51 @@ own.
 """
 
 import hashlib
-import re
 import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm import board
 from sar.comm.board import POLL_SECONDS, Abandonable, Board, SilentStoreError
 from sar.comm.calls import FollowedCall, followed
 from sar.comm.liveness import Answers, Liveness, Wait
+from sar.comm.messages import exchange_in_rounds
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import counters
+from sar.comm.transport import GlooTransport, Message, Transport
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, DisagreementError, PeerError
-from sar.logging_setup import logger
 from sar.ranges import named
 
 T = TypeVar("T")
 
 REBUILD_TIMEOUT: Final = 300.0
 """Seconds that the other workers have to come back after an error."""
-CONNECT_TIMEOUT: Final = 40.0
-"""Seconds that connecting may take once all workers are about to."""
-CLOSING_TAG: Final = 2**31 - 1
-LOST: Final = re.compile(r"\[[^ \]]*gloo/transport[^\]]*\] (.*?)(\. |\n|$)")
-"""How gloo reports a connection that broke; any other error is this worker's own."""
-OVERDUE: Final = ("Timed out waiting", "timeout caused pair closure")
-"""How gloo reports its own time-out; "timed out" alone may be the system's word for a connection that broke."""
 _LEFT_EARLY: Final = (
     "Has a worker left its loop earlier? A decision must be taken by all workers alike: sar.EarlyStopping, sar.all_sum."
 )
 
 
 class Group:
-    """One worker's end of the group: rank, size, a gloo group of its own, and the board for notes.
+    """One worker's end of the group: rank, size, connections of its own, and the board for notes.
 
     Args:
         store: the key-value store of the job.
         rank: this worker.
         world_size: number of workers.
-        device: device on which payloads travel (the CPU for gloo).
-        nccl: process group for payloads on CUDA devices; None to use the gloo group.
+        device: device on which payloads travel.
+        connect: makes the connections of a generation, together with all other workers; called with the store, rank,
+            world size and generation. Default gloo.
 
     Attributes:
         generation: counts recoveries; equal on all workers.
@@ -92,7 +83,6 @@ class Group:
         stopped: what ended this generation; None while it works.
         final: whether the group cannot recover.
         replicas: compares the workers' models, where they are to be compared: see [Note: replicas].
-        exchanging: what exchanges bytes between all pairs of workers; None where gloo does.
     """
 
     def __init__(
@@ -101,23 +91,21 @@ class Group:
         rank: int,
         world_size: int,
         device: torch.device,
-        nccl: dist.ProcessGroup | None = None,
+        connect: Callable[[dist.Store, int, int, int], Transport] = GlooTransport,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.device = device
-        self.nccl = nccl
         self.generation = 0
         self.calls = 0
         self.waiting: Wait | None = None
         self.stopped: str | None = None
         self.final = False
         self.replicas: Replicas | None = None
-        self.exchanging: Callable[[str, Sequence[Tensor]], list[Tensor]] | None = None
-        self._root_store = store
+        self._new_transport = partial(connect, store, rank, world_size)
         self._board = Board(store, rank, world_size)
         self._liveness: Liveness | None = None
-        self._gloo: Any = None
+        self._transport: Transport | None = None
         self._known = True  # whether a call has raised what stopped the group
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
@@ -136,11 +124,11 @@ class Group:
     # -- the group and its generations
 
     @property
-    def gloo(self) -> Any:
-        """The gloo group of this generation; built, together with all other workers, on first use."""
-        gloo = self._gloo
+    def transport(self) -> Transport:
+        """The connections of this generation; made, together with all other workers, on first use."""
+        transport = self._transport
         self.check()
-        return self._connect(Config.timeout) if gloo is None else gloo
+        return self._connect(Config.timeout) if transport is None else transport
 
     def check(self) -> None:
         """Raise what has stopped this generation, if anything has."""
@@ -182,19 +170,19 @@ class Group:
             self._connect(min(Config.timeout, REBUILD_TIMEOUT))
             return min(self.agree("recover", step))
 
-    def _connect(self, limit: float) -> Any:
-        """Build this generation's gloo group, once all workers are about to."""
+    def _connect(self, limit: float) -> Transport:
+        """Make this generation's connections, once all workers are about to."""
         liveness = self._liveness = self._liveness or Liveness(self, self._board)
         try:
             with self._waiting("connecting", "all workers"):
                 self._wait_for_all(limit)
-                connecting = Abandonable(self._new_gloo)
+                connecting = Abandonable(partial(self._new_transport, self.generation))
                 while connecting.is_alive():
                     if self.stopped is not None:
                         raise self._stop_error()
                     connecting.join(POLL_SECONDS)
-                gloo = connecting.result()
-                liveness.answers = Answers(gloo, self.rank, self.world_size)
+                transport = connecting.result()
+                liveness.answers = Answers(transport, self.rank, self.world_size)
         except CommunicationError:
             raise
         except RuntimeError as error:
@@ -206,13 +194,8 @@ class Group:
             self.abort(late, final=True)
             raise late from error
         self.calls = 0
-        self._gloo = gloo
-        return gloo
-
-    def _new_gloo(self) -> Any:
-        limit = timedelta(seconds=CONNECT_TIMEOUT)
-        store = dist.PrefixStore(f"sar/{self.generation}/gloo", self._root_store)
-        return dist.ProcessGroupGloo(store, self.rank, self.world_size, limit)
+        self._transport = transport
+        return transport
 
     def _wait_for_all(self, limit: float) -> None:
         """Wait until every worker is about to build this generation's group, or one of them has failed before that."""
@@ -258,13 +241,9 @@ class Group:
                 return
             self.stopped, self.final, self._known = own, final, known
         self._board.leave_note(generation, told, final=final)
-        gloo, self._gloo = self._gloo, None
-        for k in range(1, self.world_size) if gloo is not None else ():  # the first connection that is open closes all
-            peer, nothing = (self.rank + k) % self.world_size, torch.empty(1, dtype=torch.uint8, device="cpu")
-            try:
-                gloo.recv([nothing], peer, CLOSING_TAG).wait(timedelta(milliseconds=1))
-            except RuntimeError as closed:
-                logger.debug("closing the connections of generation %d: %s", generation, closed)
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
 
     def _stop_error(self) -> CommunicationError:
         """The error of a call after the group has stopped."""
@@ -283,7 +262,7 @@ class Group:
         self.stopped, self.final = f"Worker {self.rank} has left.", True
         if self._liveness is not None:
             self._liveness.close()
-        self._gloo = self._liveness = None
+        self._transport = self._liveness = None
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -366,13 +345,53 @@ class Group:
         """Gather one small CPU tensor of equal shape from every worker; only inside an agreed call."""
         if self.world_size == 1:
             return [tensor]
-        options = AllgatherOptions()
-        options.timeout = timedelta(seconds=Config.timeout)
-        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        self.wait_for(lambda: self.gloo.allgather([gathered], [tensor], options).wait(), call)
+        gathered = self.wait_for(lambda: self.transport.all_gather(tensor), call)
         counters.bytes_sent += tensor.nbytes * (self.world_size - 1)
         counters.bytes_received += tensor.nbytes * (self.world_size - 1)
         return gathered
+
+    def all_reduce(self, tensor: Tensor, op: Any, call: str) -> None:
+        """Combine a contiguous tensor over all workers, in place; only inside an agreed call."""
+        self.wait_for(lambda: self.transport.all_reduce(tensor, op), call)
+        counters.bytes_sent += tensor.nbytes
+        counters.bytes_received += tensor.nbytes
+
+    def broadcast(self, tensor: Tensor, call: str) -> None:
+        """Give all workers the contiguous tensor of worker 0, in place; only inside an agreed call."""
+        self.wait_for(lambda: self.transport.broadcast(tensor), call)
+        counters.bytes_sent += tensor.nbytes if self.rank == 0 else 0
+        counters.bytes_received += tensor.nbytes if self.rank != 0 else 0
+
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int, call: str) -> tuple[Any, Any]:
+        """Begin to receive one message and to send one; gives what `wait` takes for each. Inside an agreed call."""
+        if inbound is not None:
+            counters.bytes_received += inbound.data.nbytes
+        if outbound is not None:
+            counters.bytes_sent += outbound.data.nbytes
+            counters.messages_sent += 1
+        given = inbound or outbound
+        if given is None:
+            return None, None
+        return self.wait_for(lambda: self.transport.post(inbound, outbound, tag), call, given.peer)
+
+    def wait(self, work: Any, peer: int, call: str) -> None:
+        """Wait for what `post` gave for a message with this worker."""
+        self.wait_for(lambda: self.transport.wait(work), call, peer)
+
+    def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Send `buffers[q]` to every worker q; return what every worker sent to this one.
+
+        Several such exchanges make up one call, on which the workers have to agree before the first.
+
+        Args:
+            call: what this is for, for errors.
+            buffers: one tensor per worker. Without `into` bytes in CPU memory, which begin with their number, int64.
+            into: where to put what each worker sends, where this worker knows its size.
+
+        Returns:
+            One tensor per worker. The own one is returned as it is.
+        """
+        return exchange_in_rounds(self, call, buffers, into)
 
     def new_name(self, call: str) -> str:
         """A name that worker 0 draws for all, and that no other job has; only inside an agreed call.
@@ -384,7 +403,7 @@ class Group:
     # -- waiting
 
     def wait_for(self, operation: Callable[[], T], call: str, peer: int | None = None) -> T:
-        """Run a blocking gloo operation, and turn its failures into errors that say what is known.
+        """Run a blocking operation of the transport, and turn its failures into errors that say what is known.
 
         Args:
             operation: what blocks; it has to respect `Config.timeout` itself.
@@ -418,14 +437,14 @@ class Group:
 
     def _explain(self, error: RuntimeError, call: str, who: str) -> NoReturn:
         """Raise the error that a failed wait means; closes this worker's connections first."""
-        place = f"({self.name.capitalize()} was waiting for {who} in: {call})"
+        transport, place = self._transport, f"({self.name.capitalize()} was waiting for {who} in: {call})"
         if self.stopped is not None:  # by another thread
             known = self._stop_error()
             raise type(known)(f"{known}\n{place}") from error
-        overdue = any(words in str(error) for words in OVERDUE)
-        lost = LOST.search(str(error))
-        if lost is None and not overdue:
+        failure = None if transport is None else transport.failure(error)
+        if failure is None:
             raise error
+        overdue = failure.overdue
         self._board.report(self.generation, self.calls, call)
         note = None
         with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
@@ -441,10 +460,9 @@ class Group:
             )
             found = CommunicationTimeout(f"{waited}\n{self._whereabouts(call)}\n{_LEFT_EARLY}")
         else:
-            reason = "" if lost is None else lost[1]
             found = PeerError(
-                f"The connection to {who} closed without a word ({reason}): its process died or left, or its host or "
-                f"the network is gone, while {self.name} waited in: {call}\nSee that worker's own output. "
+                f"The connection to {who} closed without a word ({failure.reason}): its process died or left, or its "
+                f"host or the network is gone, while {self.name} waited in: {call}\nSee that worker's own output. "
                 f"{_LEFT_EARLY}\n{self._whereabouts(call)}"
             )
         self.abort(found, final=not overdue if note is None else note.final)

@@ -11,8 +11,8 @@ No clocks are compared: the watcher counts its own rounds. A round counts for li
 nobody is accused by a worker that was itself frozen, as when a whole job is suspended and goes on.
 
 A long call into C may hold Python's lock all the time, so that no thread can show a sign. So whoever is silent is
-asked, over gloo: every worker posts sends to its watcher beforehand, and gloo's own thread, which needs no lock,
-carries one out for each receive that the watcher posts. In a frozen process it does not run, either.
+asked, over the connections: every worker posts sends to its watcher beforehand, and the transport's own thread, which
+needs no lock, carries one out for each receive that the watcher posts. In a frozen process it does not run, either.
 """
 
 import atexit
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.board import LEFT, Board, SilentStoreError
+from sar.comm.transport import Message, Transport
 from sar.logging_setup import logger
 
 BEAT_SECONDS = 3.0
@@ -85,16 +86,16 @@ class Watched(Protocol):
 
 
 class Answers:
-    """What gloo's threads of this worker and of its neighbour say for them: see [Note: signs of life].
+    """What the transport's threads of this worker and of its neighbour say for them: see [Note: signs of life].
 
     Args:
-        gloo: the group's connections; what is posted there stays, as gloo wants, until they are closed.
+        transport: the group's connections; what is posted there is kept until they are closed, as gloo wants.
         rank: this worker.
         world_size: number of workers.
     """
 
-    def __init__(self, gloo: Any, rank: int, world_size: int) -> None:
-        self._gloo = gloo
+    def __init__(self, transport: Transport, rank: int, world_size: int) -> None:
+        self._transport = transport
         self._watcher, self._neighbour = (rank - 1) % world_size, (rank + 1) % world_size
         self._offered: list[Any] = []
         self._asked: list[Any] = []
@@ -105,14 +106,15 @@ class Answers:
         """Have `ANSWERS` sends posted beyond those that the watcher has asked for."""
         while len(self._offered) < asked + ANSWERS:
             answer = torch.ones(1, dtype=torch.uint8, device="cpu")
-            self._offered.append(self._gloo.send([answer], self._watcher, ANSWER_TAG))
+            self._offered.append(self._transport.post(None, Message(self._watcher, answer), ANSWER_TAG))
 
     def ask(self) -> bool:
         """Ask the neighbour, unless it has yet to answer; return whether there is a new question."""
         if self._answer is not None:
             return False
         self._answer = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        self._asked.append((self._answer, self._gloo.recv([self._answer], self._neighbour, ANSWER_TAG)))
+        posted = self._transport.post(Message(self._neighbour, self._answer), None, ANSWER_TAG)
+        self._asked.append((self._answer, posted))
         return True
 
     def heard(self) -> bool:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,6 +23,7 @@ from sar.comm.joining import Pulse, check_in, open_store, while_it_answers
 from sar.comm.launcher import end_with_launcher, find_place, job_id, local_rank, set_in_part
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
+from sar.comm.transport import GlooTransport, NcclTransport
 from sar.comm.virtual.group import VirtualGroup
 from sar.comm.virtual.residency import Residency, memory_is_watched
 from sar.comm.virtual.script import Script, wanted
@@ -103,15 +105,15 @@ def initialize_comms(
     if _current is not None:
         return
     backend = dist.get_backend()
-    nccl = dist.new_group(backend="nccl") if backend == "nccl" else None
     device = torch.device(_comm_device) if _comm_device is not None else _default_device(backend)
-    if (device.type == "cuda") != (nccl is not None):
+    if (device.type == "cuda") != (backend == "nccl"):
         raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
     store = dist.distributed_c10d._get_default_store()
     if found and dist.get_world_size() > 1:
         place, job = (dist.get_rank(), dist.get_world_size()), os.environ.get("SAR_JOB_ID") or job_id()
         while_it_answers(lambda pulse: check_in(store, *place, job, pulse), place[0], "torch.distributed's store")
-    group = Group(store, dist.get_rank(), dist.get_world_size(), device, nccl)
+    connect = partial(NcclTransport, dist.new_group(backend="nccl")) if backend == "nccl" else GlooTransport
+    group = Group(store, dist.get_rank(), dist.get_world_size(), device, connect)
     if group.world_size > 1 and virtual is None:
         group.replicas = Replicas()
     with group.guard():
@@ -156,7 +158,7 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
         ConfigError: where the folder cannot be used, or the workers' tensors travel on CUDA devices.
     """
     process = _get()
-    if process.group.device.type != "cpu" or process.group.nccl is not None:
+    if process.group.device.type != "cpu":
         raise ConfigError("Virtual workers (SAR_RESIDENT) run on the CPU only; use the backend gloo.")
     turns = Turns(size, process.group.rank * size, (*STATE, Swapped(lambda: _current, _put_current)))
     files: list[SpillFile] = []

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.messages import exchange_buffers
 from sar.comm.rows import FieldFormat
 from sar.kernels.neighbor_sampling import order_segments, to_offsets
 
@@ -90,10 +89,10 @@ def ask_owners(
     messages = [nothing] * group.world_size
     for p in others:
         messages[p] = pack(questions[p])
-    asked = exchange_buffers(group, f"{call}: questions", messages)
+    asked = group.exchange(f"{call}: questions", messages)
     for p in others:
         messages[p] = answer(unpack(asked[p], formats))
-    return exchange_buffers(group, f"{call}: answers", messages, replies)
+    return group.exchange(f"{call}: answers", messages, replies)
 
 
 def ask_everyone(

@@ -1,6 +1,5 @@
 """A group of workers of whom only one is there: what it sends is counted, and goes nowhere."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.statistics import statistics
+from sar.comm.transport import Message, Transport
 
 
 @dataclass
@@ -27,7 +27,7 @@ class CallTraffic:
 class CountingGroup(Group):
     """A group in which everybody agrees with this worker and sends what it sends.
 
-    It takes the place of gloo only, so that everything is counted where a real worker counts it.
+    Only its transport is another one, so that everything is counted where a real worker counts it.
 
     calls_made: every distributed call, in order.
     """
@@ -38,9 +38,9 @@ class CountingGroup(Group):
         self._counted = statistics().bytes_sent
 
     @property
-    def gloo(self) -> Any:
+    def transport(self) -> Transport:
         """What stands for the connections to the others."""
-        return _NoWire()
+        return _NoWire(self.world_size)
 
     def agree(self, call: str, flags: int = 0) -> list[int]:
         """This worker's flags, for each of the workers."""
@@ -61,26 +61,29 @@ class CountingGroup(Group):
         return self._counted - before
 
 
-class _NoWire:
-    """As much of gloo as distributed calls use; every operation is done at once."""
+class _NoWire(Transport):
+    """Carries nothing; every operation is done at once."""
 
-    def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> "_NoWire":
-        return self
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
 
-    def recv(self, tensors: Sequence[Tensor], peer: int, tag: int) -> "_NoWire":
-        return self
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor.clone() for _ in range(self._world_size)]
 
-    def allreduce(self, tensors: Sequence[Tensor], options: Any) -> "_NoWire":
-        return self
+    def all_reduce(self, tensor: Tensor, op: Any) -> None:
+        pass
 
-    def broadcast(self, tensors: Sequence[Tensor], options: Any) -> "_NoWire":
-        return self
+    def broadcast(self, tensor: Tensor) -> None:
+        pass
 
-    def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], options: Any) -> "_NoWire":
-        for gathered, own in zip(outputs, inputs, strict=True):
-            for theirs in gathered:
-                theirs.copy_(own)
-        return self
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
+        return inbound, outbound
 
-    def wait(self, limit: Any = None) -> bool:
-        return True
+    def wait(self, work: Any) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def failure(self, error: RuntimeError) -> None:
+        return None

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 import sar
 from sar import comm
-from sar.comm.messages import HEAD_BYTES, exchange_buffers
+from sar.comm.messages import HEAD_BYTES
 from sar.comm.session import current_group
 from tests.core.attempts import Failure, catch, catch_and_recover
 from tests.matrix import corner
@@ -80,7 +80,7 @@ def exchange_messages():
     with me.guard():
         me.agree("messages")
         before = comm.statistics()
-        received = exchange_buffers(me, "messages", [message(me.rank, reader) for reader in range(size)])
+        received = me.exchange("messages", [message(me.rank, reader) for reader in range(size)])
         return received, (comm.statistics() - before).bytes_received
 
 

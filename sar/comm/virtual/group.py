@@ -10,11 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sar.comm.group import Group
-from sar.comm.messages import exchange_buffers
 from sar.comm.replicas import all_gather_text, described
 from sar.comm.statistics import counters
 from sar.comm.virtual.residency import Residency
@@ -51,7 +49,6 @@ class VirtualGroup(Group):
         self.place = place
         self.residency = residency
         self._away = 0.0  # seconds in which others had the turn
-        self.exchanging = self._exchange
         self._thread = threading.get_ident()
 
     # -- errors
@@ -136,11 +133,42 @@ class VirtualGroup(Group):
         with _disable_current_modes():
             return [one.clone() for one in gathered]
 
-    @property
-    def gloo(self) -> "_Together":
-        """What whole tensors are combined by."""
-        self.check()
-        return _Together(self)
+    def all_reduce(self, tensor: Tensor, op: Any, call: str) -> None:
+        """As `Group.all_reduce`, in the order of the workers."""
+        combine = next((combine for known, combine in _REDUCTIONS.items() if op == known), None)
+        if combine is None:
+            raise ConfigError(f"Virtual workers cannot combine tensors by {op}.")
+
+        def finish(brought: list[Published]) -> Tensor:
+            total = brought[0].rows.clone()
+            for one in brought[1:]:
+                combine(total, one.rows, out=total)  # type: ignore[call-arg]
+            if self.outer.world_size > 1:
+                self.outer.all_reduce(total, op, call)
+            return total
+
+        kind, mine = f"a reduction by {op} of {described(tensor)}", self.publish([tensor])[0]
+        tensor.copy_(self.wait_for(lambda: self.meet(kind, call, mine, _unseen(finish)), call))
+        counters.bytes_sent += tensor.nbytes
+        counters.bytes_received += tensor.nbytes
+
+    def broadcast(self, tensor: Tensor, call: str) -> None:
+        """As `Group.broadcast`."""
+
+        def finish(brought: list[Published]) -> Tensor:
+            given = brought[0].rows
+            if self.outer.world_size > 1:
+                given = given.clone()
+                self.outer.broadcast(given, call)
+            return given
+
+        flat = tensor.view(-1)
+        kind, mine = f"a broadcast of {described(tensor)}", self.publish([flat if self.place == 0 else flat[:0]])[0]
+        given = self.wait_for(lambda: self.meet(kind, call, mine, _unseen(finish)), call)
+        if self.rank:
+            flat.copy_(given)
+        counters.bytes_sent += tensor.nbytes if self.rank == 0 else 0
+        counters.bytes_received += tensor.nbytes if self.rank != 0 else 0
 
     def publish(self, tensors: Sequence[Tensor]) -> list[Published]:
         """Rows of this worker for those of the same process to read."""
@@ -159,6 +187,17 @@ class VirtualGroup(Group):
         found: list[Any] = self.meet("a sharing", call, brought, lambda all_brought: all_brought, afresh=afresh)
         return found
 
+    def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """As `Group.exchange`."""
+        arrived = self._exchange(call, buffers)
+        received = list(arrived if into is None else into)
+        received[self.rank] = buffers[self.rank]
+        if into is not None:
+            for source, message in enumerate(arrived):
+                if source != self.rank:
+                    received[source].view(-1).view(torch.uint8).copy_(message)
+        return received
+
     def _exchange(self, call: str, buffers: Sequence[Tensor]) -> list[Tensor]:
         """The bytes that every worker sent to this one, by rank; `buffers[q]` goes to worker q, as bytes."""
         size, mine = (
@@ -175,7 +214,7 @@ class VirtualGroup(Group):
             messages = [torch.empty(0)] * len(tables)
             for process, table in enumerate(tables):
                 messages[process] = _packed(table) if process != self.outer.rank else _packed([])
-            for process, message in enumerate(exchange_buffers(self.outer, call, messages)):
+            for process, message in enumerate(self.outer.exchange(call, messages)):
                 if process != self.outer.rank:
                     tables[process] = _unpacked(message, size)
             return tables
@@ -186,59 +225,6 @@ class VirtualGroup(Group):
         counters.bytes_received += sum(map(len, found))
         counters.messages_sent += sum(len(one.rows) > 0 for one in mine)
         return found
-
-
-class _Together:
-    """What gloo's group offers for whole tensors, with virtual workers."""
-
-    def __init__(self, group: VirtualGroup) -> None:
-        self.group = group
-
-    def allreduce(self, tensors: list[Tensor], options: AllreduceOptions) -> "_Done":
-        """Combine a tensor over all workers, in place, in the order of their arrival."""
-        (tensor,), group = tensors, self.group
-        found = next(((op, combine) for op, combine in _REDUCTIONS.items() if options.reduceOp == op), None)
-        if found is None:
-            raise ConfigError(f"Virtual workers cannot combine tensors by {options.reduceOp}.")
-
-        op, combine = found
-
-        def finish(brought: list[Published]) -> Tensor:
-            total = brought[0].rows.clone()
-            for one in brought[1:]:
-                combine(total, one.rows, out=total)  # type: ignore[call-arg]
-            outer = group.outer
-            if outer.world_size > 1:
-                outer.wait_for(lambda: outer.gloo.allreduce([total], options).wait(), "all_reduce")
-            return total
-
-        kind = f"a reduction by {op.name} of {described(tensor)}"
-        tensor.copy_(group.meet(kind, kind, group.publish([tensor])[0], _unseen(finish)))
-        return _Done()
-
-    def broadcast(self, tensors: list[Tensor], options: BroadcastOptions) -> "_Done":
-        """Give all workers the tensor of worker 0."""
-        (tensor,), group = tensors, self.group
-
-        def finish(brought: list[Published]) -> Tensor:
-            given, outer = brought[0].rows, group.outer
-            if outer.world_size > 1:
-                given = given.clone()
-                outer.wait_for(lambda: outer.gloo.broadcast([given], options).wait(), "broadcast")
-            return given
-
-        mine = group.publish([tensor if group.place == 0 else tensor[:0]])[0]
-        kind = f"a broadcast of {described(tensor)}"
-        given = group.meet(kind, kind, mine, _unseen(finish))
-        if group.rank:
-            tensor.copy_(given)
-        return _Done()
-
-
-class _Done:
-    def wait(self) -> bool:
-        """As a finished `Work`."""
-        return True
 
 
 def _unseen(finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
