@@ -1,4 +1,4 @@
-"""What workers tell each other past gloo, in the job's store: notes, whereabouts, signs of life.
+"""What workers tell each other past their connections, in the job's store: notes, whereabouts, signs of life.
 
 [Note: a store that does not answer]
 torch's store has no limit of its own: asked for anything while the process that hosts it is frozen, or its host gone,
@@ -177,7 +177,7 @@ class Board:
 
         Returns:
             Another worker's latest one and the generation's note, if they are there, and how many questions in this
-            generation this worker has been asked over gloo.
+            generation this worker has been asked over its connections.
         """
 
         def show_and_look(store: dist.Store) -> list[str | None]:
@@ -188,7 +188,7 @@ class Board:
         return theirs, _note(note), int(asked or 0)
 
     def count_question(self, other: int, generation: int) -> None:
-        """Let a worker know, once it looks, that it has been asked another question over gloo."""
+        """Let a worker know, once it looks, that it has been asked another question."""
         self.ask(lambda store: store.add(f"{generation}/asked/{other}", 1))
 
     def show_last(self, sign: str) -> None:
