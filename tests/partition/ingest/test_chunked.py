@@ -151,14 +151,14 @@ def test_files_outside_are_read_on_request_only(tmp_path, of, name):
     """And errors have nothing of what is in them."""
     content = written(tmp_path / "graph")
     secret, folder = tmp_path / "secret.csv", tmp_path / "graph"
-    secret.write_text("hush:x:0:0\n")
+    secret.write_text("hush hush\nhush hush\n")
     (folder / "link.csv").symlink_to(secret)
     (folder / "up").symlink_to(tmp_path)
     change(content, of, {"format": {"name": "csv", "delimiter": " "}, "data": [name.format(outside=tmp_path)]})
     with pytest.raises(PartitionError, match=r"secret\.csv; expected a file below .*allow_outside=True") as caught:
         rewritten(folder, content)
     assert "hush" not in str(caught.value)
-    with pytest.raises(PartitionError, match="hush:x:0:0"):
+    with pytest.raises((PartitionError, ConfigError), match="hush"):
         open_graph(folder, tmp_path / "scratch", allow_outside=True)
     change(content, of + "/data", ["a\0b"])
     with pytest.raises(PartitionError, match="no file name"):
