@@ -1,5 +1,7 @@
 """One-pass attention across workers against softmax and sum by the edge; memory that it may not take."""
 
+from itertools import permutations
+
 import dgl.nn
 import pytest
 import torch
@@ -100,6 +102,34 @@ def test_scores_dropout_and_edge_weights(pool, world_size, score):
                 assert results.keys() == expected.keys()
                 for name, value in expected.items():
                     assert_close(results[name], value)
+
+
+def every_score(mine):
+    return [on_worker(mine, score, False, 1) for score in Score]
+
+
+def sized(parts, powers):
+    """Integers as features, times 2 to the power of the worker that has the row."""
+    data = random_data(parts, torch.float64)
+    factors = torch.tensor([2.0**power for power in powers]).repeat_interleave(torch.tensor(parts.node_counts))
+    data.nodes["x"] = (4 * data.nodes["x"]).round() * factors.unsqueeze(1)
+    data.nodes["y"] = (4 * data.nodes["y"]).round() * 2.0 ** (max(powers) // 2)
+    return data
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_greatest_scores_on_any_worker(pool, world_size):
+    """Features of size 1 to 16,384, in every order of the workers that have them."""
+    parts = partition_in_memory(random_graph(1, 30, 6000), scattered(30, world_size), world_size)
+    for powers in permutations((0, 7, 14), world_size):
+        data = sized(parts, powers)
+        found = pool.run(every_score, per_rank=deal(parts, data))
+        most = float(data.nodes["x"].abs().max() * data.nodes["y"].abs().max())
+        for score, results in zip(Score, zip(*found, strict=True), strict=True):
+            expected, results = on_one_machine(parts, data, score, False), merge(results)
+            assert_close(results["node out"], expected["node out"])
+            for name, value in expected.items():  # gradients are differences of numbers of about this size
+                assert_close(results[name], value, 1e-12, most)
 
 
 def test_workers_draw_independently():

@@ -318,7 +318,7 @@ def edges_of(graph: Any) -> Tensor:
 def layer_results(graph: Any, data: Data, name: str) -> Results:
     """The layer's output and the gradients of its input and parameters."""
     torch.manual_seed(3)
-    layer = LAYERS[name].make().double()
+    layer = LAYERS[name].make().to(data.nodes["x"].dtype)
     if name.endswith("eval"):
         layer.eval()
     if dist.is_initialized():

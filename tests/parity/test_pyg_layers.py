@@ -9,11 +9,12 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from sar.adapters.pyg import layers
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.errors import GraphError
+from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import corner
 from tests.parity import pyg_layers
 from tests.parity.harness import check, random_data, run_everywhere
 from tests.parity.pyg_layers import ELSEWHERE, LAYERS, NEED_OTHERS, REFUSED, layer_results, random_parts
-from tests.parity.scenarios import SCENARIOS
+from tests.parity.scenarios import SCENARIOS, scattered
 
 NAMES = list(LAYERS)
 GROUPS = [NAMES[first : first + 10] for first in range(0, len(NAMES), 10)]
@@ -40,6 +41,27 @@ def test_layers(pool, world_size, modes, names):
 def test_in_many_tiles(pool, world_size):
     names = ["SimpleConv max", "SimpleConv mul", "GCNConv weighted", "GATConv", "NNConv", "EdgeConv", "TransformerConv"]
     run(pool, world_size, names, (1, 2), {"comm_buffer_bytes": 1000, "pipeline_depth": 2})
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_attention_to_features_of_any_size(pool, world_size):
+    """As of DGL's layers; the last three by exponentials in their messages, in many tiles."""
+    parts = partition_in_memory(random_graph(1, 30, 4000), scattered(30, world_size), world_size)
+    names = (
+        "GATConv",
+        "GATv2Conv",
+        "TransformerConv",
+        "GATConv edges",
+        "TransformerConv edges",
+        "GATConv slope below 0",
+    )
+    cases = [(layer_results, (name,)) for name in names]
+    for size, dtype, tolerance in (30, torch.float32, 1e-2), (100, torch.float32, 1e-1), (10_000, torch.float64, 1e-5):
+        data, exact = (random_data(parts, each) for each in (dtype, torch.float64))
+        data.nodes["x"] *= size
+        exact.nodes["x"] = data.nodes["x"].double()
+        settings = {"comm_buffer_bytes": 10_000}
+        check(pool, parts, data, cases, (1,), settings, 60, exact, tolerance, least_scale=size)
 
 
 @pytest.mark.slow
