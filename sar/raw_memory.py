@@ -39,15 +39,21 @@ def _type(dtype: torch.dtype) -> str:
     return name
 
 
+def resolved(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a copy of a conjugate or negative view, whose memory has other numbers than it shows."""
+    return tensor.resolve_conj().resolve_neg()
+
+
 def as_array(tensor: Tensor) -> NDArray[Any]:
     """The memory of a contiguous tensor that needs no gradient; see above."""
+    tensor = resolved(tensor)
     return np.asarray(_Memory(tensor, tuple(tensor.shape))) if writes_seen_by else tensor.numpy()
 
 
 def flat(tensor: Tensor | None) -> NDArray[Any]:
     """The elements of a tensor, row after row; shares its memory where that is contiguous."""
     assert tensor is not None
-    tensor = tensor.contiguous()
+    tensor = resolved(tensor).contiguous()
     return np.asarray(_Memory(tensor, (tensor.numel(),))) if writes_seen_by else tensor.detach().numpy().reshape(-1)
 
 

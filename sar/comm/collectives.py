@@ -20,6 +20,7 @@ from sar.comm.group import Group
 from sar.comm.replicas import all_gather_text, described
 from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
+from sar.raw_memory import resolved
 
 BUCKET_ELEMENTS = 2**22
 REDUCED_DTYPES = (
@@ -48,7 +49,7 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device:
             raise ConfigError(f"{call} is not possible: workers combine {names}. Convert the tensor.")
         group.agree(call)
         if group.world_size > 1:
-            travelling = tensor.detach().to(group.device).contiguous()
+            travelling = resolved(tensor.detach()).to(group.device).contiguous()
             group.all_reduce(travelling, op, call)
             if travelling.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(travelling)

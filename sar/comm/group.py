@@ -55,6 +55,7 @@ from sar.comm.transport import GlooTransport, Message, Transport
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, DisagreementError, PeerError
 from sar.ranges import named
+from sar.raw_memory import resolved
 
 T = TypeVar("T")
 
@@ -345,7 +346,7 @@ class Group:
         """Gather one small CPU tensor of equal shape from every worker; only inside an agreed call."""
         if self.world_size == 1:
             return [tensor]
-        gathered = self.wait_for(lambda: self.transport.all_gather(tensor), call)
+        gathered = self.wait_for(lambda: self.transport.all_gather(resolved(tensor)), call)
         counters.bytes_sent += tensor.nbytes * (self.world_size - 1)
         counters.bytes_received += tensor.nbytes * (self.world_size - 1)
         return gathered

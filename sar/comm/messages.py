@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sar.comm.statistics import counters
 from sar.comm.transport import Message
+from sar.raw_memory import resolved
 
 HEAD_BYTES = 2**17
 """What is received of a message before its length is known."""
@@ -26,6 +27,7 @@ class Wire(Protocol):
 
 def exchange_in_rounds(wire: Wire, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None) -> list[Tensor]:
     """As `Group.exchange`."""
+    buffers = list(map(resolved, buffers))
     received = list(buffers if into is None else into)
     received[wire.rank] = buffers[wire.rank]
     for k in range(1, wire.world_size):

@@ -12,6 +12,11 @@ What a backward needs is saved through autograd, so that checkpointing and offlo
 unpacks it first, before it communicates: there torch notices fields that were changed in place, and runs a
 checkpointed forward again. Unless the graph is retained, the list is then the only owner: what a backward takes out of
 it and lets go of is free.
+
+[Note: second derivatives]
+There are none, and to ask for one raises. torch's `once_differentiable` is not enough: where the loss is linear in a
+result, or where autograd is asked for the gradients of some inputs only, it leaves out this call's part in silence. So
+a gradient that is made to be differentiated again depends, by a node that raises, on all that the call was given.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +29,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sar.comm import session
 from sar.comm.calls import BACKWARD
@@ -36,6 +40,7 @@ from sar.comm.settings import Settings
 from sar.comm.virtual.exchange import VirtualExchange
 from sar.comm.virtual.group import VirtualGroup
 from sar.core.relation import Relation, Structure
+from sar.errors import GraphError
 from sar.kernels import EdgeBlock, add_rows
 from sar.ranges import named
 
@@ -134,6 +139,7 @@ class Collective(ABC):
         self.distributed = distributed and group is not None and group.world_size > 1
         self.needs: tuple[bool, ...] = ()
         self.needed = 0
+        self.given = torch.empty(0)  # stands for all inputs: see [Note: second derivatives]
 
     @abstractmethod
     def forward(self, *inputs: Any) -> Made:
@@ -159,6 +165,7 @@ class Collective(ABC):
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the results, as one node of autograd."""
         anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and self.distributed)
+        (self.given,) = _NotTwice.apply([self.given], *inputs)
         results: tuple[Tensor, ...] = _Node.apply(anchor, self, *inputs)
         return results
 
@@ -198,13 +205,28 @@ class _Node(torch.autograd.Function):
         return made.results
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         call: Collective = ctx.call
-        with call.guard():
+        with torch.no_grad(), call.guard():
             saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
             ctx.maybe_clear_saved_tensors()
             call.begin(f"{BACKWARD}{call.signature}; call {ctx.number}", communicates=call.backward_communicates)
             made = call.backward(saved, *grads)
         wanted = zip(made, ctx.dtypes, call.needs, strict=True)
-        return None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)
+        found = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)]
+        return _NotTwice.apply(found, call.given, *grads) if torch.is_grad_enabled() else tuple(found)
+
+
+class _NotTwice(torch.autograd.Function):
+    """Hands on tensors as made of others, and raises where autograd comes to it."""
+
+    @staticmethod
+    def forward(ctx: Any, made: list[Tensor | None], *others: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise GraphError(
+            "A distributed call would be differentiated twice, but sar has first derivatives only. Detach the first, "
+            "or leave out the distributed part."
+        )

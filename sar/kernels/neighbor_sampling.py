@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.threads import run_balanced, run_rows
-from sar.raw_memory import as_array, will_be_written
+from sar.raw_memory import as_array, resolved, will_be_written
 
 ALL = 2**62
 """A fan-out that no degree exceeds."""
@@ -127,7 +127,7 @@ def copy_rows(table: Tensor, rows: Tensor | None, out: Tensor, places: Tensor | 
     count = len(rows) if rows is not None else len(table)
     if not count or not out.numel():
         return
-    nbytes = out[0].nbytes
+    table, nbytes = resolved(table), out[0].nbytes
     word = next(
         dtype
         for dtype in (torch.int64, torch.int32, torch.uint8)

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
@@ -53,8 +53,7 @@ def edge_softmax(graph: GraphShardManager, logits: Tensor, eids: Any = ALL, norm
 
 
 def _by_destination(graph: GraphShardManager, logits: Tensor) -> Tensor:
-    result: Tensor = _EdgeSoftmax.apply(logits, graph.passing().context.relation.blocks)
-    return result
+    return _EdgeSoftmax(graph.passing().context.relation.blocks).apply(logits)[0]
 
 
 def _by_source(graph: GraphShardManager, logits: Tensor) -> Tensor:
@@ -64,16 +63,16 @@ def _by_source(graph: GraphShardManager, logits: Tensor) -> Tensor:
     return weights / passing.copy_to_edges(sum_at_sources(graph, weights))
 
 
-class _EdgeSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, blocks: list[EdgeBlock]) -> Tensor:
-        out = edge_softmax_forward(blocks, logits)
-        ctx.blocks = blocks
-        ctx.save_for_backward(out)
-        return out
+class _EdgeSoftmax(Collective):
+    """An operation of this worker alone."""
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (out,) = ctx.saved_tensors
-        return edge_softmax_backward(ctx.blocks, out, grad), None
+    def __init__(self, blocks: list[EdgeBlock]) -> None:
+        super().__init__(None, "edge_softmax")
+        self.blocks = blocks
+
+    def forward(self, *inputs: Any) -> Made:
+        out = edge_softmax_forward(self.blocks, inputs[0])
+        return Made((out,), [out])
+
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
+        return [edge_softmax_backward(self.blocks, saved[0], grads[0])]

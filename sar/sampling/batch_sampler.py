@@ -13,6 +13,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import InEdges, in_edges
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
+from sar.raw_memory import resolved
 from sar.sampling.batch import Batch, SamplingMethod, SamplingSource, random_key, sample_batch
 from sar.sampling.batch_features import fill_cache
 from sar.sampling.seeds import check_seeds, global_ids
@@ -187,5 +188,5 @@ class BatchSampler:
 def _state_of(field: Tensor) -> int:
     """Another number where a tensor was changed in place."""
     if field.is_inference():  # these have no versions
-        return zlib.crc32(field.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        return zlib.crc32(resolved(field).cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return field._version

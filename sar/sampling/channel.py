@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from sar.raw_memory import resolved
 from sar.sampling import reused_memory
 
 ALIGNMENT = 64
@@ -101,4 +102,4 @@ def receive(channel: "Connection[Any, Any]", *, mapped: bool = False) -> Any:
 def _bytes_of(tensor: Tensor) -> Any:
     """The memory of a contiguous tensor, as a buffer."""
     # A contiguous tensor of one element may have any stride, which a view as bytes refuses.
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
+    return resolved(tensor.detach()).as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()

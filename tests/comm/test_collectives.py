@@ -8,6 +8,7 @@ import sar
 from sar import comm
 from sar.comm.messages import HEAD_BYTES
 from sar.comm.session import current_group
+from sar.nn.global_reductions import global_sum
 from tests.core.attempts import Failure, catch, catch_and_recover
 from tests.matrix import corner
 
@@ -45,6 +46,50 @@ def reduce_a_transposed_parameter():
 def test_all_reduce_is_in_place_on_strided_tensors(pool):
     for result in pool.run(reduce_a_transposed_parameter):
         assert torch.equal(result, 2 * torch.arange(6.0).reshape(2, 3))
+
+
+def exchanged(x):
+    return torch.cat(comm.exchange_tensors([x] * sar.world_size()))
+
+
+def all_exchanged(x):
+    arrived = [torch.zeros_like(x) for _ in range(sar.world_size())]
+    comm.all_to_all(arrived, [x] * sar.world_size())
+    return torch.cat(arrived)
+
+
+def passed_on(x):
+    arrived, size = torch.zeros_like(x), sar.world_size()
+    comm.exchange_single_tensor((sar.rank() - 1) % size, (sar.rank() + 1) % size, arrived, x)
+    return arrived
+
+
+def reduced(x):
+    op = dist.ReduceOp.SUM if x.is_complex() else dist.ReduceOp.MAX
+    comm.all_reduce(x, op)
+    return x
+
+
+def summed(x):
+    return global_sum(x.real if x.is_complex() else x)  # gloo gathers no complex numbers
+
+
+CALLS = [exchanged, all_exchanged, passed_on, summed, sar.all_sum, reduced]
+
+
+def same_as_of_copies():
+    """Conjugate and negative views, of which a copy has the numbers that they show, unlike the memory they share."""
+    z = torch.complex(torch.arange(6.0), torch.arange(1.0, 7.0) * (3 - 2 * sar.rank())).reshape(3, 2)
+    for call in CALLS:
+        for view in (z.clone().conj(), z.clone().conj().imag):
+            assert view.is_conj() or view.is_neg()
+            expected = call(view.clone())
+            assert torch.equal(call(view), expected), (call.__name__, view.dtype)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_views_travel_as_they_show(pool, world_size):
+    pool.run(same_as_of_copies)
 
 
 def parcel(sender, receiver, dtype=torch.float32):

@@ -19,6 +19,7 @@ from sar.comm.virtual.residency import Residency
 from sar.comm.virtual.spill import Published
 from sar.comm.virtual.turns import Turns
 from sar.errors import ConfigError, PeerError
+from sar.raw_memory import resolved
 
 _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
@@ -174,7 +175,7 @@ class VirtualGroup(Group):
         """Rows of this worker for those of the same process to read."""
         if self.residency is None:
             return [Published(_copy(tensor)) for tensor in tensors]
-        return [self.residency.publish(tensor) for tensor in tensors]
+        return [self.residency.publish(resolved(tensor)) for tensor in tensors]
 
     def open_to_others(self, totals: Sequence[Tensor]) -> list[Published]:
         """Tensors of this worker for those of the same process to add to."""
@@ -248,7 +249,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().to("cpu").contiguous()
+    tensor = resolved(tensor.detach()).to("cpu").contiguous()
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
 
 
