@@ -259,7 +259,6 @@ def exact_batches(task: Task, model: Model) -> Callable[[], None]:
         sampler,
         task.job.batch_size,
         shuffle=True,
-        precompute_optimized_batches=False,
         foreign_seeds=True,
     )
     ddp = nn.parallel.DistributedDataParallel(model)

@@ -144,7 +144,6 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path, cached: flo
         sampler,
         job.batch_size,
         shuffle=True,
-        precompute_optimized_batches=False,
         num_workers=job.samplers,
         foreign_seeds=True,
     )

@@ -48,7 +48,6 @@ def main(argv: list[str] | None = None) -> None:
         sampler,
         batch_size=arguments.batch_size,
         shuffle=True,
-        precompute_optimized_batches=False,  # which would shuffle batches, but not their nodes
         num_workers=arguments.num_workers,
     )
     model = GraphSAGE(x.shape[1], arguments.hidden, task.num_classes, len(arguments.fanouts))

@@ -36,9 +36,11 @@ class DataLoader:
         batch_size: seeds in a batch at most, on each worker.
         drop_last: only whole batches; see `SeedBatches` for what workers with fewer seeds do.
         shuffle: another order in every epoch.
-        precompute_optimized_batches: let METIS put seed nodes that lie close together into one batch, once. Seed edges
-            are taken as they come.
-        optimized_batches_cache: path of the files to keep these batches in; see `OptimizedBatches`.
+        precompute_optimized_batches: let METIS put seed nodes that lie close together into one batch, once; `shuffle`
+            then changes the order of the batches alone, and `drop_last` leaves out the same seeds in every epoch. Seed
+            edges are taken as they come.
+        optimized_batches_cache: path of the files to keep these batches in, which asks for them, too; see
+            `OptimizedBatches`.
         num_workers: background processes that sample ahead on each worker; 0 samples when a batch is asked for. They
             work on a copy, in shared memory, of the worker's structure and features, made when an epoch starts and
             these have changed. They live until the loader is dropped, or an epoch that is not finished.
@@ -61,7 +63,7 @@ class DataLoader:
         batch_size: int = 1,
         drop_last: bool = False,
         shuffle: bool = False,
-        precompute_optimized_batches: bool = True,
+        precompute_optimized_batches: bool = False,
         optimized_batches_cache: str | os.PathLike[str] | None = None,
         num_workers: int = 0,
         *,
@@ -96,7 +98,8 @@ class DataLoader:
                 if format == "pyg":
                     self._make = graph_sampler.to_data
                 seeds = graph_sampler.seed_ids(full_graph_manager, seed_nodes, foreign=foreign_seeds)
-                if precompute_optimized_batches and graph_sampler.seeds_are_nodes:
+                asked = precompute_optimized_batches or optimized_batches_cache is not None
+                if asked and graph_sampler.seeds_are_nodes:
                     optimized = OptimizedBatches(full_graph_manager, optimized_batches_cache)
             self._batches = SeedBatches(
                 seeds.ids,

@@ -12,7 +12,7 @@ from tests.sampling.scenes import parts_of
 
 def batches(seeds, **options):
     """The first batch of a loader."""
-    options = {"batch_size": 4, "precompute_optimized_batches": False} | options
+    options = {"batch_size": 4} | options
     return next(iter(sar.DataLoader(graph(), seeds, sar.DistNeighborSampler([2]), **options)))
 
 

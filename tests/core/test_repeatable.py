@@ -37,7 +37,6 @@ def train(mine, seed):
         sar.DistNeighborSampler([3, 3], input_node_features={"x": data.nodes["x"]}, copy_edata=False),
         batch_size=8,
         shuffle=True,
-        precompute_optimized_batches=False,
     )
     found = []
 

@@ -30,7 +30,6 @@ def train(partition, num_workers):
         sar.DistNeighborSampler([3, 3]),
         16,
         shuffle=True,
-        precompute_optimized_batches=False,
         num_workers=num_workers,
     )
 

@@ -72,9 +72,7 @@ def many_batches(partition):
     x = torch.randn(graph.num_nodes(), WIDTH)
     model = dgl.nn.SAGEConv(WIDTH, 4, "mean")
     sampler = sar.DistNeighborSampler([4, 4], input_node_features={"x": x})
-    loader = sar.DataLoader(
-        graph, graph.node_ids(), sampler, 16, shuffle=True, precompute_optimized_batches=False, seed=1, num_workers=2
-    )
+    loader = sar.DataLoader(graph, graph.node_ids(), sampler, 16, shuffle=True, seed=1, num_workers=2)
     batches, found, sampled = 0, [], 0
     while batches < STEPS:
         for blocks in loader:

@@ -31,9 +31,7 @@ def make_loader(mine, **options):
     sampler = sar.DistNeighborSampler(
         FANOUTS, input_node_features={"x": features}, output_node_features={"y": features}
     )
-    return sar.DataLoader(
-        graph, seeds, sampler, batch_size=4, shuffle=True, precompute_optimized_batches=False, seed=3, **options
-    )
+    return sar.DataLoader(graph, seeds, sampler, batch_size=4, shuffle=True, seed=3, **options)
 
 
 @pytest.fixture

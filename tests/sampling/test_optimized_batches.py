@@ -85,6 +85,27 @@ def test_planted_groups_become_batches(pool, make, remote):
     assert {frozenset(batch.tolist()) for batch in epoch} == set(groups)
 
 
+def shuffled(mine, folder):
+    """For each way to ask, whether two epochs have the same batches, in any order; and the files made."""
+    partition, seeds = mine
+    graph, sampler = sar.construct_full_graph(partition), sar.DistNeighborSampler([1])
+    ways = [{}, {"precompute_optimized_batches": True}, {"optimized_batches_cache": folder / "batches"}]
+    same = []
+    for way in ways:
+        loader = sar.DataLoader(graph, seeds, sampler, GROUP, shuffle=True, seed=1, **way)
+        epochs = [{frozenset(blocks[-1].dstdata["_ID"].tolist()) for blocks in loader} for _ in range(2)]
+        same.append(epochs[0] == epochs[1])
+    return same, len(list(folder.iterdir()))
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_only_who_asks_gets_the_same_batches_in_all_epochs(pool, tmp_path):
+    edges, _ = cliques(8)
+    parts = partition_in_memory(edges, torch.zeros(edges.num_nodes, dtype=torch.int64), 1)
+    mine = [(parts.partitions[0], torch.arange(GROUP * 8))]
+    assert pool.run(shuffled, tmp_path, per_rank=mine) == [([False, True, True], 1)]
+
+
 def group_typed(mine):
     partition, seeds = mine
     return group((partition, seeds), 4), group((partition, seeds), 4, drop_last=True)

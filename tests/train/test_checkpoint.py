@@ -67,7 +67,6 @@ class Training:
             sampler,
             BATCH,
             shuffle=True,
-            precompute_optimized_batches=False,
             num_workers=num_workers,
         )
         self.emb = sar.nn.DistEmbedding(graph, DIM)
