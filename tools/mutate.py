@@ -244,6 +244,13 @@ MUTANTS = [
         "firsts = sizes.cumsum() - sizes - 1",
         "tests/partition/test_write.py::test_dgl_reads_the_whole_graph_back",
     ),
+    Mutant(
+        "workers that walk their steps in different orders",
+        "sar/comm/halo_plan.py",
+        "steps.append(Step(index, receive, send))",
+        "steps.insert(self.rank % 2 * len(steps), Step(index, receive, send))",
+        "tests/comm/test_order.py::test_rows_and_gradients_arrive_in_any_order_of_messages",
+    ),
 ]
 
 

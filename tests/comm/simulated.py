@@ -1,0 +1,160 @@
+"""A transport between threads of one process: it delivers in a random order, and says where all wait for ever."""
+
+import random
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from sar.comm.transport import Failure, Message, Transport
+
+
+@dataclass(eq=False)
+class End:
+    """One end of a message."""
+
+    worker: int
+    peer: int
+    data: Tensor
+    batch: "Batch"
+    done: bool = False
+
+
+@dataclass(eq=False)
+class Batch:
+    """What a worker has posted together."""
+
+    tag: int
+    inbound: End | None = None
+    outbound: End | None = None
+
+    @property
+    def done(self) -> bool:
+        return all(end is None or end.done for end in (self.inbound, self.outbound))
+
+
+@dataclass
+class Network:
+    """The messages on their way between `workers` threads.
+
+    in_order: messages of two workers meet by order instead of by tag, and what a worker posts begins when what it
+        posted before is done, both ways, as NCCL has it.
+    """
+
+    workers: int
+    seed: int
+    in_order: bool
+    moved: threading.Condition = field(default_factory=threading.Condition)
+    batches: dict[int, deque[Batch]] = field(default_factory=lambda: defaultdict(deque))
+    sends: dict[Any, deque[End]] = field(default_factory=lambda: defaultdict(deque))
+    receives: dict[Any, deque[End]] = field(default_factory=lambda: defaultdict(deque))
+    ready: list[tuple[End, End]] = field(default_factory=list)
+    closed: set[int] = field(default_factory=set)
+    awaited: dict[int, End] = field(default_factory=dict)  # by worker
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def post(self, batch: Batch) -> None:
+        """Take in what the ends' worker has posted."""
+        with self.moved:
+            mine = self.batches[(batch.inbound or batch.outbound).worker]
+            mine.append(batch)
+            if not self.in_order or len(mine) == 1:
+                self._begin(batch)
+
+    def _begin(self, batch: Batch) -> None:
+        tag = None if self.in_order else batch.tag
+        addresses = []
+        if batch.inbound is not None:
+            addresses.append((batch.inbound.peer, batch.inbound.worker, tag))
+            self.receives[addresses[-1]].append(batch.inbound)
+        if batch.outbound is not None:
+            addresses.append((batch.outbound.worker, batch.outbound.peer, tag))
+            self.sends[addresses[-1]].append(batch.outbound)
+        for address in addresses:
+            if self.sends[address] and self.receives[address]:
+                self.ready.append((self.sends[address].popleft(), self.receives[address].popleft()))
+
+    def _deliver(self) -> None:
+        sent, received = self.ready.pop(self.random.randrange(len(self.ready)))
+        assert sent.data.nbytes == received.data.nbytes, "a message met another one's receive"
+        received.data.copy_(sent.data)
+        sent.done = received.done = True
+        for end in (sent, received) if self.in_order else ():
+            mine = self.batches[end.worker]
+            while mine and mine[0].done:
+                mine.popleft()
+                if mine:
+                    self._begin(mine[0])
+        self.moved.notify_all()
+
+    def wait(self, end: End) -> None:
+        """Deliver messages, any that can be, until this one is there."""
+        with self.moved:
+            while not end.done:
+                if end.peer in self.closed or end.worker in self.closed:
+                    raise RuntimeError("closed")
+                if self.ready:
+                    self._deliver()
+                    continue
+                self.awaited[end.worker] = end
+                if sum(not one.done for one in self.awaited.values()) + self.left == self.workers:
+                    self.closed.update(range(self.workers))
+                    self.moved.notify_all()
+                    raise AssertionError("All workers wait for ever.")
+                assert self.moved.wait(60), "a worker neither posts nor waits"
+            self.awaited.pop(end.worker, None)
+
+    def leave(self) -> None:
+        """A worker is done."""
+        with self.moved:
+            self.left += 1
+            self.moved.notify_all()
+
+    def close(self, worker: int) -> None:
+        """Break a worker's connections."""
+        with self.moved:
+            self.closed.add(worker)
+            self.moved.notify_all()
+
+
+class SimulatedTransport(Transport):
+    """One worker's end of a network."""
+
+    def __init__(self, network: Network, rank: int, jitter: Callable[[], None] = lambda: None) -> None:
+        self.network = network
+        self.rank = rank
+        self.jitter = jitter
+
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[End | None, End | None]:
+        self.jitter()
+        batch = Batch(tag)
+        if inbound is not None:
+            batch.inbound = End(self.rank, *inbound, batch)
+        if outbound is not None:
+            batch.outbound = End(self.rank, *outbound, batch)
+        self.network.post(batch)
+        return batch.inbound, batch.outbound
+
+    def wait(self, work: End) -> None:
+        self.network.wait(work)
+
+    def abort(self) -> None:
+        self.network.close(self.rank)
+
+    def failure(self, error: RuntimeError) -> Failure | None:
+        return Failure(False, "closed") if str(error) == "closed" else None
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        raise NotImplementedError
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> None:
+        raise NotImplementedError
+
+    def broadcast(self, tensor: Tensor) -> None:
+        raise NotImplementedError

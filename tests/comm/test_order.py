@@ -1,0 +1,133 @@
+"""Exchanges of up to 64 workers, simulated: each message meets its receive, and nobody waits for ever."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sar.comm import board
+from sar.comm.buffers import BufferPool
+from sar.comm.exchange import Exchange, GradientReturn
+from sar.comm.group import Group
+from sar.comm.halo_plan import HaloPlan
+from sar.comm.rows import RowFormat
+from sar.comm.settings import Settings
+from sar.errors import CommunicationError
+from tests.comm.simulated import Network, SimulatedTransport
+
+NODES, CPU = 40, torch.device("cpu")
+
+
+def random_plans(workers: int, seed: int) -> list[HaloPlan]:
+    """Halo lists of which some are empty, one for each pair."""
+    random = torch.Generator().manual_seed(seed)
+    lists = [
+        [
+            torch.arange(NODES)[torch.rand(NODES, generator=random) < torch.rand(1, generator=random) ** 3]
+            if q != p
+            else torch.arange(0)
+            for q in range(workers)
+        ]
+        for p in range(workers)
+    ]
+    counts = torch.tensor([[len(rows) for rows in of_worker] for of_worker in lists])
+    return [HaloPlan(p, rows, counts, NODES) for p, rows in enumerate(lists)]
+
+
+def add(rows: Tensor, values: Tensor, total: Tensor) -> None:
+    total.index_add_(0, rows, values)
+
+
+def run_all(workers: int, work: Callable[[int], Any]) -> list[Any]:
+    results: list[Any] = [None] * workers
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank)
+        except BaseException as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    return results
+
+
+@pytest.mark.parametrize("in_order", [False, True], ids=["by tag", "by order"])
+@pytest.mark.parametrize(
+    "workers, depth, tile_rows",
+    [
+        *((workers, *tiles) for workers in (2, 3, 5) for tiles in ((0, 1), (1, 4), (3, 2))),
+        (16, 1, 64),
+        pytest.param(16, 0, 2, marks=pytest.mark.slow),
+        pytest.param(64, 2, 32, marks=pytest.mark.slow),
+    ],
+)
+def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile_rows, in_order) -> None:
+    plans, store = random_plans(workers, seed=workers + depth), dist.HashStore()
+    network = Network(workers, seed=depth, in_order=in_order)
+    x = [torch.arange(NODES, dtype=torch.float64).unsqueeze(1) + 1000 * p for p in range(workers)]
+
+    def work(rank: int) -> Tensor:
+        group = Group(store, rank, workers, CPU)
+        group._transport = SimulatedTransport(network, rank)
+        settings = Settings(depth, 2**20, tile_rows, False, False, None, None, False)
+        exchange = Exchange(group, plans[rank], settings, RowFormat.of([x[rank]]), BufferPool(CPU), "a call")
+        total = torch.zeros(NODES, 1, dtype=torch.float64)
+        for fetch, give in ((True, False), (True, True), (False, True)):
+            group.calls += 1
+            returns = GradientReturn([total], add) if give else None
+            for tile, rows, grads, _ in exchange.sweep(CPU, [x[rank]] if fetch else None, returns=returns):
+                sent = x[tile.peer][plans[tile.peer].send_rows[rank][tile.begin : tile.end]]
+                if fetch:
+                    assert torch.equal(rows[0], sent)
+                if give:
+                    grads[0].add_(sent * (rank + 1))
+        network.leave()
+        return total
+
+    for rank, total in enumerate(run_all(workers, work)):
+        assert isinstance(total, Tensor), total
+        expected = torch.zeros(NODES, 1, dtype=torch.float64)
+        for reader, rows in enumerate(plans[rank].send_rows):
+            add(rows, 2 * x[rank][rows] * (reader + 1), expected)
+        assert torch.equal(total, expected)
+
+
+@pytest.mark.parametrize("step", [0, 3, 11])
+@pytest.mark.parametrize("workers", [2, 8])
+def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) -> None:
+    monkeypatch.setattr(board, "PATIENCE", 0.5)
+    plans, store = random_plans(workers, seed=7), dist.HashStore()
+    network = Network(workers, seed=step, in_order=False)
+    posted = 0
+
+    def fail() -> None:
+        nonlocal posted
+        posted += 1
+        if posted > step:
+            raise ValueError("on purpose")
+
+    def work(rank: int) -> None:
+        group = Group(store, rank, workers, CPU)
+        group._transport = SimulatedTransport(network, rank, fail if rank == 1 else lambda: None)
+        settings = Settings(1, 2**20, 2, False, False, None, None, False)
+        x = torch.zeros(NODES, 1)
+        with group.guard():
+            exchange = Exchange(group, plans[rank], settings, RowFormat.of([x]), BufferPool(CPU), "a call")
+            for _ in range(40):
+                for _ in exchange.sweep(CPU, [x]):
+                    pass
+
+    ended = run_all(workers, work)
+    assert isinstance(ended.pop(1), ValueError)
+    for error in ended:
+        assert isinstance(error, CommunicationError)
+        assert "on purpose" in str(error)
