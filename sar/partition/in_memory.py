@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import IN_EDGES, AssigningOptions
+from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
 from sar.partition.graph_data import Array, GraphData, HeteroGraphData
 from sar.partition.graph_source import GraphSource, logged_stages
 from sar.partition.ingest import from_memory
@@ -60,7 +60,7 @@ def partition_graph(
         part_method: `metis`, `random`, or another method that `sar partition --help` lists.
         balance_ntypes: integers that say of what kind a node is, of which parts get equally many of each: (N,), with
             several node types in their order; or by node type (N_t,), where the other types are one kind each.
-        balance_edges: balance in-edges too, of each edge type.
+        balance_edges: balance in-edges too, of each edge type and, with `balance_ntypes`, into each kind of nodes.
         return_mapping: return original IDs.
         num_trainers_per_machine: T: nodes are assigned to P T trainers, T consecutive ones make a part, and nodes and
             edges get the trainer's number (an edge, its destination's) as the field `trainer_id`.
@@ -89,6 +89,9 @@ def partition_graph(
     graph, num_trainers = from_object(g), index(num_parts) * num_trainers_per_machine
     options = AssigningOptions(num_trainers, part_method, seed, balance=(IN_EDGES,) if balance_edges else ())
     kinds = _kinds(graph, balance_ntypes)
+    if balance_edges and kinds:
+        degrees = sum(in_degrees(graph).values())
+        kinds |= {f"{IN_EDGES} of {kind}": nodes * degrees for kind, nodes in kinds.items()}
     _, part_of = _divided(graph, index(num_parts), options, out_path, graph_name, num_hops, kinds)
     return _original_ids(graph, part_of) if return_mapping else None
 

@@ -177,6 +177,27 @@ def test_kinds_of_nodes_are_balanced(tmp_path: Path, method: str) -> None:
         assert kinds.bincount(minlength=4).max() <= 26  # 5 % above the mean
 
 
+@pytest.mark.parametrize("method", ["metis", "random", "spring"])
+def test_in_edges_of_kinds_are_balanced(tmp_path: Path, method: str) -> None:
+    """Where few nodes of a kind have most of its in-edges, and another kind has none."""
+    drawn = torch.Generator().manual_seed(0)
+    kind = torch.arange(600) % 3
+    weight = (1 + torch.rand(600, generator=drawn)) ** 6 * torch.tensor([1.0, 4.0, 0.0])[kind]
+    dst = torch.multinomial(weight, 6000, True, generator=drawn)
+    graph = dgl.graph(((dst + 7) % 600, dst), num_nodes=600)
+    graph.ndata["kind"] = kind
+    file, _ = partition(graph, tmp_path, 4, part_method=method, balance_ntypes=kind, balance_edges=True)
+    edges, nodes = torch.zeros(4, 3), torch.zeros(4, 3)
+    for part in range(4):
+        local, fields, *_ = dgl.distributed.load_partition(str(file), part)
+        inner = local.ndata["inner_node"].bool()
+        kinds = fields["_N/kind"][local.ndata[dgl.NID][inner] - local.ndata[dgl.NID][inner].min()]
+        nodes[part] = kinds.bincount(minlength=3)
+        edges[part].index_add_(0, kinds, local.in_degrees()[inner].float())
+    for held in (nodes, edges):
+        assert (held.max(0).values <= 1.06 * held.mean(0)).all()
+
+
 def test_kinds_of_nodes_are_balanced_by_type(tmp_path: Path) -> None:
     graph = heterogeneous_graph()
     graph.nodes["paper"].data["kind"] = (torch.arange(40) < 10).int()

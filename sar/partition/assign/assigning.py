@@ -168,13 +168,13 @@ def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Arr
             mine[graph.first_node[ntype] : graph.first_node[ntype] + count] = True
     for name in balance:
         if name == IN_EDGES:
-            weights |= _in_degrees(graph)
+            weights |= in_degrees(graph)
         else:
             weights[name] = _field(graph, name)
     return weights
 
 
-def _in_degrees(graph: GraphSource) -> dict[str, Array]:
+def in_degrees(graph: GraphSource) -> dict[str, Array]:
     """The edges of each type into every node."""
     degrees = {}
     for etype, edges in graph.edges.items():
