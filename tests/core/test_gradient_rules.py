@@ -198,6 +198,44 @@ def test_a_needed_field_changed_in_place_is_an_error(pool, program, mode):
         assert failure.kind in ("RuntimeError", "PeerError"), failure
 
 
+def weights_of_a_functional_call(graph, data):
+    """They are a layer's only as long as the call lasts."""
+    model = torch.nn.Linear(6, 6).double()
+
+    def message(edges):
+        return {"m": model(edges.src["h"])}
+
+    class Sums(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self):
+            graph.update_all(message, fn.sum("m", "out"))
+            return graph.ndata["out"]
+
+    graph.ndata["h"] = data.leaf("x")
+    layer = Sums()
+    torch.func.functional_call(layer, {k: 2 * v for k, v in layer.named_parameters()}, ()).sum().backward()
+
+
+def constant_replaced(graph, data):
+    """Another tensor, not another value."""
+    model = torch.nn.Module()
+    model.scale = torch.full((6,), 2.0, dtype=torch.float64)
+    graph.ndata["h"] = data.leaf("x")
+    graph.update_all(lambda edges: {"m": edges.src["h"] * model.scale}, fn.sum("m", "out"))
+    model.scale = 3 * model.scale
+    graph.ndata["out"].sum().backward()
+
+
+@pytest.mark.parametrize("program", [weights_of_a_functional_call, constant_replaced], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("world_size", [2])
+def test_a_message_function_that_uses_other_tensors_in_the_backward_is_an_error(pool, program):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](2), program)
+    assert any("uses other tensors in the backward" in failure.message for failure in failures), failures
+
+
 class Counting(torch.nn.Module):
     """Counts its calls in a buffer, as batch normalisation does."""
 

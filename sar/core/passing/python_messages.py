@@ -123,6 +123,7 @@ class PythonCall(Collective):
         self.messages = replace(messages, function=self.captured.function)
         self.surroundings = Surroundings(context.structure.device)
         self.kept: list[Tile] = []
+        self.used: set[int] = set()  # of the captured tensors, by the forward
 
     def flags(self) -> int:
         if not self.differentiable:
@@ -155,6 +156,7 @@ class PythonCall(Collective):
                 kept += piece.rows
             for part in self.parts(piece):
                 self._add_messages(part, columns, stand_ins, combined, peaks)
+        self.used = stand_ins.used
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
         fields, constants = inputs[: len(columns.all())], () if peaks.values is None else (peaks.values,)
         saved = [*fields, *(each.argmax for each in combined.values()), peaks.values, *captured, *kept]
@@ -234,6 +236,12 @@ class PythonCall(Collective):
                     piece = piece._replace(rows=kept[piece.tile])
                 for part in self.parts(piece):
                     sweep.add_gradients(part)
+        if stand_ins.used != self.used:
+            raise GraphError(
+                f"{self.messages.name} uses other tensors in the backward than in the forward, for which "
+                "torch.func.functional_call, for example, had given its layers other weights. Let it take such tensors "
+                "from variables around it, or set them as fields."
+            )
         return [*sweep.totals, *sweep.captured]
 
 

@@ -143,13 +143,17 @@ class StandIns(_SeeTensors):
     Args:
         captured: the tensors.
         saved: their values; those that need a gradient become leaves.
+
+    Attributes:
+        used: numbers of the tensors that the function has used so far, but for variables around it.
     """
 
     def __init__(self, captured: Captured, saved: Sequence[Tensor]) -> None:
         super().__init__()
         self.leaves = [each.detach().requires_grad_() if each.requires_grad else each for each in saved]
         self.captured = [tensor() for tensor in captured.tensors]  # None where only autograd has it still
-        self._leaf_of = {id(tensor): leaf for tensor, leaf in zip(self.captured, self.leaves, strict=True)}
+        self.used: set[int] = set()
+        self._number_of = {id(tensor): number for number, tensor in enumerate(self.captured)}
         self._cells = captured.cells
 
     def __enter__(self) -> "StandIns":
@@ -164,7 +168,11 @@ class StandIns(_SeeTensors):
             del cell.cell_contents
 
     def see(self, tensor: Tensor) -> Tensor:
-        return self._leaf_of.get(id(tensor), tensor)
+        number = self._number_of.get(id(tensor))
+        if number is None:
+            return tensor
+        self.used.add(number)
+        return self.leaves[number]
 
     def reached(self, results: Iterable[Tensor]) -> list[int]:
         """Which of the captured tensors themselves, by number, autograd would come to first from the results.
