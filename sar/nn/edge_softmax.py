@@ -58,7 +58,8 @@ def _by_destination(graph: GraphShardManager, logits: Tensor) -> Tensor:
 
 def _by_source(graph: GraphShardManager, logits: Tensor) -> Tensor:
     passing = graph.passing()
-    greatest = max_at_sources(graph, logits).nan_to_num(neginf=0.0)
+    greatest = max_at_sources(graph, logits)
+    greatest = greatest.masked_fill(greatest == -torch.inf, 0)
     weights = (logits - passing.copy_to_edges(greatest)).exp()
     return weights / passing.copy_to_edges(sum_at_sources(graph, weights))
 

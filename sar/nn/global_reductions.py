@@ -36,13 +36,32 @@ def global_mean(x: Tensor) -> Tensor:
 
 
 def global_max(x: Tensor) -> Tensor:
-    """The maximum over the rows of all workers, (N_i, ...) to (...), of which equal ones share the gradient."""
+    """The maximum over the rows of all workers, (N_i, ...) to (...), of which equal ones share the gradient.
+
+    As of `torch.amax`, NaN is the greatest, and makes the gradient NaN.
+    """
     with torch.no_grad():
         greatest = all_max(x.amax(0) if len(x) else x.new_full(x.shape[1:], -torch.inf))
         equal = (x == greatest).to(x.dtype)
         ties = global_sum(equal.sum(0, dtype=accumulation_dtype(x.dtype)))
-    # The second term is 0 and brings the gradient.
-    return greatest + (global_sum(((x - x.detach()) * equal).sum(0)) / ties.clamp(min=1)).to(x.dtype)
+        ties = ties.maximum((~greatest.isnan()).to(ties.dtype))  # without any rows there are none
+    return greatest + (global_sum((zeros_of(x) * equal).sum(0)) / ties).to(x.dtype)
+
+
+def zeros_of(x: Tensor) -> Tensor:
+    """Zeros that bring x its gradient; x - x would be NaN where x is infinite."""
+    zeros: Tensor = _Zeros.apply(x)
+    return zeros
+
+
+class _Zeros(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
+        return grad
 
 
 class _GlobalSum(Collective):

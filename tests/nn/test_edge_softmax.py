@@ -54,6 +54,25 @@ def test_edge_softmax_of_some_edges(pool, world_size, scenario):
     check(pool, parts, data, [(softmax_of_some_edges, ())], modes=(1, 3))
 
 
+def softmax_of_special_logits(graph, data, norm_by):
+    logits = data.leaf("special")
+    softmax = sar.edge_softmax if isinstance(graph, sar.GraphShardManager) else dgl.nn.functional.edge_softmax
+    scores = softmax(graph, logits, norm_by=norm_by)
+    weighted_sum(scores, data.edges["edge cotangent"]).backward()
+    return {"edge scores": scores, "edge logits.grad": logits.grad}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_edge_softmax_of_infinite_and_undefined_logits(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    data = random_data(parts, torch.float64)
+    data.edges["special"] = data.edges["e"].clone()
+    for column, special in enumerate((torch.inf, -torch.inf, torch.nan, 1e300)):
+        data.edges["special"][column::4, column] = special
+    data.edges["special"][:, 4] = -torch.inf
+    check(pool, parts, data, [(softmax_of_special_logits, (end,)) for end in ("dst", "src")])
+
+
 def unfit_logits(graph, data, kind):
     count = graph.num_edges()
     logits = {"rows": torch.rand(count + 1, 2), "dtype": torch.ones(count, dtype=torch.int64)}

@@ -12,9 +12,10 @@ from sar.errors import GraphError
 from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import corner
 from tests.parity import pyg_layers
-from tests.parity.harness import check, random_data, run_everywhere
+from tests.parity.harness import check, random_data, run_everywhere, weighted_sum
 from tests.parity.pyg_layers import ELSEWHERE, LAYERS, NEED_OTHERS, REFUSED, layer_results, random_parts
 from tests.parity.scenarios import SCENARIOS, scattered
+from tests.parity.test_pyg_readout import with_special_values
 
 NAMES = list(LAYERS)
 GROUPS = [NAMES[first : first + 10] for first in range(0, len(NAMES), 10)]
@@ -87,6 +88,32 @@ def ties(graph, data, reducer):
 def test_ties_and_zeros(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     check(pool, parts, random_data(parts, torch.float64), [(ties, (how,)) for how in ("max", "min", "mul")])
+
+
+def special_messages(graph, data, reducer):
+    x = data.leaf("special")
+    out = pyg.SimpleConv(reducer)(x, pyg_layers.edges_of(graph))
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node out": out, "node x.grad": x.grad}
+
+
+def special_softmax(graph, data, end):
+    """By sources and destinations; and the maximum at sources that it subtracts, of which some have no edges."""
+    edges, values = pyg_layers.edges_of(graph), data.edges["scores"]
+    count = graph.num_nodes()
+    return {
+        "edge softmax": utils.softmax(values, edges[end], num_nodes=count),
+        "node max": utils.scatter(values, edges[end], 0, count, "max"),
+    }
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_infinite_and_undefined_values(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    data = random_data(parts, torch.float64)
+    data.nodes["special"], data.edges["scores"] = (with_special_values(x) for x in (data.nodes["x"], data.edges["e"]))
+    cases = [(special_messages, (reducer,)) for reducer in ("max", "min", "sum")]
+    check(pool, parts, data, cases + [(special_softmax, (end,)) for end in (0, 1)], (1, 2), {"comm_buffer_bytes": 1000})
 
 
 def functions(graph, data):

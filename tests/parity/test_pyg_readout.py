@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
-from torch import nn
+from torch import inf, nan, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import aggr
 
@@ -42,6 +42,13 @@ NORMS = {
 BY_TYPE = ("HeteroBatchNorm", "HeteroLayerNorm")
 OF_GRAPHS = ("GraphNorm", "GraphSizeNorm", "InstanceNorm", "LayerNorm", "MeanSubtractionNorm", "PairNorm")
 COUNT = 4
+
+
+def with_special_values(x):
+    """(N, 6) with -inf throughout a column, infinities and NaN here and there in the others, and one as it was."""
+    x = x.clone()
+    x[:, 0], x[::7, 1], x[::3, 2], x[::5, 3], x[::6, 4], x[3, 4] = -inf, -inf, inf, nan, inf, nan
+    return x
 
 
 def graph_of_each(data):
@@ -173,6 +180,25 @@ def test_pooling(pool, world_size, scenario):
     cases = [(pooled, (kind, several)) for kind in ("add", "mean", "max") for several in (False, True)]
     cases += [(aggregated, (name, several)) for name in AGGREGATIONS for several in (False, True)]
     check(pool, parts, random_data(parts, torch.float64), cases, (1,))
+
+
+def of_special_values(graph, data, kind, several):
+    x = data.leaf("special")
+    batch = graph_of_each(data) if several else torch.zeros(len(x), dtype=torch.int64)
+    out = getattr(aggr, kind)()(x, sar.pyg.batch_vector(batch) if dist.is_initialized() else batch)
+    shared(out).backward()
+    return {"same out": out.nan_to_num(5e5), "same undefined": out.isnan().double(), "node x.grad": x.grad}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_infinite_and_undefined_values(pool, world_size):
+    """By graph and column: all -inf, some of them, inf, NaN, and inf beside NaN; infinite maxima share gradients."""
+    parts = SCENARIOS["random"](world_size)
+    data = random_data(parts, torch.float64)
+    data.nodes["special"] = with_special_values(data.nodes["x"])
+    kinds = "MaxAggregation", "MinAggregation", "SumAggregation", "SoftmaxAggregation"
+    cases = [(of_special_values, (kind, several)) for kind in kinds for several in (False, True)]
+    check(pool, parts, data, cases, (1,))
 
 
 NEIGHBOURS = ("max_pool_neighbor_x", "avg_pool_neighbor_x")

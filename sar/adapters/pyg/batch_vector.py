@@ -22,7 +22,7 @@ from sar.adapters.pyg.guarded import GuardedTensor, Handlers, handler_for, plain
 from sar.comm import session
 from sar.comm.totals import all_max, all_sum
 from sar.errors import GraphError
-from sar.nn.global_reductions import global_sum
+from sar.nn.global_reductions import global_sum, zeros_of
 
 _SIDE_BY_SIDE = "needs all nodes of a graph side by side, in their order"
 _SORTS = "sorts the nodes of a graph"
@@ -189,11 +189,10 @@ def _maxima(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     with torch.no_grad():
         greatest = all_max(torch.full_like(out, -torch.inf).scatter_reduce(dim, index, src, "amax"))
         equal = (src == greatest.gather(dim, index)).to(src.dtype)
-        # The zeros that `scatter` begins with count where the maximum is zero.
-        ties = global_sum(zeros.scatter_add(dim, index, equal)) + (greatest == 0)
-        greatest = torch.where(greatest == -torch.inf, 0, greatest)
-    # The second term is 0 and brings the gradient.
-    return greatest + global_sum(zeros.scatter_add(dim, index, (src - src.detach()) * equal)) / ties.clamp(min=1)
+        ties = global_sum(zeros.scatter_add(dim, index, equal))
+        greatest = greatest.masked_fill((ties == 0) & ~greatest.isnan(), 0)
+        ties += greatest == 0  # the zeros that `scatter` begins with count where the maximum is zero
+    return greatest + global_sum(zeros.scatter_add(dim, index, zeros_of(src) * equal)) / ties
 
 
 def _product_of_all(own: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.reversed_graph import reversed_graph
+from sar.core.passing.exponentials import by_head
 from sar.core.passing.reverse import max_at_sources, sum_at_sources
 from sar.errors import GraphError
 
@@ -361,5 +362,7 @@ def _scatter_greatest(
     right = isinstance(index, SourceIndex) and (dim % out.dim()) == (index.along or 0) == 0
     if not right or reduce != "amax" or include_self or values.requires_grad:
         raise _refuse(f"scatter_reduce by {reduce}")
-    greatest = max_at_sources(index.edges.passes[0], index.edges.in_graph_order(values).contiguous())
-    return out.copy_(greatest.nan_to_num(neginf=0.0))
+    rows = by_head(index.edges.in_graph_order(values))
+    # The last column says which sources have edges at all.
+    greatest = max_at_sources(index.edges.passes[0], torch.cat([rows, rows.new_ones(len(rows), 1)], 1))
+    return out.copy_(greatest[:, :-1].masked_fill(greatest[:, -1:] == -torch.inf, 0).view_as(out))

@@ -1,7 +1,7 @@
 """Maxima, minima and products of messages, with the gradients of `torch.scatter_reduce`.
 
-They differ from those of `gather.py`, which are DGL's: equal maxima share the gradient evenly, infinities stay, and
-nodes without messages get 0, or 1 for a product.
+They differ from those of `gather.py`, which are DGL's: equal maxima share the gradient evenly, infinities and NaN stay,
+and nodes without messages get 0, or 1 for a product.
 """
 
 import torch
@@ -49,7 +49,8 @@ class Extreme(_ByRows):
 
     def finish(self, combined: Combined) -> Tensor:
         assert combined.argmax is not None
-        total = combined.total.masked_fill_(combined.argmax == 0, 0)
+        # NaN equals no message, and makes shares of the gradient NaN, as torch's.
+        total = combined.total.masked_fill_((combined.argmax == 0) & ~combined.total.isnan(), 0)
         # torch counts the 0 that the result starts from, wherever it equals the result, but gives it no share.
         combined.argmax = torch.stack([total, combined.argmax + (total == 0)])
         return total
