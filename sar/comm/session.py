@@ -84,6 +84,11 @@ def initialize_comms(
     global _current
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(f"Unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}.")
+    if backend is not None and not dist.is_backend_available(backend):
+        raise ConfigError(
+            f"This torch has no backend {backend!r}; import the package that brings it first (for ccl "
+            "oneccl_bindings_for_pytorch), or take gloo."
+        )
     Config.validate()
     if _current is not None and isinstance(_current.group, VirtualGroup):
         _check_same("rank", _rank, rank())

@@ -5,7 +5,7 @@ from dataclasses import replace
 from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ def partition_graph(
     use_graphbolt: bool = False,
     *,
     seed: int = 0,
+    reshuffle: bool = True,
 ) -> Mapped | None:
     """Divide a graph in memory into parts, as `dgl.distributed.partition_graph` does, which has the same arguments.
 
@@ -68,6 +69,7 @@ def partition_graph(
         graph_formats: only `coo`, from which DGL makes the others when it loads a part.
         use_graphbolt: only False.
         seed: of every random choice of the method.
+        reshuffle: only True, as in DGL before 1.0: nodes and edges get IDs that are contiguous in each part.
 
     Returns:
         With `return_mapping` the original IDs of nodes and of edges, in the order of the new ones: (N,) and (E,) int64,
@@ -77,16 +79,23 @@ def partition_graph(
         ConfigError: an argument is none of these, does not fit the graph, or the directory is taken.
         PartitionError: the disk is full.
     """
+    trainers = num_trainers_per_machine
     graph_formats = [graph_formats] if isinstance(graph_formats, str) else graph_formats
+    old = "; DGL before 1.0 had reshuffle before balance_ntypes, so name the arguments"
     for name, value, can, why in (
+        ("num_parts", num_parts, isinstance(num_parts, SupportsIndex), "a whole number"),
+        ("num_hops", num_hops, isinstance(num_hops, SupportsIndex), "a whole number"),
+        ("balance_ntypes", balance_ntypes, not isinstance(balance_ntypes, bool), f"a kind for each node{old}"),
+        ("balance_edges", balance_edges, isinstance(balance_edges, bool | np.bool_), f"True or False{old}"),
         ("objtype", objtype, objtype == "cut", "'cut': methods minimise the edges that are cut"),
         ("graph_formats", graph_formats, set(graph_formats or ["coo"]) == {"coo"}, "'coo', which DGL converts"),
         ("use_graphbolt", use_graphbolt, not use_graphbolt, "False: parts are written as DGLGraphs"),
-        ("num_trainers_per_machine", num_trainers_per_machine, num_trainers_per_machine >= 1, "1 or more"),
+        ("num_trainers_per_machine", trainers, isinstance(trainers, SupportsIndex) and trainers >= 1, "1 or more"),
+        ("reshuffle", reshuffle, reshuffle is True, "True: sar and DGL 1.0 or later read contiguous IDs only"),
     ):
         if not can:
             raise ConfigError(f"{name} is {value!r}; expected {why}.")
-    graph, num_trainers = from_object(g), index(num_parts) * num_trainers_per_machine
+    graph, num_trainers = from_object(g), index(num_parts) * trainers
     options = AssigningOptions(num_trainers, part_method, seed, balance=(IN_EDGES,) if balance_edges else ())
     kinds = _kinds(graph, balance_ntypes)
     if balance_edges and kinds:

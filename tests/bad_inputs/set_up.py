@@ -95,6 +95,12 @@ CASES = {
         "ConfigError",
         "Unknown backend 'carrier pigeon'; expected one of gloo, nccl, mpi, ccl.",
     ),
+    "a backend without its package": Case(
+        start(0, 1, "127.0.0.1", "ccl"),
+        "ConfigError",
+        "This torch has no backend 'ccl'; import the package that brings it first (for ccl "
+        "oneccl_bindings_for_pytorch), or take gloo.",
+    ),
     "a rank beyond the workers": Case(
         start(2, 2, "127.0.0.1"),
         "ConfigError",

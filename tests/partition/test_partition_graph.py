@@ -231,6 +231,12 @@ def test_kinds_of_nodes_are_balanced_by_type(tmp_path: Path) -> None:
         ({"num_parts": 61}, "60 nodes into 61 parts"),
         ({"balance_ntypes": {"paper": torch.zeros(60).int()}}, "for 'paper'; expected .*'_N': 60"),
         ({"graph_name": "a/b"}, r"names \['a/b'\]"),
+        ({"num_parts": "2"}, "num_parts is '2'; expected a whole number"),
+        ({"num_hops": 1.0}, "num_hops is 1.0; expected a whole number"),
+        ({"num_trainers_per_machine": 1.5}, "num_trainers_per_machine is 1.5; expected 1 or more"),
+        ({"balance_ntypes": True}, "DGL before 1.0 had reshuffle before balance_ntypes, so name the arguments"),
+        ({"balance_edges": torch.zeros(60)}, "DGL before 1.0 had reshuffle before balance_ntypes"),
+        ({"reshuffle": False}, "reshuffle is False; expected True: sar and DGL 1.0 or later read contiguous IDs only"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_named(tmp_path: Path, options: dict[str, Any], words: str) -> None:
@@ -238,6 +244,26 @@ def test_what_cannot_be_done_is_named(tmp_path: Path, options: dict[str, Any], w
     with pytest.raises(ConfigError, match=words):
         sar.partition_graph(**arguments | options)
     assert os.listdir(tmp_path) == []
+
+
+def test_reshuffling_may_be_asked_for(tmp_path: Path) -> None:
+    sar.partition_graph(homogeneous_graph(), "graph", 2, tmp_path / "parts", reshuffle=True)
+    assert (tmp_path / "parts" / "graph.json").is_file()
+
+
+def test_graphs_in_memory_are_taken_everywhere(tmp_path: Path) -> None:
+    graph = homogeneous_graph()
+    expected = torch.stack(graph.edges(order="eid")).tolist()
+    file = sar.write_chunked(graph, tmp_path / "chunked")
+    made = [sar.open_graph(file, tmp_path / "scratch"), sar.clean_up(graph, tmp_path / "clean")]
+    for one in made:
+        [(src, dst)] = one.edges["_N", "_E", "_N"].chunks()
+        assert [src.tolist(), dst.tolist()] == expected
+    report = sar.write_partitions(graph, np.zeros(60, np.int64), 1, tmp_path / "parts", "graph", method="custom")
+    assert report.edges == [graph.num_edges()]
+    for call in (sar.write_chunked, sar.clean_up):
+        with pytest.raises(ConfigError, match=r"the graph is a builtins\.str; expected a DGLGraph"):
+            call("graph.dgl", tmp_path / "none")  # type: ignore[operator]
 
 
 def test_too_many_kinds_are_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, GraphSource, index_dtype
+from sar.partition.ingest.objects import from_object
 from sar.partition.ingest.tables import check_edges
 from sar.partition.stored import ArrayFile, StoredArray
 
@@ -31,7 +32,7 @@ _SRC, _DST = "src", "dst"  # fields of a record; features are numbered
 
 
 def clean_up(
-    graph: GraphSource,
+    graph: GraphSource | Any,
     scratch: str | PathLike[str],
     *,
     undirected: bool = False,
@@ -45,7 +46,7 @@ def clean_up(
     Edge features follow their edges.
 
     Args:
-        graph: the graph.
+        graph: the graph, also in memory, as `partition_graph` takes it.
         scratch: directory for the new edges, which have to stay as long as the result is used; made if not there.
         undirected: every edge gets its reverse, and no edge is there twice. Of copies the first one's features stay;
             a reverse edge takes the features of the edge it comes from, unless it was there itself. Between two types
@@ -61,6 +62,7 @@ def clean_up(
         PartitionError: an edge ends at no node, or the disk is full. Where nothing is cleaned up, edges are not read,
             and `write_partitions` looks at their ends.
     """
+    graph = from_object(graph)
     Path(scratch).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="edges-", dir=scratch))
     edges: dict[CanonicalEtype, EdgeSource] = {}

@@ -21,13 +21,16 @@ def from_object(graph: Any) -> GraphSource:
     """A graph that some package has in memory as a `GraphSource`, without a copy where its tensors are on the CPU.
 
     Args:
-        graph: a `DGLGraph`; a `Data` or `HeteroData` of PyTorch Geometric with `edge_index`; or a graph of
-            `sar.partition.graph_data`. Fields keep their names. What a `Data` holds that PyTorch Geometric takes
-            neither for an attribute of nodes nor of edges is left out, with a warning.
+        graph: a `DGLGraph`; a `Data` or `HeteroData` of PyTorch Geometric with `edge_index`; a graph of
+            `sar.partition.graph_data`; or a `GraphSource`, which stays as it is. Fields keep their names. What a `Data`
+            holds that PyTorch Geometric takes neither for an attribute of nodes nor of edges is left out, with a
+            warning.
 
     Raises:
         ConfigError: it is something else, its number of nodes is not known, or a field is sparse or bfloat16.
     """
+    if isinstance(graph, GraphSource):
+        return graph
     if isinstance(graph, GraphData | HeteroGraphData):
         return from_memory(graph)
     if all(hasattr(graph, name) for name in ("canonical_etypes", "formats", "is_block")):
@@ -36,8 +39,8 @@ def from_object(graph: Any) -> GraphSource:
         return _from_stores(graph)
     found = f"{type(graph).__module__}.{type(graph).__qualname__}"
     raise ConfigError(
-        f"the graph is a {found}; expected a DGLGraph, a Data or HeteroData of PyTorch Geometric, or a GraphData or "
-        "HeteroGraphData of sar.partition.graph_data."
+        f"the graph is a {found}; expected a DGLGraph, a Data or HeteroData of PyTorch Geometric, what "
+        "sar.open_graph returns, or a GraphData or HeteroGraphData of sar.partition.graph_data."
     )
 
 

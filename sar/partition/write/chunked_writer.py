@@ -14,17 +14,20 @@ import pyarrow.csv
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import Column, EdgeSource, GraphSource
+from sar.partition.ingest.objects import from_object
 
 _SLICE_BYTES = 8 << 20
 _PAIRS = 1 << 17  # formatted at a time
 _CSV = pyarrow.csv.WriteOptions(include_header=False, delimiter=" ")
 
 
-def write_chunked(graph: GraphSource, folder: str | PathLike[str], *, name: str = "graph", num_chunks: int = 1) -> Path:
+def write_chunked(
+    graph: GraphSource | Any, folder: str | PathLike[str], *, name: str = "graph", num_chunks: int = 1
+) -> Path:
     """Write a graph in the chunked format: edges as CSV, features as `.npy`.
 
     Args:
-        graph: the graph.
+        graph: the graph, also in memory, as `partition_graph` takes it.
         folder: directory to make or to fill.
         name: of the graph, for `dgl.distributed`.
         num_chunks: files that each list of edges and each feature is divided into.
@@ -36,7 +39,7 @@ def write_chunked(graph: GraphSource, folder: str | PathLike[str], *, name: str 
         ConfigError: the folder has a `metadata.json`, or the number of chunks is no positive one.
         PartitionError: the disk is full.
     """
-    folder = Path(folder)
+    graph, folder = from_object(graph), Path(folder)
     file = folder / "metadata.json"
     if file.exists():
         raise ConfigError(

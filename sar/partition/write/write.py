@@ -4,7 +4,7 @@ import hashlib
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from sar.adapters.dgl.part_sums import write_sums
 from sar.adapters.dgl.writer.partition_writer import part_folder, write_partition_json
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
+from sar.partition.ingest.objects import from_object
 from sar.partition.write.edge_buckets import EdgeBuckets
 from sar.partition.write.field_files import write_edge_fields, write_node_fields
 from sar.partition.write.part_graph import write_part_graph
@@ -55,7 +56,7 @@ class PartitionReport(NamedTuple):
 
 
 def write_partitions(
-    graph: GraphSource,
+    graph: GraphSource | Any,
     part_of: Array,
     num_parts: int,
     out_dir: str | PathLike[str],
@@ -75,7 +76,7 @@ def write_partitions(
     input and writes its share of the parts.
 
     Args:
-        graph: the graph; it is read slice by slice.
+        graph: the graph, also in memory, as `partition_graph` takes it; it is read slice by slice.
         part_of: (N,) the part of every node, 0 to P - 1; nodes are numbered type after type.
         num_parts: P.
         out_dir: directory to make; an empty one is replaced. Until it is complete it is called `out_dir.partial`.
@@ -98,6 +99,7 @@ def write_partitions(
     """
     team = Team.here()
     with team.guard():
+        graph = from_object(graph)
         check_hops(num_hops, team, local_output)
         digest = _digest(graph, part_of, num_parts, name, method, memory, num_hops, team.size) if resume else ""
         with staged(Path(out_dir), team, digest, resume=resume, overwrite=overwrite, local=local_output) as staging:
