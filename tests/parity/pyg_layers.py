@@ -119,6 +119,34 @@ def with_weights(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tens
     return out * utils.scatter(alpha[:, :1].square(), weighed[1], 0, len(x))
 
 
+def with_initial_and_weights(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    """As `with_weights`, for a layer whose messages keep their weights."""
+    out, (weighed, alpha) = layer(x, data.nodes["y"], edges, return_attention_weights=True)
+    return out * utils.scatter(alpha.square().unsqueeze(1), weighed[1], 0, len(x))
+
+
+def replaced(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    """Functions of the object in the place of its class's."""
+    message, aggregate = layer.message, layer.aggregate
+    layer.message = lambda x_j, **given: (x_j * message(x_j, **given)).tanh()
+    out = layer(x, edges)
+    layer.aggregate = lambda inputs, index, **given: 3 * aggregate(inputs, index, **given)
+    return out + layer(x, edges)
+
+
+def kept_messages(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    """A layer whose messages leave something behind."""
+    out = layer(x, edges)
+    return out + utils.scatter(layer.kept, edges[1], 0, len(x))
+
+
+def with_any_weights(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
+    """One weight for all edges, one for each, and one for all again."""
+    weight = data.edges["w"].squeeze(1)
+    one = torch.full((1,), 2.5, dtype=x.dtype)
+    return layer(x, edges, one) + layer(x, edges, weight) * layer(x, edges, one)
+
+
 def with_edges_of_heads(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
     return layer(x, edges, data.edges["e"].unsqueeze(1))
 
@@ -135,6 +163,12 @@ def with_hyperedges(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> T
 def of_colours(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
     first = layer((x[:, 0] > 0).long(), edges)
     return torch.stack([first, layer(first, edges)], 1)
+
+
+class Keeping(pyg.SimpleConv):
+    def message(self, x_j: Tensor) -> Tensor:
+        self.kept = x_j.sin()
+        return x_j * self.kept
 
 
 def gps(norm: str | None) -> nn.Module:
@@ -174,6 +208,8 @@ LAYERS: dict[str, Layer] = {
     "SimpleConv weighted": Layer(lambda: pyg.SimpleConv("sum", combine_root="cat"), weighted),
     "SimpleConv self_loop": Layer(lambda: pyg.SimpleConv("mean", combine_root="self_loop"), plain),
     "SimpleConv batched": Layer(lambda: pyg.SimpleConv("max"), batched),
+    "SimpleConv replaced": Layer(lambda: pyg.SimpleConv(), replaced),
+    "SimpleConv keeping": Layer(Keeping, kept_messages),
     "GCNConv": Layer(lambda: pyg.GCNConv(IN, OUT), plain),
     "GCNConv weighted": Layer(lambda: pyg.GCNConv(IN, OUT, improved=True), weighted),
     "GCNConv cached": Layer(lambda: pyg.GCNConv(IN, OUT, cached=True), twice),
@@ -192,6 +228,7 @@ LAYERS: dict[str, Layer] = {
     "SAGEConv several": Layer(lambda: pyg.SAGEConv(IN, OUT, aggr=["mean", "max", "std"]), plain),
     "GraphConv": Layer(lambda: pyg.GraphConv(IN, OUT), plain),
     "GraphConv weighted": Layer(lambda: pyg.GraphConv((IN, IN), OUT, aggr="mean"), weighted),
+    "GraphConv any weights": Layer(lambda: pyg.GraphConv(IN, OUT), with_any_weights),
     "GatedGraphConv": Layer(lambda: pyg.GatedGraphConv(8, 2), weighted),
     "ResGatedGraphConv": Layer(lambda: pyg.ResGatedGraphConv(IN, OUT), plain),
     "ResGatedGraphConv edges": Layer(lambda: pyg.ResGatedGraphConv(IN, OUT, edge_dim=6), with_edges),
@@ -252,6 +289,9 @@ LAYERS: dict[str, Layer] = {
     "CGConv": Layer(lambda: pyg.CGConv(IN, 6), with_edges),
     "CGConv batch norm": Layer(lambda: pyg.CGConv(IN, 6, batch_norm=True), with_edges),
     "EdgeConv": Layer(lambda: pyg.EdgeConv(linear(2 * IN)), plain),
+    "EdgeConv batch norm": Layer(
+        lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * IN, OUT), nn.BatchNorm1d(OUT), nn.ReLU())), plain
+    ),
     "PPFConv": Layer(lambda: pyg.PPFConv(linear(IN + 4), linear(OUT)), with_normals),
     "FeaStConv": Layer(lambda: pyg.FeaStConv(IN, OUT, heads=2), plain),
     "PointTransformerConv": Layer(lambda: pyg.PointTransformerConv(IN, OUT, attn_nn=linear(OUT)), with_positions),
@@ -280,6 +320,7 @@ LAYERS: dict[str, Layer] = {
     "SuperGATConv SD eval": Layer(lambda: pyg.SuperGATConv(IN, OUT, heads=2, attention_type="SD"), plain),
     "FAConv": Layer(lambda: pyg.FAConv(IN), with_initial),
     "FAConv unnormalised": Layer(lambda: pyg.FAConv(IN, normalize=False), with_initial_and_weight),
+    "FAConv weights": Layer(lambda: pyg.FAConv(IN), with_initial_and_weights),
     "EGConv": Layer(lambda: pyg.EGConv(IN, OUT, num_heads=2), plain),
     "EGConv several": Layer(lambda: pyg.EGConv(IN, OUT, ["mean", "max", "std", "symnorm"], num_heads=2), plain),
     "PDNConv": Layer(lambda: pyg.PDNConv(IN, OUT, 6, 5), with_edges),

@@ -5,9 +5,11 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
+from torch_geometric import utils
 from torch_geometric.data import HeteroData
 
 import sar
+from sar.errors import GraphError
 from tests.hetero_graphs import partition_hetero
 from tests.matrix import corner
 from tests.parity import pyg_layers
@@ -124,6 +126,25 @@ def test_several_edge_types(pool, world_size, kind):
                     assert_close(found[0], value)
                 else:
                     assert_close(torch.cat(found), value[parts.node_ids[key.split(" ")[1]]])
+
+
+def loops_between_types(data):
+    edges = sar.pyg.edge_index(sar.construct_full_graph(data))
+    x = [data.node_features[f"{t}/x"].double() for t in ("author", "paper")]
+    conv = pyg.GATConv((WIDTH, WIDTH), OUT).double()
+    with pytest.raises(GraphError, match=r"'author', were compared with .* 'paper', .* add_self_loops=False"):
+        conv(tuple(x), edges["author", "writes", "paper"])
+    with pytest.raises(GraphError, match="self-loop"):
+        utils.add_self_loops(edges["author", "writes", "paper"], num_nodes=(len(x[0]), len(x[1])))
+    conv((x[1], x[1]), edges["paper", "cites", "paper"])
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_nodes_of_two_types_are_not_compared(pool, world_size):
+    """Equal numbers there are no self-loops, and on one machine they pair other nodes."""
+    graph = whole_graph()
+    assignment = {t: torch.arange(graph.num_nodes(t)) % world_size for t in graph.ntypes}
+    pool.run(loops_between_types, per_rank=partition_hetero(graph, assignment, world_size).partitions)
 
 
 def with_missing_relations(graph, data, name):

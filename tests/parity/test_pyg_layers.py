@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from torch import nn
 from torch_geometric import utils
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+import sar
 from sar.adapters.pyg import layers
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.errors import GraphError
@@ -21,7 +23,15 @@ NAMES = list(LAYERS)
 GROUPS = [NAMES[first : first + 10] for first in range(0, len(NAMES), 10)]
 """Groups run in one trip to the workers, which is what takes time."""
 
-NOT_ANY_GRAPH = ("SimpleConv median", "SAGEConv lstm", "ChebConv greatest", "CGConv batch", "GENConv", "models.GIN")
+NOT_ANY_GRAPH = (
+    "SimpleConv median",
+    "SAGEConv lstm",
+    "ChebConv greatest",
+    "CGConv batch",
+    "EdgeConv batch",
+    "GENConv",
+    "models.GIN",
+)
 NOT_ANY_GRAPH += ("GPSConv performer batch",)
 """Layers that fail or give NaN on graphs with few nodes or edges, on one machine too."""
 
@@ -157,8 +167,29 @@ def refusal(graph, data, name):
 
 def other_operations(graph, data):
     """Operations that would need the numbers of all workers' nodes raise."""
-    edges = pyg_layers.edges_of(graph)
-    for operation in (lambda: edges + 1, lambda: edges[0] * 2, lambda: edges.flip(0), lambda: edges[0].sort()):
+    edges, x = pyg_layers.edges_of(graph), data.nodes["x"]
+    own, loops = torch.arange(len(x)), torch.ones(2, 1, dtype=torch.int64)
+    for operation in (
+        lambda: edges + 1,
+        lambda: edges[0] * 2,
+        lambda: edges.flip(0),
+        lambda: edges[0].sort(),
+        lambda: edges[0] == 3,
+        lambda: edges[0] == torch.zeros_like(edges[1]),
+        lambda: edges[0][:5] == edges[1][:5],
+        lambda: torch.cat([edges, loops], 1),
+        lambda: torch.cat([edges[0], own]),
+        lambda: utils.add_self_loops(edges, num_nodes=len(x) + 1),
+        lambda: torch.stack([edges[1], edges[0]]),
+        lambda: edges.to(torch.int32),
+        lambda: edges.type(torch.int32),
+        lambda: torch.tensor(edges),
+        lambda: torch.sparse_coo_tensor(edges, torch.ones(edges.size(1))),
+        lambda: edges[0][0],
+        lambda: edges.max(1),
+        lambda: x.clone().__setitem__(edges[0], 1.0),  # other workers' nodes among them
+        lambda: pyg.SimpleConv()(x, torch.stack([edges[0], edges[1] + len(x)])),
+    ):
         with pytest.raises(GraphError, match="distributed edge_index"):
             operation()
     for layer in (pyg.SimpleConv, pyg.GCNConv, pyg.GATConv):
@@ -168,14 +199,39 @@ def other_operations(graph, data):
     with pytest.raises(GraphError, match="expected aggr='add', got 'mean'"):
         pyg.HypergraphConv(6, 2, aggr="mean").double()(data.nodes["x"], edges)
     with pytest.raises(GraphError, match="expected a row for each of this worker's"):
-        data.nodes["x"][:-1][edges[0]]
+        torch.cat([x, x]).__setitem__(edges[0], 1.0)
+    return {}
+
+
+def other_rows(graph, data):
+    """Values with another number of rows than this worker has nodes are refused, on all workers."""
+    edges, x = pyg_layers.edges_of(graph), data.nodes["x"]
+    linear = nn.Linear(12, 4).double()
+    for call in (
+        lambda rows: rows[edges[0]],
+        lambda rows: (
+            torch.zeros(len(rows), 6).double().scatter_add_(0, edges[0].view(-1, 1).expand(-1, 6), x[edges[1]])
+        ),
+        lambda rows: pyg.SimpleConv()(rows, edges),
+        lambda rows: pyg.SimpleConv("max")((rows, x), edges),
+        lambda rows: pyg.SimpleConv("median")((x, rows), edges),
+        lambda rows: pyg.EdgeConv(linear)(rows, edges),
+        lambda rows: pyg.GATConv(6, 4, add_self_loops=False).double()(rows, edges),
+        lambda rows: pyg.SAGEConv((6, 6), 4).double()((x, x), edges, size=(len(rows), len(rows))),
+        lambda rows: pyg.models.LINKX(len(rows), 6, 4, 4, 1).double()(rows, edges),
+    ):
+        for rows in (torch.cat([x, x]), x[:-1]):
+            count = f"{len(rows)} rows on a distributed edge_index; expected a row for each of this worker's {len(x)} "
+            with pytest.raises(GraphError, match=count):
+                call(rows)
+            sar.recover(0)
     return {}
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_what_is_refused(pool, world_size):
     parts = random_parts(world_size)
-    cases = [(refusal, (name,)) for name in REFUSED] + [(other_operations, ())]
+    cases = [(refusal, (name,)) for name in REFUSED] + [(other_operations, ()), (other_rows, ())]
     run_everywhere(pool, parts, random_data(parts, torch.float64), cases, (1,))
 
 

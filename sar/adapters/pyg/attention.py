@@ -78,8 +78,8 @@ def in_one_pass(layer: MessagePassing) -> bool:
         return False
     if layer.__dict__.get("_returns_weights") is not False or layer._edge_update_forward_pre_hooks:
         return False
-    own = [getattr(type(layer), name, None) for name in _METHODS]
-    unchanged = all(method is None or method.__module__.startswith("torch_geometric.") for method in own)
+    own = [getattr(layer, name, None) for name in _METHODS]
+    unchanged = all(getattr(method, "__module__", "torch_geometric.").startswith("torch_geometric.") for method in own)
     return unchanged and not layer._edge_update_forward_hooks
 
 
@@ -205,6 +205,7 @@ def _edge_updater(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def install() -> None:
     """Replace what the layers call."""
+    conv.FAConv.forward = _forward(conv.FAConv.forward)
     for kind in WITH_SOFTMAX:
         module: Any = sys.modules[kind.__module__]
         module.softmax = _softmax(module.softmax)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr, pool
 
 from sar.adapters.pyg.edge_index import SourceIndex
-from sar.adapters.pyg.guarded import GuardedTensor, Handlers, handler_for, plain, plainly
+from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly
 from sar.comm import session
 from sar.comm.totals import all_max, all_sum
 from sar.errors import GraphError
@@ -94,8 +94,8 @@ def _repr(vector: Tensor, **_: Any) -> str:
     return f"BatchVector({plain(vector)!r})"
 
 
-@_handles(Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, torch.clone)
-def _same(vector: Tensor, **_: Any) -> Tensor:
+@_handles(Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, Tensor.__deepcopy__, torch.clone)
+def _same(vector: Tensor, *_: Any, **__: Any) -> Tensor:
     return vector  # nothing here changes the numbers in place
 
 
@@ -110,6 +110,7 @@ def _changed(func: Callable[..., Any]) -> Callable[..., Any]:
 
 for _func in (Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.view, Tensor.reshape, Tensor.expand, Tensor.expand_as):
     _HANDLERS[_func] = _changed(_func)
+_HANDLERS.update((_func, partial(plainly, _func)) for _func in EQUALITY)  # graphs have one number on all workers
 
 
 @_handles(Tensor.numel, Tensor.nelement, torch.numel)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from sar.adapters.pyg import attention, batch_vector, layers, propagate, supergat
+from sar.adapters.pyg import attention, batch_vector, layers, operations, propagate, supergat
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
@@ -36,6 +36,7 @@ def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[Canonica
 
 @cache
 def _install() -> None:
+    operations.install()
     attention.install()
     batch_vector.install()
     layers.install()

@@ -17,8 +17,11 @@ Handlers = dict[Any, Handler]
 class GuardedTensor(Tensor):
     """An operation on such a tensor is done by a handler of its class, as it stands where it is right so, or raises.
 
+    It has a shape but no memory, so that what does not ask `__torch_function__`, such as `torch.tensor` and
+    `torch.sparse_coo_tensor`, finds no numbers: it comes to `__torch_dispatch__`, which raises.
+
     Attributes:
-        plain: the same memory as a plain tensor.
+        plain: the numbers as a plain tensor.
     """
 
     plain: Tensor
@@ -30,7 +33,7 @@ class GuardedTensor(Tensor):
     @classmethod
     def over(cls, numbers: Tensor) -> Any:
         """The numbers as such a tensor; shares their memory."""
-        guarded = numbers.as_subclass(cls)
+        guarded: Any = Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=numbers.dtype, device=numbers.device)
         guarded.plain = numbers
         return guarded
 
@@ -40,20 +43,30 @@ class GuardedTensor(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         handler = cls.handlers.get(func)
-        if handler is not None:
-            return handler(*args, **kwargs)
-        if func in _RIGHT:
-            return plainly(func, *args, **kwargs)
+        try:
+            if handler is not None:
+                return handler(*args, **kwargs)
+            if func in _RIGHT and args and isinstance(args[0], GuardedTensor):
+                return plainly(func, *args, **kwargs)
+        except TypeError as error:  # arguments that the handler does not know
+            raise cls._refusal(func) from error
+        raise cls._refusal(func)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise cls._refusal(func)
+
+    @classmethod
+    def _refusal(cls, func: Callable[..., Any]) -> GraphError:
         name = getattr(func, "__name__", str(func))
-        raise GraphError(
+        return GraphError(
             f"{name} was called with {cls.what}, so that its result might be wrong across workers. {cls.advice}"
         )
 
 
-_EQUALITY = (Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__, torch.eq, torch.ne)
+EQUALITY = (Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__, torch.eq, torch.ne)
 
 _RIGHT = {
-    *_EQUALITY,
     *(getattr(Tensor, name) for name in ("size", "dim", "numel", "nelement", "__len__", "is_floating_point", "stride")),
     *(getattr(Tensor, name) for name in ("is_complex", "is_contiguous", "get_device", "element_size", "__hash__")),
     *(
@@ -66,9 +79,9 @@ _RIGHT = {
     ),
     *(getattr(torch, name) for name in ("numel", "is_floating_point", "is_complex", "is_tensor", "ones_like")),
     *(getattr(torch, name) for name in ("zeros_like", "empty_like", "full_like", "rand_like")),
-    *(getattr(Tensor, name) for name in ("new_ones", "new_zeros", "new_empty", "new_full", "new_tensor", "type")),
+    *(getattr(Tensor, name) for name in ("new_ones", "new_zeros", "new_empty", "new_full")),
 }
-"""Functions that are right as they stand: those that ask nothing of the numbers, and whether two of them are equal."""
+"""Functions that are right as they stand: they ask nothing of the numbers of their first argument."""
 
 
 def plain(value: Any) -> Any:

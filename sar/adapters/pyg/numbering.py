@@ -14,6 +14,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import source_ids
 from sar.core.graph.reversed_graph import reversed_graph
 from sar.core.relation import Relation
+from sar.errors import GraphError
 from sar.kernels import EdgeBlock
 from sar.kernels.id_slices import count_ids
 
@@ -39,7 +40,6 @@ class Numbering:
         *starts, self.count = accumulate(map(len, self.relation.halos), initial=self.relation.num_src)
         self.starts = [0 if part == self.part else start for part, start in enumerate(starts)]
         self._joined: Tensor | None = None
-        self._said: dict[str, bool] = {}
         self._selected: list[tuple[Tensor, int, GraphShardManager, Tensor]] = []
 
     @property
@@ -47,13 +47,23 @@ class Numbering:
         return self.graph._structure.group
 
     def all_say(self, what: str, here: bool) -> bool:
-        """Whether `what` is true on all workers; asked once, and remembered. A collective call."""
-        if what not in self._said:
-            with self.group.guard():
-                self.group.agree(what)
-                said = self.group.all_gather(torch.tensor([here]), what)
-            self._said[what] = all(map(bool, said))
-        return self._said[what]
+        """Whether `what` is true on all workers. A collective call."""
+        with self.group.guard():
+            return all(self.group.agree(what, int(here)))
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether equal numbers of a source and a destination are one node."""
+        (source, _, target), nodes = self.relation.etype, self.graph._structure
+        if source != target or nodes.src is nodes.dst:
+            return source == target
+        return torch.equal(nodes.src.ids[source][: self.relation.num_dst], nodes.dst.ids[source])
+
+    @property
+    def loops(self) -> Tensor:
+        """A self-loop of each of this worker's nodes, (2, N_i); none where sources and destinations are others."""
+        count = min(self.relation.num_src, self.relation.num_dst) if self.has_loops else 0
+        return torch.arange(count, device=self.graph.device).expand(2, -1)
 
     @property
     def joined(self) -> Tensor:
@@ -95,6 +105,11 @@ class Numbering:
 
     def _make(self, src: Tensor, dst: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
         old = self.relation
+        if len(dst) and not 0 <= int(dst.min()) <= int(dst.max()) < num_dst:
+            found = f"{int(dst.min())} to {int(dst.max())}"
+            raise GraphError(
+                f"A distributed edge_index got destinations {found}; expected numbers of this worker's {num_dst} nodes."
+            )
         bounds = torch.tensor([old.num_src, *accumulate(map(len, old.halos), initial=old.num_src)], device=src.device)
         parts = torch.bucketize(src, bounds[1:], right=True) - 1
         parts = torch.where(src < old.num_src, self.part, parts)

@@ -4,22 +4,26 @@
 A layer's `message` is run on one tile of edges at a time, and again in the backward, where nothing that it is given
 spans edges, or a softmax only that its messages are proportional to ([Note: attention in one pass]), and `aggregate`
 is one of sum, mean, max, min and mul. Otherwise `propagate` runs as it is written: the values of all edges' sources
-are fetched once ([Note: numbers of nodes]), and memory holds what it makes for each edge.
+are fetched once ([Note: numbers of nodes]), and memory holds what it makes for each edge. So it does where a `message`
+keeps something in the layer, or normalises over the edges, as it then has to see all of them in one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
+from dis import get_instructions
+from functools import cache, wraps
+from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch_geometric.nn import LEConv, MessagePassing, aggr
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch_geometric.nn import LEConv, MessagePassing, aggr, norm
 
 from sar.adapters.pyg import attention
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, Turned
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, Turned, check_rows
 from sar.comm.totals import all_max
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
@@ -31,6 +35,7 @@ from sar.core.passing.python_messages import run_python
 from sar.core.passing.recording import EdgeFields, PythonMessages
 from sar.errors import GraphError
 from sar.kernels import Op, Target
+from sar.nn.batch_norm import DistributedBN1D
 from sar.per_thread import PerThread
 
 REDUCERS: dict[type, str] = {
@@ -40,6 +45,10 @@ REDUCERS: dict[type, str] = {
     aggr.MinAggregation: "amin",
     aggr.MulAggregation: "prod",
 }
+
+ACROSS_ROWS: tuple[type, ...] = (_BatchNorm, DistributedBN1D, norm.GraphNorm, norm.GraphSizeNorm)
+ACROSS_ROWS += (norm.HeteroBatchNorm, norm.InstanceNorm, norm.LayerNorm, norm.MeanSubtractionNorm, norm.PairNorm)
+"""Modules of which a row's result depends on the other rows, unless they have running statistics to go by."""
 
 WEIGHTED_SOURCE = Message(Op.MUL, Operand(Target.U, "values"), Operand(Target.E, "weights"), "values")
 
@@ -100,6 +109,8 @@ def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mappin
                 if is_edge:  # a tensor of another kind may have as many rows as this worker has edges
                     what = f"{type(conv).__name__} has a row of {name}, {tuple(value.shape[1:])}, for each edge"
                     is_edge = edges.numbering.all_say(what, len(value) == num_edges)
+                    if not is_edge and name.startswith("edge_") and len(value) > 1:
+                        return None  # to whatever PyTorch Geometric makes of it
                 (found.edge if is_edge else found.others)[name] = value
             continue
         value = given.get(name[:-2])
@@ -112,6 +123,46 @@ def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mappin
     return found
 
 
+def _check_sizes(conv: MessagePassing, edges: DistributedEdgeIndex, size: Any, kwargs: Mapping[str, Any]) -> None:
+    """Raise a `GraphError` where values of nodes have other rows than those that the edges' ends are numbers of."""
+    name = type(conv).__name__
+    for given, expected in zip(size or (), edges.sides, strict=False):
+        check_rows(f"{name} was given a size of", expected if given is None else given, expected)
+    weights = kwargs.get("alpha")
+    of_edges = weights.given if isinstance(weights, attention.Weights) else {}
+    for names, values in ((conv._user_args, kwargs), (conv._edge_user_args, of_edges)):
+        for argument in [each for each in names if each[-2:] in ("_j", "_i")]:
+            value = values.get(argument[:-2])
+            pair = value if isinstance(value, tuple | list) else [None] * (argument[-1] == "i") + [value]
+            for rows, expected in zip(pair, edges.sides, strict=False):
+                if isinstance(rows, Tensor):
+                    check_rows(f"{name} was given {argument[:-2]} of", rows.size(conv.node_dim), expected)
+
+
+@cache
+def _names(code: CodeType) -> tuple[set[str], set[str]]:
+    """Attributes that a function sets, and all names that it uses."""
+    return {each.argval for each in get_instructions(code) if each.opname == "STORE_ATTR"}, {*code.co_names}
+
+
+def _sees_all_edges(conv: MessagePassing) -> bool:
+    """Whether `message` has to be called once, with all edges: it keeps something, or normalises over them."""
+    code = getattr(conv.message, "__code__", None)
+    kept, used = _names(code) if code else (set[str](), set(dir(conv)))
+    if code is None or kept - ({"_alpha"} if conv.__dict__.get("_returns_weights") is False else set()):
+        return True
+    parts = [getattr(conv, name, None) for name in used if not hasattr(nn.Module, name)]
+    if any(callable(part) and not isinstance(part, nn.Module) for part in parts):  # a method, which may use any module
+        parts = [conv]
+    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
+    return any(
+        isinstance(module, ACROSS_ROWS)
+        and getattr(module, "mode", "graph") == "graph"  # LayerNorm has others
+        and (module.training or getattr(module, "running_mean", None) is None)
+        for module in modules
+    )
+
+
 def _can_tile(conv: MessagePassing) -> bool:
     if conv.flow != "source_to_target":
         raise GraphError(
@@ -119,7 +170,11 @@ def _can_tile(conv: MessagePassing) -> bool:
             "which holds the edges into this worker's nodes. Partition the graph with its edges the other way around; "
             "or give a layer that takes no values of edges edge_index.reversed, without this flow."
         )
+    combine = conv.aggr_module
     hooks = (
+        combine._forward_pre_hooks,
+        combine._forward_hooks,
+        "forward" in vars(combine),
         conv._propagate_forward_pre_hooks,
         conv._propagate_forward_hooks,
         conv._message_forward_pre_hooks,
@@ -129,8 +184,9 @@ def _can_tile(conv: MessagePassing) -> bool:
     )
     updates = conv.inspector.get_param_names("update")
     return (
-        type(conv.aggr_module) in REDUCERS
-        and type(conv).aggregate is MessagePassing.aggregate
+        type(combine) in REDUCERS
+        and getattr(conv.aggregate, "__func__", None) is MessagePassing.aggregate
+        and not _sees_all_edges(conv)
         and not conv.explain
         and not any(hooks)
         and not any(name in conv.special_args or name[-2:] in ("_i", "_j") for name in updates)
@@ -181,7 +237,7 @@ def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Argumen
     with graph._structure.group.guard():
         if _is_weighted_copy(conv, arguments, reducer):
             made = {"message": _weighted_sum(passing.context, fields, reducer)}
-        elif type(conv).message is LEConv.message and reducer in ("sum", "mean"):
+        elif getattr(conv.message, "__func__", None) is LEConv.message and reducer in ("sum", "mean"):
             made = {"message": _weighted_differences(passing.context, fields, reducer)}
         else:
             messages = PythonMessages(message, passing.find_edges())
@@ -197,7 +253,7 @@ def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments, reducer: str)
     x = arguments.src.get("x_j")
     given = {name for name, value in arguments.others.items() if value is not None}
     return (
-        type(conv).message.__module__.startswith("torch_geometric.nn.")
+        conv.message.__module__.startswith("torch_geometric.nn.")
         and reducer in ("sum", "mean")
         and x is not None
         and x.is_floating_point()
@@ -249,7 +305,12 @@ def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             if not isinstance(conv.aggr_module, aggr.SumAggregation):
                 raise GraphError(f"{type(conv).__name__} adds up at nodes; expected aggr='add', got {conv.aggr!r}.")
             return edge_index.sums(conv.message, **kwargs)
-        if isinstance(edge_index, DistributedEdgeIndex) and _can_tile(conv):
+        if isinstance(edge_index, DistributedEdgeIndex):
+            can_tile = _can_tile(conv)
+            with edge_index.numbering.group.guard():
+                _check_sizes(conv, edge_index, size, kwargs)
+            size = edge_index.sides
+        if isinstance(edge_index, DistributedEdgeIndex) and can_tile:
             combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
             arguments = _arguments(conv, edge_index, kwargs) if combined is None else None
             if arguments is not None:

@@ -1,0 +1,262 @@
+"""What operations of torch do with an edge index and its row of sources; see [Note: numbers of nodes]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.adapters.pyg.edge_index import (
+    DistributedEdgeIndex,
+    Incidence,
+    NodeNumbers,
+    SourceIndex,
+    Turned,
+    check_rows,
+    refuse,
+)
+from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly
+from sar.adapters.pyg.numbering import Numbering
+from sar.core.passing.exponentials import by_head
+from sar.core.passing.reverse import max_at_sources
+from sar.errors import GraphError
+
+_HANDLERS: Handlers = {}
+_handles = partial(handler_for, _HANDLERS)
+
+
+def install() -> None:
+    """Let node numbers have these operations."""
+    NodeNumbers.handlers = _HANDLERS
+
+
+@_handles(Tensor.__repr__)
+def _repr(value: Tensor, **_: Any) -> str:
+    return f"{type(value).__name__}({plain(value)!r})"
+
+
+@_handles(Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, Tensor.__deepcopy__, torch.clone)
+def _same(value: Tensor, *_: Any, **__: Any) -> Tensor:
+    return value  # nothing here changes node numbers in place
+
+
+@_handles(Tensor.to, Tensor.cpu, Tensor.cuda)
+def _to(value: NodeNumbers, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(value, NodeNumbers):
+        raise refuse("The dtype")
+    moved = plain(value).to(*args, **kwargs)
+    if moved.device != value.device:
+        raise GraphError(
+            f"edge_index is on {value.device}, as its graph; call graph.to(device), then sar.pyg.edge_index."
+        )
+    if moved.dtype != torch.int64:
+        raise refuse(f"A copy in {moved.dtype}")
+    return value
+
+
+def _compared(func: Callable[..., Any]) -> Callable[..., Any]:
+    def handler(value: Any, other: Any) -> Any:
+        """Whether each edge's ends are equal, or two rows of sources."""
+        source, ends = (value, other) if isinstance(value, NodeNumbers) else (other, value)
+        alike = isinstance(ends, type(source)) and ends.numbering is source.numbering
+        if not alike and not _are_destinations(ends, source):
+            raise refuse("Comparing plain numbers with those")
+        return plainly(func, value, other)
+
+    return handler
+
+
+_HANDLERS.update((_func, _compared(_func)) for _func in EQUALITY)
+
+
+def _are_destinations(ends: Any, sources: Tensor) -> bool:
+    """Whether these are the destinations of the very edges whose sources are given."""
+    if not isinstance(sources, SourceIndex) or type(ends) is not Tensor or not ends.is_set_to(sources.edges.plain[1]):
+        return False
+    if not sources.numbering.has_loops:
+        source, _, target = sources.numbering.relation.etype
+        raise GraphError(
+            f"The sources of a distributed edge_index, nodes of {source!r}, were compared with its destinations, nodes "
+            f"of {target!r}, which have numbers of their own. Call layers with add_self_loops=False on such edges."
+        )
+    return True
+
+
+@_handles(Tensor.__getitem__)
+def _getitem(value: Tensor, index: Any) -> Any:
+    if isinstance(value, DistributedEdgeIndex):
+        return _part_of_edges(value, index)
+    if isinstance(value, SourceIndex):
+        return _part_of_sources(value, index)
+    parts = index if isinstance(index, tuple) else (index,)
+    place = next((i for i, part in enumerate(parts) if isinstance(part, SourceIndex)), None)
+    if place is None or any(part is not parts[place] and not _is_all(part) for part in parts):
+        raise refuse("Indexing with this part")
+    return _select(value, place, parts[place])
+
+
+def _is_all(part: Any) -> bool:
+    return isinstance(part, slice) and part == slice(None)
+
+
+def _part_of_edges(edges: DistributedEdgeIndex, index: Any) -> Any:
+    rows, columns = index if isinstance(index, tuple) else (index, slice(None))
+    if isinstance(rows, int) and rows in (0, 1, -1, -2):
+        row = SourceIndex.of(edges) if rows in (0, -2) else plain(edges)[1]
+        return row if _is_all(columns) else row[columns]
+    part = plain(edges)[:, columns] if _is_all(rows) and not isinstance(columns, GuardedTensor) else None
+    if part is None or part.dim() != 2:
+        raise refuse(f"The part [{index}]")
+    return DistributedEdgeIndex.of(part, edges.numbering, edges.num_dst)
+
+
+def _part_of_sources(sources: SourceIndex, index: Any) -> SourceIndex:
+    """The sources of some edges, as those of a graph in which each edge has a destination of its own."""
+    if isinstance(index, GuardedTensor):
+        raise refuse(f"The part [{index}]")
+    return _sources(plain(sources)[index], sources.numbering)
+
+
+def _sources(numbers: Tensor, numbering: Numbering) -> SourceIndex:
+    if numbers.dim() != 1:
+        raise refuse(f"A part of shape {tuple(numbers.shape)}")
+    ends = torch.stack([numbers, torch.arange(len(numbers), device=numbers.device)])
+    return SourceIndex.of(DistributedEdgeIndex.of(ends, numbering, len(numbers)))
+
+
+@_handles(Tensor.unbind, torch.unbind)
+def _unbind(edges: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    if not isinstance(edges, DistributedEdgeIndex) or dim != 0:
+        raise refuse(f"unbind along {dim}")
+    return SourceIndex.of(edges), plain(edges)[1]
+
+
+@_handles(Tensor.__iter__)
+def _iter(edges: Tensor) -> Any:
+    return iter(_unbind(edges))
+
+
+@_handles(Tensor.index_select, torch.index_select)
+def _select(value: Tensor, dim: int, index: Tensor) -> Any:
+    if isinstance(value, DistributedEdgeIndex):
+        return _part_of_edges(value, (slice(None), index) if dim in (1, -1) else (index, slice(None)))
+    if isinstance(value, SourceIndex):
+        return _part_of_sources(value, index)
+    if not isinstance(index, SourceIndex) or index.along is not None:
+        raise refuse("Selecting with this part")
+    return index.edges.at_edges(value.movedim(dim, 0)).movedim(0, dim)
+
+
+@_handles(Tensor.__setitem__)
+def _setitem(value: Tensor, index: Any, new: Any) -> None:
+    """Right where the sources are this worker's own, as those of self-loops are."""
+    if isinstance(value, NodeNumbers) or not isinstance(index, SourceIndex) or isinstance(new, GuardedTensor):
+        raise refuse("Setting values at sources")
+    check_rows("Values are set at the sources of", len(value), index.edges.sides[0])
+    if bool((plain(index) >= len(value)).any()):
+        raise refuse("Setting values at sources that are other workers'")
+    value[plain(index)] = new
+
+
+@_handles(Tensor.flip)
+def _flip(edges: Tensor, dims: Any) -> Turned:
+    if not isinstance(edges, Incidence) or tuple(dims) != (0,):
+        raise refuse("flip")
+    return Turned(edges)
+
+
+@_handles(torch.cat, torch.concat, torch.concatenate)
+def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
+    ours = [value for value in values if isinstance(value, NodeNumbers)]
+    numbering = ours[0].numbering
+    numbers = [plain(value) for value in values]
+    if any(value.numbering is not numbering or type(value) is not type(ours[0]) for value in ours):
+        raise refuse("cat with edges of another type")
+    if isinstance(ours[0], DistributedEdgeIndex) and dim in (1, -1):
+        loops = numbering.loops
+        for value in values:
+            if not isinstance(value, NodeNumbers) and not torch.equal(value, loops):
+                found, expected = (
+                    tuple(value.shape),
+                    f"a self-loop of each of this worker's nodes, {tuple(loops.shape)},",
+                )
+                raise refuse(f"cat with plain numbers, {found}, but for {expected}")
+        return DistributedEdgeIndex.of(torch.cat(numbers, 1), numbering, ours[0].num_dst)
+    known = (isinstance(value, NodeNumbers) or any(_are_destinations(value, each) for each in ours) for value in values)
+    if isinstance(ours[0], SourceIndex) and all(known):
+        return _sources(torch.cat(numbers), numbering)
+    raise refuse(f"cat along {dim}, or with plain numbers,")
+
+
+@_handles(torch.stack)
+def _stack(values: Sequence[Tensor], dim: int = 0) -> Any:
+    first = values[0]
+    sides = len(values) == 2 and first.dim() == 1 and dim == 0
+    if not sides or not isinstance(first, SourceIndex) or isinstance(values[1], GuardedTensor):
+        raise refuse("This stack")
+    ends = torch.stack([plain(first), values[1]])
+    return DistributedEdgeIndex.of(ends, first.numbering, first.numbering.relation.num_dst)
+
+
+@_handles(Tensor.max, torch.max)
+def _greatest(value: NodeNumbers) -> Tensor:
+    """One less than the number of nodes: that is what it is asked for."""
+    relation = value.numbering.relation
+    both = max(relation.num_src, relation.num_dst) if isinstance(value, DistributedEdgeIndex) else relation.num_src
+    return torch.tensor(both - 1)
+
+
+def _expanded(func: Callable[..., Any]) -> Callable[..., Any]:
+    def handler(index: Tensor, *shape: Any) -> Any:
+        """What `scatter` does to its index: one dimension counts edges, the others are repeated."""
+        sizes = shape[0].shape if isinstance(shape[0], Tensor) else shape[0] if len(shape) == 1 else shape
+        if not isinstance(index, SourceIndex):
+            raise refuse("view")
+        along = index.along
+        if along is None:
+            found = [dim for dim, size in enumerate(sizes) if size == -1 or len(sizes) == 1]
+            along = found[0] if len(found) == 1 else len(sizes)
+        if along == len(sizes) or sizes[along] not in (-1, len(index.edges.plain[0])):
+            raise refuse(f"A view of shape {tuple(sizes)}")
+        same = SourceIndex.numbered(plainly(func, index, *shape), index.numbering)
+        same.edges, same.along = index.edges, None if len(sizes) == 1 else along
+        return same
+
+    return handler
+
+
+for _func in (Tensor.view, Tensor.reshape, Tensor.expand_as, Tensor.expand):
+    _HANDLERS[_func] = _expanded(_func)
+
+
+@_handles(Tensor.scatter_add, torch.scatter_add)
+def _scatter_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
+    if not isinstance(index, SourceIndex) or (dim % out.dim()) != (index.along or 0):
+        raise refuse("scatter_add")
+    check_rows("The sources add up values in", out.size(dim), index.edges.sides[0])
+    total: Tensor = index.edges.at_sources(values.movedim(dim, 0))
+    return out + total.movedim(0, dim)
+
+
+@_handles(Tensor.scatter_add_)
+def _scatter_add_in_place(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
+    return out.copy_(_scatter_add(out, dim, index, values))
+
+
+@_handles(Tensor.scatter_reduce_)
+def _scatter_greatest(
+    out: Tensor, dim: int, index: SourceIndex, values: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """The maximum that `softmax` subtracts."""
+    right = isinstance(index, SourceIndex) and (dim % out.dim()) == (index.along or 0) == 0
+    if not right or reduce != "amax" or include_self or values.requires_grad:
+        raise refuse(f"scatter_reduce by {reduce}")
+    check_rows("The sources take the maximum in", len(out), index.edges.sides[0])
+    check_rows("The sources take the maximum of", len(values), index.edges.size(1), "edges")
+    rows = by_head(index.edges.in_graph_order(values))
+    # The last column says which sources have edges at all.
+    greatest = max_at_sources(index.edges.passes[0], torch.cat([rows, rows.new_ones(len(rows), 1)], 1))
+    return out.copy_(greatest[:, :-1].masked_fill(greatest[:, -1:] == -torch.inf, 0).view_as(out))
