@@ -15,7 +15,7 @@ from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from sar.comm.ddp import refuse_second_sum
+from sar.comm.ddp import refuse_second_sum, summed_in
 from sar.comm.group import Group
 from sar.comm.replicas import all_gather_text, described
 from sar.comm.session import current_group
@@ -49,7 +49,7 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device:
             raise ConfigError(f"{call} is not possible: workers combine {names}. Convert the tensor.")
         group.agree(call)
         if group.world_size > 1:
-            travelling = resolved(tensor.detach()).to(group.device).contiguous()
+            travelling = resolved(tensor.detach()).to(group.device, summed_in(tensor.dtype)).contiguous()
             group.all_reduce(travelling, op, call)
             if travelling.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(travelling)
@@ -204,10 +204,10 @@ def gather_grads(model: Module) -> None:
         used = [p for p, somewhere in zip(parameters, present.tolist(), strict=True) if somewhere]
         for bucket in _buckets(used):
             flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
-            flat = flat.to(group.device)
+            flat = flat.to(group.device, summed_in(flat.dtype))
             group.all_reduce(flat, dist.ReduceOp.SUM, call)
             for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-                total = total.view_as(p).to(p.device)
+                total = total.view_as(p).to(p)
                 p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
 
 

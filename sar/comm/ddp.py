@@ -32,9 +32,15 @@ def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucke
     """
     counters.bytes_sent += bucket.buffer().nbytes
     counters.bytes_received += bucket.buffer().nbytes
-    work: Any = dist.all_reduce(bucket.buffer(), group=process_group, async_op=True)
-    summed: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    dtype = bucket.buffer().dtype
+    work: Any = dist.all_reduce(bucket.buffer().to(summed_in(dtype)), group=process_group, async_op=True)
+    summed: Future[Tensor] = work.get_future().then(lambda done: done.value()[0].to(dtype))
     return summed
+
+
+def summed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of workers are combined: half precisions in float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def refuse_averaging() -> None:

@@ -25,6 +25,7 @@ from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
 from sar.errors import CheckpointError, ConfigError, GraphError
+from sar.kernels import accumulation_dtype
 from sar.nn.fetch_rows import RowOwners
 from sar.nn.node_rows import Rows, find_rows
 from sar.nn.versions import newest_version, write_version
@@ -170,7 +171,8 @@ class DistEmbedding(nn.Module):
                 grads += [
                     theirs.to(self.weight.device) for theirs in exchange_tensors(self._owners.split(fetched, sums))
                 ]
-        return (used[0], grads[0]) if len(used) == 1 else _summed(torch.cat(used), torch.cat(grads))
+        rows, total = (used[0], grads[0]) if len(used) == 1 else _summed(torch.cat(used), torch.cat(grads))
+        return rows, total.to(self.weight.dtype)
 
     def forget_gradients(self) -> None:
         """Set gradients to None, as `zero_grad` of the optimizers does."""
@@ -282,6 +284,7 @@ def _initial_rows(init_func: InitFunc | None, shape: tuple[int, int], dtype: tor
 
 
 def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct IDs, ascending, and for each the sum of its values, (K, D)."""
+    """The distinct IDs, ascending, and for each the sum of its values, (K, D), in float32 at least."""
     distinct, place = ids.unique(return_inverse=True)
+    values = values.to(accumulation_dtype(values.dtype))
     return distinct, values.new_zeros(len(distinct), *values.shape[1:]).index_add_(0, place, values)

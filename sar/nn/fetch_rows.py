@@ -12,6 +12,7 @@ from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import GraphError
+from sar.kernels import accumulation_dtype
 
 
 class RowOwners:
@@ -122,7 +123,7 @@ class _Fetch(Collective):
         return Made((rows[self.place],))
 
     def backward(self, saved: list[Tensor | None], *grads: Tensor) -> tuple[Tensor]:
-        (grad,) = grads
+        grad = grads[0].to(accumulation_dtype(grads[0].dtype))
         sums = grad.new_zeros(len(self.wanted), *self.shape[1:]).index_add_(0, self.place, grad)
         total = grad.new_zeros(self.shape)
         arrived = exchange_tensors(self.owners.split(self.wanted, sums))

@@ -22,6 +22,7 @@ from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_
 from sar.comm import session
 from sar.comm.totals import all_max, all_sum
 from sar.errors import GraphError
+from sar.kernels import accumulation_dtype
 from sar.nn.global_reductions import global_sum, zeros_of
 
 _SIDE_BY_SIDE = "needs all nodes of a graph side by side, in their order"
@@ -154,15 +155,16 @@ def _select(value: Tensor, dim: int, index: Tensor) -> Any:
 
 
 def _summed(out: Tensor, dim: int, index: BatchVector, values: Tensor) -> Tensor:
-    """The sums over this worker's nodes of each graph, of the shape of `out`."""
+    """The sums over this worker's nodes of each graph, of the shape of `out`; half precisions in float32."""
+    dtype = accumulation_dtype(values.dtype)
     if out.size(dim) == 1:
-        return values.sum(dim, keepdim=True)
-    return torch.zeros_like(out).scatter_add(dim, plain(index), values)
+        return values.sum(dim, keepdim=True, dtype=dtype)
+    return torch.zeros_like(out, dtype=dtype).scatter_add(dim, plain(index), values.to(dtype))
 
 
 @_handles(Tensor.scatter_add, torch.scatter_add)
 def _scatter_add(out: Tensor, dim: int, index: BatchVector, src: Tensor) -> Tensor:
-    return out + global_sum(_summed(out, dim, index, src))
+    return (out + global_sum(_summed(out, dim, index, src))).to(out.dtype)
 
 
 @_handles(Tensor.scatter_add_)
@@ -186,10 +188,10 @@ def _scatter_reduce(
 
 def _maxima(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """The maxima over all nodes of each graph, 0 where there are none; equal ones share the gradient as torch's do."""
-    zeros = torch.zeros_like(out)
+    zeros = torch.zeros_like(out, dtype=accumulation_dtype(out.dtype))
     with torch.no_grad():
         greatest = all_max(torch.full_like(out, -torch.inf).scatter_reduce(dim, index, src, "amax"))
-        equal = (src == greatest.gather(dim, index)).to(src.dtype)
+        equal = (src == greatest.gather(dim, index)).to(zeros.dtype)
         ties = global_sum(zeros.scatter_add(dim, index, equal))
         greatest = greatest.masked_fill((ties == 0) & ~greatest.isnan(), 0)
         ties += greatest == 0  # the zeros that `scatter` begins with count where the maximum is zero

@@ -46,8 +46,8 @@ class Peaks:
         before = self.values[rows]
         greatest = before.scatter_reduce(0, place, flat, "amax")
         self.values[rows] = greatest
-        shrink = torch.where(greatest > before, (before - greatest).exp(), 1).unsqueeze(2)
         for total in self.totals:
+            shrink = torch.where(greatest > before, (before.to(total.dtype) - greatest).exp(), 1).unsqueeze(2)
             some = total[rows]
             total[rows] = (by_head(some, flat.shape[1]) * shrink).view(some.shape)
         return self.exponentials(scores, block)

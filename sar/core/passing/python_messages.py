@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sar.comm.exchange import Exchange, GradientReturn
 from sar.comm.halo_plan import Tile
-from sar.comm.rows import RowFormat
+from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.virtual.residency import roomy
 from sar.core.collective import CallContext, Collective, Made, Piece
 from sar.core.empty import views_of_nothing
@@ -29,7 +29,7 @@ from sar.core.passing.recording import EdgeFields, PythonMessages, Recording, re
 from sar.core.passing.replay import Captured, FindCaptured, StandIns, Surroundings
 from sar.core.passing.torch_reductions import TORCH_REDUCERS
 from sar.errors import FieldError, GraphError
-from sar.kernels import EdgeBlock, Target
+from sar.kernels import EdgeBlock, Target, accumulation_dtype
 
 ANY, SOURCES = 1, 2  # flags in the agreement: some input, some field of the sources needs a gradient here
 
@@ -137,7 +137,9 @@ class PythonCall(Collective):
         return _BlockRows(*fields), list(given)
 
     def _exchange(self, src: list[Tensor]) -> Exchange:
-        return self.context.exchange(RowFormat.of(src), self.signature)
+        """The exchange of rows of the sources, or their gradients in float32 at least."""
+        widest = RowFormat(tuple(FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])) for x in src))
+        return self.context.exchange(widest, self.signature)
 
     # -- forward
 
@@ -268,8 +270,10 @@ class _BackwardSweep:
         sources = [bool(call.needed & SOURCES)] * len(columns.src)
         self.needs = [*sources, *call.needs[len(sources) : len(columns.all())]]
         self.totals = [
-            roomy(each.shape, each.dtype, each.device, zeros=True) if need and each.is_floating_point() else None
-            for each, need in zip(columns.all(), self.needs, strict=True)
+            roomy(x.shape, accumulation_dtype(x.dtype), x.device, zeros=True)
+            if need and x.is_floating_point()
+            else None
+            for x, need in zip(columns.all(), self.needs, strict=True)
         ]
         self.wanted = [number for number, leaf in enumerate(stand_ins.leaves) if leaf.requires_grad]
         self.captured: list[Tensor | None] = [None] * len(stand_ins.leaves)
@@ -305,6 +309,7 @@ class _BackwardSweep:
         for number, grad in zip([*self.wanted, *reached], found[len(inputs) :], strict=True):
             before = self.captured[number]
             if grad is not None:
+                grad = grad.to(accumulation_dtype(grad.dtype))
                 self.captured[number] = grad if before is None else before + grad
 
     def _add_to_fields(self, piece: Piece, found: Sequence[Tensor | None]) -> None:

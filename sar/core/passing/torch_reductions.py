@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sar.core.passing.gather import Combined, Reduction
-from sar.kernels import EdgeBlock
+from sar.kernels import EdgeBlock, accumulation_dtype
 
 
 class _ByRows(Reduction):
@@ -18,11 +18,11 @@ class _ByRows(Reduction):
 
     def start(self) -> Combined:
         shape, device = (self.relation.num_dst, *self.shape), self.relation.in_degrees.device
-        total = torch.full(shape, self.fill, dtype=self.dtype, device=device)
+        total = torch.full(shape, self.fill, dtype=accumulation_dtype(self.dtype), device=device)
         return Combined(total, torch.zeros_like(total))
 
     def total_grad(self, grad: Tensor) -> Tensor:
-        return grad
+        return grad.to(accumulation_dtype(self.dtype))
 
 
 def places(block: EdgeBlock, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,6 +41,7 @@ class Extreme(_ByRows):
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
         assert combined.argmax is not None
         rows, place = places(block, message)
+        message = message.to(combined.total.dtype)
         before = combined.total[rows]
         best = before.scatter_reduce(0, place, message, self.reducer or "", include_self=True)
         count = torch.zeros_like(best).scatter_add_(0, place, (message == best.gather(0, place)).to(best.dtype))
@@ -53,13 +54,13 @@ class Extreme(_ByRows):
         total = combined.total.masked_fill_((combined.argmax == 0) & ~combined.total.isnan(), 0)
         # torch counts the 0 that the result starts from, wherever it equals the result, but gives it no share.
         combined.argmax = torch.stack([total, combined.argmax + (total == 0)])
-        return total
+        return total.to(self.dtype)
 
     def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
         assert argmax is not None
         rows, place = places(block, message)
         total, share = argmax[0, rows], grad[rows] / argmax[1, rows]
-        return share.gather(0, place) * (message == total.gather(0, place))
+        return (share.gather(0, place) * (message == total.gather(0, place))).to(self.dtype)
 
 
 class Product(_ByRows):
@@ -70,6 +71,7 @@ class Product(_ByRows):
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
         assert combined.argmax is not None
         rows, place = places(block, message)
+        message = message.to(combined.total.dtype)
         zero = message == 0
         combined.total[rows] = combined.total[rows].scatter_reduce(0, place, message.masked_fill(zero, 1), "prod")
         combined.argmax[rows] = combined.argmax[rows].scatter_add(0, place, zero.to(message.dtype))
@@ -78,7 +80,7 @@ class Product(_ByRows):
         assert combined.argmax is not None
         total, zeros = combined.total, combined.argmax
         combined.argmax = torch.stack([total, zeros])
-        return total.masked_fill(zeros > 0, 0)
+        return total.masked_fill(zeros > 0, 0).to(self.dtype)
 
     def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
         assert argmax is not None
@@ -86,7 +88,7 @@ class Product(_ByRows):
         others, zeros = (grad[rows] * argmax[0, rows]).gather(0, place), argmax[1, rows].gather(0, place)
         zero = message == 0
         only_one = zero & (zeros == 1)
-        return torch.where((zeros == 0) | only_one, others / message.masked_fill(zero, 1), 0.0)
+        return torch.where((zeros == 0) | only_one, others / message.masked_fill(zero, 1), 0.0).to(self.dtype)
 
 
 TORCH_REDUCERS: dict[str, type[Reduction]] = {"amax": Extreme, "amin": Extreme, "prod": Product}

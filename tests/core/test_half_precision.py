@@ -1,0 +1,77 @@
+"""Gradients of half precisions add up in float32: their error does not grow with the number of tiles."""
+
+import dgl.function as fn
+import pytest
+import torch
+
+import sar
+from tests.graphs import partition_in_memory, random_graph
+from tests.parity.harness import build, deal, random_data
+from tests.parity.scenarios import scattered
+
+BUFFERS = (1, 2**25)  # a tile for each row and few edges at a time, or all at once
+
+
+def messages(graph, x, weight):
+    """Sums and products of positive numbers, so that nothing cancels; `weight` is captured."""
+    graph.ndata["h"] = x
+    graph.update_all(lambda edges: {"m": (edges.src["h"] + edges.dst["h"]) * weight}, fn.sum("m", "out"))
+    return graph.ndata.pop("out")
+
+
+def gradients(graph, x, weight):
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    messages(graph, x, weight).sum().backward()
+    return x.grad, weight.grad
+
+
+def fetched(graph, x, node_ids):
+    x = x.clone().requires_grad_()
+    (sar.fetch_rows(graph, x[:, 0], node_ids) * 1.3).sum().backward()
+    return x.grad[:, 0]
+
+
+def embedded(graph, x, node_ids):
+    emb = sar.nn.DistEmbedding(graph, x.shape[1], init_func=lambda shape, dtype: x, dtype=x.dtype)
+    for ids in node_ids.split(7):
+        (emb(ids) * 1.3).sum().backward()
+    rows, grads = emb.sum_gradients()
+    return torch.zeros_like(x).index_copy_(0, rows, grads)
+
+
+def half_gradients(mine, dtype, weight, node_ids):
+    """By size of the buffer: gradients of x and of the captured weight; and those of rows that are fetched often."""
+    partition, data = mine
+    x, made = data.nodes["x"].to(dtype), {}
+    graph = build(partition, 1)
+    for size in BUFFERS:
+        sar.Config.comm_buffer_bytes = size
+        made[size] = gradients(graph, x, weight)
+    return made, fetched(graph, x, node_ids), embedded(graph, x, node_ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("world_size", [2])
+def test_errors_do_not_grow_with_tiles(pool, world_size, dtype):
+    parts = partition_in_memory(random_graph(0, 24, 3000), scattered(24, 2), 2)
+    data = random_data(parts)
+    data.nodes["x"] = (data.nodes["x"].abs() + 0.5).to(dtype).float()
+    weight = (torch.rand(6, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)
+    node_ids = torch.arange(24).repeat(300)
+    results = pool.run(half_gradients, dtype, weight, node_ids, per_rank=deal(parts, data))
+
+    expected = gradients(parts.reference(), data.nodes["x"].double(), weight.double())
+    for size in BUFFERS:
+        of_x = torch.cat([made[size][0] for made, _, _ in results])
+        of_weight = [made[size][1].double() for made, _, _ in results]
+        assert eps_off(of_x, expected[0]) < 1, size
+        assert eps_off(sum(of_weight), expected[1], dtype) < 1, size
+    of_node = torch.full((24, 6), 600.0) * torch.tensor(1.3, dtype=dtype).double()
+    assert eps_off(torch.cat([rows for _, rows, _ in results]), of_node[:, 0]) < 1
+    assert eps_off(torch.cat([rows for _, _, rows in results]), of_node) < 1
+
+
+def eps_off(actual, expected, dtype=None):
+    """The greatest relative error, in units of the dtype's epsilon."""
+    error = (actual.double() - expected) / expected
+    return (error.abs().max() / torch.finfo(dtype or actual.dtype).eps).item()
