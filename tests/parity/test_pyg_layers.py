@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import utils
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
@@ -14,7 +15,7 @@ from sar.errors import GraphError
 from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import corner
 from tests.parity import pyg_layers
-from tests.parity.harness import check, random_data, run_everywhere, weighted_sum
+from tests.parity.harness import check, parameter_gradients, random_data, run_everywhere, weighted_sum
 from tests.parity.pyg_layers import ELSEWHERE, LAYERS, NEED_OTHERS, REFUSED, layer_results, random_parts
 from tests.parity.scenarios import SCENARIOS, scattered
 from tests.parity.test_pyg_readout import with_special_values
@@ -159,6 +160,30 @@ def test_functions(pool, world_size):
     check(pool, parts, random_data(parts, torch.float64), [(functions, ())])
 
 
+def around_a_layer(graph, data, how):
+    """What torch does around a module with all of its arguments."""
+    torch.manual_seed(3)
+    layer, x, edges = pyg.GATConv(6, 6).double(), data.leaf("x"), pyg_layers.edges_of(graph)
+    gradients = []
+    if how == "hooks":
+        layer.register_full_backward_hook(lambda module, into, out: gradients.append(out[0].sum()))
+        out = layer(x, edges)
+    elif how == "reversible":
+        layer = pyg.GroupAddRev(pyg.SAGEConv(3, 3), num_groups=2).double()
+        out = layer(x * 1, edges)
+    else:
+        out = checkpoint(layer, x, edges, use_reentrant=how == "reentrant")
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node x.grad": x.grad, "sum hooks": sum(gradients, torch.zeros(())), **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_around_a_layer(pool, world_size):
+    parts = random_parts(world_size)
+    cases = [(around_a_layer, (how,)) for how in ("hooks", "reversible", "reentrant", "not reentrant")]
+    check(pool, parts, random_data(parts, torch.float64), cases, (1,))
+
+
 def refusal(graph, data, name):
     with pytest.raises(GraphError, match=layers.REFUSED[name][:20]):
         REFUSED[name].call(REFUSED[name].make().double(), data.leaf("x"), pyg_layers.edges_of(graph), data)
@@ -192,6 +217,11 @@ def other_operations(graph, data):
     ):
         with pytest.raises(GraphError, match="distributed edge_index"):
             operation()
+    changed = edges[:, edges[1] >= 0]
+    changed[1].zero_()
+    with pytest.raises(GraphError, match="Changing the destinations in place"):
+        pyg.SimpleConv()(x, changed)
+    sar.recover(0)
     for layer in (pyg.SimpleConv, pyg.GCNConv, pyg.GATConv):
         sizes = () if layer is pyg.SimpleConv else (6, 4)
         with pytest.raises(GraphError, match="flow='target_to_source'"):

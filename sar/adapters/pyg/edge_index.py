@@ -105,6 +105,8 @@ class DistributedEdgeIndex(NodeNumbers):
     @property
     def sides(self) -> tuple[int, int | None]:
         """Sources and destinations of this worker, each of which has a row in what layers are given."""
+        if not self.plain.is_inference() and self.plain._version > 0:
+            raise refuse("Changing the destinations in place, instead of a copy,")
         return self.numbering.relation.num_src, self.num_dst
 
     @property

@@ -77,6 +77,7 @@ _RIGHT = {
         getattr(Tensor, name).__get__
         for name in ("is_quantized", "is_mkldnn", "is_nested", "is_sparse_csr", "requires_grad", "grad_fn", "is_leaf")
     ),
+    Tensor.grad.__get__,  # type: ignore[union-attr]
     *(getattr(torch, name) for name in ("numel", "is_floating_point", "is_complex", "is_tensor", "ones_like")),
     *(getattr(torch, name) for name in ("zeros_like", "empty_like", "full_like", "rand_like")),
     *(getattr(Tensor, name) for name in ("new_ones", "new_zeros", "new_empty", "new_full")),

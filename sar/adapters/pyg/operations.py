@@ -43,6 +43,21 @@ def _same(value: Tensor, *_: Any, **__: Any) -> Tensor:
     return value  # nothing here changes node numbers in place
 
 
+@_handles(Tensor.view_as)
+def _view_as(value: Tensor, other: Tensor) -> Tensor:
+    """As hooks on a module's backward do with all that it is given."""
+    if value is not other:
+        raise refuse("view_as")
+    return value
+
+
+@_handles(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+def _set_requires_grad(value: Tensor, needed: bool) -> None:
+    """As reentrant checkpointing does, too."""
+    if needed:
+        raise refuse("A gradient")
+
+
 @_handles(Tensor.to, Tensor.cpu, Tensor.cuda)
 def _to(value: NodeNumbers, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(value, NodeNumbers):
