@@ -37,6 +37,7 @@ class _Prepared(NamedTuple):
     """What batches are sampled from, and what it was made of."""
 
     made_of: Any  # identities and versions
+    checksums: list[int] | None  # of contents, where they were looked at
     alive: Any  # the objects, so that no others get their identities
     source: SamplingSource
 
@@ -114,8 +115,13 @@ class BatchSampler:
         """Seeds as users give them, as IDs."""
         return SeedIds(global_ids(graph, seeds), graph.node_ranges, foreign)
 
-    def prepare(self, graph: GraphShardManager) -> SamplingSource:
-        """What batches are sampled from; made by all workers together, anew where fields of the graph have changed."""
+    def prepare(self, graph: GraphShardManager, *, contents: bool = False) -> SamplingSource:
+        """What batches are sampled from; made by all workers together, anew where fields of the graph have changed.
+
+        Args:
+            graph: to sample from.
+            contents: look at the contents of fields, too, which numpy and `.data` change without a trace.
+        """
         group = session.current_group()
         with group.guard():
             fields = [column for etype in graph.canonical_etypes for column in graph.edges[etype].data.values()]
@@ -125,12 +131,18 @@ class BatchSampler:
                 graph.canonical_etypes,
                 [(id(field), _state_of(field)) for field in fields],
             )
-            if self._prepared is None or self._prepared.made_of != made_of:
+            known, checksums = self._prepared, None
+            changed = known is None or known.made_of != made_of
+            if contents:
+                checksums = [_checksum(field) for field in fields]
+                changed = changed or (known is not None and known.checksums != checksums)
+                changed = any(group.agree("comparing the contents of fields", changed))
+            if changed or known is None:
                 local, method = self._plan(graph)
                 cache = fill_cache(group, local, self.feature_cache_bytes) if self.feature_cache_bytes else None
                 source = SamplingSource(local, method, cache)
-                self._prepared = _Prepared(made_of, (graph._structure, fields), source)
-            return self._prepared.source
+                known = self._prepared = _Prepared(made_of, checksums, (graph._structure, fields), source)
+            return known.source
 
     def to_graphs(self, batch: Batch) -> Any:
         """A sampled batch as graphs of DGL, on the output device: here a list of blocks."""
@@ -187,6 +199,8 @@ class BatchSampler:
 
 def _state_of(field: Tensor) -> int:
     """Another number where a tensor was changed in place."""
-    if field.is_inference():  # these have no versions
-        return zlib.crc32(resolved(field).cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
-    return field._version
+    return _checksum(field) if field.is_inference() else field._version  # these have no versions
+
+
+def _checksum(field: Tensor) -> int:
+    return zlib.crc32(resolved(field).detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)

@@ -126,10 +126,10 @@ class EdgePredictionSampler:
             sample_batch(session.current_group(), self.prepare(full_graph_manager), seeds, random_key())
         )
 
-    def prepare(self, graph: GraphShardManager) -> SamplingSource:
+    def prepare(self, graph: GraphShardManager, *, contents: bool = False) -> SamplingSource:
         """What batches are sampled from, as of the inner sampler."""
         with session.current_group().guard():
-            source = self.sampler.prepare(graph)
+            source = self.sampler.prepare(graph, contents=contents)
             if self._source is None or self._source[0] is not source:
                 pairs = PairSettings(self.exclude is not None, self._counts(graph), self.mode == "binary")
                 self._source = source, replace(source, pairs=pairs)

@@ -43,7 +43,7 @@ class DataLoader:
             `OptimizedBatches`.
         num_workers: background processes that sample ahead on each worker; 0 samples when a batch is asked for. They
             work on a copy, in shared memory, of the worker's structure and features, made when an epoch starts and
-            these have changed. They live until the loader is dropped, or an epoch that is not finished.
+            the contents of these have changed. They live until the loader is dropped, or an epoch that is not finished.
         seed: of shuffling and sampling; default: drawn from torch's random state.
         foreign_seeds: allow nodes of other partitions, such as `split_seeds` returns, or edges into them.
         prefetch_factor: batches that each background process keeps ready.
@@ -111,7 +111,7 @@ class DataLoader:
                 node_ranges=seeds.ranges,
                 foreign=seeds.foreign,
             )
-            graph_sampler.prepare(full_graph_manager)
+            graph_sampler.prepare(full_graph_manager, contents=True)
 
     def __len__(self) -> int:
         """The number of batches in an epoch, the same on every worker."""
@@ -168,13 +168,14 @@ class DataLoader:
                 self._epoch, self._batch, self._begun = self._epoch + 1, 0, False
 
     def _sample(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
-        for seeds, key in batches:
-            yield sample_batch(session.current_group(), self._sampler.prepare(self._graph), seeds, key)
+        for number, (seeds, key) in enumerate(batches):
+            source = self._sampler.prepare(self._graph, contents=number == 0)
+            yield sample_batch(session.current_group(), source, seeds, key)
 
     def _sample_ahead(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         group = session.current_group()
         with group.guard():
-            source = self._sampler.prepare(self._graph)
+            source = self._sampler.prepare(self._graph, contents=True)
             processes, self._idle = self._idle, None
             if processes is None or processes.source is not source:
                 processes = Processes(source, self._num_workers, self._ahead)

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import dgl
 import pytest
 import torch
 
@@ -253,3 +254,50 @@ def test_dead_trainer_without_processes(pool, given):
     kind, seconds = second.value
     assert kind == "PeerError"
     assert seconds < 60
+
+
+def changed_unseen(mine, num_workers):
+    """Features, edge fields and weights of three epochs, changed by one worker, in ways that leave no trace."""
+    partition, seeds = mine
+    graph = sar.construct_full_graph(partition)
+    features, wide = torch.ones(graph.num_nodes(), 3), torch.ones(graph.num_nodes(), 4)
+    graph.edata["e"] = torch.ones(graph.num_edges())
+    graph.edata["w"] = torch.ones(graph.num_edges())
+    sampler = sar.DistNeighborSampler(
+        [3],
+        prob="w",
+        input_node_features={"x": features, "y": wide[:, 1:]},
+        output_node_features={"x": features},
+        feature_cache_bytes=10_000,
+    )
+    how = {"batch_size": 4, "precompute_optimized_batches": False, "seed": 3, "num_workers": num_workers}
+    loader = sar.DataLoader(graph, seeds, sampler, **how)
+    found = []
+    for epoch in range(3):
+        if sar.rank() == 0 and epoch:
+            features.numpy()[:] = 5 * epoch
+            wide.data[:] = 5 * epoch
+            graph.edata["e"].data.fill_(5 * epoch)
+            graph.edata["w"].numpy()[:] = 2 - epoch  # no edge into worker 0 is drawn in the last
+        found.append([describe(blocks) for blocks in loader])
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_changes_without_a_trace(pool, world_size, num_workers, given):
+    parts, mine = given
+    _, end = parts.partitions[0].node_ranges[0]
+    for epochs in pool.run(changed_unseen, num_workers, per_rank=mine, timeout=200):
+        for epoch, batches in enumerate(epochs):
+            value = 5 * epoch if epoch else 1
+            for (block,) in batches:
+                sources, seeds = (block[side][dgl.NID] for side in ("src", "dst"))
+                of_worker_0 = sources < end
+                for field in (block["src"]["x"], block["src"]["y"]):
+                    assert (field[of_worker_0] == value).all()
+                    assert (field[~of_worker_0] == 1).all()
+                assert (block["dst"]["x"][seeds < end] == value).all()
+                into_worker_0 = seeds[block["edges"][1]] < end
+                assert not (epoch == 2 and into_worker_0.any())
+                assert torch.equal(block["edata"]["e"], torch.where(into_worker_0, float(value), 1.0))
