@@ -8,7 +8,8 @@ resident memory near the live tensors. Fresh mappings cost page faults, which hu
 system for them where an environment variable says so when the first tensor is made.
 
 Mini-batches ask for blocks of the same sizes over and over, so that giving them back between batches saves nothing:
-for them, "kept" does the opposite. Virtual workers give memory back at every turn. MKL keeps the rooms in which it has
+for them, "kept" does the opposite. Virtual workers' tensors have mappings of their own from a smaller size on, as these
+become pages of a file ([Note: memory of the file]). MKL keeps the rooms in which it has
 packed matrices, several MB for each thread that has multiplied any; they give these back, too.
 """
 
@@ -23,48 +24,45 @@ from typing import Any
 import torch
 
 from sar.config import Config
+from sar.errors import ConfigError
 from sar.logging_setup import logger
 
 LARGE = 2**18
 """Bytes from which "least" gives a block a mapping of its own."""
-SMALL = 2**16
-"""As much for virtual workers, whose tensors all go with the turn."""
+SMALL = 2**14
+"""As much for virtual workers: what is smaller stays in memory."""
 
 # The parameters of `mallopt`, from glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
 _PARAMETERS = {
     "least": {_M_MMAP_THRESHOLD: LARGE, _M_TRIM_THRESHOLD: 2**21, _M_ARENA_MAX: 1},
-    "spilled": {_M_MMAP_THRESHOLD: SMALL, _M_TRIM_THRESHOLD: SMALL, _M_ARENA_MAX: 1},
+    "spilled": {_M_MMAP_THRESHOLD: SMALL, _M_TRIM_THRESHOLD: SMALL, _M_TOP_PAD: 0, _M_ARENA_MAX: 1},
     "kept": {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1},
 }
 _TORCH = "libtorch_cpu.so"
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-_policy: str | None = None
-"""What glibc has been told last."""
-
-
-def gives_back() -> bool:
-    """Whether blocks of `2 * SMALL` bytes and more have mappings of their own, which go when they are freed."""
-    return _policy == "spilled"
 
 
 def set_allocator(*, spilled: bool = False) -> None:
     """Set glibc's allocator as `Config.allocator` says, unless the user has set it: see [Note: allocator].
 
-    With `spilled`, memory of all tensors that leave for a disk goes back at once.
+    With `spilled`, as virtual workers need it, whatever the user has set.
+
+    Raises:
+        ConfigError: with `spilled`, where the allocator is not glibc's.
     """
-    global _policy
     policy = "spilled" if spilled else Config.allocator
     if policy == "system":
         return
-    if (reason := _left_alone(os.environ)) is not None:
+    if (reason := _left_alone({} if spilled else os.environ)) is not None:
+        if spilled:
+            raise ConfigError(f"Virtual workers (SAR_RESIDENT) need glibc's allocator, but {reason}; see LD_PRELOAD.")
         logger.info("allocator left as it is: %s", reason)
         return
     mallopt = ctypes.CDLL(None).mallopt
     refused = [name for name, value in _PARAMETERS[policy].items() if not mallopt(name, value)]
     if refused:
         logger.warning("glibc refuses the parameters %s of mallopt; expect more memory in use.", refused)
-    _policy = None if refused else policy
     os.environ.setdefault(_HUGE_PAGES, "1")
     logger.info("allocator: freed memory is %s", "kept" if policy == "kept" else "given back")
 

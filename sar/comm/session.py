@@ -25,7 +25,7 @@ from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
 from sar.comm.transport import GlooTransport, NcclTransport
 from sar.comm.virtual.group import VirtualGroup
-from sar.comm.virtual.residency import Residency, memory_is_watched
+from sar.comm.virtual.residency import Residency
 from sar.comm.virtual.script import Script, wanted
 from sar.comm.virtual.spill import SpillFile
 from sar.comm.virtual.state import STATE, refusals
@@ -169,7 +169,7 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
     files: list[SpillFile] = []
 
     def run(place: int) -> Any:
-        residency = Residency(files[place], turns.first + place) if files else None
+        residency = Residency(files[place]) if files else None
         group = VirtualGroup(process.group, turns, place, residency)
         group.replicas = Replicas(of_thread=True)
         _put_current(process._replace(group=group, pool=BufferPool(group.device)))
@@ -188,11 +188,7 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
     try:
         with process.group.guard():
             files.extend(SpillFile(folder) for _ in range(size) if folder is not None)
-        with (
-            refusals(),
-            nullcontext() if replicas is None else replicas.apart(),
-            memory_is_watched() if files else nullcontext(),
-        ):
+        with refusals(), nullcontext() if replicas is None else replicas.apart():
             threads.run(lambda: process.group.waiting is not None)
     finally:
         process.group.stand_for(1)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.virtual.residency import copied
-from sar.raw_memory import as_array, settled
+from sar.raw_memory import settled
 
 SAMPLED_ROWS = 16
 SAMPLES = 8
@@ -79,7 +79,7 @@ class Constants:
 def _sample(operand: Tensor) -> Hashable:
     """Shape, dtype, and the bits of some rows."""
     rows = operand[:: max(len(operand) // SAMPLED_ROWS, 1)]
-    return operand.shape, operand.dtype, as_array(_bits(rows).cpu().contiguous()).tobytes()
+    return operand.shape, operand.dtype, _bits(rows).cpu().contiguous().numpy().tobytes()
 
 
 def _kept(tensor: Tensor) -> Tensor:

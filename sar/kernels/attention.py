@@ -12,7 +12,6 @@ from torch import Tensor
 from sar.kernels.attention_operands import INVERSE, SCORE, STATISTICS, Attention, Ends, Gradients, Running, Score
 from sar.kernels.backend import choose
 from sar.kernels.edge_block import EdgeBlock
-from sar.raw_memory import will_be_written
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
@@ -22,14 +21,12 @@ def project(x: Tensor, attn: Tensor) -> Tensor:
 
 def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
     """Add the gradients of `project`, given that of its result, (N, H), to those of its operands."""
-    will_be_written(x_grad, attn_grad)
     choose(x).project_grad(x, attn, grad, x_grad, attn_grad)
 
 
 def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
     """Add the edges of a block to the running sums of their destinations."""
     if block.num_edges:
-        will_be_written(*running)
         choose(ends.x).attend(block, how, _with_scores(how, ends), running)
 
 
@@ -76,7 +73,6 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
     ends = _with_scores(how, ends)
     if made_here and ends.x_score is not None:
         grads = grads._replace(x_score=torch.zeros_like(ends.x_score))
-    will_be_written(*grads)
     choose(ends.x).attend_grad(block, how, ends, grad, stats, grads)
     if made_here:
         add_score_grads(ends, grads)

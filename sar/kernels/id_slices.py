@@ -8,8 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.raw_memory import as_array
-
 PIECE = 2**17
 """IDs in a piece: 1 MB as int64."""
 
@@ -62,7 +60,7 @@ def first_of_equals(ascending: NDArray[Any]) -> NDArray[np.bool_]:
 
 def distinct(ids: Tensor) -> Tensor:
     """As `ids.unique()` on the CPU, several times faster: NumPy sorts with vector instructions."""
-    ascending = np.sort(as_array(ids))
+    ascending = np.sort(ids.numpy())
     return torch.from_numpy(ascending[first_of_equals(ascending)])
 
 

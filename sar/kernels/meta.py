@@ -1,7 +1,7 @@
 """The kernels for tensors without values (torch's device "meta"): they compute nothing, and keep what the others keep.
 
-`sar plan` runs a model on such tensors to see how much memory it takes and what it sends. They ask for the addresses of
-what the others read, by which tensors come back that are out of memory ([Note: leaving memory]).
+`sar plan` runs a model on such tensors to see how much memory it takes and what it sends. They use
+what the others read, so that this is seen ([Note: leaving memory]).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
 def _read(*tensors: Tensor | None) -> None:
     for tensor in tensors:
         if tensor is not None:
-            tensor.data_ptr()
+            tensor.detach()
 
 
 def _read_by_destination(block: EdgeBlock) -> None:

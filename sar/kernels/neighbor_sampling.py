@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.threads import run_balanced, run_rows
-from sar.raw_memory import as_array, resolved, will_be_written
+from sar.raw_memory import resolved
 
 ALL = 2**62
 """A fan-out that no degree exceeds."""
@@ -50,7 +50,7 @@ def draw_in_edges(
     """
     loops = _loops()
     replace = replace and fanout != ALL
-    arguments = (*map(as_array, (rows, nodes, indptr)), np.empty(0) if weights is None else as_array(weights))
+    arguments = (rows.numpy(), nodes.numpy(), indptr.numpy(), np.empty(0) if weights is None else weights.numpy())
     counts = torch.empty_like(rows)
     run_rows(loops.count_draws, len(rows), _NODE_WORK, arguments[0], *arguments[2:], fanout, replace, counts.numpy())
     offsets = to_offsets(counts)
@@ -133,7 +133,6 @@ def copy_rows(table: Tensor, rows: Tensor | None, out: Tensor, places: Tensor | 
         for dtype in (torch.int64, torch.int32, torch.uint8)
         if nbytes % dtype.itemsize == 0 and not (table.data_ptr() | out.data_ptr()) % dtype.itemsize
     )
-    will_be_written(out)
     source, target = (_words(tensor, word) for tensor in (table, out))
     indices = [_NONE if index is None else index.numpy() for index in (rows, places)]
     width = nbytes // word.itemsize
@@ -148,7 +147,7 @@ def to_offsets(counts: Tensor) -> Tensor:
 
 
 def _words(tensor: Tensor, dtype: torch.dtype) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    return as_array(tensor.detach().reshape(-1).view(torch.uint8).view(dtype))
+    return tensor.detach().reshape(-1).view(torch.uint8).view(dtype).numpy()
 
 
 def derive_key(key: int, *numbers: int) -> int:

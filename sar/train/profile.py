@@ -144,7 +144,7 @@ class _Recorder:
     def __init__(self, group: Group, *, measures_memory: bool) -> None:
         self._clock = group.clock
         self._residency = group.residency if isinstance(group, VirtualGroup) else None
-        self._left = self._pinned = 0
+        self._left = 0
         self._memory: PeakMemory | _CudaMemory | None = None
         if measures_memory and not isinstance(group, VirtualGroup):
             self._memory = _CudaMemory() if torch.cuda.is_initialized() else PeakMemory()
@@ -186,7 +186,7 @@ class _Recorder:
         if self._residency is None:
             return None
         written, read = (now - before for now, before in zip(self._bytes_moved(), self._io, strict=True))
-        return Spilled(self._left, self._pinned, written, read)
+        return Spilled(self._left, written, read)
 
     def _bytes_moved(self) -> tuple[int, int]:
         return (0, 0) if self._residency is None else (self._residency.file.written, self._residency.file.read)
@@ -255,7 +255,7 @@ class _Recorder:
             torch.cuda.synchronize()
         now, counted = self._clock(), statistics()
         if self._residency is not None:
-            self._left, self._pinned = max(self._left, self._residency.left), max(self._pinned, self._residency.pinned)
+            self._left = max(self._left, self._residency.left)
         turn, peak = self._turns[-1], None
         if self._memory is not None:
             peak = self._memory.rise()

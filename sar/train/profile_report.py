@@ -14,8 +14,7 @@ LAYER_WIDTH = 16
 MEGA = 1e6
 NOTE = """Seconds; MB of a million bytes. By layer: means of the workers, but MB peak is
 the most of any, above the level before. max/mean: compute of the slowest one."""
-TURNS = """Seconds are those of each worker's turns. Pinned is what could not leave memory with
-the turn, as numpy, say, has it; the most at any turn."""
+TURNS = """Seconds are those of each worker's turns; what left memory is the most at any turn."""
 LEAST_SECONDS = 1e-3
 """Below it, how workers differ is chance."""
 
@@ -57,12 +56,11 @@ class Spent:
 class Spilled(NamedTuple):
     """What a virtual worker's turns came to, in bytes.
 
-    left, pinned: the most of its tensors that left memory with its turn, and that could not.
-    written, read: to and from its spill file; what is mapped is in neither.
+    left: the most of its tensors that were out of memory when its turn had passed.
+    written, read: to and from its spill file; what is mapped from the first is in neither.
     """
 
     left: int
-    pinned: int
     written: int
     read: int
 
@@ -102,7 +100,7 @@ def tables(workers: Sequence[Sequence[Spent]], spilled: Sequence[Spilled] = ()) 
         each.append((str(rank), compute, wait, _number(one.moved.seconds_late, 3), *moved))
     pieces = [_title(workers), as_text(layers), as_text(each, left=1), NOTE]
     if spilled:
-        turns: list[tuple[str, ...]] = [("worker", "MB left memory", "MB pinned", "MB written", "MB read")]
+        turns: list[tuple[str, ...]] = [("worker", "MB left memory", "MB written", "MB read")]
         turns += [(str(r), *(_number(count / MEGA, 2) for count in one)) for r, one in enumerate(spilled)]
         pieces += [as_text(turns, left=1), TURNS]
     return "\n\n".join(pieces)

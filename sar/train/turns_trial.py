@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
+from sar.comm.allocator import SMALL
 from sar.comm.virtual.group import VirtualGroup
 from sar.comm.virtual.in_files import TensorsInFiles
-from sar.comm.virtual.residency import LEAST_BYTES, Residency, memory_is_watched
-from sar.comm.virtual.spill import LEAST_MAPPED, Published, Slot, SpillFile
+from sar.comm.virtual.residency import LEAST_BYTES, Residency
+from sar.comm.virtual.spill import Pages, Published, Slot, SpillFile
 from sar.comm.virtual.turns import Turns
 from sar.train.counted_graph import counted_graph
 from sar.train.counting_group import CountingGroup
@@ -52,18 +53,31 @@ class CountedFile(SpillFile):
 class _CountedSlot(Slot):
     file: CountedFile
 
-    def write(self, address: int) -> None:
+    def write(self, address: int, *, pages: bool = False) -> None:
         self.file.written += self.nbytes
-
-    def read(self, address: int, begin: int = 0, end: int | None = None) -> None:
-        self.file.read += self.nbytes
-
-    def fill(self, address: int) -> bool:
-        self.read(address)
-        return self.nbytes >= LEAST_MAPPED
 
     def mapped(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
+
+
+class _CountedPages(Pages):
+    """written: whether an operation has written here since others may read the slot."""
+
+    written = False
+
+    def move(self) -> None:
+        self.slot.write(self.address)
+        self.frozen = self.written = False
+
+    def freeze(self) -> None:
+        self.renew()
+        self.frozen = True
+
+    def changed(self) -> bool:
+        return self.written
+
+    def populate(self) -> None:
+        self.slot.file.read += self.slot.nbytes
 
 
 class _CountedInFiles(TensorsInFiles):
@@ -82,40 +96,49 @@ class CountedResidency(Residency):
     """What a virtual worker has in memory, in numbers.
 
     Args:
-        memory: told of what leaves and comes back.
+        memory: told of what leaves.
         others: V - 1, which read all that is published, at most.
     """
 
     device = "meta"
     file: CountedFile
 
-    def __init__(self, memory: MetaMemory, rank: int, others: int) -> None:
-        super().__init__(CountedFile(), rank)
+    def __init__(self, memory: MetaMemory, others: int) -> None:
+        super().__init__(CountedFile())
         self.memory = memory
         self.others = others
         self.in_files = _CountedInFiles(self)
         self.settled: dict[int, Tensor] = {}  # by storage; kept, so that no other storage can be taken for it
 
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        for i, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                target = args[i] if i < len(args) else (kwargs or {}).get(argument.name)
+                for tensor in tree_leaves(target):
+                    self._written(tensor)
+        return result
+
+    def _written(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        entry = self._entries.get(storage._cdata)
+        if entry is not None and isinstance(entry.pages, _CountedPages) and entry.pages.frozen:
+            entry.pages.written = True
+            self.memory.count(storage, storage.nbytes())
+
     def leave(self) -> None:
-        known = [storage for entry in self._entries.values() if (storage := entry.storage()) is not None]
         super().leave()
-        for storage in known:
-            self.memory.count(storage)
+        for entry in self._entries.values():
+            storage = entry.storage()
+            if storage is not None and entry.pages is not None:
+                self.memory.count(storage, 0)
 
-    def _bring_back(self, entry: Any, storage: torch.UntypedStorage) -> None:
-        super()._bring_back(entry, storage)
-        self.memory.count(storage, 0 if entry.under is not None else entry.nbytes)
-
-    def _unpack(self, handle: Any) -> Tensor:
-        tensor = super()._unpack(handle)
-        if handle.gone:
-            self.memory.count(tensor.untyped_storage(), 0 if handle.entry.under is not None else None)
-        return tensor
-
-    def written(self, tensor: Tensor) -> None:
-        super().written(tensor)
-        if tensor.is_meta and tensor.untyped_storage()._cdata in self._entries:
-            self.memory.count(tensor.untyped_storage(), tensor.untyped_storage().nbytes())
+    def _pages_for(self, storage: torch.UntypedStorage) -> Pages | None:
+        if storage.nbytes() < SMALL:
+            return None
+        return _CountedPages(0, self.file.slot(storage.nbytes()))
 
     def settle(self, tensor: Tensor) -> Tensor:
         """Take a tensor to be one of those of [Note: tensors in files]."""
@@ -126,16 +149,9 @@ class CountedResidency(Residency):
         return tensor
 
     def _use(self, tensor: Tensor) -> int:
-        self._look_at(tensor)
-        return super()._use(tensor)
-
-    def ensure(self, tensor: Tensor) -> None:
-        self._look_at(tensor)
-        super().ensure(tensor)
-
-    def _look_at(self, tensor: Tensor) -> None:
         if tensor.untyped_storage()._cdata in self.settled:
             self.file.read_in_place += tensor.nbytes
+        return super()._use(tensor)
 
     def publish(self, tensor: Tensor) -> Published:
         self.file.read_in_place += self.others * tensor.nbytes
@@ -207,11 +223,11 @@ def try_turns(counts: GraphCounts, worker: int, size: int, make_model: MakeModel
     """
     memory = MetaMemory(sums_in_place=False)
     process, place = divmod(worker, size)
-    residency = CountedResidency(memory, worker, size - 1)
+    residency = CountedResidency(memory, size - 1)
     group = VirtualGroup(
         CountingGroup(process, counts.num_workers // size), _OthersAlike(size, process * size), place, residency
     )
-    with session.standing_in(group, CountedPool(memory)), memory_is_watched(), residency.in_thread(), memory:
+    with session.standing_in(group, CountedPool(memory)), residency.in_thread(), memory:
         with group.guard():
             graph, _ = counted_graph(counts, worker, group)
         model = on_meta(make_model, counts.info)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import sar
+from sar.comm import allocator
 from sar.comm.allocator import _left_alone
 from sar.errors import ConfigError
 
@@ -85,6 +86,12 @@ def test_another_allocator_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_"])
 def test_what_the_user_sets_is_left_alone(name: str) -> None:
     assert _left_alone({name: "1"}) == f"{name} is set"
+
+
+def test_virtual_workers_need_that_of_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "_left_alone", lambda environ: "another allocator is loaded")
+    with pytest.raises(ConfigError, match="need glibc's allocator, but another allocator is loaded"):
+        allocator.set_allocator(spilled=True)
 
 
 def test_a_wrong_setting_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import threading
 import time
 from pathlib import Path
@@ -88,20 +89,6 @@ def test_another_call(processes):
     assert "worker 1: sync_params" in told
 
 
-def passes_a_tensor_on():
-    everybodys.setdefault("of the first", torch.randn(30_000) + sar.rank())
-    together()
-    found = everybodys["of the first"].sum()
-    together()
-    return found
-
-
-def test_a_tensor_of_another_worker():
-    outcomes = outcomes_of(passes_a_tensor_on)
-    assert any("another virtual worker of this process has made" in outcome.message for outcome in outcomes)
-    assert any(outcome.kind == "ConfigError" for outcome in outcomes)
-
-
 def calls_in_a_thread_of_its_own():
     thread = threading.Thread(target=catch, args=(together,))
     thread.start()
@@ -131,6 +118,23 @@ def averages():
 
 def test_ddp_is_refused():
     assert "DistributedDataParallel cannot run in virtual workers" in outcomes_of(averages)[0].message
+
+
+def handles_signals():
+    return signal.signal(signal.SIGTERM, lambda *_: None)
+
+
+def test_handlers_of_signals_are_refused():
+    assert "signal.signal cannot run in virtual workers" in outcomes_of(handles_signals)[0].message
+
+
+def takes_a_profile():
+    with torch.profiler.profile():
+        together()
+
+
+def test_profiles_of_torch_are_refused():
+    assert "torch.profiler cannot run in virtual workers" in outcomes_of(takes_a_profile)[0].message
 
 
 def traces():

@@ -61,7 +61,7 @@ def is_published_as_it_is(file):
     assert here.file.written == written + published[2].rows.nbytes  # which does not lie so anywhere
     constant = Constant([features])
     here.leave()
-    assert (here.file.written, here.pinned) == (written + published[2].rows.nbytes, 0)
+    assert here.file.written == written + published[2].rows.nbytes
     assert torch.equal(published[1].rows, features[2:5])
     assert torch.equal(published[2].rows, features[:, :2].t())
     before = features.clone()
@@ -85,7 +85,7 @@ def is_kept_as_a_constant(file):
     first, second = constant.result, constant.result
     here.leave()
     assert not in_memory(first)
-    assert here.file.written == written + expected.nbytes  # of `expected`, which has left
+    assert here.file.written == written
     first += 1
     assert torch.equal(second, expected)
     second *= 0

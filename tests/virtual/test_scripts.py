@@ -16,8 +16,14 @@ from tests.graphs import DATA
 from tests.workers import REPOSITORY
 
 SCRIPT = """
-import os, sys
+import atexit, os, sys
 import sar, torch
+
+@atexit.register
+def says_goodbye():
+    if sar.comm.is_initialized():
+        os.write(1, f"goodbye of {sar.rank()} of {sar.world_size()}\\n".encode())
+
 FROM_THE_FIRST_LINE = 1
 if __name__ == "__main__":
     sar.initialize_comms()
@@ -82,6 +88,9 @@ def test_the_same_as_processes(tmp_path, compared):
     assert status == 0, told
     assert [f"step 0 worker {rank} of 3" in lines for rank in range(3)] == [True] * 3
     assert len(results(lines)) == 3
+    assert sorted(line for line in lines if line.startswith("goodbye") and "of 3" in line) == [
+        f"goodbye of {rank} of 3" for rank in range(3)
+    ]
     assert not any(spill.iterdir())
     if compared:
         processes = start(tmp_path, "-m", "sar", "launch", "--workers", "3", "train")

@@ -1,5 +1,6 @@
 """A pool of virtual workers, with the interface of `tests.workers.WorkerPool`: W processes of V threads each."""
 
+import ctypes
 import importlib
 import os
 import pickle
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from sar.comm import session
-from sar.comm.allocator import set_allocator
+from sar.comm.allocator import _M_MMAP_THRESHOLD, set_allocator
 from sar.comm.virtual import residency
 from tests.workers import Err, Ok, WorkerFailure, _pickle, shared_pool
 
 SPILL_ALL = 1
 """Bytes from which storages leave memory in tests, whose graphs are small."""
+LEAST_BLOCK = 2**12
+"""Bytes from which they have pages of their own, so that they can."""
 
 
 class VirtualPool:
@@ -55,6 +58,8 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
     before = residency.LEAST_BYTES
     residency.LEAST_BYTES = SPILL_ALL
     set_allocator(spilled=spill)
+    if spill:
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LEAST_BLOCK)
     try:
         with tempfile.TemporaryDirectory() as folder:
             threads = session.virtual_workers(

@@ -14,8 +14,8 @@ The rest of sar sees an ordinary group (`group.py`): agreement is one meeting of
 W processes, made by the last worker to arrive. A sweep (`exchange.py`) reads the rows of the process's own workers
 where they have published them, and receives those of other processes.
 
-Who gives the turn away leaves memory (`residency.py`, [Note: leaving memory]): large tensors are written to a file
-(`spill.py`) and their storages emptied.
+Who gives the turn away leaves memory (`residency.py`, [Note: leaving memory]): large tensors are written to a file, and
+mapped from there (`spill.py`, [Note: memory of the file]).
 
 What belongs to a worker but lives in the process, such as generators of random numbers, `Config` and counters, is
 swapped with the turn (`turns.py`). `worker_threads.py` starts the threads and watches them.

@@ -2,8 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,20 +75,6 @@ class VirtualGroup(Group):
         texts = all_gather_text(partial(self.all_gather, call=call), call)
         return "\n".join(f"  worker {rank}: {text}" for rank, text in enumerate(texts))
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        outermost = self.residency is not None and not self.residency.inside
-        if outermost and self.residency is not None:
-            self.residency.inside = True
-        try:
-            with super().guard():
-                yield
-        finally:
-            if outermost and self.residency is not None:
-                self.residency.inside = False
-                if self.stopped is None:
-                    self.residency.come_back()
-
     # -- meetings
 
     def meet(
@@ -102,7 +87,7 @@ class VirtualGroup(Group):
             if threading.get_ident() != self._thread:
                 raise ConfigError(
                     f"A thread that virtual worker {self.rank} has started makes a distributed call: {call}. Make them "
-                    "in the thread that runs the script, whose tensors leave memory and come back."
+                    "in the thread that runs the script."
                 )
             left = None
 
@@ -243,7 +228,7 @@ def _unseen(finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()  # which brings it back
+    tensor = tensor.detach()
     with _disable_current_modes():
         return tensor.clone(memory_format=torch.contiguous_format)
 

@@ -8,12 +8,11 @@ mapped: an array of DGL's begins right after its name, wherever that ends, and c
 The structure of graphs settles there, too: it stays as it is, and small pieces of it, such as the edges between each
 two of p partitions, share a slot.
 
-Such a tensor is published, and kept for later, as it is: nothing is written or copied. The first change after that goes
-to another slot, mapped in place of this one at the same address, while others read on what was published. Who has got
-the address itself, as numpy does, may change it unseen: from then on, what is published is a copy.
+Such a tensor is published, and kept for later, as it is: nothing is written or copied, and it is frozen
+([Note: memory of the file]): what it becomes goes to another slot, while others read on what was published.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Final
 from weakref import WeakValueDictionary
@@ -28,15 +27,11 @@ ALIGNED: Final = 64
 
 
 class _Own(Mapping):
-    """What a tensor in the file has for its memory, from byte `begin` of a slot on.
+    """What a tensor in the file has for its memory, from byte `begin` of a slot on."""
 
-    shared: whether others may read the slot.
-    """
-
-    def __init__(self, slot: Slot, begin: int = 0, *, shared: bool = False) -> None:
+    def __init__(self, slot: Slot, begin: int = 0) -> None:
         super().__init__(slot)
         self.begin = begin
-        self.shared = shared
 
 
 class TensorsInFiles:
@@ -82,25 +77,21 @@ class TensorsInFiles:
         return Published(tensor, own.slot, own.begin + int(tensor.storage_offset()) * tensor.itemsize)
 
     def copied(self, tensor: Tensor) -> Tensor | None:
-        """What a tensor has now as one of its own, in the same slot until one of them changes; None as `find`."""
+        """What a tensor has now as one of its own, in the same slot; None as `find`."""
         if (own := self._shared(tensor)) is None:
             return None
         begin = own.begin + int(tensor.storage_offset()) * tensor.itemsize
-        return self._tensor(_Own(own.slot, begin, shared=True), tensor.shape, tensor.dtype)
+        copy = _Own(own.slot, begin)
+        copy.freeze()
+        return self._tensor(copy, tensor.shape, tensor.dtype)
 
-    def written(self, tensor: Tensor) -> None:
-        """Note that a tensor is about to change."""
-        own = self._known.get(_address(tensor))
-        if own is not None and own.shared:
-            slot = self._file.slot(own.slot.nbytes)
-            slot.write(own.address)
-            own.show(slot)
-            own.shared = False
+    def renew(self) -> None:
+        """Put what has changed since others may read it in the file again."""
+        for own in self:
+            own.renew()
 
-    def exposed(self, tensor: Tensor) -> None:
-        """Note that a tensor may change unseen from now on."""
-        self.written(tensor)
-        self._known.pop(_address(tensor), None)
+    def __iter__(self) -> Iterator[Mapping]:
+        return iter(list(self._known.values()))
 
     def _tensor(self, own: _Own, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         self._known[own.address + own.begin] = own
@@ -109,7 +100,7 @@ class TensorsInFiles:
     def _shared(self, tensor: Tensor) -> _Own | None:
         own = self._known.get(_address(tensor)) if tensor.is_contiguous() else None
         if own is not None:
-            own.shared = True
+            own.freeze()
         return own
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
+from sar.comm.virtual.state import exits_of_its_own
 from sar.errors import ConfigError
 
 
@@ -85,7 +86,8 @@ class Script:
                 setattr(module, name, getattr(self._main, name))
         sys.modules["__main__"] = module
         try:
-            exec(self._code, module.__dict__)
+            with exits_of_its_own():
+                exec(self._code, module.__dict__)
         except SystemExit as end:
             if isinstance(end.code, str):
                 print(end.code, file=sys.stderr)

@@ -7,12 +7,18 @@ go on reading what was published. Space is reserved when the file grows, so that
 a signal where mapped memory is written. Writing goes to the page cache, and the system writes to the disk behind it; of
 what is mapped the next piece is asked for ahead ([Note: reading ahead]).
 
-[Note: mapping back]
-A tensor that comes back is not copied. The pages of the file are mapped over those that the allocator has given it,
-privately, so that only a page that changes becomes memory of the process. This asks for three things. A slot begins at
-the same distance from a page boundary as the memory that it was written from (`Slot.shift`). What is mapped keeps its
-slot from being given out. And the allocator gives the whole block back to the system when it is freed, as glibc's does
-with large blocks as set in [Note: allocator]; elsewhere, and for small blocks, bytes are read.
+[Note: memory of the file]
+A tensor that leaves memory stays where it is: its bytes go to a slot, and the slot's pages are mapped in place of those
+that the allocator has given it (`Pages`). So whoever has the address, in any thread, reads the same numbers before and
+after, and what is written goes to the file. This asks for two things. A slot begins at the same distance from a page
+boundary as the memory that it takes in (`Slot.shift`). And the allocator has given the block pages of its own, and
+gives them back to the system when it is freed, as glibc's does with large blocks as set in [Note: allocator]; what it
+says in front of a block tells (`has_its_own_pages`).
+
+Others may read the slot of a tensor that has been published. From then on what its owner writes stays in pages of the
+process's own (`Pages.freeze`), of which the system says that they are no longer the file's (`Pages.renew`): so no write
+goes unnoticed, whoever made it. A process that forks freezes all, and gives none of its slots out again: the two may
+then change what they have without the other one's notice, as with any memory.
 """
 
 import ctypes
@@ -28,15 +34,13 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sar.comm.allocator import SMALL, gives_back
 from sar.errors import ConfigError, SpillError
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
-LEAST_MAPPED: Final = 2 * SMALL
-"""Bytes of a block that is mapped: the allocator surely gives it pages of its own."""
 IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """Types of file systems that are themselves in memory, from linux/magic.h."""
 _PIECE: Final = 2**24
@@ -44,6 +48,9 @@ _PIECE: Final = 2**24
 
 
 _MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ = 0x10, 1, 22  # from linux/mman.h
+_IS_MMAPPED = 2  # from glibc's malloc.c
+_OWN_PAGES = (2, 4, 6)
+"""In memory and not of a file, or swapped out: what Linux's pagemap says in bits 61 to 63."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
@@ -56,8 +63,7 @@ class SpillFile:
         folder: on a disk.
 
     Attributes:
-        written, read: bytes so far.
-        mapped_back: bytes that came back as pages of the file.
+        written, read: bytes so far; read are those of tensors that came back, whatever the page cache has of them.
         size: of the file.
         ahead: bytes that the system reads when asked once; it leaves out what is beyond.
 
@@ -67,7 +73,7 @@ class SpillFile:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.written = self.read = self.mapped_back = self.size = 0
+        self.written = self.read = self.size = self._kept = 0
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         kind = file_system_in_memory(folder)
         if kind is not None:
@@ -88,7 +94,7 @@ class SpillFile:
         Raises:
             SpillError: where the disk is full.
         """
-        room = _size_class(nbytes) + (PAGE if nbytes >= LEAST_MAPPED else 0)  # where its shift may be
+        room = _size_class(nbytes) + PAGE  # where its shift may be
         if self._free[room]:
             return Slot(self, self._free[room].pop(), nbytes, room)
         try:
@@ -105,7 +111,13 @@ class SpillFile:
 
     def free(self, begin: int, room: int) -> None:
         """Take a slot back."""
-        self._free[room].append(begin)
+        if begin >= self._kept:
+            self._free[room].append(begin)
+
+    def keep(self) -> None:
+        """Give no slot that there is now out again."""
+        self._kept = self.size
+        self._free.clear()
 
     def close(self) -> None:
         os.close(self.fd)
@@ -128,38 +140,26 @@ class Slot:
     def __del__(self) -> None:
         self.file.free(self.begin, self._room)
 
-    def write(self, address: int) -> None:
-        """Take in the memory from an address on."""
-        self.shift = address % PAGE if self.nbytes >= LEAST_MAPPED else 0
-        memory, done = memoryview((ctypes.c_char * self.nbytes).from_address(address)), 0
-        while done < self.nbytes:
-            done += os.pwrite(self.file.fd, memory[done:], self.begin + self.shift + done)
+    def write(self, address: int, *, pages: bool = False) -> None:
+        """Take in the memory from an address on; with `pages`, all of the pages that it lies on."""
+        self.shift = address % PAGE
+        before, nbytes = (self.shift, self.paged) if pages else (0, self.nbytes)
+        memory, done = memoryview((ctypes.c_char * nbytes).from_address(address - before)), 0
+        while done < nbytes:
+            done += os.pwrite(self.file.fd, memory[done:], self.begin + self.shift - before + done)
         self.file.written += self.nbytes
 
-    def read(self, address: int, begin: int = 0, end: int | None = None) -> None:
-        """Fill the memory from an address on with bytes begin to end."""
-        end = self.nbytes if end is None else end
-        memory = memoryview((ctypes.c_char * (end - begin)).from_address(address))
-        done = 0
-        while done < end - begin:
-            done += os.preadv(self.file.fd, [memory[done:]], self.begin + self.shift + begin + done)
-        self.file.read += end - begin
+    def read(self, address: int) -> None:
+        """Fill the memory from an address on."""
+        memory, done = memoryview((ctypes.c_char * self.nbytes).from_address(address)), 0
+        while done < self.nbytes:
+            done += os.preadv(self.file.fd, [memory[done:]], self.begin + self.shift + done)
+        self.file.read += self.nbytes
 
-    def fill(self, address: int) -> bool:
-        """Have its bytes at an address, in a block of the allocator's; whether the slot has to stay: it is mapped."""
-        if self.nbytes < LEAST_MAPPED or address % PAGE != self.shift or not gives_back():
-            self.read(address)
-            return False
-        first = -self.shift % PAGE
-        whole = (self.nbytes - first) // PAGE * PAGE
-        self.will_need(first, whole)
-        map_pages(self.file, self.begin + self.shift + first, whole, address + first, mmap.MAP_PRIVATE)
-        # Linux before 5.14 does it bit by bit.
-        _libc.madvise(_Address(address + first), _Size(whole), _MADV_POPULATE_READ)
-        self.file.mapped_back += whole
-        self.read(address, 0, first)
-        self.read(address + first + whole, first + whole, self.nbytes)
-        return True
+    @property
+    def paged(self) -> int:
+        """Bytes of the pages that it lies on."""
+        return -(-(self.shift + self.nbytes) // PAGE) * PAGE
 
     def will_need(self, begin: int, nbytes: int) -> None:
         """Have the system read a part of it, while this process does something else."""
@@ -178,29 +178,75 @@ class Slot:
         return mapping.tensor(shape, dtype, begin)
 
 
-class Mapping:
-    """A slot in the memory of the process, and not given out again as long as a tensor looks at it.
+class Pages:
+    """Memory of the process that is a slot's: see [Note: memory of the file].
 
     address: where it begins.
+    slot: where its bytes are.
+    frozen: whether others may read the slot, so that what is written here stays here.
     """
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, address: int, slot: Slot) -> None:
+        self.address = address
         self.slot = slot
-        self.address = self._map(slot, None) + slot.shift
+        self.frozen = False
+
+    def move(self) -> None:
+        """Take in what is here now, and be a new slot's that nobody else reads."""
+        slot = self.slot.file.slot(self.slot.nbytes)
+        slot.write(self.address, pages=True)
+        self._map(slot, mmap.MAP_SHARED)
+        self.slot, self.frozen = slot, False  # the old one goes when its pages have gone
+
+    def freeze(self) -> None:
+        """Let others read the slot from now on, which stays as it is."""
+        self.renew()
+        if not self.frozen:
+            self._map(self.slot, mmap.MAP_PRIVATE)
+            self.frozen = True
+
+    def renew(self) -> None:
+        """Move where something has been written since others may read the slot."""
+        if self.frozen and self.changed():
+            self.move()
+
+    def changed(self) -> bool:
+        """Whether the process has pages of its own here; True where the system does not say."""
+        try:
+            with open("/proc/self/pagemap", "rb", 0) as file:
+                found = os.pread(file.fileno(), 8 * self.slot.paged // PAGE, 8 * (self._begin // PAGE))
+        except OSError:
+            return True
+        kinds = np.frombuffer(found, np.uint64) >> np.uint64(61)
+        return len(kinds) * PAGE < self.slot.paged or bool(np.isin(kinds, _OWN_PAGES).any())
+
+    def populate(self) -> None:
+        """Have all of it at hand, as far as there is memory."""
+        self.slot.will_need(0, self.slot.nbytes)
+        # Linux before 5.14 does it bit by bit.
+        _libc.madvise(_Address(self._begin), _Size(self.slot.paged), _MADV_POPULATE_READ)
+        self.slot.file.read += self.slot.nbytes
+
+    @property
+    def _begin(self) -> int:
+        return self.address - self.slot.shift
+
+    def _map(self, slot: Slot, how: int) -> None:
+        map_pages(slot.file, slot.begin, slot.paged, self.address - slot.shift, how)
+
+
+class Mapping(Pages):
+    """A slot in the memory of the process, and not given out again as long as a tensor looks at it."""
+
+    def __init__(self, slot: Slot) -> None:
+        super().__init__(map_pages(slot.file, slot.begin, slot.paged, None, mmap.MAP_SHARED) + slot.shift, slot)
 
     def __del__(self) -> None:
-        shift = self.slot.shift
-        _libc.munmap(_Address(self.address - shift), _Size(shift + self.slot.nbytes))
-
-    def show(self, slot: Slot) -> None:
-        """Have another slot of this size and shift from now on, at the same address."""
-        self._map(slot, self.address - slot.shift)
-        self.slot = slot
+        _libc.munmap(_Address(self._begin), _Size(self.slot.paged))
 
     def visit_rows(self) -> None:
         """Have the system read no page beside those used and those asked for."""
-        shift = self.slot.shift
-        _libc.madvise(_Address(self.address - shift), _Size(shift + self.slot.nbytes), _MADV_RANDOM)
+        _libc.madvise(_Address(self._begin), _Size(self.slot.paged), _MADV_RANDOM)
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
         """Bytes from `begin` on."""
@@ -208,9 +254,11 @@ class Mapping:
         memory.mapping = self  # which lives as long as the tensor
         return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=begin).view(tuple(shape))
 
-    @staticmethod
-    def _map(slot: Slot, address: int | None) -> int:
-        return map_pages(slot.file, slot.begin, slot.shift + slot.nbytes, address, mmap.MAP_SHARED)
+
+def has_its_own_pages(address: int) -> bool:
+    """Whether glibc has given a block a mapping of its own; its malloc.c says so in the two words before it."""
+    before, size = (_Size * 2).from_address(address - 16)
+    return bool(size & _IS_MMAPPED) and not (address - 16 - before) % PAGE and not (before + (size & ~7)) % PAGE
 
 
 def map_pages(file: SpillFile, begin: int, nbytes: int, address: int | None, how: int) -> int:
@@ -219,7 +267,9 @@ def map_pages(file: SpillFile, begin: int, nbytes: int, address: int | None, how
     found = _libc.mmap(_Address(address), _Size(nbytes), access, how, file.fd, _Offset(begin))
     if found in (None, _Address(-1).value):
         reason = os.strerror(ctypes.get_errno())
-        raise SpillError(f"Cannot map {nbytes} bytes of spilled tensors in {file.folder} ({reason}).")
+        raise SpillError(
+            f"Cannot map {nbytes} bytes of spilled tensors in {file.folder} ({reason}); is vm.max_map_count too small?"
+        )
     return int(found)
 
 

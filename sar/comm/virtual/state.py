@@ -1,15 +1,19 @@
 """What belongs to a worker but lives in its process: swapped with the turn, or refused."""
 
+import atexit
 import copy
 import os
 import random
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
 import torch
+import torch.autograd.profiler as profiler
 from numpy.random import mtrand
 from torch.nn.parallel import DistributedDataParallel
 
@@ -79,27 +83,64 @@ STATE: Final = (
 )
 
 
+_REFUSED: Final = (
+    (torch, "compile", "torch.compile", "it keeps tensors in memory that have to leave it. Leave it out"),
+    (DistributedDataParallel, "__init__", "DistributedDataParallel", "it sums over processes. Use sar.gather_grads"),
+    (profiler.profile, "__init__", "torch.profiler", "it looks at a whole process. Use sar.profile"),
+    (signal, "signal", "signal.signal", "a process has one handler, in its main thread. Leave it out"),
+)
+
+
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Refuse inside what cannot work among virtual workers."""
-    whole = {(torch, "compile"): torch.compile, (DistributedDataParallel, "__init__"): DistributedDataParallel.__init__}
-    for (owner, name), refused in whole.items():
-        setattr(owner, name, _refuse(f"{refused.__module__}.{refused.__qualname__}".removesuffix(".__init__")))
+    """Refuse inside what cannot work among virtual workers, and have `atexit` know whose end it is."""
+    changes = [(owner, name, _refuse(what, why)) for owner, name, what, why in _REFUSED]
+    changes += [(atexit, "register", _register), (atexit, "unregister", _unregister)]
+    whole = [getattr(owner, name) for owner, name, _ in changes]
+    for owner, name, instead in changes:
+        setattr(owner, name, instead)
     try:
         yield
     finally:
-        for (owner, name), before in whole.items():
+        for (owner, name, _), before in zip(changes, whole, strict=True):
             setattr(owner, name, before)
 
 
-def _refuse(what: str) -> Callable[..., Any]:
-    advice = {
-        "torch.compile": "compiled code keeps tensors that have to leave memory. Leave it out",
-    }.get(what, "it sums over processes. Use sar.gather_grads")
-
+def _refuse(what: str, why: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ConfigError(
-            f"{what} cannot run in virtual workers (SAR_RESIDENT): {advice}, or start a process for each."
-        )
+        raise ConfigError(f"{what} cannot run in virtual workers (SAR_RESIDENT): {why}, or start a process for each.")
 
     return refuse
+
+
+# -- the end of a worker's script
+
+_exits: Final = threading.local()
+_at_exit, _not_at_exit = atexit.register, atexit.unregister
+
+
+@contextmanager
+def exits_of_its_own() -> Iterator[None]:
+    """Run at the end what the script inside registers with `atexit`, as the worker that it is, the latest first."""
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+    _exits.calls = calls
+    try:
+        yield
+    finally:
+        while calls:
+            function, args, kwargs = calls.pop()
+            function(*args, **kwargs)
+
+
+def _register(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """As `atexit.register`; modules belong to all workers, and what they register to the process."""
+    if not hasattr(_exits, "calls") or sys._getframe(1).f_globals.get("__name__") != "__main__":
+        return _at_exit(function, *args, **kwargs)
+    _exits.calls.append((function, args, kwargs))
+    return function
+
+
+def _unregister(function: Callable[..., Any]) -> None:
+    if hasattr(_exits, "calls"):
+        _exits.calls[:] = [call for call in _exits.calls if call[0] != function]
+    _not_at_exit(function)

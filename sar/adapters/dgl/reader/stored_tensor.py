@@ -14,7 +14,6 @@ from torch import Tensor
 from sar.adapters.dgl.reader.checked_file import CheckedFile, sums_of
 from sar.comm.virtual.residency import roomy
 from sar.errors import PartitionError
-from sar.raw_memory import as_array
 
 _SLICE_BYTES = 4 * 2**20
 
@@ -52,7 +51,7 @@ class StoredTensor:
             self._fill(file, result)
 
     def _fill(self, file: BinaryIO, rows: Tensor) -> None:
-        if rows.numel() and file.readinto(as_array(rows.view(-1).view(torch.uint8)).data) != rows.nbytes:  # type: ignore[attr-defined]
+        if rows.numel() and file.readinto(rows.view(-1).view(torch.uint8).numpy().data) != rows.nbytes:  # type: ignore[attr-defined]
             raise truncated(self.path)
 
 
