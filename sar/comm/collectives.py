@@ -233,9 +233,11 @@ def _agree_on_model(group: Group, call: str, model: Module, named: Sequence[tupl
 
 
 def _warn_of_own_statistics(call: str, model: Module) -> None:
-    """Tell of batch normalisation over each worker's own rows; for that in DGL's layers there is `patch_dgl`."""
+    """Tell of batch normalisation over each worker's own rows; DGL's layers are patched, and with PyTorch Geometric
+    each call looks whose rows it gets."""
     layers = [module for module in model.modules() if type(module).__module__.startswith("dgl.")]
     covered = {id(inner) for layer in layers for inner in layer.modules()}
+    covered |= {id(module) for module in model.modules() if type(module).__call__ is not Module.__call__}
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) and id(module) not in covered:
             warnings.warn(

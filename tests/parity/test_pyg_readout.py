@@ -1,18 +1,21 @@
 """Normalisation, pooling and aggregation of PyTorch Geometric over the nodes of all workers, equal to one machine."""
 
 import re
+import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch import inf, nan, nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import aggr
 
 import sar
 from sar.adapters.pyg import batch_vector
 from sar.errors import GraphError
+from tests.matrix import corner
 from tests.parity.harness import check, parameter_gradients, random_data, run_everywhere, weighted_sum
 from tests.parity.pyg_layers import edges_of, random_parts
 from tests.parity.scenarios import SCENARIOS
@@ -57,13 +60,33 @@ def graph_of_each(data):
     return torch.where(y < -1, 0, torch.where(y < 0, 1, 3))
 
 
-def norm_results(graph, data, name, training, several):
+class Model(nn.Module):
+    """What is around a layer, and is called with the edge index: by position, by name, or within other things."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, given, x, arguments, edge_index=None):
+        return self.layer(x, *arguments)
+
+
+GIVEN = {
+    "by position": lambda edges: ((edges,), {}),
+    "by name": lambda edges: ((None,), {"edge_index": edges}),
+    "as data": lambda edges: ((Data(edge_index=edges),), {}),
+    "by type": lambda edges: (({("a", "to", "a"): edges},), {}),
+}
+
+
+def norm_results(graph, data, name, training, several, given=None):
+    """Of a layer that is converted; or within a model that is given the edge index."""
     torch.manual_seed(5)
     layer, kind = NORMS[name]().double(), name.split(" ")[0]
     with torch.no_grad():
         for value in layer.parameters():
             value.add_(torch.rand_like(value))
-    if dist.is_initialized():
+    if dist.is_initialized() and given is None:
         layer = sar.pyg.convert_norms(layer)
     x, batch = data.leaf("x"), graph_of_each(data)
     arguments = ()
@@ -71,9 +94,14 @@ def norm_results(graph, data, name, training, several):
         arguments = (data.nodes["y"],)
     elif kind in BY_TYPE or several:
         arguments = (batch,)
-    layer(x, *arguments)  # moves the running statistics
+    model, call = Model(layer), GIVEN[given or "by position"](edges_of(graph) if given else None)
+
+    def run():
+        return model(call[0][0], x, arguments, **call[1])
+
+    run()  # moves the running statistics
     layer.train(training)
-    out = layer(x, *arguments)
+    out = run()
     weighted_sum(out, data.nodes["cotangent"]).backward()
     state = {f"same state {key}": value.double() for key, value in layer.state_dict().items()}
     return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer), **state}
@@ -86,6 +114,89 @@ def test_normalisation(pool, world_size, scenario):
     cases = [(norm_results, (name, training, False)) for name in NORMS for training in (True, False)]
     cases += [(norm_results, (name, True, True)) for name in NORMS if name.startswith(OF_GRAPHS)]
     check(pool, parts, random_data(parts, torch.float64), cases, (1,))
+
+
+@pytest.mark.parametrize("scenario", ["random", "first worker without nodes"])
+@pytest.mark.parametrize("world_size", [2, corner(1), corner(3)])
+def test_normalisation_in_a_model_that_is_given_the_edge_index(pool, world_size, scenario):
+    parts = SCENARIOS[scenario](world_size)
+    cases = [(norm_results, (name, training, False, "by position")) for name in NORMS for training in (True, False)]
+    cases += [(norm_results, (name, True, True, "by name")) for name in NORMS if name.startswith(OF_GRAPHS)]
+    cases += [(norm_results, (name, True, False, given)) for name in ("BatchNorm", "PairNorm") for given in GIVEN]
+    check(pool, parts, random_data(parts, torch.float64), cases, (1,))
+
+
+class Deep(nn.Module):
+    """Norms before and after layers, one of torch's within a layer's own network, and one that is checkpointed."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList([pyg.GraphNorm(6), pyg.BatchNorm(6), pyg.LayerNorm(6)])
+        self.gin = pyg.GINConv(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6)))
+        self.block = pyg.DeepGCNLayer(pyg.GCNConv(6, 6), pyg.PairNorm(), nn.ReLU(), block="res+", ckpt_grad=True)
+
+    def forward(self, x, edge_index):
+        h = self.gin(self.norms[0](x), edge_index)
+        h = self.block(self.norms[1](h), edge_index)
+        return checkpoint(self.norms[2], h, use_reentrant=False)
+
+
+def deep(graph, data, compiled):
+    torch.manual_seed(5)
+    model, x, edges = Deep().double(), data.leaf("x"), edges_of(graph)
+    if dist.is_initialized():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # nothing is to be converted
+            sar.sync_params(model)
+    run = torch.compile(model, backend="eager") if compiled and dist.is_initialized() else model
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*statistics of this worker")
+        out = run(x, edges)
+        weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(model)}
+
+
+@pytest.mark.parametrize("world_size", [2, corner(3)])
+def test_a_model_of_many(pool, world_size):
+    parts = random_parts(world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(deep, (False,)), (deep, (True,))], (1,))
+
+
+def of_this_worker(graph, data):
+    """Edges of this worker alone: on one worker and not the others, which are not waited for, and without a word."""
+    edges, x = edges_of(graph), data.nodes["x"]
+    rows = torch.arange(len(x))
+    plain = torch.stack([rows, rows.flip(0)])
+    if sar.rank() == 0:
+        for make in NORMS.values():
+            layer, arguments = make().double(), ()
+            if isinstance(layer, (pyg.HeteroBatchNorm, pyg.HeteroLayerNorm)):
+                arguments = (graph_of_each(data),)
+            elif isinstance(layer, pyg.norm.MessageNorm):
+                arguments = (x,)
+            state = {key: value.clone() for key, value in layer.state_dict().items()}
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                got = Model(layer)(Data(edge_index=plain), x, arguments)
+                layer.load_state_dict(state)
+                warnings.simplefilter("ignore")
+                torch.testing.assert_close(got, layer.forward(x, *arguments), rtol=0, atol=0)
+    for layer in (pyg.GraphNorm(6), nn.BatchNorm1d(6), pyg.LayerNorm(6), pyg.InstanceNorm(6), pyg.BatchNorm(6)):
+        for call in (layer.double(), lambda rows, layer=layer: Model(layer)(edges, rows[1:], ())):
+            with pytest.warns(UserWarning, match=r"Norm(1d)?\(6.*statistics of this worker's rows alone"):
+                call(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pyg.GraphNorm(6).double()(x, sar.pyg.batch_vector(graph_of_each(data)))
+        pyg.LayerNorm(6, mode="node").double()(x)
+        pyg.BatchNorm(6).double().eval()(x)
+    return {}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_rows_of_one_worker(pool, world_size):
+    parts = random_parts(world_size)
+    run_everywhere(pool, parts, random_data(parts, torch.float64), [(of_this_worker, ())], (1,))
 
 
 @pytest.mark.parametrize("world_size", [2])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from sar.adapters.pyg import attention, batch_vector, layers, operations, propagate, supergat
+from sar.adapters.pyg import attention, batch_vector, layers, norms, operations, propagate, refused, supergat
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
@@ -40,6 +40,8 @@ def _install() -> None:
     attention.install()
     batch_vector.install()
     layers.install()
+    norms.install()
+    refused.install()
     supergat.install()
     propagate.install()
 

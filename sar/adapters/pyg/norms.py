@@ -1,26 +1,43 @@
-"""Normalisation and pooling of PyTorch Geometric over the nodes of all workers."""
+"""Normalisation and pooling of PyTorch Geometric over the nodes of all workers.
+
+[Note: whose rows]
+A normalisation is given rows, not a graph. They are those of a graph on all workers where the module that it is in was
+called with a distributed edge index, for each of whose nodes here there is a row; where a batch vector of such a graph
+comes with them; or where `convert_norms` has said so. In a module that was called with edges of this worker alone, as
+mini-batches are, they are this worker's. Where there is nothing to tell by, it takes this worker's rows, and warns.
+"""
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.nn import norm
 from torch_geometric.utils import scatter
 
-from sar.adapters.pyg.batch_vector import batch_vector, whole_graph
+from sar.adapters.pyg.arguments import edge_indices
+from sar.adapters.pyg.batch_vector import BatchVector, batch_vector, whole_graph
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from sar.comm import session
 from sar.comm.totals import all_sum
-from sar.nn.batch_norm import convert_batchnorm
+from sar.core.eager import uncompiled
+from sar.nn.batch_norm import convert_batchnorm, normalise
 from sar.nn.global_reductions import global_mean
 
 
 def convert_norms(model: nn.Module) -> nn.Module:
-    """Let the normalisation layers of a model that look at all nodes of a graph look at those of all workers.
+    """Let the normalisation layers of a model look at the nodes of all workers in whatever call.
 
-    These are `BatchNorm` (`torch.nn.BatchNorm1d` too, see `sar.convert_batchnorm`), `DiffGroupNorm`, `GraphNorm`,
+    In a model that is called with a distributed `edge_index` they do so by themselves. Those that look at all nodes of
+    a graph are `BatchNorm` (`torch.nn.BatchNorm1d` too, see `sar.convert_batchnorm`), `DiffGroupNorm`, `GraphNorm`,
     `GraphSizeNorm`, `HeteroBatchNorm`, `InstanceNorm`, `LayerNorm` with mode "graph", `MeanSubtractionNorm` and
-    `PairNorm`. The others look at each row by itself. Parameters and the state dict stay. A batch vector that a layer
-    is given then says which of several graphs on all workers each node is of.
+    `PairNorm`. Parameters and the state dict stay. A batch vector that a layer is given then says which of several
+    graphs on all workers each node is of.
 
     Args:
         model: changed in place.
@@ -31,88 +48,140 @@ def convert_norms(model: nn.Module) -> nn.Module:
     Raises:
         ConfigError: as `sar.convert_batchnorm`.
     """
+    install()
     model = convert_batchnorm(model)
     for module in model.modules():
-        kind = _ACROSS.get(type(module))
-        if kind is not None and getattr(module, "mode", "graph") == "graph":  # LayerNorm has others
-            module.__class__ = kind
-        elif type(module) is norm.BatchNorm and module.allow_single_element:
-            module.__class__ = BatchNorm
+        if isinstance(module, tuple(_OVER_ALL)):
+            module.__dict__[_ALWAYS] = True
     return model
 
 
-class _AcrossWorkers(nn.Module):
-    """A layer that is given a batch vector of graphs across workers; without one all nodes are of one graph."""
+_ALWAYS = "_rows_of_all_workers"
+"""Set for a module whose rows are those of all workers in any call."""
+_LATEST = "_latest_rows_of_all_workers"
+"""Set for a module: whose rows it got last, for when it runs again in a backward."""
 
-    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        vector = whole_graph(len(x), x.device) if batch is None else batch_vector(batch, batch_size)
-        out: Tensor = super().forward(x, vector, vector.count)
+
+@cache
+def install() -> None:
+    """Let the layers find out whose rows they get."""
+    for kind in _OVER_ALL:
+        kind.__call__ = _asking(kind)  # type: ignore[method-assign]  # `forward` would be in the way of TorchScript
+
+
+def _asking(kind: type[nn.Module]) -> Callable[..., Tensor]:
+    def call(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        asks = session.is_initialized() and session.world_size() > 1 and isinstance(x, Tensor)
+        run = ask if asks and _takes_statistics(self) else nn.Module.__call__
+        out: Tensor = run(self, x, *args, **kwargs)
         return out
 
+    @uncompiled
+    def ask(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        given = any(isinstance(value, BatchVector) for value in (*args, *kwargs.values()))
+        if given or not _are_of_all_workers(self, kind, len(x)):
+            return nn.Module.__call__(self, x, *args, **kwargs)  # type: ignore[no-any-return]
+        self.__dict__["forward"] = partial(_OVER_ALL[kind], self)  # hooks, and what else is of a call, stay
+        try:
+            return nn.Module.__call__(self, x, *args, **kwargs)  # type: ignore[no-any-return]
+        finally:
+            del self.__dict__["forward"]
 
-class GraphNorm(_AcrossWorkers, norm.GraphNorm):  # type: ignore[misc]
-    """`GraphNorm` over the nodes of all workers."""
-
-
-class PairNorm(_AcrossWorkers, norm.PairNorm):  # type: ignore[misc]
-    """`PairNorm` over the nodes of all workers."""
-
-
-class MeanSubtractionNorm(_AcrossWorkers, norm.MeanSubtractionNorm):  # type: ignore[misc]
-    """`MeanSubtractionNorm` over the nodes of all workers."""
-
-
-class GraphSizeNorm(_AcrossWorkers, norm.GraphSizeNorm):  # type: ignore[misc]
-    """`GraphSizeNorm` over the nodes of all workers."""
+    return call
 
 
-class LayerNorm(_AcrossWorkers, norm.LayerNorm):  # type: ignore[misc]
-    """`LayerNorm` with mode "graph" over the nodes of all workers."""
-
-    def forward(self: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        if batch is not None:
-            out: Tensor = super().forward(x, batch, batch_size)
-            return out
-        x = x - global_mean(x).mean()  # of one graph it is another formula
-        out = x / (global_mean(x.square()).mean().sqrt() + self.eps)
-        return out if self.weight is None or self.bias is None else out * self.weight + self.bias
+def _takes_statistics(module: Any) -> bool:
+    """Whether the result for a row depends on other rows."""
+    if isinstance(module, norm.BatchNorm):
+        return bool(module.allow_single_element and module.training)  # else its module asks
+    if isinstance(module, norm.LayerNorm):
+        return bool(module.mode == "graph")
+    return module.training or getattr(module, "running_mean", None) is None
 
 
-class InstanceNorm(_AcrossWorkers, norm.InstanceNorm):  # type: ignore[misc]
-    """`InstanceNorm` over the nodes of all workers."""
-
-    def forward(self: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        out: Tensor = super().forward(x, batch, batch_size)
-        if self.running_mean is not None:  # the original lets gradients into the next call
-            self.running_mean, self.running_var = self.running_mean.detach(), self.running_var.detach()
-        return out
-
-
-class HeteroBatchNorm(norm.HeteroBatchNorm):  # type: ignore[misc]
-    """`HeteroBatchNorm` over the nodes of all workers."""
-
-    def forward(self, x: Tensor, type_vec: Tensor) -> Tensor:
-        """Normalise the rows of this worker's nodes, (N_i, F), of the types `type_vec`, (N_i,)."""
-        out: Tensor = super().forward(x, batch_vector(type_vec, self.num_types))
-        return out
+def _are_of_all_workers(module: Any, kind: type[nn.Module], count: int) -> bool:
+    """See [Note: whose rows]."""
+    known = True if module.__dict__.get(_ALWAYS) else _known(count)
+    if known is None and torch._C._current_graph_task_id() >= 0:  # a checkpoint's second run, outside of the model
+        known = module.__dict__.get(_LATEST)
+    module.__dict__[_LATEST] = known
+    changed = type(module).forward is not kind.forward or "forward" in vars(module)
+    if known is None or (known and changed):
+        warnings.warn(
+            f"{module} takes the statistics of this worker's rows alone. A layer takes those of all workers where "
+            "its model is called with a distributed edge_index and there is a row for each node, where it is given "
+            "data.batch, and after sar.pyg.convert_norms(model); no class of one's own may replace its forward.",
+            stacklevel=5,
+        )
+    return bool(known) and not changed
 
 
-class BatchNorm(norm.BatchNorm):  # type: ignore[misc]
-    """`BatchNorm`, of which `convert_batchnorm` has replaced the module, with `allow_single_element`."""
+def _known(count: int) -> bool | None:
+    """Whether `count` rows are of a graph on all workers; None where nothing tells."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code is nn.Module._wrapped_call_impl.__code__:
+            edges = list(edge_indices((frame.f_locals["args"], frame.f_locals["kwargs"])))
+            ours = [each for each in edges if isinstance(each, DistributedEdgeIndex)]
+            if ours:
+                return any(count in (*each.sides, each.size(1)) for each in ours) or None
+            if edges:
+                return False
+        frame = frame.f_back
+    return None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the rows of this worker's nodes, (N_i, F)."""
-        if all_sum(len(x)) > 1:
-            normalised: Tensor = self.module(x)
-            return normalised
-        out: Tensor = super().forward(x)
-        return out
+
+# -- forwards over the rows of all workers
 
 
-_ACROSS: dict[type, type] = {
-    kind.__bases__[-1]: kind
-    for kind in (GraphNorm, PairNorm, MeanSubtractionNorm, LayerNorm, InstanceNorm, GraphSizeNorm, HeteroBatchNorm)
+def _by_graph(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+    """The layer's own forward, with all nodes of one graph where it is given no batch vector."""
+    vector = whole_graph(len(x), x.device) if batch is None else batch_vector(batch, batch_size)
+    out: Tensor = type(module).forward(module, x, vector, vector.count)
+    return out
+
+
+def _layer_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+    if batch is not None:
+        return _by_graph(module, x, batch, batch_size)
+    x = x - global_mean(x).mean()  # of one graph it is another formula
+    out = x / (global_mean(x.square()).mean().sqrt() + module.eps)
+    normal: Tensor = out if module.weight is None or module.bias is None else out * module.weight + module.bias
+    return normal
+
+
+def _instance_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+    out = _by_graph(module, x, batch, batch_size)
+    if module.running_mean is not None:  # the original lets gradients into the next call
+        module.running_mean, module.running_var = module.running_mean.detach(), module.running_var.detach()
+    return out
+
+
+def _by_type(module: Any, x: Tensor, type_vec: Tensor) -> Tensor:
+    out: Tensor = norm.HeteroBatchNorm.forward(module, x, batch_vector(type_vec, module.num_types))
+    return out
+
+
+def _batch_norm(module: Any, x: Tensor) -> Tensor:
+    """PyTorch Geometric's, whose module is one of torch's or what `convert_batchnorm` has made of it."""
+    single = module.allow_single_element and all_sum(len(x)) <= 1
+    out: Tensor = norm.BatchNorm.forward(module, x) if single else module.module(x)
+    return out
+
+
+def _torch_batch_norm(module: nn.BatchNorm1d, x: Tensor) -> Tensor:
+    return normalise(module, x, session.current_group())
+
+
+_OVER_ALL: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.BatchNorm1d: _torch_batch_norm,
+    norm.BatchNorm: _batch_norm,
+    norm.HeteroBatchNorm: _by_type,
+    norm.InstanceNorm: _instance_norm,
+    norm.LayerNorm: _layer_norm,
+    **dict.fromkeys((norm.GraphNorm, norm.GraphSizeNorm, norm.MeanSubtractionNorm, norm.PairNorm), _by_graph),
 }
+"""The layers that look at all nodes of a graph, and their forwards over those of all workers."""
 
 
 def global_add_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -218,7 +219,9 @@ def _stack(values: Sequence[Tensor], dim: int = 0) -> Any:
 
 @_handles(Tensor.max, torch.max)
 def _greatest(value: NodeNumbers) -> Tensor:
-    """One less than the number of nodes: that is what it is asked for."""
+    """One less than the number of nodes here, for which PyTorch Geometric asks to know how many rows to make."""
+    if not sys._getframe(2).f_globals.get("__name__", "").startswith("torch_geometric."):
+        raise refuse("The maximum, which is a number of this worker's,")
     relation = value.numbering.relation
     both = max(relation.num_src, relation.num_dst) if isinstance(value, DistributedEdgeIndex) else relation.num_src
     return torch.tensor(both - 1)

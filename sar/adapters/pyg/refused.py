@@ -1,0 +1,126 @@
+"""What of PyTorch Geometric would take one worker's nodes or edges for all, and raises on a distributed edge index."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch_geometric import transforms, utils
+from torch_geometric.nn import models
+
+from sar.adapters.pyg.arguments import are_distributed
+from sar.errors import GraphError
+
+_BEFORE = "Do it before the graph is partitioned"
+_MASK = "would take numbers for rows of each worker. Give it a mask of this worker's nodes"
+_GREATEST = "divides by the greatest value of all edges. Give it max_value, or norm=False"
+_ERROR = "would scale by this worker's mean error. Make it with autoscale=False"
+
+TRANSFORMS: dict[str, str] = {
+    **dict.fromkeys(
+        ("RandomFlip", "RandomRotate", "RandomScale", "RandomShear"),
+        f"draws numbers for all nodes together, of which each worker would draw its own. {_BEFORE}",
+    ),
+    **dict.fromkeys(
+        ("Center", "NormalizeFeatures", "NormalizeRotation", "NormalizeScale", "SVDFeatureReduction"),
+        f"needs statistics of all nodes. {_BEFORE}",
+    ),
+    **dict.fromkeys(
+        (
+            "FixedPoints",
+            "GridSampling",
+            "HalfHop",
+            "KNNGraph",
+            "RadiusGraph",
+            "SIGN",
+            "SamplePoints",
+            "ToDense",
+            "VirtualNode",
+        ),
+        f"needs all nodes side by side. {_BEFORE}",
+    ),
+    **dict.fromkeys(("Delaunay", "FaceToEdge", "GenerateMeshNormals"), f"is of meshes. {_BEFORE}"),
+    **dict.fromkeys(("Cartesian", "Distance", "Polar", "Spherical", "TargetIndegree"), _GREATEST),
+    "RandomNodeSplit": f"counts nodes on each worker. {_BEFORE}; sar.split_seeds gives workers equal shares of seeds",
+}
+"""Transforms that raise on data with a distributed edge index, and why."""
+
+FUNCTIONS: dict[str, str] = {
+    "assortativity": f"needs the degrees at both ends of all edges. {_BEFORE}",
+    "bipartite_subgraph": _MASK,
+    "contains_self_loops": "would look at this worker's edges. Ask sar.all_sum(int((edges[0] == edges[1]).sum()))",
+    "homophily": f"would count this worker's edges. {_BEFORE}",
+    "subgraph": _MASK,
+}
+"""Functions of `torch_geometric.utils` that raise, and why."""
+
+_LOSS = (
+    "has losses that are means over one worker's rows. Call model.encoder and model.decoder, and divide by sar.all_sum"
+)
+
+METHODS: dict[tuple[type, str], str] = {
+    (models.CorrectAndSmooth, "correct"): _ERROR,
+    (models.DeepGraphInfomax, "forward"): "would shuffle and summarise this worker's nodes. Train it on mini-batches",
+    (models.GAE, "encode"): _LOSS,
+    (models.GAE, "recon_loss"): _LOSS,
+    (models.GAE, "test"): "would rank this worker's pairs. Gather all scores by sar.comm.exchange_tensors",
+    (models.Polynormer, "forward"): "would attend between this worker's nodes. Train it on mini-batches",
+    (models.SGFormer, "forward"): "would attend between this worker's nodes. Train it on mini-batches",
+    (models.VGAE, "encode"): _LOSS,
+}
+"""Methods of models that raise, and why."""
+
+
+def install() -> None:
+    """Let them raise."""
+    transforms.BaseTransform.__call__ = _checked(transforms.BaseTransform.__call__)
+    for (kind, name), reason in METHODS.items():
+        setattr(kind, name, _refusing(f"{kind.__name__}.{name}", reason, getattr(kind, name)))
+    for name, reason in FUNCTIONS.items():
+        original = getattr(utils, name)
+        refusing = _refusing(name, reason, original)
+        for module in list(sys.modules.values()):  # users', too
+            if getattr(module, "__dict__", {}).get(name) is original:
+                setattr(module, name, refusing)
+
+
+def _refusing(name: str, reason: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _check(name, reason, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def call(self: Any, data: Any) -> Any:
+        for kind in type(self).__mro__:
+            if kind.__module__.startswith("torch_geometric.") and kind.__name__ in TRANSFORMS:
+                _check(f"transforms.{kind.__name__}", TRANSFORMS[kind.__name__], self, data)
+        return original(self, data)
+
+    return call
+
+
+def _check(name: str, reason: str, *args: Any, **kwargs: Any) -> None:
+    if are_distributed(args, kwargs) and not (reason in _RIGHT and _RIGHT[reason](*args, **kwargs)):
+        raise GraphError(f"{name} was called with a distributed edge_index, but {reason}.")
+
+
+def _are_masks(subset: Any, *_: Any, **__: Any) -> bool:
+    """Whether nodes, those of two types in a tuple, are given by masks."""
+    parts = subset if isinstance(subset, tuple) else [subset]
+    return all(getattr(part, "dtype", None) == torch.bool for part in parts)
+
+
+_RIGHT: dict[str, Callable[..., bool]] = {
+    _MASK: _are_masks,
+    _GREATEST: lambda transform, *_: not transform.norm or transform.max is not None,
+    _ERROR: lambda model, *_, **__: not model.autoscale,
+}
+"""With which arguments a reason does not hold."""
