@@ -23,7 +23,7 @@ def written_report(graph: GraphSource, part_of: Array, written: Written, name: s
         name: of the graph.
         method: what assigned nodes to parts.
     """
-    ntypes, etypes = sorted(graph.num_nodes), sorted(graph.edges)
+    ntypes, etypes = list(graph.num_nodes), list(graph.edges)
     edge_names = [":".join(etype) for etype in etypes]
     features = [one for t in ntypes for one in _features("nodes", t, graph.node_data.get(t, {}))]
     for etype, edge_name in zip(etypes, edge_names, strict=True):

@@ -18,7 +18,7 @@ class NodeNumbering:
 
     part_of: (N,), of the smallest integer type that holds P - 1.
     new_id: (N,), int32 where that is enough.
-    ranges: [start, end) of new IDs by part and type, (P, T, 2); types here are in the order of their names.
+    ranges: [start, end) of new IDs by part and type, (P, T, 2); types in their order in the graph.
     """
 
     part_of: Array
@@ -39,7 +39,7 @@ class NodeNumbering:
         """
         _check(graph, part_of, num_parts)
         part_of = part_of.astype(np.min_scalar_type(num_parts - 1), copy=False)
-        ntypes = sorted(graph.num_nodes)
+        ntypes = list(graph.num_nodes)
         spans = [slice(graph.first_node[t], graph.first_node[t] + graph.num_nodes[t]) for t in ntypes]
         counts = np.zeros((num_parts, len(ntypes)), np.int64)
         for i, span in enumerate(spans):

@@ -24,7 +24,7 @@ from sar.partition.write.write_job import WriteJob, check_hops, check_writable
 class Written(NamedTuple):
     """What a directory has been given, (P, ...) each, parts first.
 
-    nodes, edges: numbers by part and type, (P, T) and (P, R); types in the order of their names.
+    nodes, edges: numbers by part and type, (P, T) and (P, R); types in their order in the graph.
     edges_from: edges by the part that they lead into and the part that they come from, (P, P).
     rows_from: distinct nodes that they come from, likewise; 0 on the diagonal.
     """
@@ -126,7 +126,10 @@ def write_parts(job: WriteJob, name: str, method: str) -> Written:
     if staging.leads:
         etypes = [":".join(etype) for etype in job.etypes]
         ranges = job.numbering.ranges, buckets.ranges
-        write_partition_json(staging.path, name, method, job.ntypes, etypes, *ranges, num_hops=job.num_hops or 1)
+        data = {**job.graph.node_data, **{":".join(etype): fields for etype, fields in job.graph.edge_data.items()}}
+        bools = [f"{kind}/{key}" for kind in data for key, column in data[kind].items() if column.dtype.kind == "b"]
+        hops = job.num_hops or 1
+        write_partition_json(staging.path, name, method, job.ntypes, etypes, *ranges, num_hops=hops, bool_fields=bools)
     nodes = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
     return Written(nodes, buckets.counts, edges_from, rows_from)
 

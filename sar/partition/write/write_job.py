@@ -76,13 +76,13 @@ class WriteJob:
 
     @cached_property
     def ntypes(self) -> list[str]:
-        """Node types by type ID: in the order of their names, as in DGL."""
-        return sorted(self.graph.num_nodes)
+        """Node types by type ID: in their order in the graph, which DGL sorts and PyTorch Geometric does not."""
+        return list(self.graph.num_nodes)
 
     @cached_property
     def etypes(self) -> list[tuple[str, str, str]]:
-        """Edge types by type ID: in the order of their names, as in DGL."""
-        return sorted(self.graph.edges)
+        """Edge types by type ID: in their order in the graph, which layers may depend on."""
+        return list(self.graph.edges)
 
     @cached_property
     def id_type(self) -> np.dtype[Any]:

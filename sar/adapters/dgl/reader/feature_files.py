@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import torch
+from torch import Tensor
+
 from sar.adapters.dgl.reader.partition_json import REWRITE, PartitionJson, owned_counts
-from sar.adapters.dgl.reader.stored_tensor import StoredTensor
+from sar.adapters.dgl.reader.stored_tensor import StoredTensor, load
 from sar.adapters.dgl.reader.tensor_file import open_tensors
-from sar.common_tuples import ORIG_ID, CanonicalEtype
+from sar.common_tuples import ORIG_ID, SPLIT, CanonicalEtype
 from sar.errors import PartitionError
 
 _KINDS = {"nodes": "node_feats", "edges": "edge_feats"}
@@ -21,6 +24,12 @@ class Feature(NamedTuple):
     type_id: int
     name: str
     stored: StoredTensor
+    is_bool: bool = False
+
+    def load(self, device: torch.device, position: Tensor | None = None) -> Tensor:
+        """Read it, as `stored_tensor.load` does, to keep it."""
+        values = load(self.stored, device, position, kept=True)
+        return values.clamp_(max=1).view(torch.bool) if self.is_bool else values
 
 
 @dataclass(frozen=True)
@@ -111,4 +120,5 @@ class FeatureFiles:
                 f"{key!r} in {path} has shape {tuple(stored.shape)}; expected {self.counts[type_id]} rows, as many as "
                 f"the partition has {self.what} of this type. {REWRITE}"
             )
-        return Feature(type_id, name, stored)
+        is_bool = stored.dtype == torch.uint8 and (name in SPLIT or key in self.spec.bool_fields)
+        return Feature(type_id, name, stored, is_bool)

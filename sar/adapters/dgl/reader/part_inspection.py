@@ -278,7 +278,7 @@ def _look_at_features(files: FeatureFiles, content: PartContent, *, values: bool
         return
     for key, stored in tensors.items():
         try:
-            type_id, name, _ = files.feature(path, key, stored)
+            type_id, name, *_ = files.feature(path, key, stored)
         except PartitionError as error:
             say(str(error))
             continue

@@ -33,6 +33,9 @@ _EXPECTED = (
     "path."
 )
 
+BOOL_FIELDS = "bool_fields"
+"""What sar adds to the file; DGL passes over it."""
+
 IdRanges = npt.NDArray[np.int64]
 """[start, end) of global IDs by partition and type, (num_parts, num_types, 2)."""
 
@@ -48,6 +51,7 @@ class PartitionJson:
     files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named, and
         under the keys of `ORIG_ID_FILES`, whether they are there or not.
     edge_fix: how to repair a directory whose edges do not add up.
+    bool_fields: keys in the files of features that are bool, which these hold as uint8.
     name, method: of the graph, and of its partitioning; empty where the file has none.
     digest: of all that the file says, in whatever order.
     """
@@ -60,6 +64,7 @@ class PartitionJson:
     edge_ranges: IdRanges
     files: list[dict[str, Path]]
     edge_fix: str
+    bool_fields: frozenset[str] = frozenset()
     name: str = ""
     method: str = ""
     digest: str = ""
@@ -105,6 +110,7 @@ def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outsi
         edge_ranges=edge_ranges,
         files=_part_files(path, content, num_parts, allow_outside=allow_outside),
         edge_fix=edge_fix,
+        bool_fields=_names(path, BOOL_FIELDS, content.get(BOOL_FIELDS, [])),
         name=str(content.get("graph_name", "")),
         method=str(content.get("part_method", "")),
         digest=hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest(),
@@ -184,6 +190,12 @@ def _type_names(path: Path, key: str, ids: Any) -> list[str]:
     if not names or len(names) < len(ids) or names.keys() != set(range(len(names))):
         raise PartitionError(f"{path}: {key} is {ids!r}; expected type names with the IDs 0, 1, ... {REWRITE}")
     return [names[type_id] for type_id in range(len(names))]
+
+
+def _names(path: Path, key: str, names: Any) -> frozenset[str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise PartitionError(f"{path}: {key} is {names!r}; expected a list of names. {REWRITE}")
+    return frozenset(names)
 
 
 def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: int, fix: str) -> IdRanges:

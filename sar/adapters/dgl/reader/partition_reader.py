@@ -20,7 +20,7 @@ from sar.adapters.dgl.reader.visible_edges import check_edge_ids, order_edges
 from sar.adapters.dgl.reader.worker_share import WorkerShare, chosen_share
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.session import current_group
-from sar.common_tuples import NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.regroup import regroup, renumber
 from sar.errors import DglError, PartitionError
 from sar.kernels import compile_ahead
@@ -44,7 +44,8 @@ def load_dgl_partition_data(
     equally many edges; with fewer, the workers of a partition divide its nodes in runs of about equally many nodes and
     edges. Unless there are as many partitions as workers, all workers call this together.
 
-    Features keep the dtype on disk, which is uint8 for bool; `train_mask`, `val_mask` and `test_mask` are bool again.
+    Features keep the dtype on disk, which is uint8 for bool in directories that DGL wrote; `train_mask`, `val_mask` and
+    `test_mask` are bool again, and so are all that were in directories that sar wrote.
     Memory peaks at 1.5 times the result plus `graph.dgl`, and for several partitions at twice the result.
 
     Args:
@@ -156,9 +157,7 @@ def _node_features(
     elif graph.orig_node_id is not None:
         features[ORIG_ID] = graph.orig_node_id[graph.is_inner][order].to(device)
     for one in files.features():
-        values = load(one.stored, device, kept=True)
-        is_mask = one.name in SPLIT and values.dtype == torch.uint8  # DGL's files have no bool
-        features[f"{spec.node_types[one.type_id]}/{one.name}"] = values.bool() if is_mask else values
+        features[f"{spec.node_types[one.type_id]}/{one.name}"] = one.load(device)
     return features
 
 

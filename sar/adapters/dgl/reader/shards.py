@@ -88,7 +88,7 @@ def build_shards(
         for one in ids_here:
             ids_of_all_types[rows] = load(one.stored, device, position)
         for one in features_here:
-            fields.add_feature(etype, one.name, load(one.stored, device, position, kept=True), bounds)
+            fields.add_feature(etype, one.name, one.load(device, position), bounds)
     return fields.cut()
 
 

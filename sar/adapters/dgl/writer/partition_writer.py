@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sar.adapters.dgl.reader.partition_json import IdRanges
+from sar.adapters.dgl.reader.partition_json import BOOL_FIELDS, IdRanges
 from sar.adapters.dgl.writer.binary_layout import FileLayout, graph_file_layout
 from sar.common_tuples import EID, ETYPE, NID, NTYPE
 
@@ -43,6 +43,7 @@ def write_partition_json(
     node_ranges: IdRanges,
     edge_ranges: IdRanges,
     num_hops: int = 1,
+    bool_fields: Sequence[str] = (),
 ) -> None:
     """Write the file at the head of a directory, `graph_name.json`.
 
@@ -55,6 +56,7 @@ def write_partition_json(
         node_ranges: [start, end) of new IDs by part and type, (P, T, 2).
         edge_ranges: the same of edges, (P, R, 2).
         num_hops: of the parts' halo.
+        bool_fields: names in the parts' files of fields of bool, which DGL's files hold as uint8.
     """
     content = {
         "graph_name": graph_name,
@@ -67,6 +69,7 @@ def write_partition_json(
         "edge_map": {name: edge_ranges[:, i].tolist() for i, name in enumerate(edge_types)},
         "ntypes": {name: i for i, name in enumerate(node_types)},
         "etypes": {name: i for i, name in enumerate(edge_types)},
+        BOOL_FIELDS: list(bool_fields),
     }
     files = {"node_feats": NODE_FEATURES, "edge_feats": EDGE_FEATURES, "part_graph": GRAPH}
     for part in range(len(node_ranges)):
