@@ -147,6 +147,28 @@ def test_nodes_of_two_types_are_not_compared(pool, world_size):
     pool.run(loops_between_types, per_rank=partition_hetero(graph, assignment, world_size).partitions)
 
 
+def other_rows(data):
+    edges = sar.pyg.edge_index(sar.construct_full_graph(data))
+    features = {t: data.node_features[f"{t}/x"].double() for t in ("author", "paper", "topic")}
+    for name in ("HGTConv", "HANConv", "HeteroConv"):
+        layer = layers((list(features), list(edges)))[name]().double()
+        for ntype, x in features.items():
+            for rows in (torch.cat([x, x]), x[:-1]):
+                with pytest.raises(GraphError, match="expected a row for each of this worker's"):
+                    layer({**features, ntype: rows}, edges)
+                sar.recover(0)
+    papers, members = features["paper"], edges["author", "writes", "paper"]
+    with pytest.raises(GraphError, match="values of hyperedges of"):
+        pyg.HypergraphConv(WIDTH, OUT).double()(features["author"], members, papers[:-1, 0])
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_rows_of_another_number_are_refused(pool, world_size):
+    graph = whole_graph()
+    assignment = {t: torch.arange(graph.num_nodes(t)) % world_size for t in graph.ntypes}
+    pool.run(other_rows, per_rank=partition_hetero(graph, assignment, world_size).partitions)
+
+
 def with_missing_relations(graph, data, name):
     """Of seven relations two have no edges, and one has edges into few nodes."""
     torch.manual_seed(5)

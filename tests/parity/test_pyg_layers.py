@@ -15,7 +15,15 @@ from sar.errors import GraphError
 from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import corner
 from tests.parity import pyg_layers
-from tests.parity.harness import check, parameter_gradients, random_data, run_everywhere, weighted_sum
+from tests.parity.harness import (
+    assert_close,
+    check,
+    deal,
+    parameter_gradients,
+    random_data,
+    run_everywhere,
+    weighted_sum,
+)
 from tests.parity.pyg_layers import ELSEWHERE, LAYERS, NEED_OTHERS, REFUSED, layer_results, random_parts
 from tests.parity.scenarios import SCENARIOS, scattered
 from tests.parity.test_pyg_readout import with_special_values
@@ -182,6 +190,42 @@ def test_around_a_layer(pool, world_size):
     parts = random_parts(world_size)
     cases = [(around_a_layer, (how,)) for how in ("hooks", "reversible", "reentrant", "not reentrant")]
     check(pool, parts, random_data(parts, torch.float64), cases, (1,))
+
+
+FLOWS = {
+    "GATConv": lambda: pyg.GATConv((6, 6), 4, heads=2),
+    "SAGEConv": lambda: pyg.SAGEConv((6, 6), 4, aggr="max"),
+    "EdgeConv": lambda: pyg.EdgeConv(nn.Linear(12, 4)),
+}
+
+
+def seeds_on_worker(mine, name):
+    """A layer on a message flow graph of every second node, whose numbers are those of the first sources."""
+    partition, data = mine
+    seeds = torch.arange(*partition.node_ranges[sar.rank()])[::2]
+    flow = sar.construct_mfgs(partition, seeds, 1)[0]
+    torch.manual_seed(3)
+    layer, x, edges = FLOWS[name]().double(), data.nodes["x"][flow.input_nodes], sar.pyg.edge_index(flow)
+    out = layer((x, x[: len(seeds)]), edges)
+    with pytest.raises(GraphError, match="of this worker's"):
+        layer((x, x), edges)
+    sar.recover(0)
+    bare = sar.pyg.edge_index(sar.construct_mfgs(partition, seeds, 1, keep_seed_nodes=False)[0])
+    with pytest.raises(GraphError, match="have numbers of their own"):
+        utils.remove_self_loops(bare)
+    return out.detach()
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_message_flow_graphs(pool, world_size):
+    parts = random_parts(world_size)
+    data = random_data(parts, torch.float64)
+    edges, x = torch.stack(parts.reference().edges()), data.nodes["x"]
+    seeds = torch.cat([torch.arange(*nodes)[::2] for nodes in parts.partitions[0].node_ranges])
+    for name, make in FLOWS.items():
+        torch.manual_seed(3)
+        expected = make().double()((x, x), edges)[seeds].detach()
+        assert_close(torch.cat(pool.run(seeds_on_worker, name, per_rank=deal(parts, data))), expected)
 
 
 def refusal(graph, data, name):

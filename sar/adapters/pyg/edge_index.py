@@ -103,7 +103,7 @@ class DistributedEdgeIndex(NodeNumbers):
         return self.numbering.select(self.plain, self.num_dst)
 
     @property
-    def sides(self) -> tuple[int, int | None]:
+    def sides(self) -> tuple[int, int]:
         """Sources and destinations of this worker, each of which has a row in what layers are given."""
         if not self.plain.is_inference() and self.plain._version > 0:
             raise refuse("Changing the destinations in place, instead of a copy,")
@@ -172,13 +172,14 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
     """
 
     parts: list[tuple[DistributedEdgeIndex, int, int]]
+    all_sides: tuple[int, int]
 
     @classmethod
-    def join(cls, parts: list[tuple[DistributedEdgeIndex, int, int]]) -> JoinedEdgeIndex:
-        """The edge index of these parts."""
+    def join(cls, parts: list[tuple[DistributedEdgeIndex, int, int]], sides: tuple[int, int]) -> JoinedEdgeIndex:
+        """The edge index of these parts, with so many sources and destinations in all."""
         ends = [edges.plain + torch.tensor([[src], [dst]], device=edges.plain.device) for edges, src, dst in parts]
         joined: JoinedEdgeIndex = cls.numbered(torch.cat(ends, 1), parts[0][0].numbering)
-        joined.parts = parts
+        joined.parts, joined.all_sides = parts, sides
         return joined
 
     @property
@@ -186,12 +187,11 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
         raise refuse("Passing messages along several types")
 
     @property
-    def sides(self) -> tuple[int, int | None]:
-        return max(start + edges.sides[0] for edges, start, _ in self.parts), None
+    def sides(self) -> tuple[int, int]:
+        return self.all_sides
 
     def at_edges(self, values: Tensor) -> Tensor:
         """The row of each column's source, of the rows of all types' sources behind one another."""
-        check_rows("The sources index values of", len(values), self.sides[0])
         ends = [(edges, start, start + edges.numbering.relation.num_src) for edges, start, _ in self.parts]
         return torch.cat([edges.at_edges(values[start:end]) for edges, start, end in ends])
 
@@ -204,8 +204,8 @@ def refuse(what: str) -> GraphError:
     )
 
 
-def check_rows(what: str, found: int | None, expected: int | None, of: str = "nodes") -> None:
+def check_rows(what: str, found: int, expected: int, of: str = "nodes") -> None:
     """Raise a `GraphError` where values have another number of rows than this worker has nodes or edges."""
-    if expected not in (None, found):
+    if found != expected:
         wanted = f"expected a row for each of this worker's {expected} {of}"
         raise GraphError(f"{what} {found} rows on a distributed edge_index; {wanted}.")

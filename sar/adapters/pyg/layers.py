@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch_geometric.nn.attention import performer
 from torch_geometric.nn.conv import han_conv, hgt_conv
 from torch_geometric.utils import get_laplacian
 
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, Incidence, JoinedEdgeIndex
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, Incidence, JoinedEdgeIndex, check_rows
 from sar.comm.collectives import exchange_tensors
 from sar.comm.session import current_group
 from sar.core.empty import views_of_nothing
@@ -69,6 +69,14 @@ def _both_ways(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return forward
 
 
+def _total(counts: Mapping[Any, int], starts: Mapping[Any, int]) -> int:
+    """The rows of several types behind one another, after a check of where each begins."""
+    for kind, start, end in zip(starts, starts.values(), [*starts.values()][1:], strict=False):
+        check_rows(f"HGTConv was given {kind} of", end - start, counts[kind])
+    last = [*starts][-1]
+    return starts[last] + counts[last]
+
+
 def _joined(original: Callable[..., Any]) -> Callable[..., Any]:
     """HGTConv's one edge index for all edge types."""
 
@@ -76,7 +84,9 @@ def _joined(original: Callable[..., Any]) -> Callable[..., Any]:
     def construct(edges: Any, src: Any, dst: Any, edge_attr_dict: Any = None, num_nodes: int | None = None) -> Any:
         if not any(isinstance(value, DistributedEdgeIndex) for value in edges.values()):
             return original(edges, src, dst, edge_attr_dict, num_nodes)
-        joined = JoinedEdgeIndex.join([(edges[etype], start, dst[etype[2]]) for etype, start in src.items()])
+        counts = next(iter(edges.values())).numbering.graph._structure.dst.counts
+        sides = _total({etype: edges[etype].sides[0] for etype in src}, src), _total(counts, dst)
+        joined = JoinedEdgeIndex.join([(edges[etype], start, dst[etype[2]]) for etype, start in src.items()], sides)
         values = [edge_attr_dict["__".join(etype)].expand(edges[etype].size(1), -1) for etype in src]
         return joined, torch.cat(values)
 
@@ -160,6 +170,9 @@ def _of_hyperedges(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     ) -> Tensor:
         if isinstance(hyperedge_index, DistributedEdgeIndex):
             edges, num_edges = hyperedge_index, hyperedge_index.num_dst
+            for rows in (hyperedge_weight, hyperedge_attr):
+                if rows is not None:
+                    check_rows("HypergraphConv was given values of hyperedges of", len(rows), num_edges)
             hyperedge_index = Incidence.of(edges.plain, edges.numbering, num_edges)
             hyperedge_index.__dict__["passes"] = edges.passes
         return original(self, x, hyperedge_index, hyperedge_weight, hyperedge_attr, num_edges)
