@@ -92,9 +92,13 @@ def to_original_order(
 def _opened(values: Values, whose: str) -> Column:
     """Rows on disk or in memory, of which slices are read."""
     if isinstance(values, Tensor):
-        if values.dtype == torch.bfloat16:
-            raise ConfigError(f"the values {whose} are bfloat16, which .npy files do not have; call .float() on them.")
-        return values.detach().cpu().numpy()
+        try:
+            return values.detach().cpu().resolve_conj().resolve_neg().numpy()
+        except (TypeError, RuntimeError) as error:
+            form = str(values.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"the values {whose} are {form}, which .npy files do not have; call .float() on them."
+            ) from error
     if isinstance(values, np.ndarray):
         return values
     path = Path(values)

@@ -132,7 +132,7 @@ def open_npy(path: Path) -> tuple[StoredArray, bool]:
         raise unreadable(path, error) from error
     except ValueError as error:
         raise PartitionError(f"{path} is no .npy file: {error}. Write it with numpy.save.") from error
-    if dtype.kind not in "biuf" or not shape:
+    if dtype.kind not in "biufc" or not shape:
         found = dtype if shape else "a single number"
         raise PartitionError(f"{path} holds {found}; expected an array of numbers with a row for each node or edge.")
     array = StoredArray(path, offset, shape[::-1] if transposed else shape, dtype)

@@ -133,6 +133,17 @@ def test_edges(pool, num_parts, world_size, written_by, tmp_path, monkeypatch) -
         assert [outcome.kind for outcome in outcomes] == ["ConfigError"] + ["PeerError"] * (world_size - 1)
 
 
+def own_rows_of_no_width(path: str, out: str) -> tuple[int, ...]:
+    data = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
+    return sar.to_original_order(torch.empty(len(data["orig_id"]), 0, 3), path, out=out).shape
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_rows_may_have_no_width(pool, world_size, tmp_path) -> None:
+    directory = WRITERS["dispatch"](write_directory(tmp_path, homogeneous_graph(), world_size))
+    assert pool.run(own_rows_of_no_width, str(directory.path), str(tmp_path / "out.npy")) == [(60, 0, 3)] * 2
+
+
 @pytest.mark.parametrize("world_size", [2])
 def test_workers_write_one_file_together(pool, world_size, tmp_path) -> None:
     directory = WRITERS["dispatch"](write_directory(tmp_path, homogeneous_graph(), world_size))
@@ -170,8 +181,9 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(tmp_path: Path) 
         attempt([values[0], values[1][1:]])
     with pytest.raises(ConfigError, match="entry 1 of 2 are float64"):
         attempt([values[0], values[1].double()])
-    with pytest.raises(ConfigError, match="bfloat16"):
-        attempt([value.bfloat16() for value in values])
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        with pytest.raises(ConfigError, match=f"are {str(dtype)[6:]}, which"):
+            attempt([value.to(dtype) for value in values])
     with pytest.raises(ConfigError, match=r"missing.npy' cannot be read"):
         attempt([values[0], tmp_path / "missing.npy"])
     with pytest.raises(ConfigError, match=r"expected the name of an \.npy file"):

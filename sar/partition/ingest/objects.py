@@ -27,7 +27,7 @@ def from_object(graph: Any) -> GraphSource:
             warning.
 
     Raises:
-        ConfigError: it is something else, its number of nodes is not known, or a field is sparse or bfloat16.
+        ConfigError: it is something else, its number of nodes is not known, or a field is sparse or no type of numpy.
     """
     if isinstance(graph, GraphSource):
         return graph
@@ -112,11 +112,14 @@ def as_array(name: str, values: Any) -> Array:
     """The values of a field as an array; a tensor's without a copy where it is on the CPU.
 
     Raises:
-        ConfigError: the tensor is sparse or bfloat16.
+        ConfigError: the tensor is sparse, or of a type that numpy lacks, such as bfloat16.
     """
-    if isinstance(values, torch.Tensor):
-        if values.layout != torch.strided or values.dtype == torch.bfloat16:
-            form = "bfloat16, which numpy lacks" if values.layout == torch.strided else f"of layout {values.layout}"
-            raise ConfigError(f"field '{name}' is {form}; expected a dense tensor of another type.")
-        return values.detach().cpu().numpy()
-    return np.asarray(values)
+    if not isinstance(values, torch.Tensor):
+        return np.asarray(values)
+    form = f"of layout {values.layout}"
+    if values.layout == torch.strided:
+        try:
+            return values.detach().cpu().resolve_conj().resolve_neg().numpy()
+        except (TypeError, RuntimeError):
+            form = f"{str(values.dtype).removeprefix('torch.')}, which numpy lacks"
+    raise ConfigError(f"field '{name}' is {form}; expected a dense tensor of another type.")

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -124,6 +125,9 @@ class Team:
         sample = arrays[0]
         if self.size == 1:
             return arrays
+        if not prod(sample.shape[1:]):  # of rows without bytes only the number can travel
+            numbers = self._exchange([np.array([len(a)]) for a in arrays])
+            return [np.empty((int(number[0]), *sample.shape[1:]), sample.dtype) for number in numbers]
         sent = [torch.from_numpy(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in arrays]
         arrived = comm.exchange_tensors(sent)
         return [a.numpy().view(sample.dtype).reshape(-1, *sample.shape[1:]) for a in arrived]
