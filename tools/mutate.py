@@ -70,7 +70,7 @@ MUTANTS = [
         "tests/kernels/test_attention.py::test_result_and_gradients",
     ),
     Mutant(
-        "softmax whose sum keeps what a far greater score makes nothing of",
+        "softmax that keeps what a greater score makes 0",
         "sar/kernels/cpu/attention_loops.py",
         "if peak[own + h] >= lowest and shrinks[t + h] != 1:",
         "if total[own + h] != 0 and shrinks[t + h] != 1:",
