@@ -185,6 +185,8 @@ def of_this_worker(graph, data):
         for call in (layer.double(), lambda rows, layer=layer: Model(layer)(edges, rows[1:], ())):
             with pytest.warns(UserWarning, match=r"Norm(1d)?\(6.*statistics of this worker's rows alone"):
                 call(x)
+    with pytest.warns(UserWarning, match="statistics of this worker's rows alone"):  # this worker's pairs further in
+        Model(Model(pyg.GraphNorm(6).double()))(edges, x, (x, (), plain))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pyg.GraphNorm(6).double()(x, sar.pyg.batch_vector(graph_of_each(data)))

@@ -118,17 +118,15 @@ def _are_of_all_workers(module: Any, kind: type[nn.Module], count: int) -> bool:
 
 def _known(count: int) -> bool | None:
     """Whether `count` rows are of a graph on all workers; None where nothing tells."""
-    frame: Any = sys._getframe()
-    while frame is not None:
+    known, frame = None, sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
         if frame.f_code is nn.Module._wrapped_call_impl.__code__:
             edges = list(edge_indices((frame.f_locals["args"], frame.f_locals["kwargs"])))
             ours = [each for each in edges if isinstance(each, DistributedEdgeIndex)]
-            if ours:
-                return any(count in (*each.sides, each.size(1)) for each in ours) or None
-            if edges:
-                return False
-        frame = frame.f_back
-    return None
+            if ours:  # with pairs of this worker's further in, nothing is known
+                return (known is None and any(count in (*each.sides, each.size(1)) for each in ours)) or None
+            known = False if edges else known
+    return known
 
 
 # -- forwards over the rows of all workers

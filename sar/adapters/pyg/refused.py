@@ -28,20 +28,9 @@ TRANSFORMS: dict[str, str] = {
         ("Center", "NormalizeFeatures", "NormalizeRotation", "NormalizeScale", "SVDFeatureReduction"),
         f"needs statistics of all nodes. {_BEFORE}",
     ),
-    **dict.fromkeys(
-        (
-            "FixedPoints",
-            "GridSampling",
-            "HalfHop",
-            "KNNGraph",
-            "RadiusGraph",
-            "SIGN",
-            "SamplePoints",
-            "ToDense",
-            "VirtualNode",
-        ),
-        f"needs all nodes side by side. {_BEFORE}",
-    ),
+    **dict.fromkeys(("GridSampling", "KNNGraph", "RadiusGraph"), f"compares all nodes. {_BEFORE}"),
+    **dict.fromkeys(("FixedPoints", "SamplePoints"), f"chooses among all nodes. {_BEFORE}"),
+    **dict.fromkeys(("HalfHop", "SIGN", "ToDense", "VirtualNode"), f"makes edges or matrices of its own. {_BEFORE}"),
     **dict.fromkeys(("Delaunay", "FaceToEdge", "GenerateMeshNormals"), f"is of meshes. {_BEFORE}"),
     **dict.fromkeys(("Cartesian", "Distance", "Polar", "Spherical", "TargetIndegree"), _GREATEST),
     "RandomNodeSplit": f"counts nodes on each worker. {_BEFORE}; sar.split_seeds gives workers equal shares of seeds",
@@ -57,14 +46,12 @@ FUNCTIONS: dict[str, str] = {
 }
 """Functions of `torch_geometric.utils` that raise, and why."""
 
-_LOSS = (
-    "has losses that are means over one worker's rows. Call model.encoder and model.decoder, and divide by sar.all_sum"
-)
+_LOSS = "has losses that are means over one worker's. Call model.encoder and model.decoder, and divide by sar.all_sum"
 
 METHODS: dict[tuple[type, str], str] = {
+    (models.ARGA, "encode"): _LOSS,
     (models.CorrectAndSmooth, "correct"): _ERROR,
     (models.DeepGraphInfomax, "forward"): "would shuffle and summarise this worker's nodes. Train it on mini-batches",
-    (models.GAE, "encode"): _LOSS,
     (models.GAE, "recon_loss"): _LOSS,
     (models.GAE, "test"): "would rank this worker's pairs. Gather all scores by sar.comm.exchange_tensors",
     (models.Polynormer, "forward"): "would attend between this worker's nodes. Train it on mini-batches",
@@ -76,9 +63,11 @@ METHODS: dict[tuple[type, str], str] = {
 
 def install() -> None:
     """Let them raise."""
-    transforms.BaseTransform.__call__ = _checked(transforms.BaseTransform.__call__)
-    for (kind, name), reason in METHODS.items():
-        setattr(kind, name, _refusing(f"{kind.__name__}.{name}", reason, getattr(kind, name)))
+    for name, reason in TRANSFORMS.items():
+        transform = getattr(transforms, name)
+        transform.forward = _refusing(f"transforms.{name}", reason, transform.forward)
+    for (model, name), reason in METHODS.items():
+        setattr(model, name, _refusing(f"{model.__name__}.{name}", reason, getattr(model, name)))
     for name, reason in FUNCTIONS.items():
         original = getattr(utils, name)
         refusing = _refusing(name, reason, original)
@@ -88,28 +77,15 @@ def install() -> None:
 
 
 def _refusing(name: str, reason: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    right = _RIGHT.get(reason, lambda *_, **__: False)
+
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _check(name, reason, *args, **kwargs)
+        if are_distributed(args, kwargs) and not right(*args, **kwargs):
+            raise GraphError(f"{name} was called with a distributed edge_index, but {reason}.")
         return original(*args, **kwargs)
 
     return call
-
-
-def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def call(self: Any, data: Any) -> Any:
-        for kind in type(self).__mro__:
-            if kind.__module__.startswith("torch_geometric.") and kind.__name__ in TRANSFORMS:
-                _check(f"transforms.{kind.__name__}", TRANSFORMS[kind.__name__], self, data)
-        return original(self, data)
-
-    return call
-
-
-def _check(name: str, reason: str, *args: Any, **kwargs: Any) -> None:
-    if are_distributed(args, kwargs) and not (reason in _RIGHT and _RIGHT[reason](*args, **kwargs)):
-        raise GraphError(f"{name} was called with a distributed edge_index, but {reason}.")
 
 
 def _are_masks(subset: Any, *_: Any, **__: Any) -> bool:
