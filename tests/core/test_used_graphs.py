@@ -1,5 +1,7 @@
 """Graphs made of graphs that have been used: nothing that the old one keeps may answer for the new one."""
 
+import copy
+
 import dgl
 import dgl.function as fn
 import pytest
@@ -62,6 +64,7 @@ CHANGES = {
     "get_full_partition_graph": lambda graph: graph.get_full_partition_graph(),
     "one edge type": lambda graph: graph[graph.canonical_etypes[0]],
     "local_var": lambda graph: graph.local_var(),
+    "deepcopy": copy.deepcopy,
 }
 
 
@@ -86,6 +89,22 @@ def test_a_change_of_a_used_graph(pool, world_size, change):
             for found, fresh, after, before in pool.run(change_a_used_graph, change, mode, cache, per_rank=mine):
                 assert all(map(torch.equal, found, fresh)), (mode, cache)
                 assert all(map(torch.equal, after, before)), (mode, cache)
+
+
+def averaged_model():
+    """A model that holds its graph, as DGL's older examples have it, and a copy of both."""
+    graph = build(SCENARIOS["random"](sar.world_size()).partitions[sar.rank()], 1)
+    graph.ndata["x"] = torch.ones(graph.num_nodes(), 2)
+    model = torch.nn.Linear(2, 2)
+    model.graph = graph
+    copied = torch.optim.swa_utils.AveragedModel(model).module.graph
+    graph.ndata["x"].zero_()
+    return copied.ndata["x"].unique().tolist(), mean(copied, copied.ndata["x"]).amax().item()
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_copy_of_a_model_that_holds_its_graph(pool, world_size):
+    assert pool.run(averaged_model) == [([1.0], 1.0)] * 2
 
 
 def gradients_around_self_loops(mine):

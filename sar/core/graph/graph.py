@@ -1,6 +1,7 @@
 """The drop-in graph: what a DGL layer calls, over the parts of a graph that all workers hold together."""
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -153,6 +154,10 @@ class GraphShardManager(GraphQueries):
     def local_var(self: Self) -> Self:
         """The same graph with frames of its own, so that what is set on either is not seen on the other."""
         return self._with(frames=self._frames.clone())
+
+    def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
+        """The same structure with copies of the fields, as for a copy of a model that holds its graph."""
+        return self._with(frames=deepcopy(self._frames, memo))
 
     def to(self: Self, device: torch.device | str) -> Self:
         """The graph with structure and fields on another device."""
