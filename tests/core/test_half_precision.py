@@ -71,6 +71,31 @@ def test_errors_do_not_grow_with_tiles(pool, world_size, dtype):
     assert eps_off(torch.cat([rows for _, _, rows in results]), of_node) < 1
 
 
+def edge_gradients(mine, dtype):
+    """Of a field of the edges, of which each message reads one row, by size of the buffer."""
+    partition, data = mine
+    graph, made = build(partition, 1), []
+    graph.ndata["h"] = data.nodes["x"].to(dtype)
+    for size in BUFFERS:
+        sar.Config.comm_buffer_bytes = size
+        graph.edata["e"] = data.edges["e"].to(dtype).requires_grad_()
+        graph.update_all(lambda edges: {"m": edges.src["h"] * edges.data["e"]}, fn.sum("m", "out"))
+        graph.ndata["out"].sum().backward()
+        made.append(graph.edata["e"].grad)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("world_size", [2])
+def test_gradients_of_edge_fields(pool, world_size, dtype):
+    """They are the sources' rows, to the bit, however the edges are cut into tiles."""
+    parts = partition_in_memory(random_graph(0, 24, 200), scattered(24, 2), 2)
+    data = random_data(parts)
+    results = pool.run(edge_gradients, dtype, per_rank=deal(parts, data))
+    for found in zip(*results, strict=True):
+        assert torch.equal(torch.cat(found), data.nodes["x"][parts.src].to(dtype))
+
+
 def eps_off(actual, expected, dtype=None):
     """The greatest relative error, in units of the dtype's epsilon."""
     error = (actual.double() - expected) / expected

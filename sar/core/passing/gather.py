@@ -43,7 +43,7 @@ def add_to_edges(column: Tensor, block: EdgeBlock, values: Tensor) -> None:
     if block.edge_ids is None:
         column[block.edge_offset : block.edge_offset + block.num_edges] += values
     else:
-        column.index_add_(0, block.edge_ids, values)
+        column.index_add_(0, block.edge_ids, values.to(column.dtype))
 
 
 def _node_rows(block: EdgeBlock, target: Target) -> Tensor:
