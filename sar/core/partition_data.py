@@ -69,9 +69,9 @@ def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionDa
     """The edges of edge type `number` in visible order; the shard's own tensors where there is nothing to select."""
     src, dst = shard.edges
     features = dict(shard.edge_features)
-    kinds = features.pop(ETYPE, None)
     rows, several = None, len(data.edge_type_names) > 1
-    if kinds is not None and several:
+    kinds = features.pop(ETYPE, None) if several else None  # with one type, the field is the user's
+    if kinds is not None:
         rows = (kinds == number).nonzero().squeeze(1)
         src, dst = src[rows], dst[rows]
     prefix = ":".join(data.edge_type_names[number]) + "/"

@@ -178,6 +178,9 @@ def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:
 
 def _with_trainers(graph: GraphSource, trainer_of: Array) -> GraphSource:
     """The graph with the trainer of every node and of every edge, which is its destination's, as `trainer_id`."""
+    for fields in (*graph.node_data.values(), *graph.edge_data.values()):
+        if _TRAINER in fields:
+            raise ConfigError(f"the graph has a field '{_TRAINER}', which is to hold trainers; choose another name.")
     trainer_of = trainer_of.astype(np.int64)
     nodes, edges = _by_type(graph, trainer_of), _by_edge(graph, trainer_of)
     node_data = {ntype: {**graph.node_data.get(ntype, {}), _TRAINER: rows} for ntype, rows in nodes.items()}

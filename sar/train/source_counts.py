@@ -29,12 +29,12 @@ def count_source(
         ConfigError: the graph lacks a feature that would say what is left out, or an edge ends outside the graph.
     """
     crossing = {}
-    for etype in sorted(graph.edges):
+    for etype in graph.edges:
         of_type = replace(graph, edges={etype: graph.edges[etype]})  # nodes keep their numbers
         counted = count_crossing(of_type.chunks(), part_of, num_parts)
         crossing[etype] = counted.edges.T, counted.halo.T
     nodes = np.empty((num_parts, len(graph.num_nodes)), np.int64)
-    for number, ntype in enumerate(sorted(graph.num_nodes)):
+    for number, ntype in enumerate(graph.num_nodes):
         first = graph.first_node[ntype]
         nodes[:, number] = np.bincount(part_of[first : first + graph.num_nodes[ntype]], minlength=num_parts)
     edges = np.stack([edges.sum(axis=1) for edges, _ in crossing.values()], axis=1)

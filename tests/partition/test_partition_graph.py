@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import sar
+from sar.core.partition_data import select_relation
 from sar.errors import ConfigError
 from sar.partition.assign import assigning
 from sar.partition.inspect.inspection import inspect_directory
@@ -263,6 +264,25 @@ def test_bool_stays_bool(tmp_path: Path) -> None:
             assert torch.equal(seen, count == 0)
             assert torch.equal(wide, seen.repeat(2, 1).T)
         assert dgl.distributed.load_partition(str(file), part)[1]["paper/seen"].dtype == torch.uint8
+
+
+def test_no_field_is_lost_to_names_of_ours(tmp_path: Path) -> None:
+    """Those of IDs are refused; `_TYPE`, which `dgl.to_homogeneous` makes, is a field of edges of one type."""
+    graph = dgl.to_homogeneous(heterogeneous_graph())
+    file, _ = partition(graph, tmp_path / "types", 2)
+    found = [sar.load_dgl_partition_data(file, part, "cpu") for part in range(2)]
+    fields = [select_relation(shard, 0, data).features for data in found for shard in data.all_shard_edges]
+    original, kinds = (torch.cat([one[name] for one in fields]) for name in ("orig_id", "_TYPE"))
+    assert kinds.equal(graph.edata["_TYPE"][original])
+    assert all(data["_N/_TYPE"].equal(graph.ndata["_TYPE"][data["orig_id"]]) for data in found)
+    for frame in (graph.ndata, graph.edata):
+        frame["orig_id"] = torch.arange(len(frame["_TYPE"]))
+        with pytest.raises(ConfigError, match="/orig_id' has the name under which parts have IDs"):
+            partition(graph, tmp_path / "ids", 2)
+        frame["trainer_id"] = frame.pop("orig_id")
+        with pytest.raises(ConfigError, match="'trainer_id', which is to hold trainers"):
+            partition(graph, tmp_path / "trainers", 2, num_trainers_per_machine=2)
+        frame.pop("trainer_id")
 
 
 def test_reshuffling_may_be_asked_for(tmp_path: Path) -> None:

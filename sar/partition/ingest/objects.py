@@ -13,7 +13,6 @@ from sar.partition.graph_data import Array, GraphData, HeteroGraphData, edge_end
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.ingest.open import ONLY_TYPE, from_memory
 
-_OF_DGL = (NID, EID, "inner_node", "inner_edge")
 _NO_FIELDS = ("edge_index", "num_nodes")
 
 
@@ -54,13 +53,14 @@ def _from_dgl(graph: Any) -> GraphSource:
     for etype in graph.canonical_etypes:
         src, dst = graph.edges(form="uv", order="eid", etype=etype)
         edges[etype] = ArrayEdges(as_array(f"{etype}", src), as_array(f"{etype}", dst))
-        edge_data[etype] = _fields(":".join(etype), graph.edges[etype].data)
-    node_data = {ntype: _fields(ntype, graph.nodes[ntype].data) for ntype in graph.ntypes}
+        edge_data[etype] = _fields(":".join(etype), graph.edges[etype].data, (EID, "inner_edge"))
+    node_data = {ntype: _fields(ntype, graph.nodes[ntype].data, (NID, "inner_node")) for ntype in graph.ntypes}
     return GraphSource({ntype: graph.num_nodes(ntype) for ntype in graph.ntypes}, edges, node_data, edge_data)
 
 
-def _fields(kind: str, data: Mapping[str, Any]) -> dict[str, Array]:
-    return {name: as_array(f"{kind}/{name}", data[name]) for name in data if name not in _OF_DGL}
+def _fields(kind: str, data: Mapping[str, Any], of_dgl: tuple[str, str]) -> dict[str, Array]:
+    """The fields but for DGL's own, which its `partition_graph` leaves out as well."""
+    return {name: as_array(f"{kind}/{name}", data[name]) for name in data if name not in of_dgl}
 
 
 def _from_stores(graph: Any) -> GraphSource:

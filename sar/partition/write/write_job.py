@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sar.adapters.dgl.writer.binary_layout import ArraySpec, stored_dtype
+from sar.common_tuples import EID, ORIG_ID
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, index_dtype
@@ -115,7 +116,8 @@ def check_writable(graph: GraphSource, name: str) -> None:
     """Refuse, before anything is written, what DGL's format cannot hold.
 
     Raises:
-        ConfigError: a name with a slash or a colon, a field of the wrong length, or of a type that its files lack.
+        ConfigError: a name with a slash or a colon or of IDs, a field of the wrong length, or of a type that its files
+            lack.
     """
     parts = [name, *graph.num_nodes, *(part for etype in graph.edges for part in etype)]
     unusable = sorted({part for part in parts if not part or "/" in part or ":" in part})
@@ -127,6 +129,8 @@ def check_writable(graph: GraphSource, name: str) -> None:
     data = {**graph.node_data, **{":".join(etype): fields for etype, fields in graph.edge_data.items()}}
     for kind, fields in data.items():
         for key, column in fields.items():
+            if key in (EID, ORIG_ID):
+                raise ConfigError(f"field '{kind}/{key}' has the name under which parts have IDs; choose another one.")
             if kind not in rows:
                 raise ConfigError(f"there is a field '{kind}/{key}', but no type '{kind}'; expected one of {[*rows]}.")
             stored_spec(f"{kind}/{key}", column)
