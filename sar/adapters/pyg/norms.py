@@ -51,7 +51,7 @@ def convert_norms(model: nn.Module) -> nn.Module:
     install()
     model = convert_batchnorm(model)
     for module in model.modules():
-        if isinstance(module, tuple(_OVER_ALL)):
+        if isinstance(module, tuple(OVER_ALL)):
             module.__dict__[_ALWAYS] = True
     return model
 
@@ -65,14 +65,14 @@ _LATEST = "_latest_rows_of_all_workers"
 @cache
 def install() -> None:
     """Let the layers find out whose rows they get."""
-    for kind in _OVER_ALL:
+    for kind in OVER_ALL:
         kind.__call__ = _asking(kind)  # type: ignore[method-assign]  # `forward` would be in the way of TorchScript
 
 
 def _asking(kind: type[nn.Module]) -> Callable[..., Tensor]:
     def call(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         asks = session.is_initialized() and session.world_size() > 1 and isinstance(x, Tensor)
-        run = ask if asks and _takes_statistics(self) else nn.Module.__call__
+        run = ask if asks and takes_statistics(self) else nn.Module.__call__
         out: Tensor = run(self, x, *args, **kwargs)
         return out
 
@@ -81,7 +81,7 @@ def _asking(kind: type[nn.Module]) -> Callable[..., Tensor]:
         given = any(isinstance(value, BatchVector) for value in (*args, *kwargs.values()))
         if given or not _are_of_all_workers(self, kind, len(x)):
             return nn.Module.__call__(self, x, *args, **kwargs)  # type: ignore[no-any-return]
-        self.__dict__["forward"] = partial(_OVER_ALL[kind], self)  # hooks, and what else is of a call, stay
+        self.__dict__["forward"] = partial(OVER_ALL[kind], self)  # hooks, and what else is of a call, stay
         try:
             return nn.Module.__call__(self, x, *args, **kwargs)  # type: ignore[no-any-return]
         finally:
@@ -90,7 +90,7 @@ def _asking(kind: type[nn.Module]) -> Callable[..., Tensor]:
     return call
 
 
-def _takes_statistics(module: Any) -> bool:
+def takes_statistics(module: Any) -> bool:
     """Whether the result for a row depends on other rows."""
     if isinstance(module, norm.BatchNorm):
         return bool(module.allow_single_element and module.training)  # else its module asks
@@ -171,7 +171,7 @@ def _torch_batch_norm(module: nn.BatchNorm1d, x: Tensor) -> Tensor:
     return normalise(module, x, session.current_group())
 
 
-_OVER_ALL: dict[type[nn.Module], Callable[..., Tensor]] = {
+OVER_ALL: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.BatchNorm1d: _torch_batch_norm,
     norm.BatchNorm: _batch_norm,
     norm.HeteroBatchNorm: _by_type,

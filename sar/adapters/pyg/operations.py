@@ -195,11 +195,10 @@ def _cat(values: Sequence[Tensor], dim: int = 0) -> Any:
         loops = numbering.loops
         for value in values:
             if not isinstance(value, NodeNumbers) and not torch.equal(value, loops):
-                found, expected = (
-                    tuple(value.shape),
-                    f"a self-loop of each of this worker's nodes, {tuple(loops.shape)},",
+                found, expected = tuple(value.shape), tuple(loops.shape)
+                raise refuse(
+                    f"cat with plain numbers, {found}, but for self-loops of all of this worker's nodes, {expected},"
                 )
-                raise refuse(f"cat with plain numbers, {found}, but for {expected}")
         return DistributedEdgeIndex.of(torch.cat(numbers, 1), numbering, ours[0].num_dst)
     known = (isinstance(value, NodeNumbers) or any(_are_destinations(value, each) for each in ours) for value in values)
     if isinstance(ours[0], SourceIndex) and all(known):

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch_geometric.nn import LEConv, MessagePassing, aggr, norm
+from torch_geometric.nn import LEConv, MessagePassing, aggr
 
 from sar.adapters.pyg import attention
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, Turned, check_rows
+from sar.adapters.pyg.norms import OVER_ALL, takes_statistics
 from sar.comm.totals import all_max
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
@@ -45,10 +46,6 @@ REDUCERS: dict[type, str] = {
     aggr.MinAggregation: "amin",
     aggr.MulAggregation: "prod",
 }
-
-ACROSS_ROWS: tuple[type, ...] = (_BatchNorm, DistributedBN1D, norm.GraphNorm, norm.GraphSizeNorm)
-ACROSS_ROWS += (norm.HeteroBatchNorm, norm.InstanceNorm, norm.LayerNorm, norm.MeanSubtractionNorm, norm.PairNorm)
-"""Modules of which a row's result depends on the other rows, unless they have running statistics to go by."""
 
 WEIGHTED_SOURCE = Message(Op.MUL, Operand(Target.U, "values"), Operand(Target.E, "weights"), "values")
 
@@ -148,18 +145,17 @@ def _names(code: CodeType) -> tuple[set[str], set[str]]:
 def _sees_all_edges(conv: MessagePassing) -> bool:
     """Whether `message` has to be called once, with all edges: it keeps something, or normalises over them."""
     code = getattr(conv.message, "__code__", None)
-    kept, used = _names(code) if code else (set[str](), set(dir(conv)))
-    if code is None or kept - ({"_alpha"} if conv.__dict__.get("_returns_weights") is False else set()):
+    if code is None:
+        return True
+    kept, used = _names(code)
+    if kept - ({"_alpha"} if conv.__dict__.get("_returns_weights") is False else set()):
         return True
     parts = [getattr(conv, name, None) for name in used if not hasattr(nn.Module, name)]
     if any(callable(part) and not isinstance(part, nn.Module) for part in parts):  # a method, which may use any module
         parts = [conv]
     modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
     return any(
-        isinstance(module, ACROSS_ROWS)
-        and getattr(module, "mode", "graph") == "graph"  # LayerNorm has others
-        and (module.training or getattr(module, "running_mean", None) is None)
-        for module in modules
+        isinstance(each, (_BatchNorm, DistributedBN1D, *OVER_ALL)) and takes_statistics(each) for each in modules
     )
 
 
