@@ -156,10 +156,11 @@ def deep(graph, data, compiled):
     return {"node out": out, "node x.grad": x.grad, **parameter_gradients(model)}
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.processes("torch.compile"))])
 @pytest.mark.parametrize("world_size", [2, corner(3)])
-def test_a_model_of_many(pool, world_size):
+def test_a_model_of_many(pool, world_size, compiled):
     parts = random_parts(world_size)
-    check(pool, parts, random_data(parts, torch.float64), [(deep, (False,)), (deep, (True,))], (1,))
+    check(pool, parts, random_data(parts, torch.float64), [(deep, (compiled,))], (1,))
 
 
 def of_this_worker(graph, data):
