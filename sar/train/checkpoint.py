@@ -154,6 +154,8 @@ def load_checkpoint(
             try:
                 if model is not None:
                     model.load_state_dict(shared["model"])
+                for into, state in zip(optimizers, shared["optimizers"], strict=True):
+                    _check_settings(into, state)
                 for into, state in zip(others, shared["optimizers"] + part["loaders"], strict=True):
                     into.load_state_dict(state)
             except CommunicationError:
@@ -210,6 +212,14 @@ def _embeddings(
     inside = [] if model is None else [module for module in model.modules() if isinstance(module, DistEmbedding)]
     found = dict.fromkeys([*given, *(emb for optimizer in sparse for emb in optimizer.embeddings), *inside])
     return [(emb, [optimizer for optimizer in sparse if emb in optimizer.embeddings]) for emb in found]
+
+
+def _check_settings(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Refuse the state of another kind of optimizer, which torch takes."""
+    for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        unknown, lacking = saved.keys() - own.keys(), own.keys() - saved.keys()
+        if unknown and lacking:  # another release of torch, or a scheduler, adds settings or lacks them
+            raise ValueError(f"the saved optimizer has {sorted(unknown)}, {type(optimizer).__name__} {sorted(lacking)}")
 
 
 def _without_rows(optimizer: Optimizer) -> dict[str, Any]:

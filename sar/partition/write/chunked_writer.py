@@ -36,7 +36,8 @@ def write_chunked(
         The `metadata.json`, with both spellings of the counts (`_per_chunk` and `_per_type`).
 
     Raises:
-        ConfigError: the folder has a `metadata.json`, or the number of chunks is no positive one.
+        ConfigError: the folder has a `metadata.json`, or a file with the name of a chunk; or the number of chunks is no
+            positive one.
         PartitionError: the disk is full.
     """
     graph, folder = from_object(graph), Path(folder)
@@ -73,6 +74,10 @@ def write_chunked(
             "edge_data": {key: fields for key, fields in edge_data.items() if fields},
         }
         file.write_text(json.dumps(content, indent=2))  # last, so that half a graph is not taken for one
+    except FileExistsError as error:
+        raise ConfigError(
+            f"'{error.filename}' is there already, and nothing is overwritten; name another directory."
+        ) from error
     except OSError as error:
         raise PartitionError(f"cannot write to '{folder}' ({error.strerror}); make room there.") from error
     return file
@@ -89,7 +94,7 @@ def _write_edges(source: EdgeSource, folder: Path, stem: str, counts: list[int])
     chunks = source.chunks(_PAIRS)
     src = dst = np.empty(0, np.int64)
     for name, count in zip(files, counts, strict=True):
-        with (folder / name).open("wb") as file:
+        with (folder / name).open("xb") as file:
             while count:
                 if not len(src):
                     src, dst = next(chunks)
@@ -123,7 +128,7 @@ def _write_npy(path: Path, column: Column, first: int, count: int) -> None:
     shape = count, *column.shape[1:]
     header = {"descr": np.lib.format.dtype_to_descr(column.dtype), "fortran_order": False, "shape": shape}
     step = max(1, _SLICE_BYTES // max(1, prod(column.shape[1:]) * column.dtype.itemsize))
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(first, first + count, step):
             rows = column[start : min(start + step, first + count)]
