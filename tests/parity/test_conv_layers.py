@@ -3,10 +3,13 @@
 `layer_table.py` makes the table of docs/layers.md from what passes here.
 """
 
+from functools import partial
+
 import dgl.nn.pytorch as dglnn
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_hook
 
 import sar
 from tests.graphs import EdgeList, PartitionedGraph, partition_in_memory, random_graph
@@ -95,6 +98,49 @@ def test_python_functions_in_many_tiles(pool, world_size):
     cases = [(conv_gradients, (name,)) for name in names]
     settings = {"comm_buffer_bytes": 1000, "pipeline_depth": 2}
     check(pool, parts, random_data(parts, torch.float64), cases, (1, 2), settings, timeout=120)
+
+
+def twice_of(forward, x):
+    return 2 * forward(x)
+
+
+CHANGES = {
+    "forward hook": lambda linear: linear.register_forward_hook(lambda layer, given, made: made.sin()),
+    "forward pre-hook": lambda linear: linear.register_forward_pre_hook(lambda layer, given: given[0].cos()),
+    "backward hook": lambda linear: linear.register_full_backward_hook(lambda layer, into, out: (2 * into[0],)),
+    "backward pre-hook": lambda linear: linear.register_full_backward_pre_hook(lambda layer, out: (2 * out[0],)),
+    "global hook": lambda linear: register_module_forward_hook(
+        lambda layer, given, made: made.sin() if layer is linear else None
+    ),
+    "replaced forward": lambda linear: setattr(linear, "forward", partial(twice_of, linear.forward)),
+    "spectral_norm": torch.nn.utils.spectral_norm,
+    "parametrization": torch.nn.utils.parametrizations.weight_norm,
+}
+"""Of a linear layer, which then is no function of its weight alone."""
+
+
+def with_changed_projection(graph, data, name, change):
+    """An attention layer whose projection of the sources does something more."""
+    if dist.is_initialized():
+        sar.patch_dgl()
+    layer, x = CONVS[name].make().double(), data.leaf("x")
+    linear = layer.fc_src if hasattr(layer, "fc_src") else layer.fc
+    handle = CHANGES[change](linear)
+    out = layer(graph, x)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    if change == "global hook":
+        handle.remove()
+    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_attention_with_a_changed_projection(pool, world_size):
+    """Attention projects again in the backward only where that is sure to give the same."""
+    parts = with_in_edges(world_size)
+    cases = [
+        (with_changed_projection, (name, how)) for name in ("GATConv", "GATv2Conv", "DotGatConv") for how in CHANGES
+    ]
+    check(pool, parts, random_data(parts, torch.float64), cases, (1, 3))
 
 
 def with_state(graph, data, state):
