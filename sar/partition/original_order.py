@@ -23,6 +23,7 @@ from sar.durable import put_in_place
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
+from sar.partition.ingest.objects import as_array
 from sar.partition.once import Once
 from sar.partition.original_ids import Ids, Originals, original_edges, original_nodes
 from sar.partition.stored import tensor_column
@@ -91,16 +92,8 @@ def to_original_order(
 
 def _opened(values: Values, whose: str) -> Column:
     """Rows on disk or in memory, of which slices are read."""
-    if isinstance(values, Tensor):
-        try:
-            return values.detach().cpu().resolve_conj().resolve_neg().numpy()
-        except (TypeError, RuntimeError) as error:
-            form = str(values.dtype).removeprefix("torch.")
-            raise ConfigError(
-                f"the values {whose} are {form}, which .npy files do not have; call .float() on them."
-            ) from error
-    if isinstance(values, np.ndarray):
-        return values
+    if isinstance(values, Tensor | np.ndarray):
+        return as_array(f"values {whose}", values)
     path = Path(values)
     if path.suffix == ".npy":
         try:

@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(tmp_path: Path) 
     with pytest.raises(ConfigError, match="entry 1 of 2 are float64"):
         attempt([values[0], values[1].double()])
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-        with pytest.raises(ConfigError, match=f"are {str(dtype)[6:]}, which"):
+        with pytest.raises(ConfigError, match=f"of entry 0' is {str(dtype)[6:]}, which numpy lacks"):
             attempt([value.to(dtype) for value in values])
     with pytest.raises(ConfigError, match=r"missing.npy' cannot be read"):
         attempt([values[0], tmp_path / "missing.npy"])
