@@ -132,11 +132,12 @@ class Deep(nn.Module):
     def __init__(self):
         super().__init__()
         self.norms = nn.ModuleList([pyg.GraphNorm(6), pyg.BatchNorm(6), pyg.LayerNorm(6)])
+        self.edge = pyg.EdgeConv(nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6)))  # over all edges
         self.gin = pyg.GINConv(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6)))
         self.block = pyg.DeepGCNLayer(pyg.GCNConv(6, 6), pyg.PairNorm(), nn.ReLU(), block="res+", ckpt_grad=True)
 
     def forward(self, x, edge_index):
-        h = self.gin(self.norms[0](x), edge_index)
+        h = self.gin(self.norms[0](self.edge(x, edge_index)), edge_index)
         h = self.block(self.norms[1](h), edge_index)
         return checkpoint(self.norms[2], h, use_reentrant=False)
 
