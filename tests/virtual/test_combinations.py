@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import sar
+from sar.comm import session
 from tests.virtual.virtual_pool import VirtualPool
 
 SIZE = 2**16
@@ -105,7 +106,17 @@ def test_unseen_writes(place):
 
 
 def copied_deeply(tensor):
-    return copy.deepcopy({"average": tensor, "all": [tensor, tensor[1:]]})["all"][0]
+    return copy.deepcopy({"average": tensor})["average"]
+
+
+def averaged(tensor):
+    """As in an exponential moving average of a model."""
+    model = torch.nn.Embedding.from_pretrained(tensor.view(-1, 4), freeze=False)
+    passes()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    passes()
+    average.update_parameters(model)
+    return average.module.weight.detach().flatten()
 
 
 def pickled(tensor):
@@ -123,8 +134,8 @@ def saved_in_the_background(tensor):
     found, go = [], threading.Event()
     thread = threading.Thread(target=lambda: (go.wait(), found.append(saved(tensor))))
     thread.start()
-    passes()
     go.set()
+    passes()
     thread.join()
     return found[0]
 
@@ -215,13 +226,14 @@ def with_data_replaced(tensor):
 
 
 LOOKS = [
-    copied_deeply, pickled, saved, saved_in_the_background, read_by_a_thread_meanwhile, listed,
+    copied_deeply, averaged, pickled, saved, saved_in_the_background, read_by_a_thread_meanwhile, listed,
     viewed_by_numpy, in_shared_memory, in_a_forked_process, after_another_size, with_data_replaced,
 ]  # fmt: skip
 
 
 def looked_at(place):
-    tensor = numbers()
+    with session.current_group().guard():  # as what calls return is made
+        tensor = numbers()
     passes()
     found = LOOKS[place](tensor)
     passes()
