@@ -13,7 +13,7 @@ from torch.nn import functional
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, Tile
-from sar.common_tuples import NTYPE, ORIG_ID, CanonicalEtype, PartitionData
+from sar.common_tuples import EID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
 from sar.core.constants import Constants
 from sar.core.partition_data import (
     Shard,
@@ -45,6 +45,8 @@ class Relation:
     plan: the halo lists of all workers, as the exchange needs them.
     num_src, num_dst: this worker's nodes of source and destination type.
     in_degrees, out_degrees: (num_dst,) and (num_src,) int64; out-degrees count the edges into all workers.
+    message_order: (E,) integer, ascending in the order in which a node's messages come to Python reduce functions: the
+        edges' original IDs, or else their IDs.
     constants: kept results of calls on operands that do not change. This and the other caches are no arguments, so that
         `dataclasses.replace` makes new ones: no relation can take over what was kept of another.
     """
@@ -58,6 +60,7 @@ class Relation:
     num_edges_global: int
     in_degrees: Tensor
     out_degrees: Tensor
+    message_order: Tensor
     constants: Constants = field(init=False, default_factory=Constants)
     _tiles: dict[int, dict[Tile, EdgeBlock]] = field(init=False, default_factory=dict)  # by size, the latest used last
     _in_place: dict[int, EdgeBlock] = field(init=False, default_factory=dict)  # by part
@@ -94,9 +97,11 @@ class Relation:
 
     @cached_property
     def in_edges(self) -> tuple[Tensor, Tensor]:
-        """In-edges by destination: (N_dst + 1,) offsets, and (E,) edge IDs, int64, each node's in the visible order."""
+        """In-edges by destination: (N_dst + 1,) offsets, and (E,) edge IDs, int64, each node's by `message_order`."""
         destinations = torch.cat([block.destinations(0, block.num_edges) for block in self.blocks])
-        return functional.pad(self.in_degrees.cumsum(0), (1, 0)), torch.argsort(destinations, stable=True)
+        edges = torch.argsort(self.message_order, stable=True)
+        edges = edges[torch.argsort(destinations[edges], stable=True)]
+        return functional.pad(self.in_degrees.cumsum(0), (1, 0)), edges
 
     def inverse_degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
         """1 / in-degree, 1 without in-edges: (N_dst, 1, ...) with `dims` trailing dimensions; made once and kept."""
@@ -119,6 +124,7 @@ class Relation:
             plan=self.plan.to(device),
             in_degrees=self.in_degrees.to(device),
             out_degrees=self.out_degrees.to(device),
+            message_order=self.message_order.to(device),
         )
 
 
@@ -285,8 +291,9 @@ def build_structure(
         graph = agree_on_graph(data, group)
         relations, features = [], []
         for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
-            relations.append(_build_relation(graph, etype, shards, num_edges_global))
-            features.append(join_features(shards))
+            columns = join_features(shards)
+            relations.append(_build_relation(graph, etype, shards, num_edges_global, message_order(columns)))
+            features.append(columns)
         check_edge_ids(list(graph.shards.values()), group)
         ranges, nodes = list(data.node_ranges), graph.nodes
         original = data.node_features.get(ORIG_ID)
@@ -294,6 +301,12 @@ def build_structure(
             group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph, original
         )
         return structure, features
+
+
+def message_order(columns: dict[str, Tensor]) -> Tensor:
+    """`Relation.message_order` of edges with these fields: that of DGL on the whole graph, where the data tells it."""
+    original = columns.get(ORIG_ID)  # or a field of that name of the user's
+    return original if original is not None and original.dtype == torch.int64 and original.dim() == 1 else columns[EID]
 
 
 def digest(text: str) -> str:
@@ -316,7 +329,9 @@ def _number_within_types(data: PartitionData, part: int) -> tuple[dict[str, Tens
     return ids_by_type, positions
 
 
-def _build_relation(graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int) -> Relation:
+def _build_relation(
+    graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int, order: Tensor
+) -> Relation:
     index, part, device, ranges = graph.index, graph.part, graph.device, graph.data.node_ranges
     num_src, num_dst = graph.nodes.counts[etype[0]], graph.nodes.counts[etype[2]]
     blocks, halos, offset = [], [], 0
@@ -343,4 +358,4 @@ def _build_relation(graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shar
     for block in blocks:
         in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
     plan = HaloPlan.agreed(graph.group, send_rows, halos, num_src, f"{etype}")
-    return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, own_degrees)
+    return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, own_degrees, order)

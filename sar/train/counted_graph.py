@@ -68,6 +68,7 @@ def _relation(counts: GraphCounts, relation: RelationCounts, worker: int, group:
         num_edges_global=sum(map(sum, relation.edges)),
         in_degrees=_ids(nodes[destination], torch.int64),
         out_degrees=_ids(nodes[source], torch.int64),
+        message_order=_ids(offset, torch.int64),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sar
-from tests.parity.harness import assert_close, build, deal, random_data
+from tests.parity.harness import assert_close, build, check, deal, random_data
 from tests.parity.programs import gated, largest, pairwise
 from tests.parity.scenarios import SCENARIOS
 
@@ -127,3 +127,25 @@ def test_the_mean_after_added_self_loops(pool, world_size):
         x = data.leaf("x")
         mean(graph, x).sum().backward()
         assert_close(torch.cat([found[number] for found in results]), x.grad)
+
+
+def messages_in_order(graph, data):
+    """A reduce function in which the order of the messages matters, on graphs with other self-loops."""
+
+    def reduce(nodes):
+        place = torch.arange(1.0, nodes.mailbox["m"].shape[1] + 1, dtype=torch.float64)
+        return {"out": (nodes.mailbox["m"] / place[:, None]).sum(1)}
+
+    made = {}
+    for name in ("remove_self_loop", "add_self_loop"):
+        graph = getattr(graph, name)()
+        graph.ndata["h"] = data.nodes["x"]
+        graph.update_all(fn.copy_u("h", "m"), reduce)
+        made[f"node {name}"] = graph.ndata["out"]
+    return made
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_messages_come_in_the_order_of_the_input_graph(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(messages_in_order, ())], (1,))

@@ -16,6 +16,7 @@ from torch_geometric import utils
 from torch_geometric.nn import aggr
 
 import sar
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from tests.graphs import partition_in_memory, random_graph
 from tests.parity.harness import MODES, Data, Results, check, parameter_gradients, random_data, weighted_sum
 from tests.parity.scenarios import scattered
@@ -85,7 +86,10 @@ def with_pair_and_weight(layer: nn.Module, x: Tensor, edges: Tensor, data: Data)
 
 
 def sorted_by_destination(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
-    return layer(x, edges[:, edges[1].argsort(stable=True)])
+    """By destination, and by the IDs that the edges had in the input, which are one machine's columns."""
+    ids = edges.graph.edata["orig_id"] if isinstance(edges, DistributedEdgeIndex) else torch.arange(edges.size(1))
+    order = ids.argsort()
+    return layer(x, edges[:, order[edges[1][order].argsort(stable=True)]])
 
 
 def twice(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:

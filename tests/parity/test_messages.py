@@ -144,7 +144,7 @@ def test_messages(pool, world_size, operator):
     def property_holds(drawn):
         parts, data, options, config = drawn
         cases = [(aggregate, (message, reducer, *options)) for message in messages for reducer in (*REDUCERS, None)]
-        check(pool, parts, data, cases, settings=config)
+        check(pool, parts, data, cases, settings=config, visible_order=True)
 
     property_holds()
 

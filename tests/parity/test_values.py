@@ -58,7 +58,7 @@ def test_values(pool, world_size, draw):
 def test_ties(pool, world_size):
     parts = SCENARIOS["isolated"](world_size)
     cases = [(aggregate, (message, reducer, "uve", True)) for message in MESSAGES for reducer in ("max", "min")]
-    check(pool, parts, message_data(parts, few_values), cases)
+    check(pool, parts, message_data(parts, few_values), cases, visible_order=True)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -146,7 +146,8 @@ def test_half_precision_is_rounded_once(pool, world_size, dtype):
     cases += [(aggregate, (message, reducer, "uve")) for message in binary for reducer in ("sum", "mean", None)]
     # Which of two messages is larger may depend on their rounding, and with it where the gradient goes.
     cases += [(aggregate, (message, reducer, "")) for message in binary for reducer in ("max", "min")]
-    check(pool, parts, data, cases, reference_data=exact, tolerance=2 * torch.finfo(dtype).eps)
+    tolerance = 2 * torch.finfo(dtype).eps
+    check(pool, parts, data, cases, reference_data=exact, tolerance=tolerance, visible_order=True)
 
 
 def many_summands(graph, data):

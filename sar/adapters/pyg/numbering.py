@@ -123,7 +123,8 @@ class Numbering:
             blocks.append(EdgeBlock.from_coo(cols, dst[rows], num_src, num_dst, edge_offset=offset))
             offset += count
         degrees = count_ids(dst, num_dst)
-        relation = replace(old, blocks=blocks, num_dst=num_dst, in_degrees=degrees, num_edges_global=-1)
+        relation = replace(old, blocks=blocks, num_dst=num_dst, in_degrees=degrees, message_order=order)
+        relation = replace(relation, num_edges_global=-1)
         return self._graph_of(relation, len(src), num_dst), order
 
     def _graph_of(self, relation: Relation, num_edges: int, num_dst: int) -> GraphShardManager:

@@ -21,7 +21,7 @@ from sar.common_tuples import CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.graph.in_edges import expand_runs
 from sar.core.partition_data import Shard, check_edge_ids, join_features
-from sar.core.relation import AgreedGraph, NodeSet, Relation, Structure, agree_on_graph, digest
+from sar.core.relation import AgreedGraph, NodeSet, Relation, Structure, agree_on_graph, digest, message_order
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock
 from sar.kernels.id_slices import number_distinct
@@ -262,4 +262,5 @@ def _make_relation(
     for rows, counts in zip(send_rows, edges.read_counts, strict=True):
         out_degrees.index_add_(0, rows, counts)
     plan = HaloPlan.agreed(graph.group, send_rows, edges.halos, len(sources), f"{etype}")
-    return Relation(etype, blocks, edges.halos, plan, len(sources), num_dst, num_edges_global, in_degrees, out_degrees)
+    total, order = num_edges_global, message_order(edges.features)
+    return Relation(etype, blocks, edges.halos, plan, len(sources), num_dst, total, in_degrees, out_degrees, order)

@@ -80,16 +80,17 @@ def _with_own_edges(
     num_src, num_dst = relation.num_src, relation.num_dst
     in_growth = count_ids(edges.dst, num_dst) - count_ids(before.dst, num_dst)
     out_growth = count_ids(edges.cols, num_src) - count_ids(before.cols, num_src)
+    everything = torch.arange(relation.num_edges, device=edges.dst.device)
+    end = old.edge_offset + old.num_edges
+    positions = torch.cat([everything[: old.edge_offset], edges.positions, everything[end:]])
     changed = replace(
         relation,
         blocks=[*relation.blocks[:part], own, *later],
         num_edges_global=relation.num_edges_global + int(total_growth),
         in_degrees=relation.in_degrees + in_growth,
         out_degrees=relation.out_degrees + out_growth,
+        message_order=_moved(relation.message_order, positions, torch.iinfo(torch.int64).max),  # new ones come last
     )
-    everything = torch.arange(relation.num_edges, device=edges.dst.device)
-    end = old.edge_offset + old.num_edges
-    positions = torch.cat([everything[: old.edge_offset], edges.positions, everything[end:]])
     new_ids = edges.dst[edges.positions == NEW] + first_id
     return changed, {name: _moved(column, positions, new_ids if name == EID else 1) for name, column in columns.items()}
 

@@ -81,7 +81,7 @@ class NodeBatch:
     """The destination nodes that a reduce or apply function is called with.
 
     data: fields of the nodes, (N_batch, ...).
-    mailbox: messages of each node's in-edges in the visible order, (N_batch, degree, ...).
+    mailbox: messages of each node's in-edges, (N_batch, degree, ...), in the order of `Relation.message_order`.
     """
 
     def __init__(self, nodes: Tensor, data: Fields, mailbox: Fields | None, ntype: str) -> None:
