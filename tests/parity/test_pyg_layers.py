@@ -209,7 +209,6 @@ def seeds_on_worker(mine, name):
     out = layer((x, x[: len(seeds)]), edges)
     with pytest.raises(GraphError, match="of this worker's"):
         layer((x, x), edges)
-    sar.recover(0)
     bare = sar.pyg.edge_index(sar.construct_mfgs(partition, seeds, 1, keep_seed_nodes=False)[0])
     with pytest.raises(GraphError, match="have numbers of their own"):
         utils.remove_self_loops(bare)
@@ -265,7 +264,6 @@ def other_operations(graph, data):
     changed[1].zero_()
     with pytest.raises(GraphError, match="Changing the destinations in place"):
         pyg.SimpleConv()(x, changed)
-    sar.recover(0)
     for layer in (pyg.SimpleConv, pyg.GCNConv, pyg.GATConv):
         sizes = () if layer is pyg.SimpleConv else (6, 4)
         with pytest.raises(GraphError, match="flow='target_to_source'"):
@@ -298,7 +296,6 @@ def other_rows(graph, data):
             count = f"{len(rows)} rows on a distributed edge_index; expected a row for each of this worker's {len(x)} "
             with pytest.raises(GraphError, match=count):
                 call(rows)
-            sar.recover(0)
     return {}
 
 

@@ -131,10 +131,10 @@ class DistributedEdgeIndex(NodeNumbers):
     @uncompiled
     def at_edges(self, values: Tensor) -> Tensor:
         """The row of each column's source, (E, ...), of values of this worker's nodes, (N_src, ...)."""
+        check_rows("The sources index values of", len(values), self.sides[0])
         graph, _ = self.passes
         passing = graph.passing()
         with graph._structure.group.guard():
-            check_rows("The sources index values of", len(values), self.sides[0])
             if values.is_floating_point():
                 rows = passing.copy_to_edges(values.contiguous())
             else:

@@ -303,8 +303,7 @@ def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return edge_index.sums(conv.message, **kwargs)
         if isinstance(edge_index, DistributedEdgeIndex):
             can_tile = _can_tile(conv)
-            with edge_index.numbering.group.guard():
-                _check_sizes(conv, edge_index, size, kwargs)
+            _check_sizes(conv, edge_index, size, kwargs)
             size = edge_index.sides
         if isinstance(edge_index, DistributedEdgeIndex) and can_tile:
             combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
