@@ -325,3 +325,16 @@ def test_every_convolution_is_here():
 def test_the_table_in_the_docs_is_of_these_layers():
     everything = {name: [1, 2, 3] for name in LAYERS}
     assert pyg_layers.table(everything) in pyg_layers.PAGE.read_text(), "see pyg_layers.py for how to write it"
+
+
+def scripted(mine):
+    """Layers compiled by `torch.jit.script` on plain tensors, once a distributed edge index has been made."""
+    sar.pyg.edge_index(sar.construct_full_graph(mine))
+    x, edges = torch.randn(5, 6), torch.randint(5, (2, 20))
+    for layer in (pyg.GCNConv(6, 4), pyg.SAGEConv(6, 4), pyg.GINConv(torch.nn.Linear(6, 4))):
+        assert torch.equal(torch.jit.script(layer)(x, edges), layer(x, edges))
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_layers_can_still_be_scripted(pool, world_size):
+    pool.run(scripted, per_rank=random_parts(world_size).partitions)

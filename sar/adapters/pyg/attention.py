@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce, wraps
+from functools import reduce
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing, aggr, conv
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from sar.adapters.pyg.guarded import wraps
 from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
 from sar.core.passing.exponentials import PEAKS, by_head

@@ -10,7 +10,7 @@ combined over all workers, with gradients; values handed back concern own nodes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr, pool
 
 from sar.adapters.pyg.edge_index import SourceIndex
-from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly
+from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly, wraps
 from sar.comm import session
 from sar.comm.totals import all_max, all_sum
 from sar.errors import GraphError

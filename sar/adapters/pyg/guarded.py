@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -94,6 +96,21 @@ def plainly(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function with plain tensors."""
     with torch._C.DisableTorchFunctionSubclass():
         return func(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
+
+
+def wraps(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`functools.wraps` of functions that `torch.jit.script` may compile: it takes the source of the original one.
+
+    It looks up names, such as those of types, in the wrapper's module, which gets those of the original one's for this.
+    """
+
+    def decorate(function: Any) -> Callable[..., Any]:
+        names = {**original.__globals__, **function.__globals__}
+        made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+        made.__kwdefaults__ = function.__kwdefaults__
+        return functools.wraps(original)(made)
+
+    return decorate
 
 
 def handler_for(handlers: Handlers, *functions: Any) -> Callable[[Handler], Handler]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import wraps
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch_geometric.nn.conv import han_conv, hgt_conv
 from torch_geometric.utils import get_laplacian
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, Incidence, JoinedEdgeIndex, check_rows
+from sar.adapters.pyg.guarded import wraps
 from sar.comm.collectives import exchange_tensors
 from sar.comm.session import current_group
 from sar.core.empty import views_of_nothing

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from dis import get_instructions
-from functools import cache, wraps
+from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch_geometric.nn import LEConv, MessagePassing, aggr
 
 from sar.adapters.pyg import attention
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, Turned, check_rows
+from sar.adapters.pyg.guarded import wraps
 from sar.adapters.pyg.norms import OVER_ALL, takes_statistics
 from sar.comm.totals import all_max
 from sar.core.collective import CallContext

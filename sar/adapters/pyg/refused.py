@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch_geometric import transforms, utils
 from torch_geometric.nn import models
 
 from sar.adapters.pyg.arguments import are_distributed
+from sar.adapters.pyg.guarded import wraps
 from sar.errors import GraphError
 
 _BEFORE = "Do it before the graph is partitioned"

@@ -6,7 +6,6 @@ Kim and Oh 2021, "How to find your friendly neighborhood".
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric.nn import SuperGATConv
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
+from sar.adapters.pyg.guarded import wraps
 from sar.comm.totals import all_sum
 from sar.errors import GraphError
 from sar.nn.pair_graph import pair_graph
