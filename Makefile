@@ -12,7 +12,7 @@ FAST := test_architecture.py test_graphs.py test_mutants.py comm/test_collective
 # `make test` runs two parts side by side, as most tests use one core: these, and all others. Of the others, those that compile
 # most come last: by then the first part has left the kernels in the cache.
 ENGINE := $(addprefix tests/,kernels core nn parity host adapters)
-COMPILING := $(addprefix tests/,sampling train examples pages benchmarks)
+COMPILING := $(addprefix tests/,sampling train combinations examples pages benchmarks)
 OTHERS := $(filter-out $(ENGINE) $(COMPILING),$(wildcard tests/test_*.py) $(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 PART = $(if $(findstring engine,$@),$(ENGINE),$(OTHERS) $(COMPILING))
 # Tests of the engine, and with `--virtual 1` all that have workers.
