@@ -338,3 +338,29 @@ def scripted(mine):
 @pytest.mark.parametrize("world_size", [1])
 def test_layers_can_still_be_scripted(pool, world_size):
     pool.run(scripted, per_rank=random_parts(world_size).partitions)
+
+
+def trained(step, layer, x, edges):
+    """The result, and the gradients of the input and of the parameters."""
+    x = x.clone().requires_grad_()
+    out = step(x, edges)
+    layer.zero_grad()
+    out.square().sum().backward()
+    return {"out": out, "x": x.grad, **parameter_gradients(layer)}
+
+
+def compiled(mine):
+    graph = sar.construct_full_graph(mine)
+    edges, x = sar.pyg.edge_index(graph), torch.randn(graph.num_nodes(), 6)
+    torch.manual_seed(0)
+    for layer in (pyg.SAGEConv(6, 4), pyg.GCNConv(6, 4), pyg.GATConv(6, 4), pyg.EdgeConv(torch.nn.Linear(12, 4))):
+        torch._dynamo.reset()
+        found = trained(torch.compile(layer, backend="eager"), layer, x, edges)
+        torch.testing.assert_close(found, trained(layer, layer, x, edges), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.processes("torch.compile is refused among virtual workers")
+@pytest.mark.filterwarnings("ignore:Dynamo")
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_layers_can_be_compiled(pool, world_size):
+    pool.run(compiled, per_rank=random_parts(world_size).partitions)
