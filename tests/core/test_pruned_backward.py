@@ -151,11 +151,25 @@ def test_a_parameter_that_is_used_on_some_edges_only(pool, world_size):
 def captured_with_a_hook_by_a_function(graph, data):
     x, w = data.leaf("x"), data.leaf("w")
     scale = nn.Parameter(torch.ones(6, dtype=x.dtype))
-    scale.register_hook(lambda grad: 2 * grad)
+    calls = []
+    scale.register_hook(lambda grad: calls.append(1) or 2 * grad)
     aggregate(graph, lambda edges: {"m": Doubled.apply(edges.src["h"], scale)}, x, w).sum().backward()
+    assert calls == [1]
+    return {"node x.grad": x.grad, "sum scale.grad": scale.grad}
+
+
+def with_a_hook_and_an_attribute(graph, data):
+    x, w = data.leaf("x"), data.leaf("w")
+    layer = nn.Module()
+    layer.scale = nn.Parameter(torch.ones(6, dtype=x.dtype))
+    layer.scale.register_hook(lambda grad: 2 * grad)
+    aggregate(graph, lambda edges: {"m": Doubled.apply(edges.src["h"], layer.scale)}, x, w).sum().backward()
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_a_hook_that_would_run_for_every_tile(pool, world_size):
-    failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), captured_with_a_hook_by_a_function)
+def test_a_hook_runs_once_or_is_refused(pool, world_size):
+    """A function of the user's gets a stand-in of a variable around it, but not of what something else holds."""
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(captured_with_a_hook_by_a_function, ())])
+    failures = fail_on_all_ranks(pool, parts, with_a_hook_and_an_attribute)
     assert any("view_as" in failure.message for failure in failures)

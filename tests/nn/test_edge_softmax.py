@@ -51,7 +51,7 @@ def test_edge_softmax_of_some_edges(pool, world_size, scenario):
     parts = SCENARIOS[scenario](world_size)
     data = random_data(parts, torch.float64)
     data.edges["chosen"] = data.edges["w"].squeeze(1) > 1
-    check(pool, parts, data, [(softmax_of_some_edges, ())], modes=(1, 3))
+    check(pool, parts, data, [(softmax_of_some_edges, ())], modes=(1, 3), visible_order=True)
 
 
 def softmax_of_special_logits(graph, data, norm_by):

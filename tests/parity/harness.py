@@ -184,7 +184,7 @@ def check(
 
     With `reference_data`, of another precision, the results are compared in that precision. Sums of numbers around 1
     may cancel, so errors are measured against `least_scale` where a result is smaller. `visible_order` is for equal
-    extremes, of which the last edge in the visible order gets the gradient.
+    extremes, of which the last edge in the visible order gets the gradient, and for values of some edges only.
     """
     whole = reference_data or data
     if visible_order:

@@ -114,10 +114,10 @@ def test_a_graph_of_one_type(tmp_path: Path, make: Maker, make_typed: Maker) -> 
 @ONE_GRAPH
 def test_a_graph_of_several_types(tmp_path: Path, make: Maker, make_typed: Maker) -> None:
     nodes, edges = typed_fields()
+    graph = make_typed(nodes, edges)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = sar.partition_graph(make_typed(nodes, edges), "graph", 2, tmp_path / "parts", return_mapping=True)
-    orig_nodes, orig_edges = found
+        orig_nodes, orig_edges = sar.partition_graph(graph, "graph", 2, tmp_path / "parts", return_mapping=True)
     assert list(orig_nodes) == ["paper", "author"]
     assert {etype: len(ids) for etype, ids in orig_edges.items()} == dict.fromkeys(edges, 90)
     seen = 0
@@ -130,7 +130,7 @@ def test_a_graph_of_several_types(tmp_path: Path, make: Maker, make_typed: Maker
         _, ids = book.map_to_per_ntype(local.ndata["_ID"])
         kinds, edge_ids = book.map_to_per_etype(local.edata["_ID"])
         ends = torch.stack([ids[end] for end in local.edges(order="eid")])
-        for kind, (source, relation, destination) in enumerate(sorted(edges)):
+        for kind, (source, relation, destination) in enumerate(edges):
             etype = source, relation, destination
             into = orig_edges[etype][book.partid2eids(part, etype)]
             for name in edges[etype].keys() - {"edge_index"}:
