@@ -23,7 +23,6 @@ WHY_NOT = {
     "it publishes",
     "needs Slurm",
     "other tests",
-    "several hosts",
 }
 """Why a block may be left out. Each of these is in use, so nothing is left out for a reason that is gone."""
 
