@@ -57,7 +57,7 @@ def stages_of_a_worker(folder):
         data = sar.load_dgl_partition_data(folder, sar.rank(), "cpu")
         graph = sar.construct_full_graph(data)
         seeds = torch.arange(*data.node_ranges[sar.rank()])
-        sar.DataLoader(graph, seeds, sar.DistNeighborSampler([3]), batch_size=50)
+        sar.DataLoader(graph, seeds, sar.DistNeighborSampler([3]), batch_size=50, precompute_optimized_batches=True)
         return lines, graph.num_nodes(), graph.num_edges()
     finally:
         sar.logger.removeHandler(keep)

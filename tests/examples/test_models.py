@@ -227,7 +227,7 @@ def rgcn(data: HeteroGraphData, json_file: Path, num_parts: int, arguments: Any)
     leaves = {ntype: nn.Parameter(rows) for ntype, rows in x.items()}
     torch.manual_seed(0)
     num_classes = int(labels.max()) + 1
-    model = example("rgcn").RGCN(sorted(edges), target, arguments.hidden, num_classes, arguments.layers)
+    model = example("rgcn").RGCN(list(edges), target, arguments.hidden, num_classes, arguments.layers)
     return train_alone(model, (graph, leaves), labels, train, arguments, leaves.values())
 
 
