@@ -97,7 +97,7 @@ class DistributedBN1D(nn.Module):
 def convert_batchnorm(model: nn.Module) -> nn.Module:
     """Replace every `torch.nn.BatchNorm1d` in a model by a `DistributedBN1D` with its parameters and statistics.
 
-    The parameters stay the same objects, so that an optimizer made before goes on with them.
+    The parameters stay the same objects, so that an optimizer made before goes on with them; hooks stay, too.
 
     Args:
         model: changed in place; or a `BatchNorm1d` itself.
@@ -136,6 +136,9 @@ def _converted(module: nn.BatchNorm1d) -> DistributedBN1D:
     norm.weight, norm.bias = module.weight, module.bias
     norm.running_mean, norm.running_var = module.running_mean, module.running_var
     norm.num_batches_tracked = module.num_batches_tracked
+    for name, hooks in vars(module).items():
+        if "_hook" in name:  # as torch names all of them; the same objects, so that their handles still remove them
+            setattr(norm, name, hooks)
     return norm.train(module.training)
 
 

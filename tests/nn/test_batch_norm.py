@@ -190,6 +190,21 @@ def test_convert_batchnorm_keeps_parameters_statistics_and_settings():
     assert type(sar.convert_batchnorm(nn.BatchNorm1d(3))) is sar.DistributedBN1D
 
 
+def test_convert_batchnorm_keeps_hooks():
+    model = nn.Sequential(nn.BatchNorm1d(3, affine=False)).eval()
+    seen = []
+    handle = model[0].register_forward_hook(lambda module, args, out: out * 2)
+    model[0].register_forward_pre_hook(lambda module, args, kwargs: ((args[0] + 1,), kwargs), with_kwargs=True)
+    model[0].register_full_backward_hook(lambda *given: seen.append(given))
+    x = torch.randn(4, 3, requires_grad=True)
+    expected = model(x)
+    assert torch.equal(sar.convert_batchnorm(model)(x), expected)
+    model(x).sum().backward()
+    assert len(seen) == 1
+    handle.remove()
+    assert torch.equal(model(x), expected / 2)
+
+
 @pytest.mark.parametrize("other", [nn.BatchNorm2d(4), nn.LazyBatchNorm1d()], ids=lambda norm: type(norm).__name__)
 def test_convert_batchnorm_refuses_other_dimensions(other):
     model = converted_model(other)
