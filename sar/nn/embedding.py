@@ -132,8 +132,9 @@ class DistEmbedding(nn.Module):
             own = self.weight.detach()
             rows = torch.cat(exchange_tensors([own[self._owners.rows(ids)] for ids in asked])).to(own.device)
         if torch.is_grad_enabled() and self.weight.requires_grad:
+            rows = rows.to(accumulation_dtype(rows.dtype))  # in which gradients of repeated rows add up
             rows.requires_grad_().register_post_accumulate_grad_hook(partial(self._remember, wanted))
-        return rows[place]
+        return rows[place].to(self.weight.dtype)
 
     @torch.no_grad()
     def sum_gradients(self) -> tuple[Tensor, Tensor] | None:
@@ -177,6 +178,8 @@ class DistEmbedding(nn.Module):
     def forget_gradients(self) -> None:
         """Set gradients to None, as `zero_grad` of the optimizers does."""
         self.weight.grad = None
+        for lookup in self._lookups.values():
+            lookup.rows.grad = None  # a graph that was retained reaches them again
         self._lookups.clear()
 
     def save(

@@ -306,3 +306,28 @@ def test_wrong_arguments(pool):
     for failure, word in zip(failures, words, strict=True):
         assert "SarError" in require(failure).bases
         assert word in failure.message
+
+
+def gradients(partition, dtype, again):
+    """Of this worker's rows, where every worker looks one up 600 times; `again`, of the second backward of a graph."""
+    graph = sar.construct_full_graph(partition)
+    emb = sar.nn.DistEmbedding(graph, DIM, dtype=dtype)
+    optimizer = sar.nn.SparseAdam([emb])
+    loss = emb(torch.full((600,), 1)).sum(dtype=torch.float64)
+    if again:
+        loss.backward(retain_graph=True)
+        optimizer.zero_grad()
+    loss.backward()
+    rows, grads = emb.sum_gradients()
+    return torch.zeros(len(emb.weight), DIM).index_copy(0, rows, grads.float())
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_gradients_of_rows_looked_up_often(pool, world_size, dtype, again):
+    """In bfloat16 256 + 1 is 256; what was forgotten does not come back with a graph that is retained."""
+    parts = parts_of(COUNTS[world_size])
+    expected = torch.zeros(parts.num_nodes, DIM)
+    expected[1] = 600 * world_size
+    assert_close(torch.cat(pool.run(gradients, dtype, again, per_rank=parts.partitions)), expected.to(dtype).float())
