@@ -3,6 +3,7 @@
 import threading
 from typing import Any, Final
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +20,12 @@ def flat(tensor: Tensor | None) -> NDArray[Any]:
     """The elements of a tensor, row after row; shares its memory where that is contiguous."""
     assert tensor is not None
     return resolved(tensor).contiguous().detach().numpy().reshape(-1)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The elements of a tensor on any device, row after row, as bytes, for checksums."""
+    rows = resolved(tensor.detach()).cpu().contiguous()
+    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).numpy().data  # one element may have any stride
 
 
 def settled(tensor: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sar.config import Config
 from sar.errors import DisagreementError
 from sar.logging_setup import logger
+from sar.raw_memory import as_bytes
 
 NOT_STEPPED: Final = 0
 NOT_CHECKED: Final = 1
@@ -155,7 +156,7 @@ class Replicas:
 
     def _stepped_now(self, parameter: Parameter, place: str) -> _Stepped:
         shape = described(parameter)
-        checksum = zlib.crc32(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        checksum = zlib.crc32(as_bytes(parameter))
         if parameter not in self._shared:
             return _Stepped(shape, f"{place}, {shape},", [], checksum)
         name, seen_by = self._shared[parameter]

@@ -13,7 +13,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import InEdges, in_edges
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
-from sar.raw_memory import resolved
+from sar.raw_memory import as_bytes
 from sar.sampling.batch import Batch, SamplingMethod, SamplingSource, random_key, sample_batch
 from sar.sampling.batch_features import fill_cache
 from sar.sampling.seeds import check_seeds, global_ids
@@ -203,4 +203,4 @@ def _state_of(field: Tensor) -> int:
 
 
 def _checksum(field: Tensor) -> int:
-    return zlib.crc32(resolved(field).detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return zlib.crc32(as_bytes(field))

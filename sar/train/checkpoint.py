@@ -28,7 +28,7 @@ from sar.nn.embedding import DistEmbedding
 from sar.nn.node_rows import check_count, find_rows
 from sar.nn.sparse_optimizers import SparseOptimizer
 from sar.nn.versions import SHARED, Version, newest_version, write_version
-from sar.raw_memory import resolved
+from sar.raw_memory import as_bytes
 from sar.train.early_stopping import copied_state
 
 
@@ -265,7 +265,7 @@ def _digest(value: Any) -> int:
     kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
     found = hashlib.blake2b(kind.encode(), digest_size=8)
     if isinstance(value, Tensor):
-        found.update(resolved(value.detach()).cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        found.update(as_bytes(value))
     return int.from_bytes(found.digest(), "little", signed=True)
 
 
