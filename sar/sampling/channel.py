@@ -68,6 +68,8 @@ class _MappingReader(pickle.Unpickler):
     def persistent_load(self, place: Any) -> Tensor:
         begin, dtype, shape = place
         size = dtype.itemsize * torch.Size(shape).numel()
+        if not size:  # nothing was written, so the file may end before
+            return torch.empty(shape, dtype=dtype)
         return self._contents[begin : begin + size].view(dtype).view(shape)
 
 

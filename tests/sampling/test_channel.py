@@ -29,6 +29,7 @@ def message():
             "scalar": torch.tensor(3.5, dtype=torch.float64),
             "no rows": torch.empty(0, 7),
             "parameter": torch.ones(3, requires_grad=True),
+            "no rows at the end": torch.empty(0, 7, dtype=torch.complex128),
         },
     )
 
