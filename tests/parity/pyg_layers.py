@@ -175,6 +175,13 @@ class Keeping(pyg.SimpleConv):
         return x_j * self.kept
 
 
+class OfHalves(pyg.GCNConv):
+    """Messages see as many columns as decomposed layers give them; `factor` has a default."""
+
+    def message(self, x_j: Tensor, edge_weight: Tensor, factor: float = 2.0) -> Tensor:
+        return factor * edge_weight.view(-1, 1) * x_j.softmax(-1)
+
+
 def gps(norm: str | None) -> nn.Module:
     return pyg.GPSConv(IN, pyg.GCNConv(IN, IN), 2, norm=norm, attn_type="performer", attn_kwargs={"head_channels": 4})
 
@@ -220,6 +227,8 @@ LAYERS: dict[str, Layer] = {
     "GCNConv no loops": Layer(lambda: pyg.GCNConv(IN, OUT, add_self_loops=False), plain),
     "GCNConv unnormalised": Layer(lambda: pyg.GCNConv(IN, OUT, normalize=False), weighted),
     "GCNConv batched": Layer(lambda: pyg.GCNConv(IN, OUT), batched),
+    "GCNConv default": Layer(lambda: OfHalves(IN, OUT), weighted),
+    "GCNConv decomposed": Layer(lambda: OfHalves(IN, OUT, decomposed_layers=2), weighted),
     "ChebConv": Layer(lambda: pyg.ChebConv(IN, OUT, 3), plain),
     "ChebConv greatest": Layer(lambda: pyg.ChebConv(IN, OUT, 3, normalization=None), weighted),
     "ChebConv rw": Layer(lambda: pyg.ChebConv(IN, OUT, 3, normalization="rw"), with_lambda),
@@ -315,6 +324,7 @@ LAYERS: dict[str, Layer] = {
     "ClusterGCNConv": Layer(lambda: pyg.ClusterGCNConv(IN, OUT, diag_lambda=0.3), plain),
     "GENConv softmax": Layer(lambda: pyg.GENConv(IN, OUT, aggr="softmax", learn_t=True, edge_dim=6), with_edges),
     "GENConv powermean": Layer(lambda: pyg.GENConv(IN, OUT, aggr="powermean", learn_p=True, norm="layer"), plain),
+    "GENConv mean": Layer(lambda: pyg.GENConv(IN, OUT, aggr="mean", norm="layer"), plain),
     "GENConv max": Layer(lambda: pyg.GENConv(IN, OUT, aggr="max", msg_norm=True), plain),
     "GCN2Conv": Layer(lambda: pyg.GCN2Conv(IN, 0.1, 0.5, 1), with_initial_and_weight),
     "GCN2Conv not shared": Layer(lambda: pyg.GCN2Conv(IN, 0.1, shared_weights=False), with_initial),

@@ -120,7 +120,7 @@ def message(layer: MessagePassing, batch: EdgeBatch, given: dict[str, Any]) -> d
     with _asked.set_to((batch, exponentials)):
         if isinstance(given.get("alpha"), Weights):
             given["alpha"] = layer.edge_update(**{name: given[name] for name in parameters(layer, "edge_update")})
-        made = layer.message(**{name: given[name] for name in parameters(layer, "message")})
+        made = layer.message(**{name: given[name] for name in parameters(layer, "message") if name in given})
     if isinstance(layer.__dict__.get("_alpha"), Tensor):
         layer._alpha = layer._alpha.new_empty(0)  # weights to return, which are none
     sent = {"message": made.movedim(layer.node_dim, 0)}

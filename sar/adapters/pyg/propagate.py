@@ -182,6 +182,7 @@ def _can_tile(conv: MessagePassing) -> bool:
     updates = conv.inspector.get_param_names("update")
     return (
         type(combine) in REDUCERS
+        and conv.decomposed_layers == 1
         and getattr(conv.aggregate, "__func__", None) is MessagePassing.aggregate
         and not _sees_all_edges(conv)
         and not conv.explain
@@ -245,12 +246,13 @@ def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Argumen
 def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments, reducer: str) -> bool:
     """Whether messages are the sources' values, times a weight of the edge where there is one: as built-in ones are.
 
-    So are those of all layers of PyTorch Geometric whose `message` has just these arguments.
+    So are those of all layers of PyTorch Geometric whose `message` takes just these arguments, given or not.
     """
     x = arguments.src.get("x_j")
     given = {name for name, value in arguments.others.items() if value is not None}
     return (
         conv.message.__module__.startswith("torch_geometric.nn.")
+        and {*attention.parameters(conv, "message")} <= {"x_j", "edge_weight", "norm", "edge_type_ptr"}
         and reducer in ("sum", "mean")
         and x is not None
         and x.is_floating_point()
