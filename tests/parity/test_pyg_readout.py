@@ -164,6 +164,25 @@ def test_a_model_of_many(pool, world_size, compiled):
     check(pool, parts, random_data(parts, torch.float64), [(deep, (compiled,))], (1,))
 
 
+class Scaled(nn.BatchNorm1d):
+    def forward(self, rows, x):
+        return super().forward(rows) * x
+
+
+def named_arguments(graph, data):
+    """Arguments by name, under whatever name a class of one's own has given them."""
+    edges, x = edges_of(graph), data.nodes["x"]
+    out = Model(lambda rows: nn.BatchNorm1d(6).double()(input=rows))(edges, x, ())
+    kept = nn.BatchNorm1d(6).double().eval()(input=x)
+    return {"node out": out, "node kept": kept, "node scaled": Scaled(6).double().eval()(rows=x, x=x)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_named_arguments(pool, world_size):
+    parts = random_parts(world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(named_arguments, ())], (1,))
+
+
 def of_this_worker(graph, data):
     """Edges of this worker alone: on one worker and not the others, which are not waited for, and without a word."""
     edges, x = edges_of(graph), data.nodes["x"]

@@ -70,20 +70,21 @@ def install() -> None:
 
 
 def _asking(kind: type[nn.Module]) -> Callable[..., Tensor]:
-    def call(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        asks = session.is_initialized() and session.world_size() > 1 and isinstance(x, Tensor)
-        run = ask if asks and takes_statistics(self) else nn.Module.__call__
-        out: Tensor = run(self, x, *args, **kwargs)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        asks = session.is_initialized() and session.world_size() > 1 and takes_statistics(self)
+        out: Tensor = (ask if asks else nn.Module.__call__)(self, *args, **kwargs)
         return out
 
     @uncompiled
-    def ask(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        given = any(isinstance(value, BatchVector) for value in (*args, *kwargs.values()))
-        if given or not _are_of_all_workers(self, kind, len(x)):
-            return nn.Module.__call__(self, x, *args, **kwargs)  # type: ignore[no-any-return]
+    def ask(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        values = (*args, *kwargs.values())  # those of a class of one's own may have other names
+        given = any(isinstance(value, BatchVector) for value in values)
+        x = next((value for value in values if isinstance(value, Tensor)), None)
+        if given or x is None or not _are_of_all_workers(self, kind, len(x)):
+            return nn.Module.__call__(self, *args, **kwargs)  # type: ignore[no-any-return]
         self.__dict__["forward"] = partial(OVER_ALL[kind], self)  # hooks, and what else is of a call, stay
         try:
-            return nn.Module.__call__(self, x, *args, **kwargs)  # type: ignore[no-any-return]
+            return nn.Module.__call__(self, *args, **kwargs)  # type: ignore[no-any-return]
         finally:
             del self.__dict__["forward"]
 
@@ -167,8 +168,8 @@ def _batch_norm(module: Any, x: Tensor) -> Tensor:
     return out
 
 
-def _torch_batch_norm(module: nn.BatchNorm1d, x: Tensor) -> Tensor:
-    return normalise(module, x, session.current_group())
+def _torch_batch_norm(module: nn.BatchNorm1d, input: Tensor) -> Tensor:
+    return normalise(module, input, session.current_group())
 
 
 OVER_ALL: dict[type[nn.Module], Callable[..., Tensor]] = {
