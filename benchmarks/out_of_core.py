@@ -29,7 +29,7 @@ from benchmarks.graphs import GeneratedSize, Prepared, prepare
 from benchmarks.limits import control_group
 from benchmarks.models import HIDDEN, MODELS
 from benchmarks.out_of_core_training import EPOCH, IMPORTED
-from sar.comm.virtual.spill import disk_bandwidth
+from sar.outofcore.spill import disk_bandwidth
 
 SAMPLE_SECONDS = 0.003
 LIMIT_SECONDS = 900

@@ -17,8 +17,8 @@ import sar
 from benchmarks.limits import join
 from benchmarks.models import MODELS, Model
 from sar.adapters.dgl.shim import require_dgl
-from sar.comm.virtual.residency import Residency
 from sar.kernels import load_kernels
+from sar.outofcore.residency import Residency
 
 IMPORTED, EPOCH = "imported", "epoch"
 STACK = 2**20

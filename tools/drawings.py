@@ -286,7 +286,7 @@ def turns() -> str:
 
 
 def _stretches(size: int, calls: int) -> list[tuple[int, list[int]]]:
-    """Who has the turn, one after the other, and on the way to which calls; as `sar.comm.virtual.turns` has it.
+    """Who has the turn, one after the other, and on the way to which calls; as `sar.outofcore.turns` has it.
 
     The last to arrive at a call stays in memory and goes on to the next one; then it is the turn of the next worker.
     """

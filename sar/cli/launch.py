@@ -13,8 +13,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from sar.adapters.dgl.reader.partition_json import read_partition_json
-from sar.comm.virtual.script import wanted
 from sar.errors import ConfigError, PartitionError
+from sar.outofcore.script import wanted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,10 +9,10 @@ import torch
 
 from sar.adapters.dgl.layers.models import KINDS, LayerStack
 from sar.adapters.dgl.layers.patch import patch_dgl
-from sar.comm.virtual.spill import DiskBandwidth, disk_bandwidth
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
+from sar.outofcore.spill import DiskBandwidth, disk_bandwidth
 from sar.train.graph_counts import GraphInfo
 from sar.train.trial_epoch import MakeModel
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.virtual.group import VirtualGroup
+from sar.outofcore.group import VirtualGroup
 from sar.raw_memory import settled
 
 SCHEDULES = 8

@@ -24,16 +24,16 @@ from sar.comm.launcher import end_with_launcher, find_place, job_id, local_rank,
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
 from sar.comm.transport import GlooTransport, NcclTransport
-from sar.comm.virtual.group import VirtualGroup
-from sar.comm.virtual.residency import Residency
-from sar.comm.virtual.script import Script, wanted
-from sar.comm.virtual.spill import SpillFile
-from sar.comm.virtual.state import STATE, refusals
-from sar.comm.virtual.turns import Swapped, Turns
-from sar.comm.virtual.worker_threads import WorkerThreads, end_process
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, NotInitializedError, SarError
 from sar.logging_setup import logger
+from sar.outofcore.group import VirtualGroup
+from sar.outofcore.residency import Residency
+from sar.outofcore.script import Script, wanted
+from sar.outofcore.spill import SpillFile
+from sar.outofcore.state import STATE, refusals
+from sar.outofcore.turns import Swapped, Turns
+from sar.outofcore.worker_threads import WorkerThreads, end_process
 
 DEFAULT_PORT = 12345
 BACKENDS = ("gloo", "nccl", "mpi", "ccl")

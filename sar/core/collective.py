@@ -37,11 +37,11 @@ from sar.comm.group import Group
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
-from sar.comm.virtual.exchange import VirtualExchange
-from sar.comm.virtual.group import VirtualGroup
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, add_rows
+from sar.outofcore.exchange import VirtualExchange
+from sar.outofcore.group import VirtualGroup
 from sar.ranges import named
 
 

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from sar.comm.virtual.residency import copied
+from sar.outofcore.residency import copied
 from sar.raw_memory import settled
 
 SAMPLED_ROWS = 16

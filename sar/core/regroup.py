@@ -6,9 +6,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from sar.comm.virtual.residency import roomy
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
+from sar.outofcore.residency import roomy
 
 
 def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.virtual.group import VirtualGroup
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
+from sar.outofcore.group import VirtualGroup
 from sar.sampling.batch import Batch, SamplingSource
 from sar.sampling.channel import receive, send
 from sar.sampling.process import TAKEN, Failure, ProcessSettings

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
-from sar.comm.virtual.group import VirtualGroup
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import NodeSet, Relation, Structure
 from sar.kernels import EdgeBlock, index_dtype
+from sar.outofcore.group import VirtualGroup
 from sar.train.graph_counts import GraphCounts, RelationCounts
 
 META = torch.device("meta")

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sar.comm.virtual.spill import DiskBandwidth
 from sar.errors import ConfigError
+from sar.outofcore.spill import DiskBandwidth
 from sar.partition.assign.assigning import Assigned
 from sar.partition.assign.auto import Choice
 from sar.partition.graph_source import GraphSource

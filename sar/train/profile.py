@@ -30,9 +30,9 @@ from sar.comm.group import Group
 from sar.comm.replicas import all_gather_text
 from sar.comm.session import current_group
 from sar.comm.statistics import Statistics, statistics
-from sar.comm.virtual.group import VirtualGroup
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
+from sar.outofcore.group import VirtualGroup
 from sar.ranges import named, traced
 from sar.train.profile_report import ELSEWHERE, Spent, Spilled, draw, tables
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sar.comm.virtual.spill import DiskBandwidth
+from sar.outofcore.spill import DiskBandwidth
 from sar.partition.inspect.text_tables import as_text
 from sar.train.footprint import FIRST_EPOCH, MemoryPlan, mega
 from sar.train.graph_counts import GraphCounts

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
 from sar.comm.allocator import SMALL
-from sar.comm.virtual.group import VirtualGroup
-from sar.comm.virtual.in_files import TensorsInFiles
-from sar.comm.virtual.residency import LEAST_BYTES, Residency
-from sar.comm.virtual.spill import Pages, Published, Slot, SpillFile
-from sar.comm.virtual.turns import Turns
+from sar.outofcore.group import VirtualGroup
+from sar.outofcore.in_files import TensorsInFiles
+from sar.outofcore.residency import LEAST_BYTES, Residency
+from sar.outofcore.spill import Pages, Published, Slot, SpillFile
+from sar.outofcore.turns import Turns
 from sar.train.counted_graph import counted_graph
 from sar.train.counting_group import CountingGroup
 from sar.train.graph_counts import GraphCounts

@@ -4,8 +4,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from sar.comm.virtual.turns import Turns
-from sar.comm.virtual.worker_threads import WorkerThreads
+from sar.outofcore.turns import Turns
+from sar.outofcore.worker_threads import WorkerThreads
 from tools import drawings
 
 

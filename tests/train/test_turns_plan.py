@@ -12,8 +12,8 @@ import sar
 from sar.adapters.dgl.layers.models import LayerStack
 from sar.cli import main, model_options
 from sar.comm import allocator, session
-from sar.comm.virtual import residency
-from sar.comm.virtual.spill import DiskBandwidth, has_its_own_pages
+from sar.outofcore import residency
+from sar.outofcore.spill import DiskBandwidth, has_its_own_pages
 from sar.partition.assign.assigning import AssigningOptions, assign
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide

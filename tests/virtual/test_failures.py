@@ -12,11 +12,11 @@ import torch
 
 import sar
 from sar.comm import liveness, session
-from sar.comm.virtual import worker_threads
-from sar.comm.virtual.spill import PAGE, SpillFile, disk_bandwidth
-from sar.comm.virtual.turns import Turns
-from sar.comm.virtual.worker_threads import WorkerThreads
 from sar.errors import ConfigError
+from sar.outofcore import worker_threads
+from sar.outofcore.spill import PAGE, SpillFile, disk_bandwidth
+from sar.outofcore.turns import Turns
+from sar.outofcore.worker_threads import WorkerThreads
 from tests.core.attempts import catch
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import Err

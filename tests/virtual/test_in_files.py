@@ -7,9 +7,9 @@ import torch
 
 import sar
 from sar.comm import session
-from sar.comm.virtual.group import VirtualGroup
-from sar.comm.virtual.residency import Residency
 from sar.core.constants import Constant
+from sar.outofcore.group import VirtualGroup
+from sar.outofcore.residency import Residency
 from tests.adapters.dgl.directories import homogeneous_graph
 from tests.virtual.virtual_pool import VirtualPool
 

@@ -8,7 +8,7 @@ import torch
 
 import sar
 from sar.comm.allocator import _mkl_free_buffers
-from sar.comm.virtual.residency import _here
+from sar.outofcore.residency import _here
 from tests.graphs import partition_in_memory, random_graph
 from tests.virtual.virtual_pool import VirtualPool
 

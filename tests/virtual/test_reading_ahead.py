@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from sar.comm.virtual.spill import PAGE, Published, SpillFile
+from sar.outofcore.spill import PAGE, Published, SpillFile
 
 ROWS = 4096
 """One in each page."""

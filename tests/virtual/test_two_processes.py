@@ -13,7 +13,7 @@ import torch
 import sar
 from sar.comm import session
 from sar.comm.session import virtual_workers
-from sar.comm.virtual import worker_threads
+from sar.outofcore import worker_threads
 from tests.parity.harness import build, deal, random_data
 from tests.parity.programs import weighted
 from tests.parity.scenarios import SCENARIOS

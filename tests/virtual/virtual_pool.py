@@ -12,7 +12,7 @@ from typing import Any
 
 from sar.comm import session
 from sar.comm.allocator import _M_MMAP_THRESHOLD, set_allocator
-from sar.comm.virtual import residency
+from sar.outofcore import residency
 from tests.workers import Err, Ok, WorkerFailure, _pickle, shared_pool
 
 SPILL_ALL = 1

@@ -17,7 +17,6 @@ from torch import Tensor
 from sar.comm.exchange import Exchange, InPlace
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.virtual.residency import roomy, spills
 from sar.core.collective import CallContext, Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.passing.message_passing import Passing
@@ -33,6 +32,7 @@ from sar.kernels.attention import (
     project_grad,
 )
 from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from sar.outofcore.residency import roomy, spills
 
 SEED_STEP = 0xD1342543DE82EF95
 """Between the dropout seeds of workers, whose edge IDs are the same numbers. Not the generator's own step from one

@@ -20,7 +20,6 @@ from torch import Tensor
 from sar.comm.exchange import Exchange, InPlace, ReceivedTile
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.virtual.residency import roomy
 from sar.core.collective import CallContext, Collective, Made
 from sar.core.constants import Constant
 from sar.core.passing.gather import Combined, Reduction
@@ -39,6 +38,7 @@ from sar.kernels import (
     edge_apply,
     operand_values_needed,
 )
+from sar.outofcore.residency import roomy
 
 SIDES = ("lhs", "rhs")
 ALL_SIDES = 0b11

@@ -19,7 +19,6 @@ from torch import Tensor
 from sar.comm.exchange import Exchange, GradientReturn
 from sar.comm.halo_plan import Tile
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.virtual.residency import roomy
 from sar.core.collective import CallContext, Collective, Made, Piece
 from sar.core.empty import views_of_nothing
 from sar.core.passing.batches import EdgeBatch, RowView, checked_results
@@ -30,6 +29,7 @@ from sar.core.passing.replay import Captured, FindCaptured, StandIns, Surroundin
 from sar.core.passing.torch_reductions import TORCH_REDUCERS
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, Target, accumulation_dtype
+from sar.outofcore.residency import roomy
 
 ANY, SOURCES = 1, 2  # flags in the agreement: some input, some field of the sources needs a gradient here
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from sar.comm.exchange import GradientReturn, InPlace
-from sar.comm.virtual.residency import roomy
 from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.builtin import Aggregated, BuiltinMessages
 from sar.core.passing.messages import COPY_SOURCE
+from sar.outofcore.residency import roomy
 
 SOURCES = 1
 """Bit of the only operand of "copy the source's row to the edge"."""

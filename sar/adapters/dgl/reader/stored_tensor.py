@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sar.adapters.dgl.reader.checked_file import CheckedFile, sums_of
-from sar.comm.virtual.residency import roomy
 from sar.errors import PartitionError
+from sar.outofcore.residency import roomy
 
 _SLICE_BYTES = 4 * 2**20
 

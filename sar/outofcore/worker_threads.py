@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sar.comm.liveness import STALL_SECONDS
-from sar.comm.virtual.turns import Turns
 from sar.config import Config
 from sar.errors import CommunicationTimeout, PeerError
 from sar.logging_setup import logger
+from sar.outofcore.turns import Turns
 
 POLL_SECONDS = 0.1
 GRACE = 10.0

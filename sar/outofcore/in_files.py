@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from sar.comm.virtual.spill import Mapping, Published, Slot, SpillFile
+from sar.outofcore.spill import Mapping, Published, Slot, SpillFile
 
 ROOM_BYTES: Final = 2**18
 ALIGNED: Final = 64

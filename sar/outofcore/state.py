@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sar.comm import calls
 from sar.comm.statistics import counters
-from sar.comm.virtual.turns import Swapped
 from sar.config import Config
 from sar.errors import ConfigError
+from sar.outofcore.turns import Swapped
 
 
 def _take_settings() -> dict[str, Any]:

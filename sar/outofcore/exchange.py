@@ -30,8 +30,8 @@ from sar.comm.halo_plan import HaloPlan, Step, Tile, tile_of
 from sar.comm.rows import RowFormat
 from sar.comm.settings import SMALL_TILE, UNLIMITED_ROWS, Settings
 from sar.comm.statistics import counters
-from sar.comm.virtual.group import VirtualGroup
-from sar.comm.virtual.spill import Published
+from sar.outofcore.group import VirtualGroup
+from sar.outofcore.spill import Published
 from sar.raw_memory import flat
 
 

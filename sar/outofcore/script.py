@@ -17,8 +17,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
-from sar.comm.virtual.state import exits_of_its_own
 from sar.errors import ConfigError
+from sar.outofcore.state import exits_of_its_own
 
 
 class Wanted(NamedTuple):

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sar.comm.group import Group
 from sar.comm.replicas import all_gather_text, described
 from sar.comm.statistics import counters
-from sar.comm.virtual.residency import Residency
-from sar.comm.virtual.spill import Published
-from sar.comm.virtual.turns import Turns
 from sar.errors import ConfigError, PeerError
+from sar.outofcore.residency import Residency
+from sar.outofcore.spill import Published
+from sar.outofcore.turns import Turns
 from sar.raw_memory import resolved
 
 _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {

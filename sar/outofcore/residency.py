@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from sar import raw_memory
 from sar.comm.allocator import give_back_scratch
-from sar.comm.virtual.in_files import TensorsInFiles
-from sar.comm.virtual.spill import Pages, Published, SpillFile, has_its_own_pages
+from sar.outofcore.in_files import TensorsInFiles
+from sar.outofcore.spill import Pages, Published, SpillFile, has_its_own_pages
 
 LEAST_BYTES = 2**13
 """Of a storage that leaves memory. There are p x p blocks of edges, of which all that is smaller stays."""
