@@ -1,6 +1,7 @@
 """Test accuracy with features and gradients rounded on the wire: `python -m benchmarks.accuracy_of_wire`."""
 
 import argparse
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import sar
 from benchmarks import command
 from benchmarks.report import describe_setting, write_section
 from benchmarks.results import setting
-from sar.cli.demo.training import MODELS, Job, train_distributed
+from sar.cli.demo import MODELS, train_distributed
 from sar.errors import ConfigError
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
@@ -71,17 +72,17 @@ def cell(accuracies: Sequence[float], exact: Sequence[float]) -> str:
 
 
 def train_all(
-    report: Callable[[Any], None], jobs: Sequence[Job], partition_json: Path, parameters: Path
+    report: Callable[[Any], None], arguments: argparse.Namespace, partition_json: Path, parameters: Path
 ) -> dict[tuple[str, str], list[float]]:
-    """Train every job with every wire in this worker, one after the other; accuracies by model and wire."""
+    """Train every model with every seed and wire in this worker, one after the other; accuracies by model and wire."""
     accuracies: dict[tuple[str, str], list[float]] = {}
-    for job in jobs:
-        for name, wire in WIRES.items():
-            sar.Config.wire_dtype_features, sar.Config.wire_dtype_gradients = map(_dtype, wire)
-            run = train_distributed(lambda _: None, job, partition_json, parameters)
-            accuracies.setdefault((job.model, name), []).append(run.test_accuracy)
-            if sar.rank() == 0:
-                report(f"{job.model}, seed {job.seed}, {name}: accuracy {run.test_accuracy:.4f}")
+    for seed, model, name in itertools.product(range(arguments.seeds), MODELS, WIRES):
+        sar.Config.wire_dtype_features, sar.Config.wire_dtype_gradients = map(_dtype, WIRES[name])
+        job = argparse.Namespace(epochs=arguments.epochs, lr=0.01, seed=seed)
+        run = train_distributed(lambda _: None, job, model, partition_json, parameters)
+        accuracies.setdefault((model, name), []).append(run.test_accuracy)
+        if sar.rank() == 0:
+            report(f"{model}, seed {seed}, {name}: accuracy {run.test_accuracy:.4f}")
     return accuracies
 
 
@@ -95,16 +96,12 @@ def _train_all(arguments: argparse.Namespace, name: str, work: Path) -> dict[tup
     if not isinstance(data, GraphData) or "feat" not in data.node_data:
         raise ConfigError(f"'{name}' is heterogeneous or has no features; expected a homogeneous graph with features.")
     data = data.with_split().with_reverse_edges().with_self_loops()
-    num_classes = int(data.node_data["label"].max()) + 1
     folder = work / f"wire-{Path(name).stem}-{arguments.workers}"
     shutil.rmtree(folder, ignore_errors=True)
     partitions = divide(data, folder, "graph", arguments.workers).json_file
-    jobs = [
-        Job(model, num_classes, arguments.epochs, 0.01, seed) for seed in range(arguments.seeds) for model in MODELS
-    ]
     everybodys = run_workers(
         train_all,
-        jobs,
+        arguments,
         partitions,
         folder / "parameters.pt",
         n_workers=arguments.workers,

@@ -90,7 +90,7 @@ def test_what_another_process_makes_is_left_to_it_or_awaited_for_some_time(tmp_p
 EPOCHS = """
 import sys, torch, sar
 from numba.core import event
-from sar.cli.demo.training import GAT, GraphSAGE, TINY, _tiny_partition
+from sar.adapters.dgl.layers.models import GAT, GraphSAGE
 
 class Compiled(event.Listener):
     def on_start(self, one):
@@ -101,10 +101,12 @@ class Compiled(event.Listener):
 event.register("numba:compile", Compiled())
 sar.initialize_comms()
 sar.patch_dgl()
-graph = sar.construct_full_graph(_tiny_partition(0, 1))
+nodes = torch.arange(8)
+edges = sar.ShardEdgesAndFeatures((nodes.repeat(8), nodes.repeat_interleave(8)), {})
+graph = sar.construct_full_graph(sar.PartitionData([edges], [(0, 8)], {}, ["_N"], [("_N", "_E", "_N")]))
 torch.manual_seed(0)
-for model in (GraphSAGE(TINY, 3), GAT(TINY, 3)):
-    x = torch.rand(TINY, TINY, requires_grad=True)
+for model in (GraphSAGE(8, 3), GAT(8, 3)):
+    x = torch.rand(8, 8, requires_grad=True)
     model(graph, x).square().sum().backward()
     print("sum", x.grad.abs().sum().item())
 """

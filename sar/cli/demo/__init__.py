@@ -5,39 +5,61 @@ import importlib.util
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 from tqdm import tqdm
 
+import sar
+from sar.adapters.dgl.layers.models import GAT, GraphSAGE, dgl_graph
 from sar.cli.demo.community_graph import community_graph
-from sar.cli.demo.training import MODELS, Epoch, Job, train_distributed, train_single
+from sar.common_tuples import SPLIT
 from sar.errors import ConfigError
+from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.kernels import compile_ahead
-from sar.partition.graph_data import GraphData, HeteroGraphData, write_npz
+from sar.partition.graph_data import GraphData, read_npz, write_npz
 from sar.partition.in_memory import divide
 from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
+MODELS: dict[str, type[nn.Module]] = {"GraphSAGE": GraphSAGE, "GAT": GAT}
+HEADER = ("model", "trained by", "test accuracy", "s / epoch", "MB sent / epoch", "peak memory (MB)")
+MEGA = 1e6
+
+Report = Callable[[tuple[float, float]], None]
+"""Takes the loss and the validation accuracy (0 to 1) of an epoch."""
+
+
+class Run(NamedTuple):
+    """What one process reports: seconds of the median epoch, bytes, and the logits, (N_i, C), of the nodes `ids`."""
+
+    losses: list[float]
+    seconds: float
+    test_accuracy: float
+    peak_memory: int
+    bytes_sent: float
+    ids: Any
+    logits: Any
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar demo` takes."""
-    parser.add_argument(
-        "--dataset", help="an .npz file, or a name known to dgl.data or OGB; default: a generated graph"
-    )
-    parser.add_argument("--data", metavar="DIR", help="folder of .npz files (DATASET.npz) and of downloads")
-    parser.add_argument("--parts", type=int, default=2, metavar="W", help="partitions and workers (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=40, metavar="N", help="(%(default)s)")
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate of Adam (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the graph, the split and the parameters (%(default)s)")
-    parser.add_argument("--nodes", type=int, default=20_000, metavar="N", help="of the generated graph (%(default)s)")
-    parser.add_argument(
-        "--degree", type=int, default=20, metavar="D", help="mean, of the generated graph (%(default)s)"
-    )
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for demo.png and demo.md (%(default)s)")
-    parser.add_argument("--time-limit", type=float, default=600, metavar="S", help="for one training run (%(default)s)")
+    add = parser.add_argument
+    add("--dataset", help="an .npz file, or a name known to dgl.data or OGB; default: a generated graph")
+    add("--data", metavar="DIR", help="folder of .npz files (DATASET.npz) and of downloads")
+    add("--parts", type=int, default=2, metavar="W", help="partitions and workers (%(default)s)")
+    add("--epochs", type=int, default=40, metavar="N", help="(%(default)s)")
+    add("--lr", type=float, default=0.01, help="learning rate of Adam (%(default)s)")
+    add("--seed", type=int, default=0, help="of the graph, the split and the parameters (%(default)s)")
+    add("--nodes", type=int, default=20_000, metavar="N", help="of the generated graph (%(default)s)")
+    add("--degree", type=int, default=20, metavar="D", help="mean, of the generated graph (%(default)s)")
+    add("--out", type=Path, default=Path("demo"), help="folder for demo.png and demo.md (%(default)s)")
+    add("--time-limit", type=float, default=600, metavar="S", help="for one training run (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,20 +73,22 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.parts < 1 or arguments.epochs < 1:
         raise ConfigError(f"--parts {arguments.parts} --epochs {arguments.epochs}: expected at least 1 of each.")
-    from sar.cli.demo import report  # needs matplotlib
-
     began = time.monotonic()
     compile_ahead()
     graph, name = _graph(arguments)
+    print(
+        f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges with self-loops, "
+        f"{graph.node_data['feat'].shape[1]} features, {graph.node_data['label'].max() + 1} classes"
+    )
     with tempfile.TemporaryDirectory(prefix="sar-demo-") as folder:
-        comparisons = _compare(arguments, graph, name, Path(folder))
-    rows, bought = report.table(comparisons), report.what_workers_bought(comparisons)
+        runs = _train_all(arguments, graph, Path(folder))
+    rows, bought = _table(runs)
     caption = f"{bought}\n\n{_caption(arguments.parts)}"
     print(f"\n{as_text(rows)}\n\n{caption}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "demo.md").write_text(f"{as_markdown(rows)}\n\n{caption}\n")
     title = f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges\n{bought}"
-    report.draw(comparisons, title, arguments.out / "demo.png")
+    _draw(runs, title, arguments.out / "demo.png")
     print(
         f"\nsaved {arguments.out / 'demo.png'} and {arguments.out / 'demo.md'} after {time.monotonic() - began:.0f} s"
     )
@@ -73,9 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _graph(arguments: argparse.Namespace) -> tuple[GraphData, str]:
     """The graph to train on, in both directions and with self-loops, and its name."""
+    graph: Any
     if arguments.dataset is None:
         edges = arguments.nodes * arguments.degree // 2 * 2
-        graph: GraphData | HeteroGraphData
         graph, name = community_graph(arguments.nodes, edges, seed=arguments.seed), "communities"
     else:
         graph, name = load_dataset(arguments.dataset, arguments.data), Path(arguments.dataset).stem
@@ -86,59 +110,175 @@ def _graph(arguments: argparse.Namespace) -> tuple[GraphData, str]:
     return graph.with_split(arguments.seed).with_reverse_edges().with_self_loops(), name
 
 
-def _compare(arguments: argparse.Namespace, graph: GraphData, name: str, folder: Path) -> list[Any]:
-    """Partition the graph, and train each model with the workers and with one process."""
-    from sar.cli.demo.report import Comparison
+# -- training
 
-    num_classes = int(graph.node_data["label"].max()) + 1
-    print(
-        f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges with self-loops, "
-        f"{graph.node_data['feat'].shape[1]} features, {num_classes} classes"
-    )
+
+def _train_all(arguments: argparse.Namespace, graph: GraphData, folder: Path) -> dict[str, list[Run]]:
+    """Train each model with the workers and with one process, whose run comes first."""
     parts = divide(graph, folder / "partitions", "graph", arguments.parts)
     sizes = " + ".join(f"{nodes:,}" for nodes in parts.nodes)
     print(f"METIS: {sizes} nodes; {parts.edge_cut:.1%} of the edges lead from one part to another")
     write_npz(graph, folder / "graph.npz")
-    comparisons = []
-    for model in MODELS:
-        job = Job(model, num_classes, arguments.epochs, arguments.lr, arguments.seed)
-        parameters = folder / f"{model}.pt"
-        inputs = (parts.json_file, parameters)
-        distributed = _train(arguments, train_distributed, job, *inputs, n_workers=arguments.parts, n_threads=1)
-        inputs = (folder / "graph.npz", parameters)
-        [(single, logits)] = _train(arguments, train_single, job, *inputs, n_workers=1, n_threads=arguments.parts)
-        seen = np.sort(np.concatenate([run.original_ids for run in distributed]))
+    runs = {}
+    for name in MODELS:
+        files = parts.json_file, folder / f"{name}.pt"
+        workers = _in_processes(arguments, train_distributed, name, *files, n_workers=arguments.parts, n_threads=1)
+        files = folder / "graph.npz", folder / f"{name}.pt"
+        single = _in_processes(arguments, train_single, name, *files, n_workers=1, n_threads=arguments.parts)
+        runs[name] = [*single, *workers]
+        seen = np.sort(np.concatenate([run.ids for run in workers]))
         assert np.array_equal(seen, np.arange(graph.num_nodes)), "every node has logits on exactly one worker"
-        difference = max(float(np.abs(run.logits - logits[run.original_ids]).max()) for run in distributed)
-        comparisons.append(Comparison(model, distributed, single, difference))
-    return comparisons
+    return runs
 
 
-def _train(arguments: argparse.Namespace, target: Any, job: Job, *inputs: Path, n_workers: int, n_threads: int) -> Any:
+def _in_processes(arguments: argparse.Namespace, train: Any, name: str, *files: Path, **sizes: int) -> list[Run]:
     """Run one training in processes of its own, under a progress bar where there is a terminal."""
-    who = "1 process, DGL" if target is train_single else f"{n_workers} workers, sar"
-    what, terminal = f"{job.model}, {who}".ljust(25), sys.stderr.isatty()
-    said = ""
-    with tqdm(total=job.epochs, desc=what, unit="epoch", dynamic_ncols=True, disable=not terminal) as bar:
+    who = "1 process, DGL" if train is train_single else f"{sizes['n_workers']} workers, sar"
+    what, said = f"{name}, {who}".ljust(25), ""
+    terminal = sys.stderr.isatty()
+    with tqdm(total=arguments.epochs, desc=what, unit="epoch", dynamic_ncols=True, disable=not terminal) as bar:
 
-        def show(epoch: Epoch) -> None:
+        def show(epoch: tuple[float, float]) -> None:
             nonlocal said
-            said = f"loss {epoch.loss:.4f}, validation {epoch.val_accuracy:.3f}"
+            said = f"loss {epoch[0]:.4f}, validation {epoch[1]:.3f}"
             bar.set_postfix_str(said, refresh=False)
             bar.update()
 
-        results = run_workers(
-            target,
-            job,
-            *inputs,
-            n_workers=n_workers,
-            n_threads=n_threads,
-            time_limit=arguments.time_limit,
-            on_progress=show,
-        )
+        limits: dict[str, Any] = {**sizes, "time_limit": arguments.time_limit, "on_progress": show}
+        results: list[Run] = run_workers(train, arguments, name, *files, **limits)
     if not terminal:
-        print(f"{what} {job.epochs} epochs, {said}", file=sys.stderr)
+        print(f"{what} {arguments.epochs} epochs, {said}", file=sys.stderr)
     return results
+
+
+def train_distributed(report: Report, arguments: argparse.Namespace, name: str, partition: Path, trained: Path) -> Run:
+    """Train on this worker's part in the default mode; worker 0 saves the trained parameters."""
+    sar.initialize_comms()
+    sar.patch_dgl()
+    data = sar.load_dgl_partition_data(str(partition), sar.rank(), "cpu")
+    task, x = sar.Task.of(data), sar.suffix_key_lookup(data.node_features, "feat")
+    ids = data.node_features["orig_id"].numpy()
+    graph = sar.construct_full_graph(data)
+    del data
+    model, run = _fit(report, arguments, name, graph, x, task, ids)
+    if sar.rank() == 0:
+        torch.save(model.state_dict(), trained)
+    return run
+
+
+def train_single(report: Report, arguments: argparse.Namespace, name: str, graph_file: Path, trained: Path) -> Run:
+    """Train on the whole graph with plain DGL; the logits are those at the parameters that the workers trained."""
+    sar.initialize_comms()  # a group of one worker, for the same loop
+    data = read_npz(graph_file)
+    graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
+    fields = {key: torch.from_numpy(value) for key, value in data.node_data.items()}
+    task = sar.Task(fields["label"], {mask.removesuffix("_mask"): fields[mask] for mask in SPLIT})
+    ids = np.arange(data.num_nodes)
+    del data
+    model, run = _fit(report, arguments, name, graph, fields["feat"], task, ids)
+    model.load_state_dict(torch.load(trained, weights_only=True))
+    return run._replace(logits=_evaluate(model, graph, fields["feat"]).numpy())
+
+
+def _fit(
+    report: Report, arguments: argparse.Namespace, name: str, graph: Any, x: Tensor, task: sar.Task, ids: Any
+) -> tuple[nn.Module, Run]:
+    """The training loop, the same for one process and for many; worker 0 reports loss and validation accuracy."""
+    MODELS[name](x.shape[1], task.num_classes)(graph, x).sum().backward()  # loads code, which is not to count
+    sar.Config.cache_constant_inputs = True
+    torch.manual_seed(arguments.seed)
+    model = MODELS[name](x.shape[1], task.num_classes)
+    sar.sync_params(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
+    losses, seconds = [], []
+    memory, sent = PeakMemory(), sar.comm.statistics().bytes_sent
+    for _ in range(arguments.epochs):
+        start = time.perf_counter()
+        logits = model(graph, x)
+        loss = task.loss(logits)
+        optimizer.zero_grad()
+        loss.backward()
+        sar.gather_grads(model)
+        optimizer.step()
+        losses.append(sar.all_sum(loss.item()))
+        # Without dropout, the training forward's output is what validation would compute.
+        accuracy = task.accuracy(logits, "val")
+        if sar.rank() == 0:
+            report((losses[-1], accuracy))
+        seconds.append(time.perf_counter() - start)
+    sent, peak = sar.comm.statistics().bytes_sent - sent, memory.rise()
+    logits = _evaluate(model, graph, x)
+    accuracy = task.accuracy(logits, "test")
+    return model, Run(losses, float(np.median(seconds)), accuracy, peak, sent / arguments.epochs, ids, logits.numpy())
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, graph: Any, x: Tensor) -> Tensor:
+    model.eval()
+    logits: Tensor = model(graph, x)
+    return logits
+
+
+# -- the table and the picture
+
+
+def _table(runs: dict[str, list[Run]]) -> tuple[list[tuple[str, ...]], str]:
+    """The rows of the table, the header first, and what the workers bought; of several workers, the largest number."""
+    rows: list[tuple[str, ...]] = [(*HEADER, "largest logit difference")]
+    gains = []
+    for model, (single, *workers) in runs.items():
+        seconds, peak, sent = (max(numbers) for numbers in zip(*(_costs(run) for run in workers), strict=True))
+        apart = max(float(np.abs(run.logits - single.logits[run.ids]).max()) for run in workers)
+        accuracies = f"{workers[0].test_accuracy:.4f}", f"{single.test_accuracy:.4f}"
+        figures = f"{seconds:.3f}", f"{sent / MEGA:.1f}", f"{peak / MEGA:.0f}", f"{apart:.1e}"
+        rows.append((model, f"{len(workers)} workers, sar", accuracies[0], *figures))
+        rows.append(
+            (
+                model,
+                "1 process, DGL",
+                accuracies[1],
+                f"{single.seconds:.3f}",
+                "-",
+                f"{single.peak_memory / MEGA:.0f}",
+                "",
+            )
+        )
+        share = peak / max(single.peak_memory, 1)
+        gains.append(f"{model} {single.seconds / seconds:.1f} x as fast at {share:.0%} of the memory each")
+    return rows, f"{len(workers)} workers against 1 process: {', '.join(gains)} (even: {1 / len(workers):.0%})."
+
+
+def _costs(run: Run) -> tuple[float, float, float]:
+    return run.seconds, run.peak_memory, run.bytes_sent
+
+
+def _draw(runs: dict[str, list[Run]], title: str, file: Path) -> None:
+    """Save one picture: the loss curves of each model, and the memory of each process."""
+    from matplotlib.figure import Figure
+
+    workers_color, single_color = "#d1495b", "#9db4c0"
+    figure = Figure(figsize=(4 * (len(runs) + 1), 3.6), dpi=120, layout="constrained")
+    *curves, bars = figure.subplots(1, len(runs) + 1)
+    position, ticks = 0, []
+    for axes, (model, (single, *workers)) in zip(curves, runs.items(), strict=True):
+        name = f"{len(workers)} workers, sar"
+        axes.plot(single.losses, color=single_color, linewidth=6, label="1 process, DGL")
+        axes.plot(workers[0].losses, color=workers_color, linewidth=1.6, linestyle=(0, (4, 2)), label=name)
+        gap = max(abs(a - b) for a, b in zip(single.losses, workers[0].losses, strict=True))
+        axes.set(title=model, xlabel=f"epoch (curves at most {gap:.0e} apart)", ylabel="training loss", ylim=(0, None))
+        axes.legend(frameon=False)
+        peaks = [run.peak_memory / MEGA for run in (single, *workers)]
+        places = range(position, position + len(peaks))
+        bars.bar_label(bars.bar(places, peaks, color=[single_color] + [workers_color] * len(workers)), fmt="%.0f")
+        bars.hlines(peaks[0] / len(workers), places[1] - 0.4, places[-1] + 0.4, color="black", linestyle="dotted")
+        ticks.append((position + (len(peaks) - 1) / 2, model))
+        position += len(peaks) + 1
+    bars.set_xticks(*zip(*ticks, strict=True))
+    bars.set(title="peak training memory per process (MB)", xlabel="dotted: an even share of one process")
+    for axes in (*curves, bars):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(file)
 
 
 def _caption(n_workers: int) -> str:
