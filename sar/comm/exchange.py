@@ -1,16 +1,18 @@
 """What travels between workers during one distributed call: tiles of rows to their readers, and gradients back.
 
-[Note: one sweep]
-A sweep walks the plan's steps once. In each, this worker receives one tile of rows and sends one; in a backward it may
-also return the gradients of the tile it received and take in those of the tile it sent. `pipeline_depth` tiles are in
-flight while one is computed: step i + depth is posted before step i is waited for. Buffers come from a pool and are
-handed back as soon as both the reader and the wire are done with them, so at most 2 * (depth + 1) exist at a time, or
-twice as many where one sweep both fetches rows and returns gradients. The tile size makes their sum fit
-`Config.comm_buffer_bytes`, whatever the number of workers, the halo and the width. When the sweep ends, their memory
-goes back to the system: the layers' own tensors are at their largest between sweeps. At the start, while the own shard
-is computed, the buffers that later hold the tile computed and gradients hold rows on their way: the own shard takes
-longer than a tile, and the wire should not lie idle. So gradients are waited for as late as the buffers allow, after
-more rows are posted.
+[Note: one exchange]
+An exchange goes through the plan's steps once. In each step, this worker receives one tile of rows and sends one. In a
+backward it may also return the gradients of the tile it received, and add up those of the tile it sent.
+
+`pipeline_depth` tiles are in flight while one is computed: step i + depth is posted before step i is waited for.
+Buffers come from a pool, and go back to it as soon as both the reader and the transport are done with them. So at most
+2 * (depth + 1) exist at a time, or twice as many where one exchange both fetches rows and returns gradients. The size
+of a tile makes their sum fit `Config.comm_buffer_bytes`, whatever the number of workers, the halo and the width. After
+the last step their memory goes back to the system, because the layers' own tensors are largest between exchanges.
+
+The own shard is computed first. It takes longer than a tile, and no gradients are on their way yet. So the buffers that
+later hold gradients and the tile that is computed hold further rows meanwhile, and the transport is not idle. For the
+same reason gradients are waited for only when their buffers are needed, after more rows are posted.
 
 [Note: wire precision]
 Features and gradients may travel in a half precision; they are widened on arrival, so that all sums are as they were.
@@ -33,7 +35,7 @@ from torch import Tensor
 
 from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan, Step, Tile
+from sar.comm.halo_plan import HaloPlan, HaloSlice, Step
 from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
 from sar.comm.transport import Message
@@ -46,25 +48,25 @@ class Direction(IntEnum):
     BACK = 1
 
 
-class ReceivedTile(NamedTuple):
-    """A tile that has come, for its edges to be computed.
+class Tile(NamedTuple):
+    """Rows of another worker that have come, for the edges from them to be computed.
 
-    tile: its place in the sender's halo list.
-    rows: the fetched fields, (tile rows, ...) each; None in a sweep that fetches nothing.
-    grads: where the rows' gradients are added, (tile rows, ...) each, `GradientReturn.start` at first; None in a sweep
-        that returns nothing.
+    halo: which rows of the sender's halo list.
+    rows: the fetched fields, (tile rows, ...) each; None in an exchange that fetches nothing.
+    grads: where the rows' gradients are added, (tile rows, ...) each, `GradientReturn.start` at first; None in an
+        exchange that returns nothing.
     sources: None, or where `rows` and `grads` have a row for each of the sender's nodes, which of them the tile's are,
         (tile rows,) ascending; `grads` are the sender's totals then.
     """
 
-    tile: Tile
+    halo: HaloSlice
     rows: list[Tensor] | None
     grads: list[Tensor] | None
     sources: Tensor | None = None
 
 
-class InPlace(NamedTuple):
-    """What tiles with `sources` have besides: rows that need not travel, as a reader could make them of the others.
+class LocalFields(NamedTuple):
+    """Extra columns for readers in the same process, behind those that travel; remote readers recompute them.
 
     fields: of this worker, (N_src, ...) each.
     totals: of their gradients; see `GradientReturn`.
@@ -92,25 +94,25 @@ class GradientReturn(NamedTuple):
 class _Transfer:
     """One message each way, posted together; what is sent is kept alive until the send is waited for."""
 
-    receive: Tile | None
+    receive: HaloSlice | None
     received: Tensor | None
-    send: Tile | None
+    send: HaloSlice | None
     sent: Tensor | None
     receive_work: Any = None
     send_work: Any = None
 
 
 class Exchange:
-    """The messages of one call: a sweep for its forward, and one for each backward, each after its own agreement.
+    """The tiles of one call: exchanged in its forward, and in each backward, each time after an agreement of its own.
 
     Args:
         group: this worker's end of the group.
         plan: halo lists of the relation.
         settings: as agreed.
-        widest: the widest row that will travel, in either direction; from it, tiles are alike in all sweeps.
+        widest: the widest row that will travel, in either direction; from it, tiles are alike in all exchanges.
         pool: buffers to use.
         signature: of the call, for errors.
-        both_ways: whether one sweep may fetch rows and return gradients.
+        both_ways: whether one exchange may fetch rows and return gradients.
     """
 
     def __init__(
@@ -132,22 +134,22 @@ class Exchange:
         self.first = (2 if both_ways else 1) * self.depth + 1  # transfers of rows posted at once
         self.pool = pool
         self.signature = signature
-        self._number = 0  # of the agreed call that the current sweep belongs to
+        self._number = 0  # of the agreed call that the current exchange belongs to
 
     def schedule(self, tile_rows: int) -> list[Step]:
         """What travels, in the order in which it does."""
         return self.plan.schedule(tile_rows)
 
-    def sweep(
+    def exchange_tiles(
         self,
         device: torch.device,
         fields: list[Tensor] | None = None,
         *,
         keep: bool = False,
-        in_place: InPlace | None = None,
+        local: LocalFields | None = None,
         returns: GradientReturn | None = None,
-    ) -> Iterator[ReceivedTile]:
-        """Fetch tiles and return gradients, step by step: see [Note: one sweep].
+    ) -> Iterator[Tile]:
+        """Fetch tiles and return gradients, step by step: see [Note: one exchange].
 
         The first transfers are posted at once, the rest as the iterator is consumed.
 
@@ -156,7 +158,8 @@ class Exchange:
             fields: this worker's rows that others read, (N_src, ...) each; None to fetch nothing.
             keep: leave the fetched rows to the caller, instead of reusing their buffers after each step; in a backward,
                 whether they were left to it.
-            in_place: given where tiles may have `sources`, which only those of virtual workers have.
+            local: given where the caller can read the rows of workers of the same process where they lie, by
+                `Tile.sources`; with the columns that only these need.
             returns: where gradients go; None to return none.
 
         Returns:
@@ -169,34 +172,34 @@ class Exchange:
             outward.post(self.first)
         return self._walk(outward, backward)
 
-    def _walk(self, outward: "_Outward | None", backward: "_Backward | None") -> Iterator[ReceivedTile]:
+    def _walk(self, outward: "_Outward | None", backward: "_Backward | None") -> Iterator[Tile]:
         for i, step in enumerate(self.steps):
             rows = grads = None
             if outward is not None:
                 outward.post(i + self.depth + 1)
                 rows = outward.receive()
             if backward is not None:
-                backward.take_in(self.depth)
+                backward.accumulate_received(self.depth)
                 grads = backward.start(step)
             if step.receive is not None:
-                yield ReceivedTile(step.receive, rows, grads)
+                yield Tile(step.receive, rows, grads)
             if backward is not None:
                 backward.post(step)
             if outward is not None:
                 outward.finish()
         if backward is not None:
-            backward.take_in(0)
+            backward.accumulate_received(0)
         self.pool.clear()
 
-    def own_rows(self, tile: Tile) -> Tensor:
+    def own_rows(self, tile: HaloSlice) -> Tensor:
         """Which of this worker's rows a tile that it sends is made of."""
         return self.plan.send_rows[tile.peer][tile.begin : tile.end]
 
-    def fields_of(self, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
+    def fields_of(self, tile: HaloSlice, fields: list[Tensor]) -> list[Tensor]:
         """What the rows of a tile to send are taken from."""
         return fields
 
-    def totals_of(self, tile: Tile, returns: GradientReturn) -> Sequence[Tensor]:
+    def totals_of(self, tile: HaloSlice, returns: GradientReturn) -> Sequence[Tensor]:
         """Where the gradients of a tile that was sent are added."""
         return returns.totals
 
@@ -211,13 +214,13 @@ class Exchange:
         outbound = self._message(row, transfer.send, transfer.sent)
         transfer.receive_work, transfer.send_work = self.wire.post(inbound, outbound, tag, self.signature)
 
-    def _message(self, row: RowFormat, tile: Tile | None, buffer: Tensor | None) -> Message | None:
+    def _message(self, row: RowFormat, tile: HaloSlice | None, buffer: Tensor | None) -> Message | None:
         nbytes = 0 if tile is None else row.message_bytes(tile.rows)
         if tile is None or buffer is None or not nbytes:
             return None
         return Message(self.process_of(tile.peer), buffer[:nbytes])
 
-    def wait(self, work: Any, tile: Tile | None) -> None:
+    def wait(self, work: Any, tile: HaloSlice | None) -> None:
         """Wait until a tile's message is there, or has gone."""
         if work is not None and tile is not None:
             self.wire.wait(work, self.process_of(tile.peer), self.signature)
@@ -229,7 +232,7 @@ class Exchange:
 
 
 class _Outward:
-    """The rows of one sweep, on their way to those who read them."""
+    """The rows of one exchange, on their way to those who read them."""
 
     def __init__(self, exchange: Exchange, device: torch.device, fields: list[Tensor], keep: bool) -> None:
         self.exchange = exchange
@@ -283,7 +286,7 @@ class _Outward:
 
 
 class _Backward:
-    """The gradients of one sweep, on their way to the owners of the rows."""
+    """The gradients of one exchange, on their way to the owners of the rows."""
 
     def __init__(self, exchange: Exchange, device: torch.device, returns: GradientReturn) -> None:
         self.exchange = exchange
@@ -321,7 +324,7 @@ class _Backward:
         self.exchange.post(step.place, Direction.BACK, self.row, transfer)
         self.transfers.append(transfer)
 
-    def take_in(self, in_flight: int) -> None:
+    def accumulate_received(self, in_flight: int) -> None:
         """Add up what has come, until no more than `in_flight` transfers are left."""
         while len(self.transfers) > in_flight:
             transfer = self.transfers.popleft()

@@ -13,7 +13,7 @@ SCHEDULES = 8
 """Sizes of tiles whose steps a plan keeps, the latest used."""
 
 
-class Tile(NamedTuple):
+class HaloSlice(NamedTuple):
     """Rows begin:end of a halo list, on their way between this worker and `peer`: `size` of them, or the last ones.
 
     owner: which virtual worker of this process has the rows, where they are sent.
@@ -34,8 +34,8 @@ class Step(NamedTuple):
     """One step of the exchange: the tile this worker receives and the tile it sends, if any."""
 
     place: int  # within its round; part of the message's address
-    receive: Tile | None
-    send: Tile | None
+    receive: HaloSlice | None
+    send: HaloSlice | None
 
 
 class HaloPlan:
@@ -109,13 +109,13 @@ class HaloPlan:
             source, reader = (self.rank - k) % world, (self.rank + k) % world
             longest = max(counts[(r - k) % world][r] for r in range(world))
             for index in range(-(-longest // tile_rows)):
-                receive = tile_of(source, index, tile_rows, counts[source][self.rank])
-                send = tile_of(reader, index, tile_rows, counts[self.rank][reader])
+                receive = halo_slice(source, index, tile_rows, counts[source][self.rank])
+                send = halo_slice(reader, index, tile_rows, counts[self.rank][reader])
                 steps.append(Step(index, receive, send))
         return steps
 
 
-def tile_of(peer: int, index: int, tile_rows: int, rows: int) -> Tile | None:
+def halo_slice(peer: int, index: int, tile_rows: int, rows: int) -> HaloSlice | None:
     """The tile of a halo list of so many rows, if there is such a one."""
     begin = index * tile_rows
-    return Tile(peer, begin, min(begin + tile_rows, rows), tile_rows) if begin < rows else None
+    return HaloSlice(peer, begin, min(begin + tile_rows, rows), tile_rows) if begin < rows else None

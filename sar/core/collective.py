@@ -32,9 +32,9 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.calls import BACKWARD
-from sar.comm.exchange import Exchange, GradientReturn, ReceivedTile
+from sar.comm.exchange import Exchange, GradientReturn, Tile
 from sar.comm.group import Group
-from sar.comm.halo_plan import Tile
+from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
 from sar.core.relation import Relation, Structure
@@ -49,11 +49,11 @@ class Piece(NamedTuple):
     """A block of edges to compute, with what has come for it from another worker.
 
     tile: the tile that its edges read; None for those that read this worker's rows.
-    rows, grads: as in `ReceivedTile`.
+    rows, grads: as in `Tile`.
     """
 
     block: EdgeBlock
-    tile: Tile | None = None
+    tile: HaloSlice | None = None
     rows: list[Tensor] | None = None
     grads: list[Tensor] | None = None
 
@@ -89,11 +89,11 @@ class CallContext:
         """The return of gradients that adds up at `totals`, (N_src, ...) each."""
         return GradientReturn(totals, add_rows)
 
-    def pieces(self, received: Iterable[ReceivedTile] | None) -> Iterator[Piece]:
+    def pieces(self, received: Iterable[Tile] | None) -> Iterator[Piece]:
         """All edges of the relation: the own shard's first, while the first tiles travel, then tile by tile.
 
         Args:
-            received: the sweep, which has begun; None where nothing travels.
+            received: the exchange, which has begun; None where nothing travels.
         """
         if received is None:
             yield from map(Piece, self.relation.blocks)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan, Tile
+from sar.comm.halo_plan import HaloPlan, HaloSlice
 from sar.common_tuples import EID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
 from sar.core.constants import Constants
 from sar.core.partition_data import (
@@ -62,7 +62,8 @@ class Relation:
     out_degrees: Tensor
     message_order: Tensor
     constants: Constants = field(init=False, default_factory=Constants)
-    _tiles: dict[int, dict[Tile, EdgeBlock]] = field(init=False, default_factory=dict)  # by size, the latest used last
+    # By size, the latest used last.
+    _tiles: dict[int, dict[HaloSlice, EdgeBlock]] = field(init=False, default_factory=dict)
     _in_place: dict[int, EdgeBlock] = field(init=False, default_factory=dict)  # by part
     _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
 
@@ -79,7 +80,7 @@ class Relation:
         blocks = sum(block.nbytes for block in (*self.blocks, *tiles))
         return blocks + self.plan.nbytes + sum(tensor.nbytes for tensor in tensors)
 
-    def tile(self, tile: Tile) -> EdgeBlock:
+    def tile(self, tile: HaloSlice) -> EdgeBlock:
         """The edges that read a tile, sources renumbered within it; cut out once and kept with those of its size."""
         cut = self._tiles[tile.size] = self._tiles.pop(tile.size, {})
         if len(self._tiles) > TILE_SIZES:

@@ -7,7 +7,7 @@ arrive. In that turn the process sends the rows of all its V workers to the work
 their turn, too, which is an exchange among W processes like any other. Gradients are added to the total of the rows'
 owner, by whoever has the turn, beginning with worker 0: in the same order in each epoch, to the last bit. A second
 meeting ends a sweep that returns gradients; only then a total is complete.
-A caller that can (`in_place`) reads the rows where they lie and adds to totals itself, without copies of either. Other
+A caller that can (`local`) reads the rows where they lie and adds to totals itself, without copies of either. Other
 rows that do not leave the process are rounded as those that do (`Config.wire_dtype_features`), so that the results are
 those of p processes.
 
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from sar.comm.buffers import BufferPool
-from sar.comm.exchange import Exchange, GradientReturn, InPlace, ReceivedTile
-from sar.comm.halo_plan import HaloPlan, Step, Tile, tile_of
+from sar.comm.exchange import Exchange, GradientReturn, LocalFields, Tile
+from sar.comm.halo_plan import HaloPlan, HaloSlice, Step, halo_slice
 from sar.comm.rows import RowFormat
 from sar.comm.settings import SMALL_TILE, UNLIMITED_ROWS, Settings
 from sar.comm.statistics import counters
@@ -113,31 +113,31 @@ class VirtualExchange(Exchange):
                     counts[(x - k) % outer.world_size * size + u][x * size + place] for x in range(outer.world_size)
                 )
                 for index in range(-(-longest // tile_rows)):
-                    receive = tile_of(source, index, tile_rows, counts[source][self.group.rank])
-                    send = tile_of(reader, index, tile_rows, counts[own][reader])
+                    receive = halo_slice(source, index, tile_rows, counts[source][self.group.rank])
+                    send = halo_slice(reader, index, tile_rows, counts[own][reader])
                     mine = None if send is None else send._replace(owner=u)
                     steps.append(Step(place << 12 | len(steps) % 2**12, receive, mine))
         return steps
 
-    def _tiles_here(self, tile_rows: int) -> list[Tile]:
+    def _tiles_here(self, tile_rows: int) -> list[HaloSlice]:
         """The tiles that this worker reads of the others of its process."""
         tiles = []
         for source in map(self._rank_of, range(self.group.turns.size)):
             rows = self.plan.halo_counts[source][self.group.rank] if source != self.group.rank else 0
-            found = (tile_of(source, index, tile_rows, rows) for index in range(-(-rows // tile_rows)))
+            found = (halo_slice(source, index, tile_rows, rows) for index in range(-(-rows // tile_rows)))
             tiles += [tile for tile in found if tile is not None]
         return tiles
 
-    def sweep(
+    def exchange_tiles(
         self,
         device: torch.device,
         fields: list[Tensor] | None = None,
         *,
         keep: bool = False,
-        in_place: InPlace | None = None,
+        local: LocalFields | None = None,
         returns: GradientReturn | None = None,
-    ) -> Iterator[ReceivedTile]:
-        """As `Exchange.sweep`."""
+    ) -> Iterator[Tile]:
+        """As `Exchange.exchange_tiles`."""
         group, rows = self.group, list(fields or [])
         totals = [] if returns is None else [total.detach() for total in returns.totals]
         forms = RowFormat.of(rows), RowFormat.of(totals)
@@ -145,22 +145,20 @@ class VirtualExchange(Exchange):
         wire = forms[0].narrowed(halves[0]), forms[1].narrowed(halves[1])
         self._count(*wire)
         if wire != forms or (keep and halves != (None, None)):  # what one direction keeps has to fit the other
-            in_place = None
-        if in_place is not None:
-            rows += in_place.fields if fields is not None else ()
-            totals += (total.detach() for total in in_place.totals)
+            local = None
+        if local is not None:
+            rows += local.fields if fields is not None else ()
+            totals += (total.detach() for total in local.totals)
         shared = _Shared(group.publish(rows), group.open_to_others(totals))
         self._shared = group.share(shared, self.signature, afresh=returns is not None)
-        travelling = super().sweep(device, fields, keep=keep, returns=returns)
-        if in_place is not None:
+        travelling = super().exchange_tiles(device, fields, keep=keep, returns=returns)
+        if local is not None:
             here = self._walk_in_place(fields is not None)
         else:
             here = self._walk_here(fields is not None, keep, returns)
         return self._walk_all(here, travelling, returns is not None)
 
-    def _walk_all(
-        self, here: Iterator[ReceivedTile], travelling: Iterator[ReceivedTile], returns: bool
-    ) -> Iterator[ReceivedTile]:
+    def _walk_all(self, here: Iterator[Tile], travelling: Iterator[Tile], returns: bool) -> Iterator[Tile]:
         yield from here
         yield from travelling
         totals, self._shared = self._shared[self.group.place].totals, []
@@ -169,13 +167,13 @@ class VirtualExchange(Exchange):
             for total in totals:
                 total.will_need(0, len(total.rows))
 
-    def _walk_in_place(self, fetch: bool) -> Iterator[ReceivedTile]:
+    def _walk_in_place(self, fetch: bool) -> Iterator[Tile]:
         """The rows and totals of the workers of this process."""
         for tile, index, owner in self._asked_ahead(self._tiles_here(UNLIMITED_ROWS)):
             rows, totals = ([one.rows for one in shared] for shared in owner)
-            yield ReceivedTile(tile, rows if fetch else None, totals or None, index)
+            yield Tile(tile, rows if fetch else None, totals or None, index)
 
-    def _walk_here(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[ReceivedTile]:
+    def _walk_here(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[Tile]:
         """The tiles of the workers of this process."""
         tiles = self._tiles_here(self._tile_rows)
         most = max((tile.rows for tile in tiles), default=0)
@@ -191,7 +189,7 @@ class VirtualExchange(Exchange):
                 fetched.wire.round(rows)
             if returns is not None:
                 grads = [one.fill_(returns.start) for one in returned.again(tile.rows)]
-            yield ReceivedTile(tile, rows, grads)
+            yield Tile(tile, rows, grads)
             if returns is not None and grads is not None:
                 returned.wire.round(grads)
                 for total, grad in zip(owner.totals, grads, strict=True):
@@ -214,7 +212,7 @@ class VirtualExchange(Exchange):
         super().post(*args)
         counters.bytes_sent, counters.bytes_received = moved
 
-    def _asked_ahead(self, tiles: list[Tile]) -> Iterator[tuple[Tile, Tensor, _Shared]]:
+    def _asked_ahead(self, tiles: list[HaloSlice]) -> Iterator[tuple[HaloSlice, Tensor, _Shared]]:
         """Each tile, its rows, and what their owner has shared; see [Note: reading ahead]."""
         owners = [self._shared[tile.peer % self.group.turns.size] for tile in tiles]
         found = list(
@@ -226,7 +224,7 @@ class VirtualExchange(Exchange):
             self._read_ahead(next(ahead, None))
             yield this
 
-    def _read_ahead(self, asked: tuple[Tile, Tensor, _Shared] | None) -> None:
+    def _read_ahead(self, asked: tuple[HaloSlice, Tensor, _Shared] | None) -> None:
         if asked is None:
             return
         _, rows, owner = asked
@@ -240,20 +238,20 @@ class VirtualExchange(Exchange):
     def _rank_of(self, place: int) -> int:
         return self.group.outer.rank * self.group.turns.size + place
 
-    def _rows_of(self, owner: int, reader: int, tile: Tile) -> Tensor:
+    def _rows_of(self, owner: int, reader: int, tile: HaloSlice) -> Tensor:
         """The rows in a tile of those that some worker reads of a worker of this process."""
         begin = sum(self.plan.halo_counts[owner][:reader])
         return self.plan.rows_here[owner % self.group.turns.size][begin + tile.begin : begin + tile.end]
 
     # -- for those of other processes
 
-    def own_rows(self, tile: Tile) -> Tensor:
+    def own_rows(self, tile: HaloSlice) -> Tensor:
         return self._rows_of(self._rank_of(tile.owner), tile.peer, tile)
 
-    def fields_of(self, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
+    def fields_of(self, tile: HaloSlice, fields: list[Tensor]) -> list[Tensor]:
         return [one.rows for one in self._shared[tile.owner].fields[: len(fields)]]
 
-    def totals_of(self, tile: Tile, returns: GradientReturn) -> Sequence[Tensor]:
+    def totals_of(self, tile: HaloSlice, returns: GradientReturn) -> Sequence[Tensor]:
         return [one.rows for one in self._shared[tile.owner].totals[: len(returns.totals)]]
 
     def process_of(self, worker: int) -> int:

@@ -84,7 +84,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
         for fetch, give in ((True, False), (True, True), (False, True)):
             group.calls += 1
             returns = GradientReturn([total], add) if give else None
-            for tile, rows, grads, _ in exchange.sweep(CPU, [x[rank]] if fetch else None, returns=returns):
+            for tile, rows, grads, _ in exchange.exchange_tiles(CPU, [x[rank]] if fetch else None, returns=returns):
                 sent = x[tile.peer][plans[tile.peer].send_rows[rank][tile.begin : tile.end]]
                 if fetch:
                     assert torch.equal(rows[0], sent)
@@ -123,7 +123,7 @@ def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) ->
         with group.guard():
             exchange = Exchange(group, plans[rank], settings, RowFormat.of([x]), BufferPool(CPU), "a call")
             for _ in range(40):
-                for _ in exchange.sweep(CPU, [x]):
+                for _ in exchange.exchange_tiles(CPU, [x]):
                     pass
 
     ended = run_all(workers, work)

@@ -115,7 +115,7 @@ class CountingPool(BufferPool):
         super().give(buffer)
 
 
-def sweep(mine, depth, both_ways, grads):
+def exchange_at_depth(mine, depth, both_ways, grads):
     """Messages sent before anything is computed, the most bytes in buffers, and a budget that makes tiles one row."""
     partition, data = mine
     graph, row = build(partition, 1), WIDTH * ITEM
@@ -124,11 +124,11 @@ def sweep(mine, depth, both_ways, grads):
     group, pool = session.current_group(), CountingPool(torch.device("cpu"))
     fields = [data.nodes["x"]]
     plan, width = graph.passing().context.relation.plan, RowFormat.of(fields)
-    exchange = Exchange(group, plan, Settings.current(), width, pool, "a sweep", both_ways=both_ways)
-    group.agree("a sweep")
+    exchange = Exchange(group, plan, Settings.current(), width, pool, "an exchange", both_ways=both_ways)
+    group.agree("an exchange")
     returns = GradientReturn(fields, lambda rows, values, total: None) if grads else None
     start = comm.statistics()
-    received = exchange.sweep(torch.device("cpu"), fields, returns=returns)
+    received = exchange.exchange_tiles(torch.device("cpu"), fields, returns=returns)
     at_once = (comm.statistics() - start).messages_sent
     for tile in received:
         assert (tile.grads is not None) == grads
@@ -144,7 +144,7 @@ def test_buffers_are_used_from_the_start_and_keep_within_their_limit(pool, world
     """What gradients need later holds rows while the own shard is computed."""
     parts = SCENARIOS["random"](world_size)
     mine = deal(parts, random_data(parts, torch.float64))
-    for at_once, most, budget in pool.run(sweep, depth, both_ways, grads, per_rank=mine):
+    for at_once, most, budget in pool.run(exchange_at_depth, depth, both_ways, grads, per_rank=mine):
         assert at_once == (2 if both_ways else 1) * depth + 1
         assert most <= budget
 

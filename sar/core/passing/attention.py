@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Exchange, InPlace
-from sar.comm.halo_plan import Tile
+from sar.comm.exchange import Exchange, LocalFields
+from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, Made
 from sar.core.eager import uncompiled
@@ -133,7 +133,7 @@ class _AttentionCall(Collective):
         self.relation = context.relation
         self.how = how
         self.recompute = recompute
-        self.kept: list[Tile] = []
+        self.kept: list[HaloSlice] = []
 
     def forward(self, *inputs: Any) -> Made:
         given, made_of = Inputs(*inputs[:5]), inputs[5:]
@@ -145,12 +145,12 @@ class _AttentionCall(Collective):
         result = out.to(reduce(torch.promote_types, dtypes))
         return Made((result,), [out, normaliser, x, *given[1:], *made_of, *kept.values()])
 
-    def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[Tile, Tensor]]:
+    def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[HaloSlice, Tensor]]:
         """The result, (N_dst, H, D), what makes scores weights (see `Running.finish`), and fetched rows to keep."""
         x, received, scores = inputs.x, None, self._scores(inputs)
         if self.distributed:
             # The first tiles travel while all of the own nodes' part is computed.
-            received = self._exchange(x).sweep(x.device, [x], keep=keep, in_place=InPlace(scores))
+            received = self._exchange(x).exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
         ends, kept = _ends(inputs, *scores), {}
         running = Running.start(self.relation.num_dst, ends.x)
         for block, tile, rows, _ in self.context.pieces(received):
@@ -183,15 +183,15 @@ class _AttentionCall(Collective):
             inputs = inputs._replace(x=self.recompute(*made_of))
         return [*self._attend_back(inputs, stats, kept, grad), *[None] * len(made_of)]
 
-    def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[Tile, Tensor], grad: Tensor) -> Inputs:
+    def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[HaloSlice, Tensor], grad: Tensor) -> Inputs:
         """Gradients of the inputs; for `stats` see `destination_statistics`."""
         x, received, scores = inputs.x, None, self._scores(inputs)
         totals = [roomy(each.shape, accumulation_dtype(each.dtype), each.device, zeros=True) for each in (x, *scores)]
         if self.distributed:
             keep = self.context.settings.keep
-            returns, besides = self.context.return_to(totals[:1]), InPlace(scores, totals[1:])
-            received = self._exchange(x).sweep(
-                x.device, None if keep else [x], keep=keep, in_place=besides, returns=returns
+            returns, besides = self.context.return_to(totals[:1]), LocalFields(scores, totals[1:])
+            received = self._exchange(x).exchange_tiles(
+                x.device, None if keep else [x], keep=keep, local=besides, returns=returns
             )
         ends = _ends(inputs, *scores)
         note_scores(self.how, stats, ends.y)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Exchange, InPlace, ReceivedTile
-from sar.comm.halo_plan import Tile
+from sar.comm.exchange import Exchange, LocalFields, Tile
+from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, Made
 from sar.core.constants import Constant
@@ -54,7 +54,7 @@ class Aggregated:
 
     out: Tensor
     argmax: Tensor | None
-    kept: dict[Tile, Tensor] = field(default_factory=dict)
+    kept: dict[HaloSlice, Tensor] = field(default_factory=dict)
 
 
 class BuiltinMessages:
@@ -122,9 +122,9 @@ class BuiltinMessages:
         received = None
         own = None if self.source is None else operands[self.source]
         keep = self.context.settings.keep and self.rows_needed(needed)
-        kept: dict[Tile, Tensor] = {}
+        kept: dict[HaloSlice, Tensor] = {}
         if self.distributed and own is not None:
-            received = self.exchange(needed).sweep(own.device, [own], keep=keep, in_place=InPlace())
+            received = self.exchange(needed).exchange_tiles(own.device, [own], keep=keep, local=LocalFields())
         made = self.reduction.start()  # not before the turn of a virtual worker may pass
         for piece in self.context.pieces(received):
             here = list(operands)
@@ -206,16 +206,16 @@ class BuiltinMessages:
 
     def _post_backward(
         self, operands: Values, grads: Values, needed: int, device: torch.device
-    ) -> Iterator[ReceivedTile] | None:
+    ) -> Iterator[Tile] | None:
         """Start to fetch source rows where their values are needed, and to return their gradients."""
         if not self.distributed or self.source is None:
             return None
         own, own_grad = operands[self.source], grads[self.source]
-        return self.exchange(needed).sweep(
+        return self.exchange(needed).exchange_tiles(
             device,
             None if own is None or self.context.settings.keep else [own],
             keep=self.context.settings.keep and self.rows_needed(needed),
-            in_place=InPlace(),
+            local=LocalFields(),
             returns=None if own_grad is None else self.context.return_to([own_grad]),
         )
 
@@ -228,7 +228,7 @@ class BuiltinCall(Collective):
         self.messages = messages
         self.constant = constant
         self.hit = False  # whether all workers hold the result of one earlier call
-        self.kept: list[Tile] = []
+        self.kept: list[HaloSlice] = []
 
     @property
     def backward_communicates(self) -> bool:

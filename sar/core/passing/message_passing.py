@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm.halo_plan import Tile
+from sar.comm.halo_plan import HaloSlice
 from sar.common_tuples import EID
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
@@ -81,7 +81,7 @@ class Passing:
 
 
 def _find_edges(
-    context: CallContext, edge: Frame, block: EdgeBlock, tile: Tile | None
+    context: CallContext, edge: Frame, block: EdgeBlock, tile: HaloSlice | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     structure, relation = context.structure, context.relation
     source, _, destination = relation.etype

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.exchange import Exchange, GradientReturn
-from sar.comm.halo_plan import Tile
+from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, Made, Piece
 from sar.core.empty import views_of_nothing
@@ -122,7 +122,7 @@ class PythonCall(Collective):
         self.captured = Captured(messages.function, recording.captured)
         self.messages = replace(messages, function=self.captured.function)
         self.surroundings = Surroundings(context.structure.device)
-        self.kept: list[Tile] = []
+        self.kept: list[HaloSlice] = []
         self.used: set[int] = set()  # of the captured tensors, by the forward
 
     def flags(self) -> int:
@@ -150,7 +150,9 @@ class PythonCall(Collective):
         combined = {name: reduction.start() for name, reduction in self.reductions.items()}
         peaks = Peaks(self.context.relation, [each.total for each in combined.values()])
         keep = bool(self.needed) and self.context.settings.keep
-        received = self._exchange(columns.src).sweep(device, columns.src, keep=keep) if self.distributed else None
+        received = (
+            self._exchange(columns.src).exchange_tiles(device, columns.src, keep=keep) if self.distributed else None
+        )
         kept: list[Tensor] = []
         for piece in self.context.pieces(received):
             if keep and piece.tile is not None and piece.rows is not None:
@@ -229,7 +231,7 @@ class PythonCall(Collective):
         received, device = None, self.context.structure.device
         if self.distributed:
             fields = None if self.context.settings.keep else columns.src
-            received = self._exchange(columns.src).sweep(device, fields, returns=sweep.gradient_return())
+            received = self._exchange(columns.src).exchange_tiles(device, fields, returns=sweep.gradient_return())
         width = len(columns.src)
         kept = {tile: rows[i * width : (i + 1) * width] for i, tile in enumerate(self.kept)}
         with self.surroundings.restored():

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.halo_plan import Tile
+from sar.comm.halo_plan import HaloSlice
 from sar.core.collective import CallContext
 from sar.core.passing.batches import EdgeBatch, Fields, RowView, checked_results, function_name, results_on_nothing
 from sar.core.passing.replay import FindCaptured, forked_generators
 from sar.kernels import EdgeBlock
 
 MessageFunction = Callable[[EdgeBatch], Mapping[str, Tensor]]
-FindEdges = Callable[[EdgeBlock, Tile | None], tuple[Tensor, Tensor, Tensor]]
+FindEdges = Callable[[EdgeBlock, HaloSlice | None], tuple[Tensor, Tensor, Tensor]]
 
 
 class EdgeFields(NamedTuple):

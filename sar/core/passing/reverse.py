@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import GradientReturn, InPlace
+from sar.comm.exchange import GradientReturn, LocalFields
 from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
@@ -79,7 +79,7 @@ class _MaxAtSources(_AtSources):
         received = None
         if self.distributed:
             returns = GradientReturn([greatest], _keep_greater, start=-torch.inf)
-            received = self.copies.exchange(0).sweep(values.device, in_place=InPlace(), returns=returns)
+            received = self.copies.exchange(0).exchange_tiles(values.device, local=LocalFields(), returns=returns)
         for piece in self.copies.context.pieces(received):
             total = greatest if piece.grads is None else piece.grads[0]
             ids = piece.block.ids(0, piece.block.num_edges)
