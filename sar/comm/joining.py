@@ -92,29 +92,25 @@ def while_it_answers(join: Callable[[Pulse], dist.Store], rank: int, where: str)
     return joining.result()
 
 
-def open_store(host: str, port: int, pulse: Pulse, *, hosts: bool, listener: socket.socket | None = None) -> dist.Store:
-    """The job's store: a connection to it, and in one process the store itself.
+def open_store(host: str, port: int, pulse: Pulse) -> dist.Store:
+    """A connection to the job's store; the pulse beats once it is there."""
+    _wait_for_port(host, port)
+    pulse.count += 1
+    limit = timedelta(seconds=Config.timeout)
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+
+
+def host_store(host: str, port: int) -> dist.TCPStore:
+    """The job's store itself, in this process.
 
     Args:
-        host: where the store is.
-        port: its TCP port.
-        pulse: beats once there is a store.
-        hosts: whether this process hosts it. It listens on the address only where that is one, or is "localhost"; a
-            host's name may stand for another address elsewhere.
-        listener: the socket to host it on, where one is bound already.
+        host: where the others look for it. It listens on this address only where it is one, or "localhost"; a host's
+            name may stand for another address elsewhere.
+        port: its TCP port; 0 for one that is free.
     """
-    limit = timedelta(seconds=Config.timeout)
-    if not hosts:
-        _wait_for_port(host, port)
-        pulse.count += 1
-        return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
-    if listener is None:
-        listener = _listen(host, port)
-    else:
-        listener.listen()
-    return dist.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listener.detach()
-    )
+    listener, limit = _listen(host, port), timedelta(seconds=Config.timeout)
+    port, descriptor = listener.getsockname()[1], listener.detach()
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=descriptor)
 
 
 def _wait_for_port(host: str, port: int) -> None:

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from sar.comm.allocator import set_allocator
 from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
 from sar.comm.interfaces import choose_interface
-from sar.comm.joining import Pulse, check_in, open_store, while_it_answers
+from sar.comm.joining import Pulse, check_in, host_store, open_store, while_it_answers
 from sar.comm.launcher import end_with_launcher, find_place, job_id, local_rank, set_in_part
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
@@ -280,7 +279,8 @@ def _start(
     rank = given_rank if given_rank is not None else place.rank if place else None
     size = given_size if given_size is not None else place.world_size if place else None
     master = given_master or (place.master if place else None)
-    port, listener, job = given_port, None, os.environ.get("SAR_JOB_ID")
+    store: dist.Store | None
+    port, store, job = given_port, None, os.environ.get("SAR_JOB_ID")
     half_set = set_in_part()
     if place is None and met is None and (rank, size, master) == (None, None, None) and not half_set:
         logger.info("no launcher and no arguments: a group of one worker; `sar launch --workers W` starts several")
@@ -299,12 +299,12 @@ def _start(
     if not 0 <= rank < size:
         raise ConfigError(f"Rank {rank} is not below the world size {size}; ranks count from 0.")
     if size == 1 and unnamed:  # nobody has to find the port, so the jobs of a host need not share the default
-        listener = socket.create_server((master, 0))
-        port = listener.getsockname()[1]
+        own = host_store(master, 0)
+        store, port = own, own.port
     elif met is not None and met.address == given_master:
         job = job or met.nonce
         if given_port == DEFAULT_PORT:
-            port, listener = met.port, met.listener
+            port, store = met.port, met.store
     elif given_port == DEFAULT_PORT and given_master is None and place is not None and place.port is not None:
         port = place.port
     if given_rank is None or (place is not None and place.launcher == "torchrun"):
@@ -314,8 +314,13 @@ def _start(
     agent = given_master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     def join(pulse: Pulse) -> dist.Store:
-        store = open_store(master, port, pulse, hosts=rank == 0 and not agent, listener=listener)
-        return check_in(store, rank, size, job, pulse)
+        if store is not None:
+            found = store
+        elif rank == 0 and not agent:
+            found = host_store(master, port)
+        else:
+            found = open_store(master, port, pulse)
+        return check_in(found, rank, size, job, pulse)
 
     try:
         dist.init_process_group(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import sar
 from sar.comm import joining, liveness
-from sar.comm.joining import Pulse, check_in, open_store, while_it_answers
+from sar.comm.joining import Pulse, check_in, host_store, open_store, while_it_answers
 from sar.comm.launcher import job_id
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tests.comm.launch import free_port, launch
@@ -89,7 +89,7 @@ def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, cap
     monkeypatch.setattr(liveness, "STALL_SECONDS", 0.2)
     port = free_port()
     with pytest.raises(ConnectionRefusedError):
-        while_it_answers(lambda pulse: open_store("127.0.0.1", port, pulse, hosts=False), 3, "the store")
+        while_it_answers(lambda pulse: open_store("127.0.0.1", port, pulse), 3, "the store")
     assert any(line.startswith("Worker 3 has waited 0 s for the store") for line in caplog.messages), caplog.messages
 
 
@@ -219,9 +219,9 @@ def test_the_store_listens_on_the_address_asked_for(host):
     if host == "::1" and not socket.has_ipv6:
         pytest.skip("no IPv6")
     port = free_port()
-    store = open_store(host, port, Pulse(), hosts=True)
+    store = host_store(host, port)
     assert listening(port) == {"0100007F" if host != "::1" else "00000000000000000000000001000000"}
-    other = open_store(host, port, Pulse(), hosts=False)
+    other = open_store(host, port, Pulse())
     other.set("greeting", "hello")
     assert store.get("greeting") == b"hello"
 
