@@ -6,17 +6,17 @@ SOURCES := sar tests examples benchmarks tools setup.py
 FAST := test_architecture.py test_graphs.py test_mutants.py comm/test_collectives.py core/graph \
   core/test_agreement.py core/test_attention.py core/test_late_messages.py core/test_pruned_backward.py nn parity/test_layers.py \
   parity/test_values.py parity/test_conv_layers.py::test_python_functions_in_many_tiles sampling/test_blocks.py \
-  sampling/test_seeds.py sampling/test_training.py adapters/dgl/reader/test_partition_reader.py partition/test_write.py \
+  sampling/test_seeds.py sampling/test_training.py storage/test_partition_reader.py partition/test_write.py \
   cli/test_inspect.py
 
 # `make test` runs two parts side by side, as most tests use one core: these, and all others. Of the others, those that compile
 # most come last: by then the first part has left the kernels in the cache.
-ENGINE := $(addprefix tests/,kernels core nn parity host adapters)
+ENGINE := $(addprefix tests/,kernels core nn parity host storage adapters)
 COMPILING := $(addprefix tests/,sampling train combinations examples pages benchmarks)
 OTHERS := $(filter-out $(ENGINE) $(COMPILING),$(wildcard tests/test_*.py) $(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 PART = $(if $(findstring engine,$@),$(ENGINE),$(OTHERS) $(COMPILING))
 # Tests of the engine, and with `--virtual 1` all that have workers.
-ON_WORKERS = $(addprefix tests/,core nn parity comm $(if $(findstring x,$*),,adapters sampling train))
+ON_WORKERS = $(addprefix tests/,core nn parity comm $(if $(findstring x,$*),,storage adapters sampling train))
 VIRTUAL := $(addprefix .virtual-,2x4 1 1x5 2x2)
 SIDE_BY_SIDE = @$(MAKE) --jobs 2 --no-print-directory
 # Each line of a part's output begins with the part's name; the status is that of pytest, not of sed.

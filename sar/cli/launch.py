@@ -12,9 +12,9 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from sar.adapters.dgl.reader.partition_json import read_partition_json
 from sar.errors import ConfigError, PartitionError
 from sar.outofcore.script import wanted
+from sar.storage.partition_json import read_partition_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.common_tuples import EID, ETYPE, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
-from sar.kernels.id_slices import is_sorted
+from sar.id_slices import is_sorted
 
 
 class Shard(NamedTuple):

@@ -1,7 +1,7 @@
-"""Partitions put together or divided, so that one partitioning serves any number of workers."""
+"""Data of partitions put together or divided, so that one partitioning serves any number of workers."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -9,47 +9,7 @@ from torch import Tensor
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
 from sar.outofcore.residency import roomy
-
-
-def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:
-    """Consecutive partitions for every worker, of about equal size.
-
-    Args:
-        sizes: of the partitions, for instance their edges.
-        workers: W, at most as many as partitions. Every worker gets at least one.
-    """
-    ends = list(accumulate(sizes))
-    cuts = [0]
-    for worker in range(1, workers):
-        goal = ends[-1] * worker / workers
-        first, last = cuts[-1] + 1, len(sizes) - (workers - worker)
-        cuts.append(min(range(first, last + 1), key=lambda cut: abs(ends[cut - 1] - goal)))
-    return [range(begin, end) for begin, end in pairwise([*cuts, len(sizes)])]
-
-
-def deal_workers(sizes: Sequence[int], workers: int) -> list[range]:
-    """Consecutive workers for every partition, more for larger ones.
-
-    Args:
-        sizes: of the partitions, for instance their edges.
-        workers: W, at least as many as partitions. Every partition gets at least one.
-    """
-    counts = [1] * len(sizes)
-    for _ in range(workers - len(sizes)):
-        counts[max(range(len(sizes)), key=lambda part: sizes[part] / counts[part])] += 1
-    return [range(begin, end) for begin, end in runs_of(counts)]
-
-
-def runs_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs [begin, end) of these sizes, one after the other."""
-    return list(pairwise([0, *accumulate(sizes)]))
-
-
-def equal_runs(costs: Tensor, count: int) -> list[tuple[int, int]]:
-    """Cut rows into runs [begin, end) of about equal cost, (N,) each row's."""
-    reached = costs.cumsum(0)
-    goals = torch.arange(1, count) * int(costs.sum()) // count
-    return list(pairwise([0, *torch.searchsorted(reached, goals, right=True).tolist(), len(costs)]))
+from sar.storage.worker_share import runs_of
 
 
 def renumber(data: PartitionData, part: int, order: Sequence[int]) -> PartitionData:

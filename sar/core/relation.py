@@ -26,9 +26,9 @@ from sar.core.partition_data import (
     with_edge_ids,
 )
 from sar.errors import GraphError
+from sar.id_slices import count_ids, less_first, number_distinct
 from sar.kernels import EdgeBlock, load_kernels
 from sar.kernels.edge_block import compress
-from sar.kernels.id_slices import count_ids, less_first, number_distinct
 from sar.raw_memory import settled
 
 TILE_SIZES = 4

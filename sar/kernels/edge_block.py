@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.kernels.id_slices import count_ids
+from sar.id_slices import count_ids
 from sar.raw_memory import settled
 
 

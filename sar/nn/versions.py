@@ -24,9 +24,9 @@ import torch
 
 from sar.comm import session
 from sar.comm.group import Group
-from sar.durable import put_in_place, slice_sums, sync
 from sar.errors import CheckpointError
 from sar.logging_setup import logger
+from sar.storage.durable import put_in_place, slice_sums, sync
 
 MANIFEST: Final = "manifest.json"
 SHARED: Final = "shared.pt"

@@ -3,7 +3,7 @@
 `GraphSource` is what readers of files make, and what methods and the writer take. Nothing here loads a whole graph.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -72,6 +72,44 @@ class Column(Protocol):
     def __getitem__(self, rows: Any, /) -> Array:
         """The rows of a slice, or of an ascending array of row numbers."""
         ...
+
+
+@dataclass(frozen=True)
+class JoinedColumn:
+    """Columns of the same row shape and dtype, one after the other: (sum of rows, ...)."""
+
+    parts: Sequence[Column]
+
+    @cached_property
+    def _ends(self) -> Array:
+        return np.cumsum([part.shape[0] for part in self.parts])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return int(self._ends[-1]), *self.parts[0].shape[1:]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.parts[0].dtype
+
+    def __getitem__(self, rows: Any, /) -> Array:
+        """The rows of a slice without a step, or of an ascending array of row numbers."""
+        pieces = []
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(self.shape[0])
+            for part, end in zip(self.parts, self._ends.tolist(), strict=True):
+                first = end - part.shape[0]
+                if max(start, first) < min(stop, end):
+                    pieces.append(part[max(start, first) - first : min(stop, end) - first])
+        else:
+            rows = np.asarray(rows)
+            bounds = np.searchsorted(rows, self._ends).tolist()
+            for part, end, low, high in zip(self.parts, self._ends.tolist(), [0, *bounds], bounds, strict=False):
+                if low < high:
+                    pieces.append(part[rows[low:high] - (end - part.shape[0])])
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate(pieces) if pieces else self.parts[0][0:0]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sar.kernels.id_slices import first_of_equals
+from sar.id_slices import first_of_equals
 
 _CHUNK = 2**18
 

@@ -9,15 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.adapters.dgl.reader.edge_type_names import canonical_edge_types, split_edge_type, types_of
-from sar.adapters.dgl.reader.feature_files import FeatureFiles
-from sar.adapters.dgl.reader.local_graph import PartFile, check_node_ids
-from sar.adapters.dgl.reader.partition_json import IdRanges, PartitionJson, graph_path
-from sar.adapters.dgl.reader.stored_tensor import load
-from sar.adapters.dgl.reader.visible_edges import check_edge_ids, order_edges
-from sar.adapters.dgl.reader.worker_share import WorkerShare
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError, PartitionError
+from sar.storage.edge_type_names import canonical_edge_types, split_edge_type, types_of
+from sar.storage.feature_files import FeatureFiles
+from sar.storage.local_graph import PartFile, check_node_ids
+from sar.storage.partition_json import IdRanges, PartitionJson, graph_path
+from sar.storage.stored_tensor import load
+from sar.storage.visible_edges import check_edge_ids, order_edges
+from sar.storage.worker_share import WorkerShare
 
 CPU = torch.device("cpu")
 Ids = NDArray[np.int64]

@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar import comm
-from sar.adapters.dgl.reader.partition_json import PartitionJson, read_partition_json
-from sar.adapters.dgl.reader.tensor_file import open_tensors
-from sar.adapters.dgl.reader.worker_share import WorkerShare
 from sar.comm.session import current_group
 from sar.common_tuples import CanonicalEtype
-from sar.durable import put_in_place
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
 from sar.partition.ingest.objects import as_array
 from sar.partition.once import Once
 from sar.partition.original_ids import Ids, Originals, original_edges, original_nodes
-from sar.partition.stored import tensor_column
 from sar.partition.write.team import Team
+from sar.storage.arrays import tensor_column
+from sar.storage.durable import put_in_place
+from sar.storage.partition_json import PartitionJson, read_partition_json
+from sar.storage.tensor_file import open_tensors
+from sar.storage.worker_share import WorkerShare
 
 Values = Tensor | Array | str | PathLike[str]
 

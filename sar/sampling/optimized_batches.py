@@ -22,9 +22,9 @@ from sar.adapters.metis_library import METIS_INTEGER, AdjacencyLists, metis_part
 from sar.comm import session
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import edges_into
-from sar.durable import written_whole
 from sar.errors import ConfigError
 from sar.logging_setup import logger
+from sar.storage.durable import written_whole
 
 IMBALANCE = 0.03
 """How many more seeds than the mean a part of METIS may have: 3 %, its own default."""

@@ -7,12 +7,12 @@ from os import PathLike
 
 import torch
 
-from sar.adapters.dgl.reader.part_inspection import PartContent
 from sar.common_tuples import EID, CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.inspect.by_worker import WorkerContent, by_worker
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport
 from sar.partition.inspect.inspection import inspect_parts, largest_value
+from sar.partition.inspect.part_inspection import PartContent
 
 FEATURE, LABEL, TRAIN_MASK = "feat", "label", "train_mask"
 _ID_BYTES = 8

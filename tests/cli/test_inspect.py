@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from sar import load_dgl_partition_data
+from sar import id_slices, load_dgl_partition_data
 from sar.cli import main
 from sar.core.regroup import regroup
-from sar.kernels import id_slices
 from tests.adapters.dgl.directories import heterogeneous_graph, write_directory
 
 

@@ -14,17 +14,17 @@ import pytest
 import torch
 
 import sar
-from sar.adapters.dgl.part_sums import SUMS
-from sar.adapters.dgl.reader.checked_file import comparing
-from sar.adapters.dgl.reader.stored_tensor import open_file
 from sar.cli import main
-from sar.durable import SLICE_BYTES
 from sar.errors import ConfigError, PartitionError
 from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
 from sar.partition.write.write import write_partitions
+from sar.storage.checked_file import comparing
+from sar.storage.durable import SLICE_BYTES
+from sar.storage.part_sums import SUMS
+from sar.storage.stored_tensor import open_file
 from tests.partition.written import content_of, typed_graph, write
 from tests.workers import REPOSITORY
 

@@ -16,9 +16,9 @@ from sar.core.partition_data import select_relation
 from sar.errors import ConfigError
 from sar.partition.assign import assigning
 from sar.partition.inspect.inspection import inspect_directory
+from tests.adapters.dgl import dist_graph_trainer as trainer
+from tests.adapters.dgl import test_dist_graph
 from tests.adapters.dgl.directories import dgl, heterogeneous_graph, homogeneous_graph, write_directory
-from tests.adapters.dgl.reader import dist_graph_trainer as trainer
-from tests.adapters.dgl.reader import test_dist_graph
 from tests.matrix import corner
 from tests.parity.harness import assert_close
 from tests.workers import WorkerPool

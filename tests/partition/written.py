@@ -12,11 +12,11 @@ import pytest
 from hypothesis import strategies as st
 
 from sar.adapters.dgl.shim import require_dgl
-from sar.adapters.dgl.writer.binary_layout import ArrayWriter
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
 from sar.partition.write import numbering, write_job
 from sar.partition.write.write import PartitionReport, write_partitions
+from sar.storage.binary_layout import ArrayWriter
 
 dgl = require_dgl()
 

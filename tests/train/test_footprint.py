@@ -15,7 +15,6 @@ from torch.nn import functional
 
 import sar
 from sar.adapters.dgl.layers.models import LayerStack
-from sar.adapters.dgl.reader.partition_json import read_partition_json
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli import main
 from sar.cli.demo.community_graph import community_graph
@@ -24,6 +23,7 @@ from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide
+from sar.storage.partition_json import read_partition_json
 from sar.train.footprint import plan_training
 from sar.train.graph_counts import GraphInfo, count_graph
 from sar.train.trial_epoch import MakeModel

@@ -15,8 +15,8 @@ from sar.core.graph.in_edges import source_ids
 from sar.core.graph.reversed_graph import reversed_graph
 from sar.core.relation import Relation
 from sar.errors import GraphError
+from sar.id_slices import count_ids
 from sar.kernels import EdgeBlock
-from sar.kernels.id_slices import count_ids
 
 KEPT = 4
 """As many times the edges of a graph are those of the selections of them that are kept."""

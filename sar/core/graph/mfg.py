@@ -23,8 +23,8 @@ from sar.core.graph.in_edges import expand_runs
 from sar.core.partition_data import Shard, check_edge_ids, join_features
 from sar.core.relation import AgreedGraph, NodeSet, Relation, Structure, agree_on_graph, digest, message_order
 from sar.errors import GraphError
+from sar.id_slices import number_distinct
 from sar.kernels import EdgeBlock
-from sar.kernels.id_slices import number_distinct
 
 Rows = dict[str, Tensor]  # rows within each node type, int64
 Seeds = Tensor | Mapping[str, Tensor]

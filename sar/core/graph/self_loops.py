@@ -8,8 +8,8 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.common_tuples import EID
 from sar.core.relation import Relation
+from sar.id_slices import count_ids
 from sar.kernels import EdgeBlock
-from sar.kernels.id_slices import count_ids
 
 NEW = -1  # the position of an edge that was not there before
 

@@ -10,7 +10,7 @@ import numpy as np
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource
-from sar.partition.stored import StoredArray, open_npy, open_raw
+from sar.storage.arrays import StoredArray, open_npy, open_raw
 
 
 @dataclass(frozen=True)

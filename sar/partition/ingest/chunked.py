@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from sar.adapters.dgl.reader.partition_json import check_inside
 from sar.common_tuples import CanonicalEtype
 from sar.errors import PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource
@@ -18,7 +17,8 @@ from sar.partition.ingest.features import FeatureSource, open_column
 from sar.partition.ingest.files import find_files
 from sar.partition.ingest.tables import ALL_COLUMNS
 from sar.partition.ingest.text import TextFormat
-from sar.partition.stored import unreadable
+from sar.storage.arrays import unreadable
+from sar.storage.partition_json import check_inside
 
 _FORMATS = {"csv": "text", "numpy": "npy", "parquet": "parquet"}
 

@@ -23,7 +23,7 @@ from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, GraphSource, index_dtype
 from sar.partition.ingest.objects import from_object
 from sar.partition.ingest.tables import check_edges
-from sar.partition.stored import ArrayFile, StoredArray
+from sar.storage.arrays import ArrayFile, StoredArray
 
 _MEMORY = 256 << 20
 _MOST_FILES = 64  # open at a time

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sar.adapters.dgl.reader.dgl_datasets import DGL_DATASETS, load_dgl_dataset
+from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array, GraphData, HeteroGraphData, read_any_npz
 

@@ -13,7 +13,7 @@ from sar.partition.ingest.binary_edges import open_npy_edges, open_raw_edges
 from sar.partition.ingest.parquet import parquet_edges
 from sar.partition.ingest.tables import check_edges
 from sar.partition.ingest.text import TextFormat, text_edges
-from sar.partition.stored import ArrayFile
+from sar.storage.arrays import ArrayFile
 
 _ANY = int(np.iinfo(np.int64).max)
 

@@ -11,15 +11,15 @@ from urllib.parse import quote
 
 import numpy as np
 
-from sar.adapters.dgl.reader.tensor_file import open_tensors
 from sar.common_tuples import SPLIT
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import Column
+from sar.partition.graph_source import Column, JoinedColumn
 from sar.partition.ingest.files import Files, detect_format, find_files
 from sar.partition.ingest.parquet import parquet_rows
 from sar.partition.ingest.text import text_rows
-from sar.partition.stored import ArrayFile, JoinedColumn, StoredArray, open_npy, tensor_column
+from sar.storage.arrays import ArrayFile, StoredArray, open_npy, tensor_column
+from sar.storage.tensor_file import open_tensors
 
 _NEVER_NAN = ("label", *SPLIT)
 

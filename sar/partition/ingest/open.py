@@ -8,8 +8,6 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from sar.adapters.dgl.reader.graph_file import open_graph as open_dgl_graph
-from sar.adapters.dgl.reader.stored_tensor import StoredTensor
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData, HeteroGraphData, read_any_npz
@@ -19,7 +17,9 @@ from sar.partition.ingest.edges import EdgeFormat, open_edges
 from sar.partition.ingest.features import open_features, without_nan
 from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
 from sar.partition.ingest.text import TextFormat
-from sar.partition.stored import tensor_column
+from sar.storage.arrays import tensor_column
+from sar.storage.graph_file import open_graph as open_dgl_graph
+from sar.storage.stored_tensor import StoredTensor
 
 METADATA = "metadata.json"
 ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")

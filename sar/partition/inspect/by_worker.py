@@ -9,18 +9,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sar.adapters.dgl.reader.edge_sources import EdgeSources
-from sar.adapters.dgl.reader.edge_type_names import types_of
-from sar.adapters.dgl.reader.feature_files import FeatureFiles
-from sar.adapters.dgl.reader.local_graph import DST, SRC, LocalGraph, PartFile
-from sar.adapters.dgl.reader.part_inspection import MASKS, one_thread
-from sar.adapters.dgl.reader.partition_json import PartitionJson, graph_path, read_partition_json
-from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON
-from sar.adapters.dgl.reader.worker_share import WorkerShare
 from sar.common_tuples import EID
 from sar.errors import ConfigError
-from sar.kernels.id_slices import pieces
+from sar.id_slices import pieces
 from sar.partition.inspect.directory_report import DirectoryReport, PartReport
+from sar.partition.inspect.edge_sources import EdgeSources
+from sar.partition.inspect.part_inspection import MASKS, one_thread
+from sar.storage.edge_type_names import types_of
+from sar.storage.feature_files import FeatureFiles
+from sar.storage.local_graph import DST, SRC, LocalGraph, PartFile
+from sar.storage.partition_json import DISPATCH_JSON, PartitionJson, graph_path, read_partition_json
+from sar.storage.worker_share import WorkerShare
 
 
 class WorkerContent(NamedTuple):

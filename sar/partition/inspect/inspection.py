@@ -9,19 +9,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.adapters.dgl.part_sums import MEND, SUMS, damage
-from sar.adapters.dgl.reader.feature_files import Feature, FeatureFiles
-from sar.adapters.dgl.reader.part_inspection import PartContent, What, inspect_part, one_thread
-from sar.adapters.dgl.reader.partition_json import (
+from sar.errors import PartitionError
+from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
+from sar.partition.inspect.part_inspection import PartContent, What, inspect_part, one_thread
+from sar.partition.once import Once
+from sar.storage.feature_files import Feature, FeatureFiles
+from sar.storage.part_sums import MEND, SUMS, damage
+from sar.storage.partition_json import (
+    DISPATCH_JSON,
     ORIG_ID_FILES,
     PartitionJson,
     owned_counts,
     read_partition_json,
 )
-from sar.adapters.dgl.reader.partition_reader import DISPATCH_JSON
-from sar.errors import PartitionError
-from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
-from sar.partition.once import Once
 
 
 def inspect_directory(

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sar.adapters.dgl.writer.partition_writer import ORIGINAL_EDGES, ORIGINAL_NODES
 from sar.common_tuples import SPLIT
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
 from sar.partition.write.write import Written
 from sar.partition.write.write_job import stored_spec
+from sar.storage.partition_writer import ORIGINAL_EDGES, ORIGINAL_NODES
 
 
 def written_report(graph: GraphSource, part_of: Array, written: Written, name: str, method: str) -> DirectoryReport:

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sar.adapters.dgl.writer.binary_layout import ArraySpec, FileLayout, tensor_file_layout
-from sar.adapters.dgl.writer.partition_writer import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES, part_folder
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
 from sar.partition.write.edge_buckets import COPIES, EdgeBuckets
 from sar.partition.write.numbering import by_part
 from sar.partition.write.write_job import WriteJob, stored_spec
+from sar.storage.binary_layout import ArraySpec, FileLayout, tensor_file_layout
+from sar.storage.partition_writer import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES, part_folder
 
 _ORDER_BYTES = 32  # for each row of a slice, beside the row
 

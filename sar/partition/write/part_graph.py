@@ -5,13 +5,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from sar.adapters.dgl.writer.binary_layout import ArraySpec, FileLayout, tensor_file_layout
-from sar.adapters.dgl.writer.partition_writer import GRAPH, ORIGINAL_EDGES, part_folder, part_graph_layout
 from sar.common_tuples import EID, ETYPE, NID, NTYPE
 from sar.partition.graph_data import Array
 from sar.partition.write.edge_buckets import EdgeBuckets
 from sar.partition.write.outer_edges import OuterEdges
 from sar.partition.write.write_job import WriteJob
+from sar.storage.binary_layout import ArraySpec, FileLayout, tensor_file_layout
+from sar.storage.partition_writer import GRAPH, ORIGINAL_EDGES, part_folder, part_graph_layout
 
 _NODE_BYTES = 64  # with all fields and copies
 

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sar.adapters.dgl.part_sums import SUMS
-from sar.adapters.dgl.reader.partition_json import read_partition_json
-from sar.durable import put_in_place, sync
 from sar.errors import ConfigError, PartitionError
 from sar.logging_setup import logger
 from sar.partition.write.team import Team
+from sar.storage.durable import put_in_place, sync
+from sar.storage.part_sums import SUMS
+from sar.storage.partition_json import read_partition_json
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTEMPTY)  # the last: filled since by somebody else

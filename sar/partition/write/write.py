@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sar.adapters.dgl.part_sums import write_sums
-from sar.adapters.dgl.writer.partition_writer import part_folder, write_partition_json
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
 from sar.partition.ingest.objects import from_object
@@ -19,6 +17,8 @@ from sar.partition.write.part_graph import write_part_graph
 from sar.partition.write.staging import staged
 from sar.partition.write.team import Team
 from sar.partition.write.write_job import WriteJob, check_hops, check_writable
+from sar.storage.part_sums import write_sums
+from sar.storage.partition_writer import part_folder, write_partition_json
 
 
 class Written(NamedTuple):

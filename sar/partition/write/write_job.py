@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from sar.adapters.dgl.writer.binary_layout import ArraySpec, stored_dtype
 from sar.common_tuples import EID, ORIG_ID
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array
@@ -21,6 +20,7 @@ from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress
 from sar.partition.write.numbering import NodeNumbering
 from sar.partition.write.staging import Staging
 from sar.partition.write.team import Team
+from sar.storage.binary_layout import ArraySpec, stored_dtype
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.ingest import open_graph, text
-from sar.partition.stored import ArrayFile
+from sar.storage.arrays import ArrayFile
 from tests.partition.ingest.sources import only_ends, random_edges
 
 SRC, DST = random_edges(0, 40, 100)

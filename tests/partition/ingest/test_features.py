@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition import stored
+from sar.partition.graph_source import JoinedColumn
 from sar.partition.ingest import open_graph
 from sar.partition.ingest.text import text_rows
-from sar.partition.stored import ArrayFile, JoinedColumn, StoredArray
+from sar.storage import arrays as stored
+from sar.storage.arrays import ArrayFile, StoredArray
 from tests.adapters.dgl.directories import save_tensors
 
 ROWS = 10

@@ -1,0 +1,217 @@
+"""`convert_dist_graph`: the graph of DistDGL, each of whose partitions is divided among the trainers of its machine.
+
+Two kinds of parts meet here. DGL has one partition on each machine, which its server holds in shared memory: the
+*served* partition. sar has one part for each worker: a run of the nodes of the partition that its machine serves.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.adapters.dgl.full_graph import construct_full_graph
+from sar.adapters.dgl.shards import ShardFields
+from sar.adapters.dgl.shim import require_dgl
+from sar.comm import session
+from sar.comm.group import Group
+from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
+from sar.core.graph.graph import GraphShardManager
+from sar.core.partition_data import own_part
+from sar.errors import GraphError, PartitionError
+from sar.storage.edge_type_names import types_of
+from sar.storage.local_graph import DST, INNER_NODE, SRC, LocalGraph
+from sar.storage.partition_json import IdRanges
+from sar.storage.visible_edges import has_all_edges, order_edges
+from sar.storage.worker_share import equal_runs, node_costs
+
+
+def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
+    """Make the distributed graph of a `dgl.distributed.DistGraph`; called by all trainers together.
+
+    With one trainer on a machine, the worker's nodes are those of the machine's partition. Several trainers divide them
+    by rank, in runs of consecutive IDs with about equally many edges into them. `node_ranges` holds the workers' runs,
+    `partition_book` the machines' partitions.
+
+    Node features are in `ndata` (`nodes[ntype].data`), edge features in `edata`, both under their own names; `_ID` are
+    the partitioning's IDs over all types. Node features are not copied: they lie in the memory that the machine's
+    processes share, so what is written to the `DistTensor` later shows here. Edge features are.
+
+    Args:
+        dist_graph: with its servers running, or standalone. The ranks of `torch.distributed` run through the trainers
+            of partition 0, then those of partition 1, and so on, as DGL's launcher starts them.
+
+    Returns:
+        The graph on the CPU.
+
+    Raises:
+        GraphError: it is no `DistGraph`.
+        PartitionError: the ranks are in another order, a partition has no trainer, or what this process shares with
+            its server is not the partition that its partition book names.
+        CommunicationError: where another worker raised, or holds another graph.
+    """
+    group = session.current_group()
+    with group.guard():
+        group.agree("convert_dist_graph")
+        if not isinstance(dist_graph, require_dgl().distributed.DistGraph):
+            raise GraphError(
+                f"convert_dist_graph was given a {type(dist_graph).__name__}; expected a DistGraph of DGL."
+            )
+        served = _ServedPartition.of(dist_graph)
+        node_ranges = _divide_nodes(served, group)
+        own_range = node_ranges[own_part(group)]
+        data = PartitionData(
+            all_shard_edges=_shards(dist_graph, served, node_ranges, own_part(group)),
+            node_ranges=node_ranges,
+            node_features=_node_features(dist_graph, served, own_range),
+            node_type_names=served.book.ntypes,
+            edge_type_names=served.book.canonical_etypes,
+            partition_book=served.book,
+        )
+    graph = construct_full_graph(data)
+    _set_node_features(graph, data)
+    return graph
+
+
+class _ServedPartition(NamedTuple):
+    """The partition that this machine serves.
+
+    book: DGL's partition book; its `partid` is the partition.
+    graph: own nodes and halo.
+    node_ranges, edge_ranges: of global IDs, by partition and type.
+    """
+
+    book: Any
+    graph: LocalGraph
+    node_ranges: IdRanges
+    edge_ranges: IdRanges
+
+    @classmethod
+    def of(cls, dist_graph: Any) -> "_ServedPartition":
+        book, local = dist_graph.get_partition_book(), dist_graph.local_partition
+        if local is None:
+            raise PartitionError(
+                "No server of this DistGraph shares its partition with this process; expected one on the same machine. "
+                "Start the trainers on the servers' machines, with the machines' own addresses in ip_config."
+            )
+        node_ranges = _ranges(book._typed_nid_range, book.ntypes)
+        edge_ranges = _ranges(book._typed_eid_range, book.canonical_etypes)
+        served = cls(book, _local_graph(local), node_ranges, edge_ranges)
+        served._check()
+        return served
+
+    @property
+    def part(self) -> int:
+        return int(self.book.partid)
+
+    @property
+    def own_range(self) -> tuple[int, int]:
+        """The partition's nodes, [start, end)."""
+        return int(self.node_ranges[self.part, 0, 0]), int(self.node_ranges[self.part, -1, 1])
+
+    def _check(self) -> None:
+        own = self.graph.node_id[self.graph.is_inner].sort().values
+        (start, end), (first, last) = self.own_range, self.edge_ranges[self.part, [0, -1], [0, 1]].tolist()
+        if not torch.equal(own, torch.arange(start, end)) or not has_all_edges(self.graph, first, last):
+            raise PartitionError(
+                f"The graph in this machine's shared memory, with {len(own)} own nodes, does not fit its partition "
+                f"book; expected, for partition {self.part}, the nodes [{start}, {end}) and the edges [{first}, {last})"
+                " into them. Servers of several partitions on one host overwrite each other's memory, unless each has "
+                "a /dev/shm of its own; a graph partitioned without halo (num_hops=0) has to be partitioned again."
+            )
+
+
+def _local_graph(graph: Any) -> LocalGraph:
+    nodes, edges = graph.ndata, graph.edata
+    src, dst = graph.edges(order="eid")
+    return LocalGraph(
+        node_id=nodes[NID],
+        is_inner=nodes[INNER_NODE].bool(),
+        orig_node_id=nodes.get(ORIG_ID),
+        edges={SRC: src, DST: dst} | {key: edges[key] for key in (EID, ORIG_ID) if key in edges},
+    )
+
+
+def _ranges(ranges: Mapping[Any, np.ndarray[Any, Any]], types: list[Any]) -> IdRanges:
+    return np.stack([np.asarray(ranges[name], dtype=np.int64) for name in types], axis=1)
+
+
+def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int]]:
+    """The range of nodes of every worker: each served partition is divided among the trainers of its machine."""
+    served_by_rank = [int(part) for part in group.all_gather(torch.tensor(served.part), "partition IDs")]
+    num_parts = len(served.node_ranges)
+    if served_by_rank != sorted(served_by_rank) or set(served_by_rank) != set(range(num_parts)):
+        raise PartitionError(
+            f"The workers hold the partitions {served_by_rank}, by rank; expected all of 0 to {num_parts - 1}, "
+            "ascending. Open the DistGraph before torch.distributed, with ranks in the order of its "
+            "get_partition_book().partid, and with trainers on every machine."
+        )
+    trainers = served_by_rank.count(served.part)
+    trainer = served_by_rank[: group.rank].count(served.part)  # which of them this worker is
+    start, end = served.own_range
+    run = equal_runs(node_costs(served.graph, (start, end)), trainers)[trainer]
+    own = start + torch.tensor(run)
+    return [(int(start), int(end)) for start, end in group.all_gather(own, "node ranges")]
+
+
+def _shards(
+    dist_graph: Any, served: _ServedPartition, node_ranges: list[tuple[int, int]], part: int
+) -> list[ShardEdgesAndFeatures]:
+    begin, end = node_ranges[part]
+    is_own = (served.graph.node_id >= begin) & (served.graph.node_id < end)
+    edges = order_edges(replace(served.graph, is_inner=is_own), node_ranges, part)
+    fields = ShardFields(edges, served.edge_ranges, torch.device("cpu"))
+    if edges.orig_edge_id is not None:
+        fields.add(ORIG_ID, edges.orig_edge_id)
+    for type_id, etype in enumerate(served.book.canonical_etypes):
+        first, last = served.edge_ranges[served.part, type_id].tolist()
+        rows, bounds = fields.rows_of(type_id)
+        place = edges.edge_id[rows] - first
+        for name, values in _features(dist_graph.edges[etype].data, f"edges of type {etype}", last - first):
+            fields.add_feature(etype, name, values[place], bounds)
+    return fields.cut()
+
+
+def _node_features(dist_graph: Any, served: _ServedPartition, own_range: tuple[int, int]) -> dict[str, Tensor]:
+    """Features of this worker's nodes, as in `PartitionData`."""
+    begin, end = own_range
+    node_id = torch.arange(begin, end)
+    features = {NID: node_id, NTYPE: types_of(node_id, served.node_ranges)}
+    if served.graph.orig_node_id is not None:
+        place = torch.empty(end - begin, dtype=torch.int64)
+        is_own = (served.graph.node_id >= begin) & (served.graph.node_id < end)
+        place[served.graph.node_id[is_own] - begin] = is_own.nonzero().squeeze(1)
+        features[ORIG_ID] = served.graph.orig_node_id[place]
+    for type_id, ntype in enumerate(served.book.ntypes):
+        first, last = served.node_ranges[served.part, type_id].tolist()
+        from_row = max(begin, first) - first
+        rows = slice(from_row, max(min(end, last) - first, from_row))
+        for name, values in _features(dist_graph.nodes[ntype].data, f"nodes of type {ntype!r}", last - first):
+            features[f"{ntype}/{name}"] = values[rows]
+    return features
+
+
+def _features(tensors: Mapping[str, Any], what: str, count: int) -> list[tuple[str, Tensor]]:
+    """What this machine's server holds of some `DistTensor`s, by name: their order differs between processes."""
+    found = [(name, tensors[name].local_partition) for name in sorted(tensors)]
+    for name, values in found:
+        if len(values) != count:
+            raise PartitionError(
+                f"This machine's server holds {len(values)} rows of {name!r} for {count} {what}; expected a row for "
+                "each. Partition the graph again."
+            )
+    return found
+
+
+def _set_node_features(graph: GraphShardManager, data: PartitionData) -> None:
+    types = data.node_features[NTYPE]
+    for type_id, ntype in enumerate(data.node_type_names):
+        frame = graph.nodes[ntype].data
+        for name in (NID, ORIG_ID):
+            if name in data.node_features:
+                frame[name] = data.node_features[name][types == type_id]
+        for key, values in data.node_features.items():
+            if key.startswith(f"{ntype}/"):
+                frame[key.removeprefix(f"{ntype}/")] = values

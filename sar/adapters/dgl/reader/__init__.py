@@ -1,1 +1,0 @@
-"""Reading what DGL writes: partition directories, tensor files, whole graphs, running DistGraphs."""

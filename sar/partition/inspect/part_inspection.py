@@ -1,0 +1,301 @@
+"""What the files of one part of a partition directory hold, and every contradiction in them.
+
+[Note: one part at a time]
+A directory is inspected part by part, holding one `graph.dgl` and slices of features. Of the edges between parts only
+counts and fingerprints are kept: sums of hashes of (edge ID, source, destination), which are equal where both parts
+have stored the same edges, in whatever order. One thread does it: steps on slices are too short to divide, and where
+cores are busy, threads that wait for each other after every step take ten times as long.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype
+from sar.errors import PartitionError
+from sar.id_slices import distinct, pieces
+from sar.partition.inspect.edge_sources import EdgeSources
+from sar.storage.edge_type_names import canonical_edge_types, types_of
+from sar.storage.feature_files import FeatureFiles
+from sar.storage.local_graph import DST, INNER_EDGE, PART_ID, SRC, LocalGraph, PartFile
+from sar.storage.partition_json import DISPATCH_JSON, IdRanges, PartitionJson, graph_path
+from sar.storage.stored_tensor import StoredTensor, load
+
+What = Literal["nodes", "edges"]
+MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+class Between(NamedTuple):
+    """Edges between one part and each of the others.
+
+    counts: (P,) int64.
+    prints: (P,) uint64 fingerprints, see [Note: one part at a time].
+    """
+
+    counts: NDArray[np.int64]
+    prints: NDArray[np.uint64]
+
+    @classmethod
+    def none(cls, num_parts: int) -> "Between":
+        return cls(np.zeros(num_parts, np.int64), np.zeros(num_parts, np.uint64))
+
+
+class StoredFeature(NamedTuple):
+    """A feature of one type in one part: dtype by name, trailing shape, and how many rows have NaN, if counted."""
+
+    what: What
+    type_id: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nan_rows: int | None
+
+
+@dataclass
+class PartContent:
+    """What one part's files hold.
+
+    problems: in words that begin with a file.
+    came_in: in-edges, by the part of their source.
+    going_out: edges to other parts, which DGL's own writer stores with both parts.
+    read_from: (P,) distinct nodes of each other part that in-edges come from.
+    edges_from, rows_from: (R, P) in-edges of each type by the part of their source, and distinct nodes of each other
+        part that these come from; (0, P) where the part's graph cannot be read.
+    split: nodes by mask.
+    edge_types: canonical names, where the part's graph can be read.
+    orig_ids: IDs in the input graph that `graph.dgl` holds, as DGL up to 0.9 wrote them, by type.
+    """
+
+    problems: list[str]
+    came_in: Between
+    going_out: Between
+    read_from: NDArray[np.int64]
+    edges_from: NDArray[np.int64]
+    rows_from: NDArray[np.int64]
+    edge_types: list[CanonicalEtype] = field(default_factory=list)
+    features: list[StoredFeature] = field(default_factory=list)
+    split: dict[str, int] = field(default_factory=dict)
+    orig_ids: dict[What, list[Tensor]] = field(default_factory=dict)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: see [Note: one part at a time]."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent:
+    """Read all files of a part.
+
+    Args:
+        spec: the directory.
+        part: the part.
+        values: also look for NaN in features.
+    """
+    parts = spec.num_parts
+    none = np.zeros((0, parts), np.int64)
+    content = PartContent([], Between.none(parts), Between.none(parts), np.zeros(parts, np.int64), none, none)
+    from_dispatch = spec.path.name == DISPATCH_JSON
+    try:
+        path = graph_path(spec, part)
+        file = PartFile(path)
+        graph = file.read()
+        content.edge_types = canonical_edge_types(spec, graph, part)
+    except PartitionError as error:
+        content.problems.append(str(error))
+    else:
+        from_dispatch &= PART_ID not in file.nodes
+        _Structure(spec, part, path, content).check(file, graph)
+        del graph
+    for files in (
+        FeatureFiles.of_nodes(spec, part, from_dispatch=from_dispatch),
+        FeatureFiles.of_edges(spec, part, content.edge_types, from_dispatch=from_dispatch),
+    ):
+        _look_at_features(files, content, values=values)
+    return content
+
+
+class _Structure:
+    """Checks the graph of one part."""
+
+    def __init__(self, spec: PartitionJson, part: int, path: Path, content: PartContent) -> None:
+        self._spec = spec
+        self._part = part
+        self._path = path
+        self._content = content
+
+    def check(self, file: PartFile, graph: LocalGraph) -> None:
+        spec, part = self._spec, self._part
+        inner, ids = graph.is_inner, graph.node_id
+        self._owned_once("nodes", ids[inner], spec.node_ranges)
+        num_nodes = spec.partition_ranges[-1][1]
+        self._each("nodes have IDs outside those of all parts", (ids < 0) | (ids >= num_nodes), ids)
+        start, end = spec.partition_ranges[part]
+        own = (ids >= start) & (ids < end)
+        self._each("halo nodes are the part's own nodes", ~inner & own, ids)
+        halo = ids[~inner]
+        repeated = len(halo) - len(distinct(halo))
+        if repeated:
+            self._say(f"{repeated} halo nodes are there more than once; expected each once")
+        ids = ids.clamp(0, max(num_nodes - 1, 0))
+        owner = _owner(ids, spec.node_ranges)
+        if PART_ID in file.nodes:
+            wrong = load(file.nodes[PART_ID]) != owner
+            self._each(f"nodes have another part_id than the ranges in {spec.path.name} say", wrong, ids)
+        if NTYPE in file.nodes:
+            wrong = load(file.nodes[NTYPE]) != types_of(ids, spec.node_ranges)
+            self._each(f"nodes have another {NTYPE} than the ranges in {spec.path.name} say", wrong, ids)
+        marks: dict[str, Tensor] = {key: load(file.edges[key]) for key in (INNER_EDGE, ETYPE) if key in file.edges}
+        self._check_edges(graph, marks, ids, owner)
+        self._keep_original_ids("nodes", graph.node_id, graph.orig_node_id, inner, spec.node_ranges)
+        mine = inner[graph.edges[DST].long()]
+        self._keep_original_ids("edges", graph.edges[EID], graph.edges.get(ORIG_ID), mine, spec.edge_ranges)
+
+    def _check_edges(self, graph: LocalGraph, marks: Mapping[str, Tensor], node_id: Tensor, owner: Tensor) -> None:
+        """Check edges in chunks, and add up what comes from and goes to other parts."""
+        spec, content, inner, edges = self._spec, self._content, graph.is_inner, graph.edges
+        num_edges = int(spec.edge_ranges[-1, -1, 1])
+        sources = EdgeSources(spec.partition_ranges, self._part, spec.edge_ranges.shape[1])
+        wrong: dict[str, list[Tensor]] = {}
+        own_ids = []
+        for chunk in pieces(len(edges[EID])):
+            src, dst, ids = (edges[key][chunk].long() for key in (SRC, DST, EID))
+            comes_in = inner[dst]
+            own_ids.append(ids[comes_in])
+            known = ids.clamp(0, max(num_edges - 1, 0))
+            kind = types_of(known, spec.edge_ranges).long()
+            sources.add(kind[comes_in], node_id[src[comes_in]])
+            found = {
+                f"edges end at nodes of other parts than the ranges in {spec.path.name} say": (
+                    ~comes_in & (_owner(known, spec.edge_ranges) != owner[dst])
+                )
+            }
+            if INNER_EDGE in marks:
+                found["edges are marked as inner and end at halo nodes, or the other way round"] = (
+                    marks[INNER_EDGE][chunk].bool() != comes_in
+                )
+            if ETYPE in marks:
+                found[f"edges have another {ETYPE} than the ranges in {spec.path.name} say"] = (
+                    marks[ETYPE][chunk] != kind
+                )
+            found["edges join other node types than their own type says"] = self._misses_type(
+                kind, types_of(node_id[src], spec.node_ranges), types_of(node_id[dst], spec.node_ranges)
+            )
+            for problem, rows in found.items():
+                wrong.setdefault(problem, []).append(ids[rows])
+            goes_out = ~comes_in & inner[src]
+            hashes = _hashes(ids, node_id[src], node_id[dst])
+            _add(content.came_in, owner[src[comes_in]], hashes[comes_in.numpy()])
+            _add(content.going_out, owner[dst[goes_out]], hashes[goes_out.numpy()])
+        for problem, edge_ids in wrong.items():
+            bad = torch.cat(edge_ids)
+            if len(bad):
+                self._say(f"{len(bad)} {problem}, edge {int(bad[0])} for one")
+        self._owned_once("edges", torch.cat(own_ids) if own_ids else edges[EID], spec.edge_ranges)
+        content.edges_from = sources.edges
+        content.rows_from, content.read_from = sources.rows()
+
+    def _misses_type(self, kind: Tensor, src_type: Tensor, dst_type: Tensor) -> Tensor:
+        """Whether edges of a type lead from or to nodes of another than its canonical name says, (E,)."""
+        place = {name: i for i, name in enumerate(self._spec.node_types)}
+        ends = [(place.get(etype[0], -1), place.get(etype[2], -1)) for etype in self._content.edge_types]
+        expected = torch.tensor(ends)[kind.long()]  # (E, 2)
+        return (expected[:, 0] != src_type) | (expected[:, 1] != dst_type)
+
+    def _owned_once(self, what: What, ids: Tensor, ranges: IdRanges) -> None:
+        """Check that the IDs of a part's own nodes or edges are those of its range, each once."""
+        start, end = int(ranges[self._part, 0, 0]), int(ranges[self._part, -1, 1])
+        inside = (ids >= start) & (ids < end)
+        self._each(f"inner {what} have IDs outside [{start}, {end}), the part's own", ~inside, ids)
+        seen = distinct(ids[inside])
+        missing, repeated = end - start - len(seen), int(inside.sum()) - len(seen)
+        if missing or repeated:
+            run = int((seen == torch.arange(start, start + len(seen))).int().cumprod(0).sum())  # IDs without a gap
+            first = f", {start + run} for one" if missing else ""
+            self._say(
+                f"of the {what} [{start}, {end}) that {self._spec.path.name} promises, {missing} are missing{first}; "
+                f"{repeated} are there more than once"
+            )
+
+    def _keep_original_ids(
+        self, what: What, ids: Tensor, original: Tensor | None, mine: Tensor, ranges: IdRanges
+    ) -> None:
+        if original is not None:
+            kind, ids = types_of(ids[mine], ranges), original[mine]
+            self._content.orig_ids[what] = [ids[kind == type_id] for type_id in range(ranges.shape[1])]
+
+    def _each(self, problem: str, bad: Tensor, ids: Tensor) -> None:
+        """Report rows that are `bad`, (n,), with the ID of the first."""
+        count = int(bad.sum())
+        if count:
+            self._say(f"{count} {problem}, {int(ids[bad][0])} for one")
+
+    def _say(self, problem: str) -> None:
+        self._content.problems.append(f"{self._path}: {problem}.")
+
+
+def _owner(ids: Tensor, ranges: IdRanges) -> Tensor:
+    return torch.searchsorted(torch.from_numpy(ranges[:, -1, 1].copy()), ids, right=True)
+
+
+def _hashes(*columns: Tensor) -> NDArray[np.uint64]:
+    """A hash of each row of columns, (n,) int64 each (SplitMix64: Steele, Lea and Flood 2014)."""
+    state = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        state += column.numpy().view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    return state
+
+
+def _add(between: Between, parts: Tensor, hashes: NDArray[np.uint64]) -> None:
+    """Add edges to the counts and fingerprints of the parts at their other ends, (n,)."""
+    np.add.at(between.prints, parts.numpy(), hashes)
+    between.counts[:] += np.bincount(parts.numpy(), minlength=len(between.counts))
+
+
+def _look_at_features(files: FeatureFiles, content: PartContent, *, values: bool) -> None:
+    """Note the features of a part, count what masks choose, and report wrong lengths and, if asked, NaN."""
+    say: Callable[[str], None] = content.problems.append
+    try:
+        path, tensors = files.tensors()
+    except PartitionError as error:
+        say(str(error))
+        return
+    for key, stored in tensors.items():
+        try:
+            type_id, name, *_ = files.feature(path, key, stored)
+        except PartitionError as error:
+            say(str(error))
+            continue
+        if files.what == "nodes" and name in MASKS:
+            chosen = sum(int((rows != 0).sum()) for _, rows in stored.slices())
+            content.split[name] = content.split.get(name, 0) + chosen
+        nan_rows = _rows_with_nan(path, key, stored, say) if values and stored.dtype.is_floating_point else None
+        dtype = str(stored.dtype).removeprefix("torch.")
+        content.features.append(StoredFeature(files.what, type_id, name, dtype, tuple(stored.shape[1:]), nan_rows))
+
+
+def _rows_with_nan(path: Path, key: str, stored: StoredTensor, say: Callable[[str], None]) -> int:
+    count, first = 0, -1
+    for start, rows in stored.slices():
+        bad = rows.isnan().view(len(rows), -1).any(1) if rows.numel() else torch.zeros(0, dtype=torch.bool)
+        if count == 0 and bool(bad.any()):
+            first = start + int(bad.nonzero()[0])
+        count += int(bad.sum())
+    if count:
+        say(f"{path}: {count} rows of {key!r} have NaN, row {first} for one.")
+    return count

@@ -1,0 +1,214 @@
+"""Find the graph in a file that `dgl.save_graphs` wrote, without DGL; its arrays stay on disk until they are asked for.
+
+See [Note: files are not trusted].
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.common_tuples import CanonicalEtype
+from sar.errors import PartitionError
+from sar.storage.cursor import Cursor
+from sar.storage.file_layout import (
+    COO,
+    COO_MARK,
+    CSC,
+    CSR,
+    CSR_MARK,
+    GRAPH_FILE_HEADER_BYTES,
+    GRAPH_FILE_MARK,
+    GRAPH_FILE_VERSION,
+    HETEROGRAPH_MARK,
+    HETEROGRAPHS,
+    META_GRAPH_MARK,
+    RELATION_MARK,
+)
+from sar.storage.stored_tensor import StoredTensor, load, open_file
+
+_ONE_FORMAT = {1: COO, 2: CSR, 3: CSC}
+"""How older versions of DGL wrote which format follows."""
+
+
+class StoredEdges(NamedTuple):
+    """The edges of one type on disk.
+
+    kind: `COO`: `rows` and `columns` are sources and destinations, (E,) each. `CSR`: `rows` are offsets into `columns`,
+        (num_rows + 1,). `CSC`: as `CSR`, with destinations for rows.
+    edge_ids: (E,) the edge ID of each entry; (0,) where entries are in the order of IDs.
+    """
+
+    kind: int
+    num_rows: int
+    num_columns: int
+    rows: StoredTensor
+    columns: StoredTensor
+    edge_ids: StoredTensor
+
+    @property
+    def num_edges(self) -> int:
+        return self.columns.shape[0]
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Read sources and destinations in the order of edge IDs, (E,) each.
+
+        Raises:
+            PartitionError: they are outside of the graph, or edge IDs are not 0 to E - 1, each once.
+        """
+        columns = self._read(self.columns, self.num_edges, self.num_columns)
+        if self.kind == COO:
+            rows = self._read(self.rows, self.num_edges, self.num_rows)
+        else:
+            offsets = self._read(self.rows, self.num_rows + 1, self.num_edges + 1)
+            degrees = offsets.diff()
+            if int(offsets[0]) != 0 or int(offsets[-1]) != self.num_edges or bool((degrees < 0).any()):
+                raise self._damaged("offsets that do not ascend from 0 to the number of edges")
+            rows = torch.arange(self.num_rows, dtype=offsets.dtype).repeat_interleave(degrees)
+        if self.edge_ids.shape != (0,):
+            rows, columns = self._by_edge_id(rows, columns)
+        return (columns, rows) if self.kind == CSC else (rows, columns)
+
+    def _by_edge_id(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        edge_ids = self._read(self.edge_ids, self.num_edges, self.num_edges).long()
+        entry_of = torch.full((self.num_edges,), -1)
+        entry_of[edge_ids] = torch.arange(self.num_edges)
+        if bool((entry_of < 0).any()):
+            raise self._damaged("edge IDs that are not each there once")
+        return rows[entry_of], columns[entry_of]
+
+    def _read(self, stored: StoredTensor, count: int, limit: int) -> Tensor:
+        """Whole numbers, (count,), from 0 to below `limit`."""
+        if stored.shape != (count,) or stored.dtype not in (torch.int32, torch.int64):
+            raise self._damaged(f"{stored.dtype} of shape {stored.shape} for {count} indices")
+        numbers = load(stored)
+        if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < limit:
+            raise self._damaged(f"indices from {int(numbers.min())} to {int(numbers.max())} below {limit}")
+        return numbers
+
+    def _damaged(self, found: str) -> PartitionError:
+        return PartitionError(
+            f"{self.columns.path} has {found}: its graph is damaged. Copy it again, or write it again."
+        )
+
+
+class Relation(NamedTuple):
+    """The edges of one type, and their fields."""
+
+    etype: CanonicalEtype
+    edges: StoredEdges
+    fields: dict[str, StoredTensor]
+
+
+class StoredGraph(NamedTuple):
+    """A graph on disk: numbers of nodes and their fields by type, and what joins them."""
+
+    path: Path
+    num_nodes: dict[str, int]
+    fields: dict[str, dict[str, StoredTensor]]
+    relations: list[Relation]
+
+
+def open_graph(path: Path) -> StoredGraph:
+    """Find the only graph of a file; its values are not read.
+
+    Raises:
+        PartitionError: the file is missing or damaged, or holds another number of graphs.
+    """
+    with open_file(path) as file:
+        cursor = Cursor(path, file)
+        start, end = _place(cursor)
+        _check_header(cursor)
+        cursor.move(start)
+        graph = _graph(cursor)
+        if cursor.at != end:
+            raise cursor.unknown(f"a graph that does not end where the table of graphs begins, at byte {end}")
+        return graph
+
+
+def _place(cursor: Cursor) -> tuple[int, int]:
+    """Where the graph begins and ends, by the table at the end of the file, which a truncated one lacks."""
+    if cursor.size >= GRAPH_FILE_HEADER_BYTES + 24:
+        cursor.move(cursor.size - 8)
+        table_bytes = cursor.number()
+        end = cursor.size - 16 - table_bytes
+        if end >= GRAPH_FILE_HEADER_BYTES and table_bytes >= 8:
+            cursor.move(end)
+            size_again, count = cursor.numbers("QQ")
+            if size_again == table_bytes == 8 * (count + 1):
+                if count != 1:
+                    raise PartitionError(f"{cursor.path} holds {count} graphs; expected one. Save that graph alone.")
+                start = cursor.number()
+                if not GRAPH_FILE_HEADER_BYTES <= start < end:
+                    raise cursor.unknown(f"a graph at byte {start}")
+                return start, end
+    raise PartitionError(
+        f"{cursor.path} is truncated, or no DGL graph file: its {cursor.size} bytes do not end with a table of graphs. "
+        "Copy it again, or write it again."
+    )
+
+
+def _check_header(cursor: Cursor) -> None:
+    cursor.move(0)
+    cursor.mark(GRAPH_FILE_MARK, "a graph file")
+    version, kind = cursor.numbers("QQ")
+    if (version, kind) != (GRAPH_FILE_VERSION, HETEROGRAPHS):
+        raise cursor.unknown(f"graphs of version {version} and kind {kind}")
+
+
+def _graph(cursor: Cursor) -> StoredGraph:
+    cursor.mark(HETEROGRAPH_MARK, "a graph")
+    joined = _type_graph(cursor)
+    edges = [_edges(cursor) for _ in range(cursor.number())]
+    num_nodes = [cursor.number() for _ in range(cursor.number())]
+    node_fields = [cursor.arrays() for _ in range(cursor.number())]
+    edge_fields = [cursor.arrays() for _ in range(cursor.number())]
+    ntypes, etypes = ([cursor.text() for _ in range(cursor.number())] for _ in range(2))
+    src_types, dst_types = ([ntypes[end] for end in ends.tolist() if end < len(ntypes)] for ends in joined.ends())
+    names = list(zip(src_types, etypes, dst_types))  # noqa: B905  compared below
+    of_nodes = joined.num_rows, joined.num_columns, len(num_nodes), len(node_fields), len(set(ntypes)), len(ntypes)
+    of_edges = joined.num_edges, len(edges), len(edge_fields), len(etypes), len(set(names))
+    if len(set(of_nodes)) > 1 or len(set(of_edges)) > 1:
+        raise cursor.unknown(f"lists of {of_nodes} types of nodes and {of_edges} types of edges, all in one graph")
+    counts = dict(zip(ntypes, num_nodes, strict=True))
+    for (src_type, _, dst_type), of_type in zip(names, edges, strict=True):
+        sizes = (of_type.num_columns, of_type.num_rows) if of_type.kind == CSC else of_type[1:3]
+        if sizes != (counts[src_type], counts[dst_type]):
+            raise cursor.unknown(f"edges between {sizes} nodes of {counts}")
+    relations = [Relation(*of_type) for of_type in zip(names, edges, edge_fields, strict=True)]
+    owners = [*zip(num_nodes, node_fields, strict=True), *((of.edges.num_edges, of.fields) for of in relations)]
+    for count, fields in owners:
+        for name, stored in fields.items():
+            if stored.shape[0] != count:
+                raise cursor.unknown(f"a field {name!r} of shape {stored.shape} for {count} nodes or edges")
+    return StoredGraph(cursor.path, counts, dict(zip(ntypes, node_fields, strict=True)), relations)
+
+
+def _edges(cursor: Cursor) -> StoredEdges:
+    """The edges of one type; in the first one, where they are saved in several sparse formats."""
+    cursor.mark(RELATION_MARK, "a relation")
+    saved, are_bits, _, _ = cursor.numbers("4i")
+    bits = saved if are_bits else _ONE_FORMAT.get(saved, 0)
+    if bits not in range(1, (COO | CSR | CSC) + 1):
+        raise cursor.unknown(f"edges in the sparse formats {saved}")
+    found = []
+    for kind in (COO, CSR, CSC):
+        if kind & bits:
+            _type_graph(cursor)
+            found.append(_sparse(cursor, kind))
+    return found[0]
+
+
+def _type_graph(cursor: Cursor) -> StoredEdges:
+    """What joins the types of nodes."""
+    cursor.mark(META_GRAPH_MARK, "the graph of types")
+    return _sparse(cursor, CSR)
+
+
+def _sparse(cursor: Cursor, kind: int) -> StoredEdges:
+    cursor.mark(COO_MARK if kind == COO else CSR_MARK, "edges")
+    num_columns, num_rows = cursor.numbers("QQ")
+    rows, columns, edge_ids = cursor.array(), cursor.array(), cursor.array()
+    cursor.numbers("??" if kind == COO else "?")  # whether they are sorted
+    return StoredEdges(kind, num_rows, num_columns, rows, columns, edge_ids)

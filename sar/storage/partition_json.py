@@ -1,0 +1,285 @@
+"""The JSON file at the head of a partition directory: read, checked, and brought into one form.
+
+Written by `dgl.distributed.partition_graph` (any DGL since 0.5, as `<graph name>.json`) and by DGL's dispatch pipeline
+(as `metadata.json`).
+"""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sar.errors import PartitionError
+from sar.storage.stored_tensor import open_file
+
+DISPATCH_JSON = "metadata.json"
+"""The name that DGL's dispatch pipeline gives the file."""
+GRAPH = "part_graph"
+ORIG_ID_FILES = {"nodes": "orig_nids.dgl", "edges": "orig_eids.dgl"}
+"""Original IDs, which some partitioners leave beside the graph, and the JSON file does not name."""
+REWRITE = "Write the directory again with dgl.distributed.partition_graph."
+_REWRITE_WITH_HALO = (
+    "The directory was written without halo (halo_hops is 0), which drops the edges between partitions: write it again "
+    "with num_hops=1."
+)
+
+_EXPECTED = (
+    "expected the JSON file that dgl.distributed.partition_graph writes beside the folders part0, part1, ... Check the "
+    "path."
+)
+
+BOOL_FIELDS = "bool_fields"
+"""What sar adds to the file; DGL passes over it."""
+
+IdRanges = npt.NDArray[np.int64]
+"""[start, end) of global IDs by partition and type, (num_parts, num_types, 2)."""
+
+
+@dataclass(frozen=True)
+class PartitionJson:
+    """What the JSON file says.
+
+    path: the file itself.
+    num_parts: number of partitions.
+    node_types, edge_types: names by type ID; edge types as the file spells them (plain names up to DGL 0.9).
+    node_ranges, edge_ranges: ranges of global IDs, contiguous, partition-major, then by type.
+    files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named, and
+        under the keys of `ORIG_ID_FILES`, whether they are there or not.
+    edge_fix: how to repair a directory whose edges do not add up.
+    bool_fields: keys in the files of features that are bool, which these hold as uint8.
+    name, method: of the graph, and of its partitioning; empty where the file has none.
+    digest: of all that the file says, in whatever order.
+    """
+
+    path: Path
+    num_parts: int
+    node_types: list[str]
+    edge_types: list[str]
+    node_ranges: IdRanges
+    edge_ranges: IdRanges
+    files: list[dict[str, Path]]
+    edge_fix: str
+    bool_fields: frozenset[str] = frozenset()
+    name: str = ""
+    method: str = ""
+    digest: str = ""
+
+    @property
+    def partition_ranges(self) -> list[tuple[int, int]]:
+        """The range of global node IDs of every partition."""
+        return [(int(types[0, 0]), int(types[-1, 1])) for types in self.node_ranges]
+
+
+def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outside: bool = False) -> PartitionJson:
+    """Read and check the JSON file of a partition directory.
+
+    Args:
+        partition_json_file: the file, or the directory that it is in.
+        allow_outside: whether it may name files outside of its directory, also by links.
+
+    Raises:
+        PartitionError: the file is missing, is not JSON, lacks a key, contradicts itself, or names a file outside.
+    """
+    path = _find(Path(partition_json_file))
+    content = _load(path)
+    num_parts = content["num_parts"]
+    if type(num_parts) is not int or num_parts < 1:
+        raise PartitionError(f"{path}: num_parts is {num_parts!r}; expected a positive integer. {REWRITE}")
+    edge_fix = _REWRITE_WITH_HALO if content.get("halo_hops") == 0 and num_parts > 1 else REWRITE
+    node_types = _type_names(path, "ntypes", content.get("ntypes", {"_N": 0}))
+    edge_types = _type_names(path, "etypes", content.get("etypes", {"_N:_E:_N": 0}))
+    node_ranges = _id_ranges(path, "node_map", content["node_map"], node_types, num_parts, REWRITE)
+    edge_ranges = _id_ranges(path, "edge_map", content["edge_map"], edge_types, num_parts, edge_fix)
+    for key, ranges, fix in (("nodes", node_ranges, REWRITE), ("edges", edge_ranges, edge_fix)):
+        covered = int(ranges[-1, -1, 1])
+        if content.get(f"num_{key}", covered) != covered:
+            raise PartitionError(
+                f"{path}: num_{key} is {content[f'num_{key}']}, but the ID ranges cover {covered} {key}. {fix}"
+            )
+    return PartitionJson(
+        path=path,
+        num_parts=num_parts,
+        node_types=node_types,
+        edge_types=edge_types,
+        node_ranges=node_ranges,
+        edge_ranges=edge_ranges,
+        files=_part_files(path, content, num_parts, allow_outside=allow_outside),
+        edge_fix=edge_fix,
+        bool_fields=_names(path, BOOL_FIELDS, content.get(BOOL_FIELDS, [])),
+        name=str(content.get("graph_name", "")),
+        method=str(content.get("part_method", "")),
+        digest=hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest(),
+    )
+
+
+def graph_path(spec: PartitionJson, part: int) -> Path:
+    """The partition's `graph.dgl`."""
+    files = spec.files[part]
+    path = files.get("part_graph")
+    if path is not None and os.path.exists(path):
+        return path
+    if "part_graph_graphbolt" in files or (
+        path is not None and os.path.exists(path.parent / "fused_csc_sampling_graph.pt")
+    ):
+        raise PartitionError(
+            f"Partition {part} of {spec.path} is there for GraphBolt only (fused_csc_sampling_graph.pt, converted by "
+            "dgl.distributed.dgl_partition_to_graphbolt); expected graph.dgl. Put back the graph.dgl from before the "
+            "conversion, or partition again with use_graphbolt=False."
+        )
+    raise PartitionError(
+        f"Partition {part} of {spec.path} lacks its graph ({path or 'part_graph is not named'}). Copy the folder of "
+        "this partition to this machine, or partition again."
+    )
+
+
+def _find(path: Path) -> Path:
+    """The JSON file of a partition directory, given as it is or by the directory."""
+    if not path.is_dir():
+        return path
+    found = [file for file in sorted(path.glob("*.json")) if _names_parts(file)]
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found) or "none"
+        raise PartitionError(
+            f"{path} has {len(found)} JSON files of partitions ({names}); expected one. Name the file."
+        )
+    return found[0]
+
+
+def owned_counts(ranges: IdRanges, part: int) -> list[int]:
+    """How many nodes or edges of each type a partition owns."""
+    return [int(end - start) for start, end in ranges[part]]
+
+
+def _names_parts(file: Path) -> bool:
+    """Whether a JSON file names the files of partitions, as reports beside it do not."""
+    try:
+        content = _parse(file)
+    except PartitionError:
+        return False
+    return isinstance(content, dict) and "part-0" in content
+
+
+def _parse(path: Path) -> Any:
+    with open_file(path, _EXPECTED) as file:
+        try:
+            return json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise PartitionError(f"{path} is not valid JSON: {error}. Copy it again, or write it again.") from error
+
+
+def _load(path: Path) -> dict[str, Any]:
+    content = _parse(path)
+    missing = [
+        key for key in ("num_parts", "node_map", "edge_map") if not isinstance(content, dict) or key not in content
+    ]
+    if missing:
+        raise PartitionError(
+            f"{path} has no {', '.join(missing)}; expected the JSON file of a partition directory, which names them. "
+            "Check the path."
+        )
+    return dict(content)
+
+
+def _type_names(path: Path, key: str, ids: Any) -> list[str]:
+    names = {type_id: name for name, type_id in ids.items() if type(type_id) is int} if isinstance(ids, dict) else {}
+    if not names or len(names) < len(ids) or names.keys() != set(range(len(names))):
+        raise PartitionError(f"{path}: {key} is {ids!r}; expected type names with the IDs 0, 1, ... {REWRITE}")
+    return [names[type_id] for type_id in range(len(names))]
+
+
+def _names(path: Path, key: str, names: Any) -> frozenset[str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise PartitionError(f"{path}: {key} is {names!r}; expected a list of names. {REWRITE}")
+    return frozenset(names)
+
+
+def _id_ranges(path: Path, key: str, id_map: Any, types: list[str], num_parts: int, fix: str) -> IdRanges:
+    """Bring a node or edge map into one form, [start, end) everywhere; see `_as_pair` for the forms it comes in."""
+    if isinstance(id_map, str) or (isinstance(id_map, dict) and any(isinstance(ids, str) for ids in id_map.values())):
+        raise PartitionError(
+            f"{path}: {key} names the file {id_map!r}, so the graph was partitioned with reshuffle=False; expected "
+            "contiguous ID ranges. Partition the graph again with reshuffle=True (DGL 1.0 and later always do)."
+        )
+    if isinstance(id_map, list) and len(types) == 1:
+        id_map = {types[0]: id_map}
+    if not isinstance(id_map, dict) or id_map.keys() != set(types):
+        found = sorted(id_map) if isinstance(id_map, dict) else id_map
+        raise PartitionError(f"{path}: {key} is for the types {found}; expected {sorted(types)}. {REWRITE}")
+    for name, ids in id_map.items():
+        if not isinstance(ids, list) or len(ids) != num_parts:
+            raise PartitionError(
+                f"{path}: {key} of {name} is {ids!r}; expected one range for each of {num_parts} partitions. {REWRITE}"
+            )
+    ranges = np.empty((num_parts, len(types), 2), dtype=np.int64)
+    reached = 0
+    for part in range(num_parts):
+        for type_id, name in enumerate(types):
+            start, end = _as_pair(id_map[name][part], reached)
+            if start != reached or not start <= end < 2**63:
+                raise PartitionError(
+                    f"{path}: {key} of {name} in partition {part} is {id_map[name][part]}; expected a range that "
+                    f"starts at {reached}, as global IDs run through partitions and, inside them, types. {fix}"
+                )
+            ranges[part, type_id] = start, end
+            reached = end
+    return ranges
+
+
+def _as_pair(entry: Any, reached: int) -> tuple[int, int]:
+    """One range as [start, end), given as its end or as a pair (of equal numbers, such as -1, if it is empty)."""
+    match entry:
+        case int(end):
+            return reached, end
+        case [int(start), int(end)]:
+            return (reached, reached) if start == end else (start, end)
+        case _:
+            return -1, -1
+
+
+def _part_files(path: Path, content: dict[str, Any], num_parts: int, *, allow_outside: bool) -> list[dict[str, Path]]:
+    entries = {k: named for k, named in content.items() if re.fullmatch(r"part-\d+", k) and isinstance(named, dict)}
+    expected = [f"part-{part}" for part in range(num_parts)]
+    if entries.keys() != set(expected):
+        raise PartitionError(
+            f"{path}: num_parts is {num_parts}, but there are files for {len(entries)} partitions "
+            f"({', '.join(sorted(entries)) or 'none'}). {REWRITE}"
+        )
+    files = [{kind: path.parent / str(file) for kind, file in entries[key].items()} for key in expected]
+    for named in files:
+        if GRAPH in named:
+            named |= {kind: named[GRAPH].parent / file for kind, file in ORIG_ID_FILES.items()}
+    if not allow_outside:
+        folder = os.path.realpath(path.parent)
+        for key, named in zip(expected, files, strict=True):
+            for kind, file in named.items():
+                check_inside(f"{path}: {kind} of {key}", file, folder)
+    return files
+
+
+def check_inside(what: str, file: Path, folder: str) -> None:
+    """Refuse what leads out of the folder; a directory from elsewhere could name any file of this machine.
+
+    Args:
+        what: says in errors what names the file.
+        file: as it is named.
+        folder: its `os.path.realpath`.
+
+    Raises:
+        PartitionError: the file is not below the folder, also by a link.
+    """
+    try:
+        real = os.path.realpath(file)
+    except ValueError as error:  # a name that no file can have
+        raise PartitionError(f"{what} is {str(file)!r}, which is no file name: {error}. {REWRITE}") from error
+    if os.path.commonpath([folder, real]) != folder:
+        raise PartitionError(
+            f"{what} is {real}; expected a file below {folder}, as DGL writes it. Copy the file there and name it "
+            "relative to the JSON file or, if you trust the directory, pass allow_outside=True (--allow-outside)."
+        )

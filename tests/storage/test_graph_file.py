@@ -1,0 +1,112 @@
+"""The reader of files of graphs, against DGL's own."""
+
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import pytest
+import torch
+
+from sar.errors import PartitionError
+from sar.storage.file_layout import RELATION_MARK
+from sar.storage.graph_file import open_graph
+from sar.storage.stored_tensor import load
+from tests.adapters.dgl.directories import dgl, heterogeneous_graph, homogeneous_graph
+
+FORMATS = ("coo", "csr", "csc", ["coo", "csc"], ["csr", "csc"], ["coo", "csr", "csc"])
+DTYPES = (torch.bool, torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.float64)
+
+
+def csc_with_edge_ids() -> Any:
+    """A graph made from CSC whose entries are not in the order of edge IDs."""
+    offsets, sources, edge_ids = torch.tensor([0, 1, 2, 4, 4]), torch.tensor([0, 1, 2, 2]), torch.tensor([2, 0, 3, 1])
+    graph = dgl.graph(("csc", (offsets, sources, edge_ids)), num_nodes=4)
+    graph.edata["x"] = torch.arange(4)
+    return graph
+
+
+def all_dtypes() -> Any:
+    graph = dgl.graph(([0, 2, 1, 2], [1, 1, 0, 2]), num_nodes=4)
+    for dtype in DTYPES:
+        graph.ndata[f"{dtype}"] = torch.tensor([[0, 1, 1]] * 4).to(dtype)
+        graph.edata[f"{dtype}"] = torch.tensor([0, 1, 1, 0]).to(dtype)
+    graph.edata["no columns"] = torch.zeros(4, 0)
+    return graph
+
+
+def no_relation_has_edges() -> Any:
+    none: tuple[list[int], list[int]] = [], []
+    return dgl.heterograph({("a", "r", "b"): none, ("b", "r", "a"): none}, num_nodes_dict={"a": 3, "b": 0, "c": 2})
+
+
+GRAPHS = {
+    "homogeneous": homogeneous_graph,
+    "heterogeneous": heterogeneous_graph,
+    "int32": lambda: heterogeneous_graph().int(),
+    "csc with edge IDs": csc_with_edge_ids,
+    "all dtypes": all_dtypes,
+    "nothing": lambda: dgl.graph(([], [])),
+    "isolated nodes": lambda: dgl.graph(([], []), num_nodes=5),
+    "no edges": no_relation_has_edges,
+    "batch": lambda: dgl.batch([homogeneous_graph(), homogeneous_graph(20)]),
+}
+
+
+def assert_same(path: Path, expected: Any) -> None:
+    """Compare what the reader makes of a file, field by field, with a graph of DGL's."""
+    found = open_graph(path)
+    assert found.num_nodes == {ntype: expected.num_nodes(ntype) for ntype in expected.ntypes}
+    assert [relation.etype for relation in found.relations] == expected.canonical_etypes
+    frames = [(found.fields[ntype], expected.nodes[ntype].data) for ntype in expected.ntypes]
+    for relation in found.relations:
+        assert relation.edges.num_edges == expected.num_edges(relation.etype)
+        for mine, theirs in zip(relation.edges.ends(), expected.edges(order="eid", etype=relation.etype), strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.dtype == theirs.dtype
+        frames.append((relation.fields, expected.edges[relation.etype].data))
+    for fields, frame in frames:
+        assert fields.keys() == frame.keys()
+        for name, stored in fields.items():
+            assert torch.equal(load(stored), frame[name]), name
+            assert load(stored).dtype == frame[name].dtype
+
+
+@pytest.mark.parametrize("formats", FORMATS, ids="+".join)
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_what_dgl_reads(tmp_path, kind, formats):
+    path = tmp_path / "graph.dgl"
+    dgl.save_graphs(str(path), [GRAPHS[kind]()], formats=formats)
+    assert_same(path, dgl.load_graphs(str(path))[0][0])
+
+
+@pytest.mark.parametrize("only", ["csr", "csc"])
+def test_graphs_that_are_restricted_to_one_format(tmp_path, only):
+    """DGL reads these, and then refuses to list their edges by ID."""
+    path, graph = tmp_path / "graph.dgl", homogeneous_graph()
+    dgl.save_graphs(str(path), [graph.formats(only)])
+    [relation] = open_graph(path).relations
+    for mine, theirs in zip(relation.edges.ends(), graph.edges(order="eid"), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("number, format", [(1, "coo"), (2, "csr"), (3, "csc")])
+def test_older_codes_of_sparse_formats(tmp_path, number, format):
+    path = tmp_path / "graph.dgl"
+    dgl.save_graphs(str(path), [homogeneous_graph()], formats=format)
+    content = path.read_bytes()
+    place = content.index(pack("<Q", RELATION_MARK)) + 8
+    path.write_bytes(content[:place] + pack("<4i", number, 0, 7, 1) + content[place + 16 :])
+    assert_same(path, dgl.load_graphs(str(path))[0][0])
+
+
+def test_labels_are_passed_by(tmp_path):
+    path, graph = tmp_path / "graph.dgl", homogeneous_graph()
+    dgl.save_graphs(str(path), [graph], labels={"label": torch.arange(3)})
+    assert_same(path, dgl.load_graphs(str(path))[0][0])
+
+
+def test_several_graphs_are_refused(tmp_path):
+    path, graph = tmp_path / "graph.dgl", homogeneous_graph()
+    dgl.save_graphs(str(path), [graph, graph])
+    with pytest.raises(PartitionError, match="holds 2 graphs; expected one"):
+        open_graph(path)
