@@ -22,7 +22,7 @@ from sar.comm import (  # noqa: E402
     sync_params,
     world_size,
 )
-from sar.comm.totals import all_max, all_sum  # noqa: E402
+from sar.comm.collectives import all_max, all_sum  # noqa: E402
 from sar.common_tuples import PartitionData, ShardEdgesAndFeatures, suffix_key_lookup  # noqa: E402
 from sar.config import Config  # noqa: E402
 from sar.core import (  # noqa: E402

@@ -11,7 +11,7 @@ from sar.cli.graph_input import add_input, default_name, input_options, options_
 from sar.cli.model_options import add_model, add_turns, disk_of, model_of, process_bytes
 from sar.cli.sizes import parse_bytes
 from sar.comm import initialize_comms
-from sar.comm.launcher import find_place
+from sar.comm.environment import find_place
 from sar.config import Config
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, PartsRule

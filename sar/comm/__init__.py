@@ -9,7 +9,6 @@ from sar.comm.collectives import (
     sync_params,
 )
 from sar.comm.ddp import ddp_sum_hook
-from sar.comm.recovery import recover
 from sar.comm.rendezvous import nfs_ip_init
 from sar.comm.session import (
     backend,
@@ -19,6 +18,7 @@ from sar.comm.session import (
     master_ip,
     master_port,
     rank,
+    recover,
     world_size,
 )
 from sar.comm.statistics import Statistics, statistics

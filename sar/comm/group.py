@@ -44,13 +44,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import _StopRecomputationError
 
-from sar.comm import board
-from sar.comm.board import POLL_SECONDS, Abandonable, Board, SilentStoreError
-from sar.comm.calls import FollowedCall, followed
+from sar.comm import store_notes
 from sar.comm.liveness import Answers, Liveness, Wait
 from sar.comm.messages import exchange_in_rounds
 from sar.comm.replicas import Replicas
-from sar.comm.statistics import counters
+from sar.comm.statistics import FollowedCall, counters, followed
+from sar.comm.store_notes import POLL_SECONDS, Abandonable, SilentStoreError, StoreNotes
 from sar.comm.transport import GlooTransport, Message, Transport
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, DisagreementError, PeerError
@@ -67,7 +66,7 @@ _LEFT_EARLY: Final = (
 
 
 class Group:
-    """One worker's end of the group: rank, size, connections of its own, and the board for notes.
+    """One worker's end of the group: rank, size, connections of its own, and the notes in the store.
 
     Args:
         store: the key-value store of the job.
@@ -104,7 +103,7 @@ class Group:
         self.final = False
         self.replicas: Replicas | None = None
         self._new_transport = partial(connect, store, rank, world_size)
-        self._board = Board(store, rank, world_size)
+        self._notes = StoreNotes(store, rank, world_size)
         self._liveness: Liveness | None = None
         self._transport: Transport | None = None
         self._known = True  # whether a call has raised what stopped the group
@@ -115,12 +114,12 @@ class Group:
 
     def stand_for(self, workers: int) -> None:
         """Speak, in errors, of processes with so many virtual workers each."""
-        self._board.each = workers
+        self._notes.each = workers
 
     @property
     def name(self) -> str:
         """This worker in words."""
-        return self._board.name(self.rank)
+        return self._notes.name(self.rank)
 
     # -- the group and its generations
 
@@ -173,7 +172,7 @@ class Group:
 
     def _connect(self, limit: float) -> Transport:
         """Make this generation's connections, once all workers are about to."""
-        liveness = self._liveness = self._liveness or Liveness(self, self._board)
+        liveness = self._liveness = self._liveness or Liveness(self, self._notes)
         try:
             with self._waiting("connecting", "all workers"):
                 self._wait_for_all(limit)
@@ -201,26 +200,26 @@ class Group:
     def _wait_for_all(self, limit: float) -> None:
         """Wait until every worker is about to build this generation's group, or one of them has failed before that."""
         deadline = time.monotonic() + limit
-        self._board.announce(self.generation)
+        self._notes.announce(self.generation)
         pause = POLL_SECONDS
         while self.stopped is None:
             try:
-                note = self._board.read_note(self.generation)
+                note = self._notes.read_note(self.generation)
                 if note is not None:
                     found = PeerError(note.reason)
                     self.abort(found, final=note.final)
                     raise found
-                if self._board.complete(self.generation):
+                if self._notes.complete(self.generation):
                     return
-                left = self._board.left(self.generation) if pause > board.PATIENCE / 10 else []
+                left = self._notes.left(self.generation) if pause > store_notes.PATIENCE / 10 else []
             except SilentStoreError:  # which the liveness thread judges
                 left = []
             if left:
                 raise RuntimeError(f"workers {left} have left.")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"workers {self._board.absent(self.generation)} did not come within {limit:.0f} s.")
+                raise RuntimeError(f"workers {self._notes.absent(self.generation)} did not come within {limit:.0f} s.")
             time.sleep(pause)
-            pause = min(1.2 * pause, board.PATIENCE / 5)
+            pause = min(1.2 * pause, store_notes.PATIENCE / 5)
         raise self._stop_error()
 
     def abort(self, error: BaseException, *, final: bool = False) -> None:
@@ -241,7 +240,7 @@ class Group:
                 self._known |= known
                 return
             self.stopped, self.final, self._known = own, final, known
-        self._board.leave_note(generation, told, final=final)
+        self._notes.leave_note(generation, told, final=final)
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
@@ -411,7 +410,7 @@ class Group:
             call: the distributed call it belongs to.
             peer: the worker that it depends on, where there is just one.
         """
-        who = "another worker" if peer is None else self._board.name(peer)
+        who = "another worker" if peer is None else self._notes.name(peer)
         start = time.perf_counter()
         try:
             with self._waiting(call, who), named(f"wait for {who}"):
@@ -446,17 +445,17 @@ class Group:
         if failure is None:
             raise error
         overdue = failure.overdue
-        self._board.report(self.generation, self.calls, call)
+        self._notes.report(self.generation, self.calls, call)
         note = None
         with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
-            note = self._board.read_note(self.generation, 0 if overdue else board.PATIENCE)
+            note = self._notes.read_note(self.generation, 0 if overdue else store_notes.PATIENCE)
         found: CommunicationError
         if note is not None:
             found = PeerError(f"{note.reason}\n{place}")
         elif overdue:
             waited = f"{self.name.capitalize()} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
             # gloo has closed the connections already: leave the note before asking around.
-            self._board.leave_note(
+            self._notes.leave_note(
                 self.generation, f"{self.name.capitalize()} raised CommunicationTimeout: {waited}", final=False
             )
             found = CommunicationTimeout(f"{waited}\n{self._whereabouts(call)}\n{_LEFT_EARLY}")
@@ -470,4 +469,4 @@ class Group:
         raise found from error
 
     def _whereabouts(self, call: str) -> str:
-        return self._board.whereabouts(self.generation, self.calls, call)
+        return self._notes.whereabouts(self.generation, self.calls, call)

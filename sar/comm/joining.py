@@ -29,8 +29,8 @@ from typing import Final, NamedTuple
 import torch.distributed as dist
 
 from sar.comm import liveness
-from sar.comm.board import Abandonable
 from sar.comm.liveness import Stall
+from sar.comm.store_notes import Abandonable
 from sar.config import Config
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from sar.logging_setup import logger

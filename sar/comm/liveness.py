@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sar.comm.board import LEFT, Board, SilentStoreError
+from sar.comm.store_notes import LEFT, SilentStoreError, StoreNotes
 from sar.comm.transport import Message, Transport
 from sar.logging_setup import logger
 
@@ -132,12 +132,12 @@ class Liveness:
         answers: of this generation of the group, once it is connected.
     """
 
-    def __init__(self, group: Watched, board: Board) -> None:
+    def __init__(self, group: Watched, notes: StoreNotes) -> None:
         self.answers: Answers | None = None
         self._group = weakref.ref(group)
-        self._board = board
+        self._notes = notes
         self._end = threading.Event()
-        self._neighbour = (board.rank + 1) % board.world_size
+        self._neighbour = (notes.rank + 1) % notes.world_size
         self._sign: str | None = None  # the neighbour's
         self._silence = 0.0  # since then, in seconds of this thread's own rounds
         self._store_silent = False
@@ -182,7 +182,7 @@ class Liveness:
     def _exchange(self, group: Watched, own: str) -> None:
         """Show a sign; look for a note and for a new sign of the neighbour, which is not silent before its first."""
         generation = group.generation
-        sign, note, asked = self._board.beat(own, self._neighbour, generation)
+        sign, note, asked = self._notes.beat(own, self._neighbour, generation)
         self._store_silent = False
         if sign != self._sign or sign in (None, LEFT):
             self._sign, self._silence = sign, 0.0
@@ -192,22 +192,22 @@ class Liveness:
             if self.answers is not None:
                 self.answers.offer(asked)
                 if self._silence >= SILENCE_SECONDS / 2 and self.answers.ask():
-                    self._board.count_question(self._neighbour, generation)
+                    self._notes.count_question(self._neighbour, generation)
         if note is not None:
             group.stop(generation, note.reason, final=note.final)
 
     def _leave(self) -> None:
         with contextlib.suppress(RuntimeError):
-            self._board.show_last(LEFT)
+            self._notes.show_last(LEFT)
 
     def _give_up(self, group: Watched) -> None:
         if self._store_silent:
             found = (
-                f"The job's store has not answered {self._board.name(self._board.rank)} for {SILENCE_SECONDS:g} s: the "
+                f"The job's store has not answered {self._notes.name(self._notes.rank)} for {SILENCE_SECONDS:g} s: the "
                 "process that hosts it, usually worker 0, is frozen, or its host has vanished."
             )
         else:
-            silent, last = self._board.name(self._neighbour), (self._sign or "").partition(" ")[2]
+            silent, last = self._notes.name(self._neighbour), (self._sign or "").partition(" ")[2]
             found = (
                 f"{silent.capitalize()} has shown no sign of life for {SILENCE_SECONDS:g} s: its process is frozen "
                 f"or dead, or its host has vanished. When last heard of, it was {last}"
@@ -223,10 +223,10 @@ class Liveness:
         if seconds < max(STALL_SECONDS, 2 * self._reported):
             return
         self._reported = seconds
-        signs = self._board.signs(range(self._board.world_size))
+        signs = self._notes.signs(range(self._notes.world_size))
         others = [
-            f"  {self._board.name(rank)}: {'no sign of life yet' if sign is None else sign.partition(' ')[2]}"
+            f"  {self._notes.name(rank)}: {'no sign of life yet' if sign is None else sign.partition(' ')[2]}"
             for rank, sign in enumerate(signs)
-            if rank != self._board.rank
+            if rank != self._notes.rank
         ]
-        logger.warning("%s is %s\n%s", self._board.name(self._board.rank), wait, "\n".join(others))
+        logger.warning("%s is %s\n%s", self._notes.name(self._notes.rank), wait, "\n".join(others))

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from sar.comm.board import Abandonable
-from sar.comm.interfaces import own_address
+from sar.comm.environment import own_address
 from sar.comm.joining import host_store
 from sar.comm.liveness import Stall
+from sar.comm.store_notes import Abandonable
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError
 from sar.storage.durable import written_whole

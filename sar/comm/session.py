@@ -16,10 +16,9 @@ import torch.distributed as dist
 
 from sar.comm.allocator import set_allocator
 from sar.comm.buffers import BufferPool
+from sar.comm.environment import choose_interface, end_with_launcher, find_place, job_id, local_rank, set_in_part
 from sar.comm.group import Group
-from sar.comm.interfaces import choose_interface
 from sar.comm.joining import Pulse, check_in, host_store, open_store, while_it_answers
-from sar.comm.launcher import end_with_launcher, find_place, job_id, local_rank, set_in_part
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
 from sar.comm.transport import GlooTransport, NcclTransport
@@ -352,3 +351,22 @@ def _default_device(backend: str) -> torch.device:
 def _check_same(what: str, asked: int | str | None, found: int | str) -> None:
     if asked is not None and asked != found:
         raise ConfigError(f"initialize_comms asks for {what} {asked}, but the existing process group has {found}.")
+
+
+def recover(step: int = 0) -> int:
+    """Go on after an error in a distributed call, together with all other workers.
+
+    After such an error every further call raises. All workers call this instead, those that saw no error included, and
+    are then at the same call: they repeat the step that is returned. With one worker there is nothing to do.
+
+    Args:
+        step: the first step that this worker has not finished.
+
+    Returns:
+        The least of all workers' `step`: the first one that not all have finished.
+
+    Raises:
+        PeerError: where a worker has died or left, which is final, or raised an error meanwhile.
+        CommunicationTimeout: where a worker does not call this within five minutes, or `Config.timeout` if less.
+    """
+    return current_group().recover(step)

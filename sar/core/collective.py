@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.calls import BACKWARD
 from sar.comm.exchange import Exchange, GradientReturn, Tile
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
+from sar.comm.statistics import BACKWARD
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, add_rows

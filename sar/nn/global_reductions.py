@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.totals import all_max
+from sar.comm.collectives import all_max
 from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
 from sar.kernels import accumulation_dtype

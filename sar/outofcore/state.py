@@ -17,8 +17,7 @@ import torch.autograd.profiler as profiler
 from numpy.random import mtrand
 from torch.nn.parallel import DistributedDataParallel
 
-from sar.comm import calls
-from sar.comm.statistics import counters
+from sar.comm.statistics import Listener, counters, listeners
 from sar.config import Config
 from sar.errors import ConfigError
 from sar.outofcore.turns import Swapped
@@ -62,8 +61,8 @@ def _take_anomaly_mode() -> tuple[bool, bool]:
     return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
-def _put_listeners(listeners: list[calls.Listener]) -> None:
-    calls.listeners[:] = listeners
+def _put_listeners(those: list[Listener]) -> None:
+    listeners[:] = those
 
 
 STATE: Final = (
@@ -74,7 +73,7 @@ STATE: Final = (
     Swapped(_take_settings, _put_settings),
     Swapped(_take_warnings, _put_warnings),
     Swapped(lambda: dict(vars(counters)), vars(counters).update),
-    Swapped(lambda: list(calls.listeners), _put_listeners),
+    Swapped(lambda: list(listeners), _put_listeners),
     Swapped(lambda: sys.modules["__main__"], lambda main: sys.modules.update({"__main__": main})),
     Swapped(lambda: list(sys.argv), _put_arguments),
     Swapped(os.getcwd, os.chdir),

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sar.comm.calls import BACKWARD
+from sar.comm.statistics import BACKWARD
 from sar.partition.inspect.text_tables import as_text
 from sar.train.graph_counts import GraphCounts
 from sar.train.trial_epoch import MakeModel, TrialEpoch, try_epoch

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.collectives import exchange_tensors
-from sar.comm.totals import all_sum
+from sar.comm.collectives import all_sum, exchange_tensors
 from sar.errors import GraphError
 
 

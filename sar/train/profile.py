@@ -25,11 +25,10 @@ from torch.nn.modules import module as hooks
 from torch.profiler import profile as torch_profile
 from torch.utils._pytree import tree_leaves
 
-from sar.comm.calls import BACKWARD, listeners
 from sar.comm.group import Group
 from sar.comm.replicas import all_gather_text
 from sar.comm.session import current_group
-from sar.comm.statistics import Statistics, statistics
+from sar.comm.statistics import BACKWARD, Statistics, listeners, statistics
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.outofcore.group import VirtualGroup

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.totals import all_max, all_sum
+from sar.comm.collectives import all_max, all_sum
 from sar.common_tuples import SPLIT, PartitionData, suffix_key_lookup
 from sar.errors import FieldError
 from sar.kernels import accumulation_dtype

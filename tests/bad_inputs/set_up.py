@@ -4,7 +4,7 @@ import os
 from unittest import mock
 
 import sar
-from sar.comm.launcher import find_place, first_host
+from sar.comm.environment import find_place, first_host
 from tests.bad_inputs import Case
 
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 import sar
 from sar import comm
-from sar.comm import board
+from sar.comm import store_notes
 from sar.comm.group import Group
 from sar.comm.transport import GlooTransport
 from tests.core.attempts import catch, catch_and_recover, require
@@ -131,7 +131,7 @@ class Unconnected(GlooTransport):
     ],
 )
 def test_the_words_of_gloo(monkeypatch, text, kind, words, absent):
-    monkeypatch.setattr(board, "PATIENCE", 0)
+    monkeypatch.setattr(store_notes, "PATIENCE", 0)
     group = Group(dist.HashStore(), 0, 2, torch.device("cpu"))
     group._transport = Unconnected()
 

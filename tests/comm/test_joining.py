@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 import sar
 from sar.comm import joining, liveness
+from sar.comm.environment import job_id
 from sar.comm.joining import Pulse, check_in, host_store, open_store, while_it_answers
-from sar.comm.launcher import job_id
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tests.comm.launch import free_port, launch
 from tests.workers import REPOSITORY

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import sar
 from sar import comm
-from sar.comm import board, liveness
+from sar.comm import liveness, store_notes
 from sar.comm.session import current_group
 from tests.comm.launch import free_port
 from tests.core.attempts import catch
@@ -31,10 +31,10 @@ LIMIT = 60.0
 WORKER = """
 import os, sys, time, torch, torch.distributed as dist
 import sar
-from sar.comm import all_reduce, board, liveness
+from sar.comm import all_reduce, liveness, store_notes
 
 rank, size, port, own_store = map(int, sys.argv[1:5])
-liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, board.STORE_SECONDS = map(float, sys.argv[5:8])
+liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, store_notes.STORE_SECONDS = map(float, sys.argv[5:8])
 if own_store:
     sar.initialize_comms(rank, size, "127.0.0.1", master_port_number=port)
 else:
@@ -104,7 +104,7 @@ def test_a_frozen_worker_is_noticed(victim, store_in_worker):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_frozen_worker_is_noticed_within_a_minute(victim):
-    said, _ = freeze(2, victim, True, liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, board.STORE_SECONDS)
+    said, _ = freeze(2, victim, True, liveness.BEAT_SECONDS, liveness.SILENCE_SECONDS, store_notes.STORE_SECONDS)
     assert_named(said, victim)
 
 
@@ -126,7 +126,7 @@ def with_quick_signs(program):
         group = current_group()
         before = group._liveness
         before.close()
-        group._liveness = liveness.Liveness(group, group._board)
+        group._liveness = liveness.Liveness(group, group._notes)
         group._liveness.answers = before.answers
         time.sleep(2 * BEAT)
         return catch(program)

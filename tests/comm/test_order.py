@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sar.comm import board
+from sar.comm import store_notes
 from sar.comm.buffers import BufferPool
 from sar.comm.exchange import Exchange, GradientReturn
 from sar.comm.group import Group
@@ -104,7 +104,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
 @pytest.mark.parametrize("step", [0, 3, 11])
 @pytest.mark.parametrize("workers", [2, 8])
 def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) -> None:
-    monkeypatch.setattr(board, "PATIENCE", 0.5)
+    monkeypatch.setattr(store_notes, "PATIENCE", 0.5)
     plans, store = random_plans(workers, seed=7), dist.HashStore()
     network = Network(workers, seed=step, in_order=False)
     posted = 0

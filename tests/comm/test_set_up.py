@@ -8,7 +8,7 @@ import pytest
 
 import sar
 from sar import comm
-from sar.comm.launcher import find_place, first_host
+from sar.comm.environment import find_place, first_host
 from sar.errors import ConfigError
 from tests.comm.launch import REPORT, finish, free_port, launch
 from tests.core.attempts import Failure, catch

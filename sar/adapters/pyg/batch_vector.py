@@ -20,7 +20,7 @@ from torch_geometric.nn import aggr, pool
 from sar.adapters.pyg.edge_index import SourceIndex
 from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly, wraps
 from sar.comm import session
-from sar.comm.totals import all_max, all_sum
+from sar.comm.collectives import all_max, all_sum
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
 from sar.nn.global_reductions import global_sum, zeros_of

@@ -24,7 +24,7 @@ from sar.adapters.pyg.arguments import edge_indices
 from sar.adapters.pyg.batch_vector import BatchVector, batch_vector, whole_graph
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.comm import session
-from sar.comm.totals import all_sum
+from sar.comm.collectives import all_sum
 from sar.core.eager import uncompiled
 from sar.nn.batch_norm import convert_batchnorm, normalise
 from sar.nn.global_reductions import global_mean

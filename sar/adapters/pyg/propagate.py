@@ -26,7 +26,7 @@ from sar.adapters.pyg import attention
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, Turned, check_rows
 from sar.adapters.pyg.guarded import wraps
 from sar.adapters.pyg.norms import OVER_ALL, takes_statistics
-from sar.comm.totals import all_max
+from sar.comm.collectives import all_max
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame

@@ -15,7 +15,7 @@ from torch_geometric.nn import SuperGATConv
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.adapters.pyg.guarded import wraps
-from sar.comm.totals import all_sum
+from sar.comm.collectives import all_sum
 from sar.errors import GraphError
 from sar.nn.pair_graph import pair_graph
 

@@ -82,7 +82,7 @@ class Note(NamedTuple):
     final: bool
 
 
-class Board:
+class StoreNotes:
     """One worker's view of the store. Its methods raise RuntimeError where the store is gone or silent, if at all.
 
     Args:

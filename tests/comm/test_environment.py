@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from sar.comm import interfaces
+from sar.comm import environment
 
 ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "eth1": "10.1.0.1"}  # and ib0, which has none
 FROM = {"10.1.0.2": "10.1.0.1", "node2": "10.0.0.1", "node1": "127.0.1.1", "192.0.2.1": "10.0.0.1"}  # to send there
@@ -23,8 +23,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     environ: dict[str, str] = {}
     monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(["ib0", *ADDRESSES])))
-    monkeypatch.setattr(interfaces, "_address_of", address_of)
-    monkeypatch.setattr(interfaces, "_local_end", FROM.get)
+    monkeypatch.setattr(environment, "_address_of", address_of)
+    monkeypatch.setattr(environment, "_local_end", FROM.get)
     return environ
 
 
@@ -41,28 +41,28 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     ],
 )
 def test_gloo_takes_the_way_to_worker_0(host: dict[str, str], master: str | None, expected: str | None) -> None:
-    interfaces.choose_interface(master)
+    environment.choose_interface(master)
     assert host.get("GLOO_SOCKET_IFNAME") == expected
 
 
 def test_without_a_way_to_elsewhere_any_interface_is_better_than_loopback(
     host: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interfaces, "_local_end", {"node1": "127.0.1.1"}.get)
-    interfaces.choose_interface("node1")
+    monkeypatch.setattr(environment, "_local_end", {"node1": "127.0.1.1"}.get)
+    environment.choose_interface("node1")
     assert host["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_workers_that_torchrun_starts_on_one_host_keep_to_it(host: dict[str, str]) -> None:
     host.update(LOCAL_WORLD_SIZE="2", WORLD_SIZE="2")
-    interfaces.choose_interface("node1")
+    environment.choose_interface("node1")
     assert host["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_what_the_user_names_goes_before(host: dict[str, str]) -> None:
     host["GLOO_SOCKET_IFNAME"] = "eth1"
-    interfaces.choose_interface("node2")
+    environment.choose_interface("node2")
     assert host["GLOO_SOCKET_IFNAME"] == "eth1"
     host["SAR_SOCKET_NAME"] = "ib0"
-    interfaces.choose_interface("127.0.0.1")
+    environment.choose_interface("127.0.0.1")
     assert host["GLOO_SOCKET_IFNAME"] == host["NCCL_SOCKET_IFNAME"] == "ib0"
