@@ -20,8 +20,8 @@ from benchmarks.quality import measure_quality
 from benchmarks.report import describe_setting, write_section
 from benchmarks.results import read, save, setting
 from sar.partition.assign.assigning import AUTO, SPRING
-from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.spring import merged_clusters
+from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_data import Array
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
@@ -170,7 +170,8 @@ def measure(name: str, edges: Path, num_nodes: int, arguments: argparse.Namespac
             uneven = max(uneven, quality.balance["nodes"])
     _, merging = merged_clusters(AssignmentTask(graph, arguments.parts[0], Path("unused"), arguments.seed))
     clustered = Clusters.of(np.bincount(merging.of_node))
-    return GraphResult(name, num_nodes, graph.total_edges, factors, uneven, clustered, Clusters.of(merging.size))
+    merged = Clusters.of(merging.weights[:, 0].astype(np.int64))
+    return GraphResult(name, num_nodes, graph.total_edges, factors, uneven, clustered, merged)
 
 
 def _results(content: dict[str, list[dict[str, dict[str, float]]]]) -> list[GraphResult]:

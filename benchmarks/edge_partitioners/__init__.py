@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import cast
 
 from sar.partition.assign import methods
-from sar.partition.assign.assignment import Method
+from sar.partition.assign.task import Method
 
 EDGE_PARTITIONERS = {
     "dbh": "dbh:dbh",

@@ -10,9 +10,8 @@ from benchmarks.edge_partitioners.placement import (
     place,
 )
 from benchmarks.edge_partitioners.votes import choose_owners
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.compiled import compiled
 from sar.partition.assign.stream import count_degrees, edge_chunks
+from sar.partition.assign.task import AssignmentTask, compiled
 from sar.partition.graph_data import Array
 
 

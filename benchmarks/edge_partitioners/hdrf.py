@@ -11,10 +11,10 @@ from benchmarks.edge_partitioners.placement import (
     place,
 )
 from benchmarks.edge_partitioners.votes import choose_owners
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.compiled import compiled
-from sar.partition.assign.stream import edge_chunks, index_dtype
+from sar.partition.assign.stream import edge_chunks
+from sar.partition.assign.task import AssignmentTask, compiled
 from sar.partition.graph_data import Array
+from sar.partition.graph_source import index_dtype
 
 LAMBDA = 1.1
 """Weight of the balance in the score."""

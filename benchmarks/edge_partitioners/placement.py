@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.edge_partitioners.votes import Ballot, new_ballot, vote
-from sar.partition.assign.compiled import compiled
+from sar.partition.assign.task import compiled
 from sar.partition.graph_data import Array
 
 BITS = 64

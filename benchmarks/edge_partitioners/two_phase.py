@@ -12,11 +12,9 @@ from benchmarks.edge_partitioners.placement import (
     place,
 )
 from benchmarks.edge_partitioners.votes import choose_owners
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.balance import list_schedule
-from sar.partition.assign.clusters import Clusters, move, no_clusters, open_clusters
-from sar.partition.assign.compiled import compiled
+from sar.partition.assign.spring import Clusters, move, no_clusters, open_clusters
 from sar.partition.assign.stream import count_degrees, edge_chunks
+from sar.partition.assign.task import AssignmentTask, compiled, list_schedule
 from sar.partition.graph_data import Array
 
 _ROUND_OFF = 1e-9  # scores that are equal may be added up to different last digits
@@ -91,8 +89,7 @@ def _assign_clusters(volume: Array, num_parts: int) -> Array:
     """The part of every cluster, (K,) int32."""
     order = np.argsort(-volume, kind="stable")
     part = np.empty(len(volume), np.int32)
-    no_weights = np.empty((0, len(volume)))
-    part[order] = list_schedule(volume[order], no_weights, np.ones(1), np.zeros((1, num_parts)))
+    part[order] = list_schedule(volume[order, None], np.ones(1), np.zeros((num_parts, 1)))
     return part
 
 

@@ -17,10 +17,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.balance import Constraints, add_node, has_capacity, list_schedule
-from sar.partition.assign.compiled import compiled
 from sar.partition.assign.rebalance import rebalance
+from sar.partition.assign.task import (
+    AssignmentTask,
+    Constraints,
+    add_load,
+    compiled,
+    has_capacity,
+    list_schedule,
+    part_means,
+)
 from sar.partition.graph_data import Array
 
 SLOTS = 4
@@ -63,13 +69,14 @@ def choose_owners(task: AssignmentTask, ballot: Ballot) -> Array:
     """The owner of every node, (N,) int32, as in [Note: owners of nodes], within the constraints of the task."""
     num_nodes = len(ballot.parts)
     constraints = task.constraints()
-    loads = np.zeros((len(constraints.limits), task.num_parts))
+    loads = np.zeros((task.num_parts, len(constraints.limits)))
     order = np.random.default_rng(task.seed).permutation(num_nodes)
     order = order[np.argsort(-ballot.votes.max(axis=1, initial=0)[order], kind="stable")]
     owner = np.full(num_nodes, -1, np.int32)
     _choose(order, ballot, constraints, loads, owner)
     left = order[owner[order] < 0]
-    owner[left] = list_schedule(np.ones(len(left), np.int64), constraints.weights[:, left], constraints.means, loads)
+    means = part_means(constraints.weights, task.num_parts)
+    owner[left] = list_schedule(constraints.weights[left], means, loads)
     task.progress("choosing owners", 1.0)
     return rebalance(task, owner)
 
@@ -86,4 +93,4 @@ def _choose(order: Array, ballot: Ballot, constraints: Constraints, loads: Array
             if better and has_capacity(constraints, loads, node, part):
                 owner[node], most = part, number
         if owner[node] >= 0:
-            add_node(constraints, loads, node, owner[node])
+            add_load(constraints, loads, node, owner[node], 1.0)

@@ -39,6 +39,12 @@ def index_dtype(largest: int) -> np.dtype[Any]:
     return np.dtype(np.int32 if largest < 2**31 else np.int64)
 
 
+def first_outside(ids: Array, count: int) -> int | None:
+    """Where the first of some IDs is, (n,) int64, that is not one of 0 to count - 1."""
+    unsigned = ids.view(np.uint64)  # a negative number is a large one without its sign
+    return int(np.argmax(unsigned >= count)) if ids.size and int(unsigned.max()) >= count else None
+
+
 class EdgeSource(Protocol):
     """The edges of one type in their original order, which can be read again and again.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, assign, write_once
-from sar.partition.assign.auto import Choice
+from sar.partition.assign.methods import Choice
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest import open_graph

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sar.partition.assign.assignment import AssignmentTask
+from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from fractions import Fraction
 
 import numpy as np
@@ -10,14 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError
-from sar.partition.assign.balance import balance_constraints, list_schedule, part_loads
-from sar.partition.assign.rebalance import move_nodes, rebalance
+from sar.partition.assign import rebalance as rebalancing
+from sar.partition.assign.rebalance import rebalance
+from sar.partition.assign.task import list_schedule, part_loads
 from sar.partition.graph_data import Array
 from tests.partition.streams import edge_task
 
 
 def counts(part_of: Array, num_parts: int, weight: Array | None = None) -> Array:
     return np.bincount(part_of, weights=weight, minlength=num_parts)
+
+
+def move_nodes(
+    part_of: Array,
+    num_parts: int,
+    weights: Mapping[str, Array],
+    imbalance: float,
+    seed: int,
+    attachment: Array | None = None,
+) -> Array:
+    task = edge_task(len(part_of), [], num_parts, weights=weights, imbalance=imbalance, seed=seed)
+    return rebalancing.move_nodes(task, part_of, attachment)
 
 
 @given(st.data())
@@ -116,10 +130,10 @@ def test_nodes_change_places_where_no_single_move_helps() -> None:
 
 
 def test_items_go_to_the_least_occupied_part() -> None:
-    loads = np.zeros((1, 3))
-    parts = list_schedule(np.array([5, 4, 3, 3, 1]), np.empty((0, 5)), np.ones(1), loads)
+    loads = np.zeros((3, 1))
+    parts = list_schedule(np.array([[5], [4], [3], [3], [1]]), np.ones(1), loads)
     assert parts.tolist() == [0, 1, 2, 2, 1]
-    assert loads.tolist() == [[5, 5, 6]]
+    assert loads.tolist() == [[5], [5], [6]]
 
 
 @given(st.data())
@@ -128,18 +142,18 @@ def test_items_go_to_the_part_that_is_least_occupied_in_all(data: st.DataObject)
     amounts = amounts.reshape(-1, 2)
     num_parts = data.draw(st.integers(1, 5))
     means = np.maximum(amounts.sum(axis=0), 1)
-    loads, expected = np.zeros((2, num_parts)), []
+    loads, expected = np.zeros((num_parts, 2)), []
     for amount in amounts:
-        expected.append(int(np.argmin((loads * (1 / means)[:, None]).max(axis=0))))
-        loads[:, expected[-1]] += amount
-    found = np.zeros((2, num_parts))
-    assert list_schedule(amounts[:, 0], amounts[:, 1:].T, means, found).tolist() == expected
+        expected.append(int(np.argmin((loads * (1 / means)).max(axis=1))))
+        loads[expected[-1]] += amount
+    found = np.zeros((num_parts, 2))
+    assert list_schedule(amounts, means, found).tolist() == expected
     assert np.array_equal(found, loads)
 
 
 def test_loads_are_sums_by_part() -> None:
-    constraints = balance_constraints(4, 3, {"w": np.array([1, 2, 3, 4])}, 0.0)
-    assert part_loads(np.array([2, 0, 2, 0]), 3, constraints).tolist() == [[2, 0, 2], [6, 0, 4]]
+    constraints = edge_task(4, [], 3, weights={"w": np.array([1, 2, 3, 4])}, imbalance=0.0).constraints()
+    assert part_loads(np.array([2, 0, 2, 0]), 3, constraints).tolist() == [[2, 6], [0, 0], [2, 4]]
     assert constraints.limits.tolist() == [2, 4]
 
 
@@ -154,13 +168,13 @@ def test_loads_are_sums_by_part() -> None:
 )
 def test_weights_that_cannot_be_balanced(weight: Array, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        balance_constraints(4, 2, {"w": weight}, 0.05)
+        edge_task(4, [], 2, weights={"w": weight}).constraints()
 
 
 @pytest.mark.parametrize("num_parts, imbalance, told", [(0, 0.1, "into 0 parts"), (2, -0.1, "imbalance is -0.1")])
 def test_tasks_that_cannot_be_met(num_parts: int, imbalance: float, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        balance_constraints(4, num_parts, {}, imbalance)
+        edge_task(4, [], num_parts, imbalance=imbalance).constraints()
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.edge_partitioners import method_named
-from sar.partition.assign.balance import balance_constraints
 from sar.partition.graph_data import Array
 from tests.partition.streams import Edges, edge_task, small_graphs
 
@@ -137,7 +136,7 @@ def owners(num_nodes: int, placed: Iterator[PlacedEdge], num_parts: int, seed: i
     best = np.array([max(slots[node].values(), default=0) for node in range(num_nodes)])
     shuffled = np.random.default_rng(seed).permutation(num_nodes)
     order = sorted(shuffled.tolist(), key=lambda node: -best[node])
-    [limit] = balance_constraints(num_nodes, num_parts, {}, IMBALANCE).limits
+    [limit] = edge_task(num_nodes, [], num_parts, imbalance=IMBALANCE).constraints().limits
     owner, load = np.full(num_nodes, -1, np.int32), Counter()
     for node in order:
         for part, _ in sorted(slots[node].items(), key=lambda item: (-item[1], item[0])):

@@ -8,16 +8,15 @@ import pytest
 from benchmarks.quality import measure_quality
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
-from sar.partition.assign import auto as auto_module
 from sar.partition.assign import ldg as ldg_module
+from sar.partition.assign import methods
 from sar.partition.assign import multilevel as multilevel_module
-from sar.partition.assign.auto import NEEDS, auto, choose
-from sar.partition.assign.capacity import draw, relative_weights
 from sar.partition.assign.external_csr import ExternalCsr
-from sar.partition.assign.label_propagation import cluster, refine
 from sar.partition.assign.ldg import greedy_parts, ldg
+from sar.partition.assign.methods import NEEDS, auto, choose
 from sar.partition.assign.metis import EDGE_BYTES, _adjacency_lists, metis
-from sar.partition.assign.multilevel import multilevel
+from sar.partition.assign.multilevel import cluster, multilevel, refine
+from sar.partition.assign.task import draw
 from tests.partition.graph_tasks import odd_graphs, source, task_of
 
 METHODS = {"ldg": ldg, "metis": metis, "multilevel": multilevel, "auto": auto}
@@ -114,7 +113,7 @@ def test_ldg_is_its_definition(tmp_path, num_parts, seed):
         if u != v:
             neighbours[u].append(v)
             neighbours[v].append(u)
-    weights = relative_weights(task)
+    weights = task.relative_weights()
     part_of = greedy_parts(ExternalCsr.of_graph(task.graph, tmp_path / "lists"), weights, task)
     assert part_of.tolist() == literal_ldg(neighbours, weights, num_parts, seed)
 
@@ -160,7 +159,7 @@ def test_stars_and_isolated_nodes_are_clustered(tmp_path):
 def test_refinement_lowers_the_cut_and_empties_parts_that_are_too_full(tmp_path, planted):
     graph, weights = planted
     task = task_of(graph, 4, tmp_path, weights)
-    csr, relative = ExternalCsr.of_graph(graph, tmp_path / "lists"), relative_weights(task)
+    csr, relative = ExternalCsr.of_graph(graph, tmp_path / "lists"), task.relative_weights()
     start = np.random.default_rng(0).choice(4, 4000, p=[0.4, 0.2, 0.2, 0.2]).astype(np.int32)
     refined = start.copy()
     refine(csr, relative, refined, 4, 8, 0, lambda share: None)
@@ -240,7 +239,7 @@ def test_auto_takes_the_best_method_that_fits_and_says_so(tmp_path, planted, cap
 
 
 def test_auto_looks_at_the_disk_too(tmp_path, planted, monkeypatch):
-    monkeypatch.setattr(auto_module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(methods.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     choice = choose(task_of(planted[0], 4, tmp_path))
     assert choice.method == "spring"
     assert "of disk" in choice.why

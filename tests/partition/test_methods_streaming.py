@@ -12,8 +12,8 @@ import pytest
 from benchmarks.edge_partitioners import method_named, method_names
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
-from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.methods import ENTRY_POINTS, METHODS
+from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_data import Array, GraphData
 from tests.partition.streams import Edges, edge_task, typed_task
 from tests.workers import REPOSITORY

@@ -11,8 +11,8 @@ import pytest
 from sar.errors import ConfigError, PartitionError
 from sar.partition.assign import assigning
 from sar.partition.assign.assigning import AssigningOptions
-from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.assignment_files import read_assignment
+from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.inspection import inspect_directory

@@ -85,7 +85,8 @@ def rebalanced(parts: list[int], edges: Edges, p: int, beta: Fraction, seed: int
     """What the paper leaves too large, rebalanced by the edges that nodes have within their parts."""
     within = Counter(end for u, v in edges for end in (u, v) if parts[u] == parts[v])
     attachment = np.array([within[v] for v in range(len(parts))])
-    return move_nodes(np.array(parts, np.int32), p, {}, float(beta - 1), seed, attachment)
+    task = edge_task(len(parts), [], p, imbalance=float(beta - 1), seed=seed)
+    return move_nodes(task, np.array(parts, np.int32), attachment)
 
 
 @settings(max_examples=150)

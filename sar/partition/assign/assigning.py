@@ -10,10 +10,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.assign.assignment import AssignmentTask
 from sar.partition.assign.assignment_files import read_assignment, write_assignment
-from sar.partition.assign.auto import Choice, choose
-from sar.partition.assign.methods import method_named
+from sar.partition.assign.methods import Choice, choose, method_named
+from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress
 

@@ -6,11 +6,19 @@ Ugander, "Restreaming graph partitioning", KDD 2013.
 
 import numpy as np
 
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.capacity import FULL, Capacity, add_load, draw, emptiest, fullness, relative_weights
-from sar.partition.assign.compiled import compiled
 from sar.partition.assign.external_csr import ExternalCsr, Tally, Window, add_up, lists_on_disk
 from sar.partition.assign.rebalance import rebalance
+from sar.partition.assign.task import (
+    FULL,
+    AssignmentTask,
+    Constraints,
+    add_load,
+    compiled,
+    draw,
+    emptiest,
+    fullness,
+    within_capacity,
+)
 from sar.partition.graph_data import Array
 
 PASSES = 10
@@ -31,7 +39,7 @@ def ldg(task: AssignmentTask) -> Array:
     Memory: about 24 bytes a node, 4 more for each weight, and 20 MB. Disk: as `ExternalCsr`.
     """
     csr = lists_on_disk(task, share=READING)
-    return rebalance(task, greedy_parts(csr, relative_weights(task), task))
+    return rebalance(task, greedy_parts(csr, task.relative_weights(), task))
 
 
 def greedy_parts(csr: ExternalCsr, weights: Array, task: AssignmentTask) -> Array:
@@ -46,12 +54,13 @@ def greedy_parts(csr: ExternalCsr, weights: Array, task: AssignmentTask) -> Arra
         The part of every node, (N,) int32.
     """
     part_of = np.full(csr.num_nodes, -1, np.int32)
+    constraints = within_capacity(weights)
     tally = Tally(np.zeros(task.num_parts), np.empty(task.num_parts, np.int64))
     for i in range(PASSES):
-        capacity = Capacity(weights, np.zeros((task.num_parts, weights.shape[1])))
+        loads = np.zeros((task.num_parts, weights.shape[1]))
         moved = 0
         for window in csr.windows():
-            moved += _greedy_pass(window, capacity, part_of, tally, np.uint64(task.seed))
+            moved += _greedy_pass(window, constraints, loads, part_of, tally, np.uint64(task.seed))
             done = (i + window.last / csr.num_nodes) / PASSES
             task.progress("greedy passes", READING + (1 - READING) * done)
         if moved <= CONVERGED * csr.num_nodes:
@@ -60,7 +69,9 @@ def greedy_parts(csr: ExternalCsr, weights: Array, task: AssignmentTask) -> Arra
 
 
 @compiled
-def _greedy_pass(window: Window, capacity: Capacity, part_of: Array, tally: Tally, seed: int) -> int:
+def _greedy_pass(
+    window: Window, constraints: Constraints, loads: Array, part_of: Array, tally: Tally, seed: int
+) -> int:
     """Put the nodes of a window; returns how many come to another part than before."""
     sums, labels = tally
     moved = 0
@@ -68,7 +79,7 @@ def _greedy_pass(window: Window, capacity: Capacity, part_of: Array, tally: Tall
         best, best_score, best_fill = -1, 0.0, 0.0
         for i in range(add_up(window, v, part_of, tally)):
             part = labels[i]
-            fill = fullness(capacity, part, v)
+            fill = fullness(constraints, loads, v, part)
             score = sums[part] * (1.0 - fill)
             sums[part] = 0
             if fill < FULL and (
@@ -79,8 +90,8 @@ def _greedy_pass(window: Window, capacity: Capacity, part_of: Array, tally: Tall
             ):
                 best, best_score, best_fill = part, score, fill
         if best < 0:
-            best = emptiest(capacity, v, seed)
-        add_load(capacity, best, v, 1.0)
+            best = emptiest(constraints, loads, v, seed)
+        add_load(constraints, loads, v, best, 1.0)
         moved += part_of[v] != best
         part_of[v] = best
     return moved

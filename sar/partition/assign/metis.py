@@ -4,12 +4,10 @@ import numpy as np
 
 from sar.adapters.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
 from sar.errors import ConfigError
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.capacity import draw, relative_weights
-from sar.partition.assign.compiled import compiled
 from sar.partition.assign.external_csr import ExternalCsr, Window, lists_on_disk
 from sar.partition.assign.ldg import READING, greedy_parts
 from sar.partition.assign.rebalance import rebalance
+from sar.partition.assign.task import AssignmentTask, compiled, draw
 from sar.partition.graph_data import Array
 
 MOST = 2**30
@@ -33,7 +31,7 @@ def metis(task: AssignmentTask) -> Array:
             f"{task.memory / 2**20:,.0f} MiB are allowed. Allow more (--memory), or use the method 'multilevel', which "
             "keeps to it."
         )
-    csr, weights = lists_on_disk(task, share=READING), relative_weights(task)
+    csr, weights = lists_on_disk(task, share=READING), task.relative_weights()
     if is_trivial(csr, task):
         return rebalance(task, greedy_parts(csr, weights, task))
     task.progress("METIS", READING)

@@ -1,6 +1,8 @@
-"""The method `multilevel`, semi-external: arrays over nodes in memory, neighbour lists on disk.
+"""The method `multilevel`: label propagation with limited sizes, over neighbour lists on disk, and METIS.
 
-Meyerhenke, Sanders and Schulz, "Partitioning complex networks via size-constrained clustering", SEA 2014.
+Meyerhenke, Sanders and Schulz, "Partitioning complex networks via size-constrained clustering", SEA 2014;
+semi-external (arrays over nodes in memory): Akhremtsev, Sanders and Schulz, "(Semi-)external algorithms for graph
+partitioning and clustering", ALENEX 2015.
 """
 
 from collections.abc import Callable
@@ -8,13 +10,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.capacity import relative_weights
-from sar.partition.assign.external_csr import ExternalCsr, lists_on_disk
-from sar.partition.assign.label_propagation import cluster, refine
-from sar.partition.assign.ldg import READING, greedy_parts
+from sar.partition.assign.external_csr import ExternalCsr, Tally, Window, add_up, clear, lists_on_disk
+from sar.partition.assign.ldg import CONVERGED, READING, greedy_parts
 from sar.partition.assign.metis import divide, is_trivial
 from sar.partition.assign.rebalance import rebalance
+from sar.partition.assign.task import (
+    FULL,
+    AssignmentTask,
+    Constraints,
+    add_load,
+    compiled,
+    draw,
+    emptiest,
+    fullness,
+    has_capacity,
+    within_capacity,
+)
 from sar.partition.graph_data import Array
 
 COARSE_ENTRIES = 1 << 20
@@ -53,7 +64,7 @@ def multilevel(task: AssignmentTask) -> Array:
 
     Memory: about 100 bytes a node, 16 more for each weight, and 100 MB. Disk: as `ExternalCsr`, for each level.
     """
-    finest = Level(lists_on_disk(task, share=READING), relative_weights(task))
+    finest = Level(lists_on_disk(task, share=READING), task.relative_weights())
     if is_trivial(finest.csr, task):
         return rebalance(task, greedy_parts(finest.csr, finest.weights, task))
     levels = [finest]
@@ -105,3 +116,161 @@ def _stretch(task: AssignmentTask, doing: str, start: float, end: float) -> Call
         task.progress(doing, (1 - share) * start + share * end)
 
     return report
+
+
+def cluster(
+    csr: ExternalCsr, weights: Array, limit: float, passes: int, seed: int, progress: Callable[[float], None]
+) -> tuple[Array, int]:
+    """Clusters of nodes that have most of their edges among themselves.
+
+    Every node starts as a cluster of its own; in each pass, in order of their IDs, a node goes to the cluster that it
+    has most edges with, among those that it fits into. Then nodes that are still alone join others for which the same
+    cluster would be the best, or which have no neighbours like them; so stars shrink too.
+
+    Args:
+        csr: neighbour lists, of N nodes.
+        weights: (N, K).
+        limit: what a cluster may have of each weight.
+        passes: at most.
+        seed: of ties.
+        progress: called with the share that is done.
+
+    Returns:
+        The cluster of every node, (N,), and how many clusters there are.
+    """
+    label = np.arange(csr.num_nodes, dtype=csr.node_dtype)
+    constraints, loads = within_capacity(weights, limit), weights.copy()
+    tally = Tally(np.zeros(csr.num_nodes, np.float32), np.empty(csr.max_degree, csr.node_dtype))
+    for i in range(passes):
+        moved = 0
+        for window in csr.windows():
+            moved += _cluster_pass(window, constraints, loads, label, tally, np.uint64(seed + i))
+            progress((i + window.last / csr.num_nodes) / (passes + 1))
+        if moved <= CONVERGED * csr.num_nodes:
+            break
+    alone = (np.bincount(label, minlength=csr.num_nodes) == 1)[label]
+    waiting = np.full(csr.num_nodes + 1, -1, csr.node_dtype)
+    for window in csr.windows():
+        _join_alike(window, constraints, loads, label, tally, alone, waiting)
+    return _renumbered(label)
+
+
+def _renumbered(label: Array) -> tuple[Array, int]:
+    """Labels as consecutive numbers, and how many there are."""
+    new = np.zeros_like(label)
+    new[label] = 1
+    count = int(new.sum())
+    np.cumsum(new, out=new)
+    return new[label] - 1, count
+
+
+def refine(
+    csr: ExternalCsr,
+    weights: Array,
+    part_of: Array,
+    num_parts: int,
+    passes: int,
+    seed: int,
+    progress: Callable[[float], None],
+) -> None:
+    """Move nodes, in place, to the part that they have most edges with, where they fit in; out of parts too full.
+
+    Args:
+        csr: neighbour lists, of N nodes.
+        weights: (N, K), in units of the capacity of a part.
+        part_of: (N,) int32.
+        num_parts: P.
+        passes: at most.
+        seed: of ties.
+        progress: called with the share that is done.
+    """
+    loads = np.stack([np.bincount(part_of, weights=column, minlength=num_parts) for column in weights.T], axis=1)
+    constraints = within_capacity(weights)
+    tally = Tally(np.zeros(num_parts), np.empty(num_parts, np.int64))
+    for i in range(passes):
+        moved = 0
+        for window in csr.windows():
+            moved += _refine_pass(window, constraints, loads, part_of, tally, np.uint64(seed + i))
+            progress((i + window.last / csr.num_nodes) / passes)
+        if moved <= CONVERGED * csr.num_nodes:
+            break
+
+
+@compiled
+def _cluster_pass(window: Window, constraints: Constraints, loads: Array, label: Array, tally: Tally, seed: int) -> int:
+    """Let the nodes of a window choose their clusters; returns how many moved."""
+    sums, labels = tally
+    moved = 0
+    for v in range(window.first, window.first + window.bounds.size - 1):
+        count = add_up(window, v, label, tally)
+        own = label[v]
+        best, most = own, sums[own]
+        for i in range(count):
+            one = labels[i]
+            wins = sums[one] > most or (sums[one] == most and best != own and draw(seed, v, one) > draw(seed, v, best))
+            if wins and one != own and has_capacity(constraints, loads, v, one):
+                best, most = one, sums[one]
+        clear(tally, count)
+        if best != own:
+            add_load(constraints, loads, v, own, -1.0)
+            add_load(constraints, loads, v, best, 1.0)
+            label[v] = best
+            moved += 1
+    return moved
+
+
+@compiled
+def _join_alike(
+    window: Window, constraints: Constraints, loads: Array, label: Array, tally: Tally, alone: Array, waiting: Array
+) -> None:
+    """Put nodes of a window that are alone with others like them.
+
+    waiting: (N + 1,), the cluster that is open for nodes which would best be in each cluster but do not fit in; the
+        last for nodes without edges; -1: none yet.
+    """
+    sums, labels = tally
+    for v in range(window.first, window.first + window.bounds.size - 1):
+        if not alone[v]:
+            continue
+        count = add_up(window, v, label, tally)
+        best, most = label.size, sums.dtype.type(0)
+        for i in range(count):
+            if sums[labels[i]] > most:
+                best, most = labels[i], sums[labels[i]]
+        clear(tally, count)
+        there = waiting[best]
+        if there >= 0 and has_capacity(constraints, loads, v, there):
+            add_load(constraints, loads, v, label[v], -1.0)
+            add_load(constraints, loads, v, there, 1.0)
+            label[v] = there
+        else:
+            waiting[best] = label[v]
+
+
+@compiled
+def _refine_pass(
+    window: Window, constraints: Constraints, loads: Array, part_of: Array, tally: Tally, seed: int
+) -> int:
+    """Move nodes of a window where that gains; returns how many moved."""
+    sums, labels = tally
+    moved = 0
+    for v in range(window.first, window.first + window.bounds.size - 1):
+        count = add_up(window, v, part_of, tally)
+        own = part_of[v]
+        add_load(constraints, loads, v, own, -1.0)
+        best, most, fill = own, sums[own], fullness(constraints, loads, v, own)
+        if fill >= FULL:
+            best, most, fill = -1, 0.0, 0.0
+        for i in range(count):
+            part = labels[i]
+            here = fullness(constraints, loads, v, part)
+            if part != own and here < FULL and (sums[part] > most or (sums[part] == most and here < fill)):
+                best, most, fill = part, sums[part], here
+        if best < 0:
+            best = emptiest(constraints, loads, v, seed)
+            best = own if fullness(constraints, loads, v, best) >= FULL else best
+        clear(tally, count)
+        add_load(constraints, loads, v, best, 1.0)
+        moved += best != own
+        part_of[v] = best
+    return moved

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.compiled import compiled
 from sar.partition.assign.rebalance import move_nodes
+from sar.partition.assign.task import AssignmentTask, compiled, part_means
 from sar.partition.graph_data import Array
 
 
@@ -22,19 +21,19 @@ def random(task: AssignmentTask) -> Array:
         The part of every node, (N,) int32.
     """
     num_nodes, num_parts = task.graph.total_nodes, task.num_parts
-    constraints = task.constraints()
+    weights = task.constraints().weights[:, 1:]
     rng = np.random.default_rng(task.seed)
     order = rng.permutation(num_nodes)
     part_of = np.empty(num_nodes, np.int32)
-    if len(constraints.weights):
-        kinds = np.argsort([len(np.unique(weight)) for weight in constraints.weights], kind="stable")
+    if weights.shape[1]:
+        kinds = np.argsort([len(np.unique(weight)) for weight in weights.T], kind="stable")
         # The last key counts first: the weight with the fewest values, such as a mask, makes the coarsest groups.
-        order = order[np.lexsort([-constraints.weights[kind][order] for kind in kinds[::-1]])]
-        _assign_rounds(order, constraints.weights / np.maximum(constraints.means[1:, None], 1e-30), num_parts, part_of)
+        order = order[np.lexsort([-weights[order, kind] for kind in kinds[::-1]])]
+        _assign_rounds(order, weights / np.maximum(part_means(weights, num_parts), 1e-30), num_parts, part_of)
     else:
         part_of[order] = np.arange(num_nodes) % num_parts
     task.progress("assigning nodes", 1.0)
-    return move_nodes(part_of, num_parts, task.weights, task.imbalance, task.seed)
+    return move_nodes(task, part_of)
 
 
 @compiled
@@ -45,8 +44,8 @@ def _assign_rounds(order: Array, weights: Array, num_parts: int, part_of: Array)
         nodes = order[start : start + num_parts]
         weight = np.zeros(len(nodes))
         for i in range(len(nodes)):
-            for which in range(len(weights)):
-                weight[i] += weights[which, nodes[i]]
+            for k in range(weights.shape[1]):
+                weight[i] += weights[nodes[i], k]
         heaviest_first = np.argsort(-weight, kind="mergesort")
         emptiest_first = np.argsort(held, kind="mergesort")
         for rank in range(len(nodes)):

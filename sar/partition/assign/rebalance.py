@@ -1,15 +1,12 @@
 """The last step of a method: nodes move until all parts are within the limits of the task."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from sar.logging_setup import logger
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.balance import Constraints, balance_constraints, part_loads, weight_of
-from sar.partition.assign.compiled import compiled
-from sar.partition.assign.stream import edge_chunks, index_dtype
+from sar.partition.assign.stream import edge_chunks
+from sar.partition.assign.task import AssignmentTask, Constraints, add_load, compiled, part_loads, part_means
 from sar.partition.graph_data import Array
+from sar.partition.graph_source import index_dtype
 
 _PASSES = 20
 _SMALLEST_GAIN = 1e-12
@@ -31,22 +28,15 @@ def rebalance(task: AssignmentTask, part_of: Array) -> Array:
         (N,), of the same dtype; `part_of` itself where nothing is too large.
     """
     constraints = task.constraints()
-    if (part_loads(part_of, task.num_parts, constraints) <= constraints.limits[:, None]).all():
+    if (part_loads(part_of, task.num_parts, constraints) <= constraints.limits).all():
         return part_of
     within = np.zeros(len(part_of), index_dtype(2 * task.graph.total_edges))
     for src, dst in edge_chunks(task, "balancing parts"):
         _count_within(src, dst, part_of, within)
-    return move_nodes(part_of, task.num_parts, task.weights, task.imbalance, task.seed, attachment=within)
+    return move_nodes(task, part_of, attachment=within)
 
 
-def move_nodes(
-    part_of: Array,
-    num_parts: int,
-    weights: Mapping[str, Array],
-    imbalance: float,
-    seed: int,
-    attachment: Array | None = None,
-) -> Array:
+def move_nodes(task: AssignmentTask, part_of: Array, attachment: Array | None = None) -> Array:
     """Move nodes out of parts that hold too much, until every constraint holds or nothing helps any more.
 
     A node moves where it lowers the excess: the sum, over parts and constraints, of what is above the limit relative to
@@ -55,22 +45,19 @@ def move_nodes(
     reached, for instance because one node alone is too heavy, is logged as a warning.
 
     Args:
+        task: what was asked for; its edges are not read.
         part_of: (N,) integers from 0 to P - 1.
-        num_parts: P.
-        weights: (N,) non-negative numbers or booleans each, by name.
-        imbalance: how much larger than the mean a part may be, by number of nodes and by each weight; 0.05 is 5 %.
-        seed: decides between nodes that are alike.
         attachment: (N,), how much a node loses by moving, for instance neighbours in its own part.
 
     Returns:
         (N,), of the same dtype; `part_of` itself where nothing is too large.
     """
-    constraints = balance_constraints(len(part_of), num_parts, weights, imbalance)
-    loads = part_loads(part_of, num_parts, constraints)
-    rng = np.random.default_rng(seed)
+    constraints = task.constraints()
+    loads = part_loads(part_of, task.num_parts, constraints)
+    rng = np.random.default_rng(task.seed)
     moved = part_of
     for attempt in range(_PASSES):
-        if not (loads > constraints.limits[:, None]).any():
+        if not (loads > constraints.limits).any():
             return moved
         careful = attempt == 0
         if careful:
@@ -81,7 +68,7 @@ def move_nodes(
             helped += _exchange(order, rng.permutation(len(moved)), moved, constraints, loads)
             if not helped:
                 break
-    _warn(["nodes", *weights], loads, constraints, imbalance)
+    _warn(task, loads, constraints)
     return moved
 
 
@@ -94,13 +81,11 @@ def _who_moves_first(
     careful: bool,
 ) -> Array:
     """Nodes of too large parts that would relieve them, in the order in which to try them."""
-    over = loads > constraints.limits[:, None]
-    nodes = rng.permutation(np.flatnonzero(np.logical_or.reduce(over)[part_of]))
+    over = loads > constraints.limits
+    nodes = rng.permutation(np.flatnonzero(np.logical_or.reduce(over, axis=1)[part_of]))
     relief = np.zeros(len(nodes))
-    for which, limit in enumerate(constraints.limits):
-        if over[which].any():
-            weight = constraints.weights[which - 1, nodes] if which else 1
-            relief += over[which, part_of[nodes]] * weight / limit
+    for k in np.flatnonzero(np.logical_or.reduce(over)):
+        relief += over[part_of[nodes], k] * constraints.weights[nodes, k] / constraints.limits[k]
     nodes, relief = nodes[relief > 0], relief[relief > 0]
     by_weight = -relief if careful else relief
     first = by_weight if attachment is None else attachment[nodes] / relief
@@ -108,8 +93,9 @@ def _who_moves_first(
     return in_order
 
 
-def _warn(names: list[str], loads: Array, constraints: Constraints, imbalance: float) -> None:
-    for name, load, mean, limit in zip(names, loads, constraints.means, constraints.limits, strict=True):
+def _warn(task: AssignmentTask, loads: Array, constraints: Constraints) -> None:
+    means = part_means(constraints.weights, task.num_parts)
+    for name, load, mean, limit in zip(["nodes", *task.weights], loads.T, means, constraints.limits, strict=True):
         if load.max() > limit:
             logger.warning(
                 "part %d holds %g of '%s', %.3f times the mean; at most %.3f times was asked for, and moving nodes "
@@ -118,7 +104,7 @@ def _warn(names: list[str], loads: Array, constraints: Constraints, imbalance: f
                 load.max(),
                 name,
                 load.max() / mean,
-                1 + imbalance,
+                1 + task.imbalance,
             )
 
 
@@ -141,11 +127,11 @@ def _relieve(order: Array, part_of: Array, constraints: Constraints, loads: Arra
     for node in order:
         here = part_of[node]
         gain, fits = 0.0, True
-        for which in range(len(loads)):
-            over = loads[which, here] - constraints.limits[which]
-            weight = weight_of(constraints, which, node)
+        for k in range(constraints.limits.size):
+            over = loads[here, k] - constraints.limits[k]
+            weight = constraints.weights[node, k]
             if over > 0 and weight > 0:
-                gain += min(over, weight) / constraints.limits[which]
+                gain += min(over, weight) / constraints.limits[k]
                 fits = fits and weight <= over
         if gain <= _SMALLEST_GAIN or (careful and not fits):
             continue
@@ -158,9 +144,8 @@ def _relieve(order: Array, part_of: Array, constraints: Constraints, loads: Arra
 
 @compiled
 def _move(node: int, there: int, part_of: Array, constraints: Constraints, loads: Array) -> None:
-    for which in range(len(loads)):
-        loads[which, part_of[node]] -= weight_of(constraints, which, node)
-        loads[which, there] += weight_of(constraints, which, node)
+    add_load(constraints, loads, node, part_of[node], -1.0)
+    add_load(constraints, loads, node, there, 1.0)
     part_of[node] = there
 
 
@@ -168,15 +153,15 @@ def _move(node: int, there: int, part_of: Array, constraints: Constraints, loads
 def _best_place(node: int, here: int, constraints: Constraints, loads: Array) -> tuple[int, float]:
     """The part where a node adds least to the excess, then leaves most capacity free; and what it adds."""
     place, least, lowest = -1, np.inf, np.inf
-    for part in range(loads.shape[1]):
+    for part in range(len(loads)):
         if part == here:
             continue
         cost, level = 0.0, 0.0
-        for which in range(len(loads)):
-            limit = constraints.limits[which]
+        for k in range(constraints.limits.size):
+            limit = constraints.limits[k]
             if limit > 0:
-                after = loads[which, part] + weight_of(constraints, which, node)
-                cost += _excess(after, limit) - _excess(loads[which, part], limit)
+                after = loads[part, k] + constraints.weights[node, k]
+                cost += _excess(after, limit) - _excess(loads[part, k], limit)
                 level = max(level, after / limit)
         if cost < least or (cost == least and level < lowest):
             place, least, lowest = part, cost, level
@@ -194,7 +179,7 @@ def _exchange(order: Array, partners: Array, part_of: Array, constraints: Constr
     num_changes, position = 0, 0
     for node in order:
         here = part_of[node]
-        if not (loads[:, here] > constraints.limits).any():
+        if not (loads[here] > constraints.limits).any():
             continue
         for _ in range(_CANDIDATES):
             partner = partners[position]
@@ -212,11 +197,11 @@ def _exchange(order: Array, partners: Array, part_of: Array, constraints: Constr
 def _change_of_excess(node: int, partner: int, part_of: Array, constraints: Constraints, loads: Array) -> float:
     """What it adds to the excess if two nodes change places."""
     change = 0.0
-    for which in range(len(loads)):
-        limit = constraints.limits[which]
+    for k in range(constraints.limits.size):
+        limit = constraints.limits[k]
         if limit > 0:
-            goes = weight_of(constraints, which, node) - weight_of(constraints, which, partner)
-            here, there = loads[which, part_of[node]], loads[which, part_of[partner]]
+            goes = float(constraints.weights[node, k]) - constraints.weights[partner, k]
+            here, there = loads[part_of[node], k], loads[part_of[partner], k]
             change += _excess(here - goes, limit) - _excess(here, limit)
             change += _excess(there + goes, limit) - _excess(there, limit)
     return change

@@ -5,15 +5,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sar.partition.assign.assignment import AssignmentTask
-from sar.partition.assign.balance import Constraints, list_schedule
-from sar.partition.assign.clusters import NONE, Clusters, move, no_clusters, open_clusters
-from sar.partition.assign.compiled import compiled
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.stream import count_degrees, edge_chunks
+from sar.partition.assign.task import AssignmentTask, compiled, list_schedule, part_means
 from sar.partition.graph_data import Array
+from sar.partition.graph_source import index_dtype
 
+NONE = -1
+"""The cluster of a node before its first edge; the richest neighbour of a node without edges."""
 _ROUND_OFF = 1e-9  # relative, of sums of weights
+
+
+class Clusters(NamedTuple):
+    """Clusters of nodes while the edges come by (Hollocou et al., 2017).
+
+    degree: (N,), of every node.
+    of_node: (N,), the cluster of every node, or `NONE`.
+    volume: (N,) int64, the sum of degrees of each cluster.
+    """
+
+    degree: Array
+    of_node: Array
+    volume: Array
 
 
 class Neighbours(NamedTuple):
@@ -34,15 +47,13 @@ class Merging(NamedTuple):
 
     of_node: (N,), the cluster of each node, before merging.
     into: (K,), a forest: the cluster into which each has been merged, or itself.
-    size: (K,), the number of nodes; 0 for clusters that have been merged into others.
-    weight: (C, K), the nodes' weights.
+    weights: (K, 1 + C), sums of the nodes' weights, the number of nodes first, which is 0 after merging into another.
     representative: (K,), the node that leads to a cluster to merge with; `NONE` where there is none.
     """
 
     of_node: Array
     into: Array
-    size: Array
-    weight: Array
+    weights: Array
     representative: Array
 
 
@@ -83,20 +94,22 @@ def spring(task: AssignmentTask) -> Array:
     """
     order, merging = merged_clusters(task)
     task.progress("assigning clusters", 1.0)
-    return rebalance(task, _assign(order, merging, task.constraints(), task.num_parts))
+    means = part_means(task.constraints().weights, task.num_parts)
+    return rebalance(task, _assign(order, merging, means, task.num_parts))
 
 
 def merged_clusters(task: AssignmentTask) -> tuple[Array, Merging]:
     """Lines 2 to 25 of `spring`: the order in which clusters of equal size are taken, (K,), and the merged clusters."""
-    constraints = task.constraints()
+    weights = task.constraints().weights
     degree = count_degrees(task)
     tau = int(degree.sum(dtype=np.int64) * task.volume_bound / task.num_parts)
     of_node, num_clusters, richest = _cluster_nodes(task, degree, tau)
     rng = np.random.default_rng(task.seed)
     neighbours = Neighbours(degree, richest, rng.permutation(len(degree)).astype(of_node.dtype))
     order = rng.permutation(num_clusters)
-    merging = _describe(of_node, num_clusters, constraints, neighbours)
-    _merge(order, constraints.means * (1 + task.imbalance) * (1 + _ROUND_OFF), neighbours, merging)
+    merging = _describe(of_node, num_clusters, weights, neighbours)
+    most = part_means(weights, task.num_parts) * (1 + task.imbalance) * (1 + _ROUND_OFF)
+    _merge(order, most, neighbours, merging)
     return order, merging
 
 
@@ -115,29 +128,53 @@ def _cluster_nodes(task: AssignmentTask, degree: Array, tau: int) -> tuple[Array
     return clusters.of_node, num_clusters + len(alone), richest
 
 
-def _describe(of_node: Array, num_clusters: int, constraints: Constraints, neighbours: Neighbours) -> Merging:
-    """Sizes, weights and representatives of clusters."""
+def no_clusters(degree: Array) -> Clusters:
+    """Nodes of these degrees, (N,), in no clusters yet."""
+    of_node = np.full(len(degree), NONE, index_dtype(len(degree)))
+    return Clusters(degree, of_node, np.zeros(len(degree), np.int64))
+
+
+def _describe(of_node: Array, num_clusters: int, weights: Array, neighbours: Neighbours) -> Merging:
+    """Weights and representatives of clusters."""
     merging = Merging(
         of_node=of_node,
         into=np.arange(num_clusters, dtype=of_node.dtype),
-        size=np.zeros(num_clusters, np.int64),
-        weight=np.zeros((len(constraints.weights), num_clusters)),
+        weights=np.zeros((num_clusters, weights.shape[1])),
         representative=np.full(num_clusters, NONE, of_node.dtype),
     )
-    _add_nodes(constraints.weights, neighbours, merging)
+    _add_nodes(weights, neighbours, merging)
     return merging
 
 
-def _assign(order: Array, merging: Merging, constraints: Constraints, num_parts: int) -> Array:
+def _assign(order: Array, merging: Merging, means: Array, num_parts: int) -> Array:
     """Lines 26 to 29: the part of every node, (N,) int32."""
-    left = order[merging.size[order] > 0]
-    left = left[np.argsort(-merging.size[left], kind="stable")]
+    size = merging.weights[:, 0]
+    left = order[size[order] > 0]
+    left = left[np.argsort(-size[left], kind="stable")]
     part_of_cluster = np.empty(len(order), np.int32)
-    loads = np.zeros((len(constraints.means), num_parts))
-    part_of_cluster[left] = list_schedule(merging.size[left], merging.weight[:, left], constraints.means, loads)
+    part_of_cluster[left] = list_schedule(merging.weights[left], means, np.zeros((num_parts, len(means))))
     _follow(merging.into)
     parts: Array = part_of_cluster[merging.into[merging.of_node]]
     return parts
+
+
+@compiled
+def open_clusters(clusters: Clusters, u: int, v: int, num_clusters: int) -> int:
+    """Let the ends of an edge that are in no cluster begin one each; the number of clusters so far."""
+    for node in (u, v):
+        if clusters.of_node[node] == NONE:
+            clusters.of_node[node] = num_clusters
+            clusters.volume[num_clusters] = clusters.degree[node]
+            num_clusters += 1
+    return num_clusters
+
+
+@compiled
+def move(clusters: Clusters, node: int, target: int) -> None:
+    """Put a node into another cluster."""
+    clusters.volume[clusters.of_node[node]] -= clusters.degree[node]
+    clusters.volume[target] += clusters.degree[node]
+    clusters.of_node[node] = target
 
 
 @compiled
@@ -167,9 +204,8 @@ def _add_nodes(weights: Array, neighbours: Neighbours, merging: Merging) -> None
     """Tell the clusters of their nodes."""
     for node in range(len(merging.of_node)):
         one = merging.of_node[node]
-        merging.size[one] += 1
-        for which in range(len(weights)):
-            merging.weight[which, one] += weights[which, node]
+        for k in range(weights.shape[1]):
+            merging.weights[one, k] += weights[node, k]
         merging.representative[one] = _richer(merging.representative[one], node, neighbours)
 
 
@@ -190,9 +226,9 @@ def _merge(order: Array, most: Array, neighbours: Neighbours, merging: Merging) 
     """Lines 18 to 25: merge clusters, from the smallest on; of equal sizes, the one that has reached it last.
 
     order: (K,), in which clusters of equal size are taken, backwards.
-    most: (1 + C,), the number of nodes and the weights that a merged cluster may have.
+    most: (1 + C,), what a merged cluster may have of each weight.
     """
-    size, representative = merging.size, merging.representative
+    size, representative = merging.weights[:, 0], merging.representative
     # (size, - when it was added, cluster); outdated where the cluster has grown since.
     queue = [(size[one], -i, one) for i, one in enumerate(order) if 0 < size[one] <= most[0]]
     heapq.heapify(queue)
@@ -213,10 +249,8 @@ def _merge(order: Array, most: Array, neighbours: Neighbours, merging: Merging) 
 
 @compiled
 def _fit_together(one: int, other: int, most: Array, merging: Merging) -> bool:
-    if merging.size[one] + merging.size[other] > most[0]:
-        return False
-    for which in range(len(merging.weight)):
-        if merging.weight[which, one] + merging.weight[which, other] > most[1 + which]:
+    for k in range(most.size):  # noqa: SIM110 compiled
+        if merging.weights[one, k] + merging.weights[other, k] > most[k]:
             return False
     return True
 
@@ -224,10 +258,9 @@ def _fit_together(one: int, other: int, most: Array, merging: Merging) -> bool:
 @compiled
 def _merge_into(one: int, target: int, merging: Merging) -> None:
     merging.into[one] = target
-    merging.size[target] += merging.size[one]
-    merging.size[one] = 0
-    for which in range(len(merging.weight)):
-        merging.weight[which, target] += merging.weight[which, one]
+    for k in range(merging.weights.shape[1]):
+        merging.weights[target, k] += merging.weights[one, k]
+    merging.weights[one, 0] = 0
 
 
 @compiled

@@ -1,0 +1,242 @@
+"""What a partition method is given, and what parts may hold.
+
+A method is a function from an `AssignmentTask` to the part of every node, (N,) integers from 0 to P - 1. It reads the
+edges as a stream, as often as it likes, and holds O(nodes) memory. Equal tasks give equal assignments. No part is to be
+above the limits of `task.constraints()`. A method keeps to these as it goes (`has_capacity`, `fullness`), or puts whole
+clusters where least is (`list_schedule`). Most methods end with `rebalance(task, parts)`, which moves nodes where that
+was not enough.
+"""
+
+import heapq
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numba
+import numpy as np
+
+from sar.errors import ConfigError
+from sar.kernels.compiler.shared_cache import compile_cached
+from sar.partition.graph_data import Array
+from sar.partition.graph_source import GraphSource, Progress
+
+VOLUME_BOUND = 0.5
+"""Of `spring`, unless another is asked for."""
+FULL = 2.0
+"""What `fullness` returns where a node does not fit in."""
+_SLACK = 1e-9  # relative, for round-off in sums of weights
+_ROUND_OFF = 1e-6  # of relative weights
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(function: F) -> F:
+    """Compile a loop with Numba and keep its code on disk; it may call helpers from its folder."""
+    loop: F = compile_cached(
+        function, numba.njit, {"nogil": True, "error_model": "numpy"}, Path(inspect.getfile(function)).parent
+    )
+    return loop
+
+
+class Constraints(NamedTuple):
+    """What nodes weigh, and what a group of them, a part or a cluster, may hold, by each of K weights.
+
+    weights: (N, K) float32.
+    limits: (K,) float64.
+    """
+
+    weights: Array
+    limits: Array
+
+
+@dataclass(frozen=True)
+class AssignmentTask:
+    """What a method is asked for.
+
+    graph: edges to read by `graph.chunks()`, in which the nodes of all types have consecutive numbers, type after type.
+    num_parts: P.
+    scratch: an empty directory for files that the method needs; it is removed afterwards.
+    seed: of every random choice.
+    weights: what to balance beside the number of nodes: (N,) non-negative numbers each, by name
+        (for instance `train_mask`, or `in_edges`).
+    imbalance: how much larger than the mean a part may be, by number of nodes and by each of the weights: 0.05 is 5 %.
+    memory: bytes that the method may use beyond what is there when it starts; None: no limit.
+    progress: called now and then with what is being done and the share of it that is done, 0 to 1.
+    volume_bound: of `spring`: above this sum of degrees a cluster takes no more nodes; times the mean sum of a part.
+    """
+
+    graph: GraphSource
+    num_parts: int
+    scratch: Path
+    seed: int = 0
+    weights: Mapping[str, Array] = field(default_factory=dict)
+    imbalance: float = 0.05
+    memory: int | None = None
+    progress: Progress = lambda doing, share: None
+    volume_bound: float = VOLUME_BOUND
+
+    def constraints(self) -> Constraints:
+        """What nodes weigh and what parts may hold: first by number of nodes, then by each of the weights.
+
+        A limit is (1 + imbalance) times the mean; where nodes or whole numbers are counted, at least the mean rounded
+        up.
+
+        Raises:
+            ConfigError: a weight has another length than there are nodes, or is negative or not finite.
+        """
+        num_nodes = self.graph.total_nodes
+        if self.num_parts < 1:
+            raise ConfigError(f"cannot divide nodes into {self.num_parts} parts; expected at least 1.")
+        if not 0 <= self.imbalance < np.inf:
+            raise ConfigError(
+                f"imbalance is {self.imbalance}; expected a number from 0 on: 0.05 is 5 % above the mean."
+            )
+        weights = np.ones((num_nodes, 1 + len(self.weights)), np.float32)
+        whole = [True]  # whether only whole numbers are added up
+        for column, (name, given) in enumerate(self.weights.items(), start=1):
+            weight = np.asarray(given)
+            if weight.shape != (num_nodes,):
+                found = f"weight '{name}' has shape {weight.shape}"
+                raise ConfigError(f"{found}; expected ({num_nodes},), a number per node.")
+            bad = ~((weight >= 0) & (weight < np.inf))
+            if bad.any():
+                node = int(bad.argmax())
+                raise ConfigError(f"weight '{name}' of node {node} is {weight[node]}; expected a number from 0 on.")
+            weights[:, column] = weight
+            whole.append(weight.dtype.kind in "bui")
+        means = part_means(weights, self.num_parts)
+        limits = means * (1 + self.imbalance) * (1 + _SLACK)
+        limits[whole] = np.maximum(np.floor(limits), np.ceil(means))[whole]
+        return Constraints(weights, limits)
+
+    def relative_weights(self) -> Array:  # (N, K) float32
+        """What nodes weigh, in units of what a part may hold; without weights that are 0 at all nodes."""
+        weights, limits = self.constraints()
+        used = limits > 0
+        relative = weights if used.all() else np.compress(used, weights, axis=1)
+        return np.divide(relative, limits[used], out=relative, casting="same_kind")
+
+
+Method = Callable[[AssignmentTask], Array]
+
+
+def part_means(weights: Array, num_parts: int) -> Array:
+    """What a part holds on average, (K,) float64, by the weights of nodes, (N, K)."""
+    return np.array([weight.sum(dtype=np.float64) for weight in weights.T]) / num_parts
+
+
+def within_capacity(weights: Array, share: float = 1.0) -> Constraints:
+    """A group may hold so much of what a part may hold, by relative weights, (N, K)."""
+    return Constraints(weights, np.full(weights.shape[1], share))
+
+
+def part_loads(part_of: Array, num_parts: int, constraints: Constraints) -> Array:
+    """What the parts hold, (P, K) float64.
+
+    Raises:
+        ConfigError: there is a part below 0 or above P - 1.
+    """
+    if len(part_of) and not 0 <= part_of.min() <= part_of.max() < num_parts:
+        raise ConfigError(f"parts go from {part_of.min()} to {part_of.max()}; expected 0 to {num_parts - 1}.")
+    loads = np.zeros((num_parts, len(constraints.limits)))
+    _add_up(part_of, constraints, loads)
+    return loads
+
+
+def list_schedule(weights: Array, means: Array, loads: Array) -> Array:
+    """Give items one after the other to the part with the smallest load (Graham, 1969).
+
+    A part's load is the largest of its loads by the weights, each relative to its mean; of equals, the first part.
+
+    Args:
+        weights: (M, K) of the items.
+        means: (K,), what a part holds on average.
+        loads: (P, K), what the parts hold already; what they get is added.
+
+    Returns:
+        The part of each item, (M,) int32.
+    """
+    parts = np.empty(len(weights), np.int32)
+    scale = np.divide(1, means, out=np.zeros_like(means), where=means > 0)
+    _schedule(np.ascontiguousarray(weights, np.float64), scale, loads, parts)
+    return parts
+
+
+@compiled
+def has_capacity(constraints: Constraints, loads: Array, node: int, group: int) -> bool:
+    """Whether a node can be added to a group, of loads (groups, K), without breaking a limit."""
+    for k in range(constraints.limits.size):
+        if loads[group, k] + constraints.weights[node, k] > constraints.limits[k]:
+            return False
+    return True
+
+
+@compiled
+def add_load(constraints: Constraints, loads: Array, node: int, group: int, sign: float) -> None:
+    """Add what a node weighs, times `sign`, to the loads of a group."""
+    for k in range(constraints.limits.size):
+        loads[group, k] += sign * constraints.weights[node, k]
+
+
+@compiled
+def fullness(constraints: Constraints, loads: Array, node: int, part: int) -> float:
+    """The greatest load of a part, 0 to 1, by relative weights; `FULL` where the node does not fit in."""
+    fullest: float = 0.0
+    for k in range(constraints.limits.size):
+        weight = constraints.weights[node, k]
+        if weight > 0 and loads[part, k] + weight > constraints.limits[k] + _ROUND_OFF:
+            return FULL
+        fullest = max(fullest, min(loads[part, k], 1.0))
+    return fullest
+
+
+@compiled
+def emptiest(constraints: Constraints, loads: Array, node: int, seed: int) -> int:
+    """The part with most capacity left, by relative weights; where a node fits in nowhere, the least full one."""
+    best, best_fill = 0, np.inf
+    for part in range(loads.shape[0]):
+        fill = fullness(constraints, loads, node, part)
+        if fill >= FULL:
+            for k in range(loads.shape[1]):
+                fill = max(fill, FULL + loads[part, k])
+        if fill < best_fill or (fill == best_fill and draw(seed, node, part) > draw(seed, node, best)):
+            best, best_fill = part, fill
+    return best
+
+
+@compiled
+def draw(seed: int, v: int, choice: int) -> int:
+    """A random number, uint64, for node v and one of its choices (SplitMix64, Steele et al., 2014)."""
+    x = seed + np.uint64(v) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(choice) * np.uint64(0xD1B54A32D192ED03)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: int = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+@compiled
+def _add_up(part_of: Array, constraints: Constraints, loads: Array) -> None:
+    for node in range(len(part_of)):
+        add_load(constraints, loads, node, part_of[node], 1.0)
+
+
+@compiled
+def _schedule(weights: Array, scale: Array, loads: Array, parts: Array) -> None:
+    heap = [(_largest_load(loads, scale, part), part) for part in range(loads.shape[0])]
+    heapq.heapify(heap)
+    for item in range(len(weights)):
+        part = heap[0][1]
+        parts[item] = part
+        for k in range(len(scale)):
+            loads[part, k] += weights[item, k]
+        heapq.heapreplace(heap, (_largest_load(loads, scale, part), part))
+
+
+@compiled
+def _largest_load(loads: Array, scale: Array, part: int) -> float:
+    most = 0.0
+    for k in range(len(scale)):
+        most = max(most, loads[part, k] * scale[k])
+    return most
