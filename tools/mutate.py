@@ -176,7 +176,7 @@ MUTANTS = [
     ),
     Mutant(
         "running variance of the sample",
-        "sar/nn/batch_norm.py",
+        "sar/nn/statistics.py",
         "(var * count / (count - 1))",
         "(var * 1)",
         "tests/nn/test_batch_norm.py::test_batch_norm",
@@ -190,7 +190,7 @@ MUTANTS = [
     ),
     Mutant(
         "Adam's bias correction of the first step",
-        "sar/nn/sparse_optimizers.py",
+        "sar/nn/embedding.py",
         '(1 - second ** state["step"])',
         "(1 - second)",
         "tests/nn/test_embedding.py::test_full_graph_training_beside_shared_parameters",

@@ -1,6 +1,6 @@
 """Rows of nodes in the files of a version, by the nodes' IDs: any number of workers can read them back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +93,3 @@ def _copy_rows(saved: Mapping[str, Any], wanted: Rows, ids: Tensor, order: Tenso
     found[place] = True
     for name, column in wanted.columns.items():
         column[order[place]] = saved["columns"][name][rows].to(column.dtype)
-
-
-def check_count(what: str, saved: Sequence[Any], given: Sequence[Any]) -> None:
-    """Raise `CheckpointError` where not as many are loaded as were saved."""
-    if len(saved) != len(given):
-        raise CheckpointError(f"The checkpoint has {len(saved)} {what}, but {len(given)} are to be loaded.")

@@ -15,7 +15,7 @@ from sar.core.graph.in_edges import InEdges
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import derive_key, to_offsets
-from sar.nn.fetch_rows import fetch_rows
+from sar.nn.rows import fetch_rows
 from sar.sampling.batch_sampler import SeedIds
 from sar.sampling.neighbors import SampledLayer
 from sar.sampling.owner_requests import ID_FORMAT, ask_everyone

@@ -25,7 +25,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.in_edges import InEdges
 from sar.core.passing.reverse import sum_at_sources
 from sar.kernels.neighbor_sampling import ALL, derive_key, draw_in_edges
-from sar.nn.fetch_rows import fetch_rows
+from sar.nn.rows import fetch_rows
 from sar.sampling.neighbors import keep_sources
 from sar.sampling.owner_requests import ask_everyone
 from sar.sampling.worker_graph import WorkerGraph

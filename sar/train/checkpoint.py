@@ -24,9 +24,8 @@ from sar.comm import session
 from sar.comm.group import Group
 from sar.errors import CheckpointError, CommunicationError, ConfigError
 from sar.logging_setup import logger
-from sar.nn.embedding import DistEmbedding
-from sar.nn.node_rows import check_count, find_rows
-from sar.nn.sparse_optimizers import SparseOptimizer
+from sar.nn.embedding import DistEmbedding, SparseOptimizer
+from sar.nn.node_rows import find_rows
 from sar.nn.versions import SHARED, Version, newest_version, write_version
 from sar.raw_memory import as_bytes
 from sar.train.early_stopping import copied_state
@@ -139,10 +138,10 @@ def load_checkpoint(
         alone = optimizer is None and loaders is None and (shared["optimizers"] or part["loaders"])
         if alone:
             _leave_training(version, shared, part)
-        check_count("optimizers", shared["optimizers"], optimizers)
-        check_count("loaders", part["loaders"], _several(loaders))
+        _check_count("optimizers", shared["optimizers"], optimizers)
+        _check_count("loaders", part["loaders"], _several(loaders))
         table = _embeddings(model, optimizers, _several(embeddings))
-        check_count("embeddings", part["rows"], table)
+        _check_count("embeddings", part["rows"], table)
         found = [emb.rows(sparse, empty=True) for emb, sparse in table]
         for number, rows in enumerate(found):
             find_rows(version, str(number), rows)
@@ -170,6 +169,11 @@ def load_checkpoint(
         if not alone:
             _set_random_state(version, group.rank)
         return {"step": version.step, "extra": shared["extra"]}
+
+
+def _check_count(what: str, saved: Sequence[Any], given: Sequence[Any]) -> None:
+    if len(saved) != len(given):
+        raise CheckpointError(f"The checkpoint has {len(saved)} {what}, but {len(given)} are to be loaded.")
 
 
 @contextmanager

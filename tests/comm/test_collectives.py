@@ -8,7 +8,7 @@ import sar
 from sar import comm
 from sar.comm.messages import HEAD_BYTES
 from sar.comm.session import current_group
-from sar.nn.global_reductions import global_sum
+from sar.nn.statistics import global_sum
 from tests.core.attempts import Failure, catch, catch_and_recover
 from tests.matrix import corner
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sar
-from sar.nn.global_reductions import global_max, global_mean
+from sar.nn.statistics import global_max, global_mean
 
 ROWS = 70_000
 """More than the greatest number of float16, and than bfloat16 counts one by one."""

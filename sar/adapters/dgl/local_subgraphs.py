@@ -10,7 +10,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.common_tuples import NID, SPLIT, PartitionData
 from sar.core.graph.graph import GraphShardManager
-from sar.nn.fetch_rows import fetch_rows
+from sar.nn.rows import fetch_rows
 
 
 def local_subgraphs(graph: GraphShardManager, data: PartitionData) -> list[Any]:

@@ -23,7 +23,7 @@ from sar.comm import session
 from sar.comm.collectives import all_max, all_sum
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
-from sar.nn.global_reductions import global_sum, zeros_of
+from sar.nn.statistics import global_sum, zeros_of
 
 _SIDE_BY_SIDE = "needs all nodes of a graph side by side, in their order"
 _SORTS = "sorts the nodes of a graph"

@@ -18,7 +18,7 @@ from sar.comm.collectives import exchange_tensors
 from sar.comm.session import current_group
 from sar.core.empty import views_of_nothing
 from sar.errors import GraphError
-from sar.nn.global_reductions import global_max, global_mean, global_sum
+from sar.nn.statistics import global_max, global_mean, global_sum
 from sar.per_thread import PerThread
 
 REFUSED: dict[str, str] = {

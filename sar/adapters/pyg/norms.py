@@ -26,8 +26,7 @@ from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.comm import session
 from sar.comm.collectives import all_sum
 from sar.core.eager import uncompiled
-from sar.nn.batch_norm import convert_batchnorm, normalise
-from sar.nn.global_reductions import global_mean
+from sar.nn.statistics import convert_batchnorm, global_mean, normalise
 
 
 def convert_norms(model: nn.Module) -> nn.Module:

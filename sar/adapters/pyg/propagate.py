@@ -37,7 +37,7 @@ from sar.core.passing.python_messages import run_python
 from sar.core.passing.recording import EdgeFields, PythonMessages
 from sar.errors import GraphError
 from sar.kernels import Op, Target
-from sar.nn.batch_norm import DistributedBN1D
+from sar.nn.statistics import DistributedBN1D
 from sar.per_thread import PerThread
 
 REDUCERS: dict[type, str] = {

@@ -17,7 +17,7 @@ from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.adapters.pyg.guarded import wraps
 from sar.comm.collectives import all_sum
 from sar.errors import GraphError
-from sar.nn.pair_graph import pair_graph
+from sar.nn.rows import pair_graph
 
 TRIES = 3
 """How often as many pairs are drawn as are wanted, of which edges are left out; as PyTorch Geometric does."""

@@ -21,7 +21,7 @@ from sar.comm import session
 from sar.comm.collectives import all_reduce
 from sar.core.passing.reverse import sum_at_sources
 from sar.errors import GraphError
-from sar.nn.batch_norm import normalise
+from sar.nn.statistics import normalise
 
 Forward = Callable[..., Any]
 _FORWARD = "forward"

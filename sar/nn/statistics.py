@@ -1,4 +1,4 @@
-"""Batch normalisation with the statistics of the whole graph."""
+"""Statistics over the rows of all workers: batch normalisation, and sums, means and maxima with gradients."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sar.comm import session
+from sar.comm.collectives import all_max
 from sar.comm.group import Group
 from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
@@ -170,7 +171,18 @@ def _track(module: "DistributedBN1D | nn.BatchNorm1d", mean: Tensor, var: Tensor
     module.running_var.lerp_((var * count / (count - 1)).to(module.running_var.dtype), share)
 
 
-class _Normalise(Collective):
+class _OverAllWorkers(Collective):
+    """A computation with a small tensor of every worker."""
+
+    def from_all(self, own: Tensor) -> list[Tensor]:
+        """What every worker has in the place of `own`."""
+        if self.group is None or not self.distributed:
+            return [own]
+        everywhere = self.group.all_gather(own.detach().cpu().contiguous(), self.signature)
+        return [theirs.to(own.device) for theirs in everywhere]
+
+
+class _Normalise(_OverAllWorkers):
     """Normalises by the statistics of all workers; returns them too, as constants."""
 
     def __init__(self, x: Tensor, eps: float, group: Group | None, training: bool) -> None:
@@ -186,7 +198,7 @@ class _Normalise(Collective):
         wide = x.to(accumulation_dtype(x.dtype))
         own_mean = wide.mean(0) if len(x) else wide.new_zeros(x.shape[1])
         own = torch.cat([wide.new_full((1,), len(x)), own_mean, (wide - own_mean).square().sum(0)])
-        count, mean, var = _combined(self._from_all(own))
+        count, mean, var = _combined(self.from_all(own))
         if count <= 1:
             raise GraphError(
                 "DistributedBN1D needs more than one row on all workers together to take their statistics."
@@ -200,16 +212,10 @@ class _Normalise(Collective):
         normal, scale, weight, count = saved
         grad = grads[0].to(normal.dtype)
         own = torch.stack([grad.sum(0), (grad * normal).sum(0)])  # (2, F)
-        mean_grad, mean_product = torch.stack(self._from_all(own)).sum(0) / count
+        mean_grad, mean_product = torch.stack(self.from_all(own)).sum(0) / count
         x_grad = (grad - mean_grad - normal * mean_product) * scale
         own_bias_grad, own_weight_grad = own
         return [x_grad if weight is None else x_grad * weight, own_weight_grad, own_bias_grad]
-
-    def _from_all(self, own: Tensor) -> list[Tensor]:
-        """What every worker has in the place of `own`."""
-        if self.group is None or not self.distributed:
-            return [own]
-        return [theirs.to(own.device) for theirs in self.group.all_gather(own.cpu(), self.signature)]
 
 
 def _combined(statistics: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -221,3 +227,67 @@ def _combined(statistics: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     mean = (counts * means).sum(0) / count
     squares = (deviations + counts * (means - mean).square()).sum(0)
     return count, mean, squares / count
+
+
+@uncompiled
+def global_sum(values: Tensor) -> Tensor:
+    """The sum of what the workers have, which the losses of all of them may depend on; a collective call.
+
+    Args:
+        values: of equal shape and dtype on all workers.
+
+    Returns:
+        Equal on all workers. Its gradients are summed too, so each worker's values get that of all losses together.
+
+    Raises:
+        CommunicationError: where another worker failed or makes another call.
+    """
+    return _GlobalSum(values).apply(values)[0]
+
+
+def global_mean(x: Tensor) -> Tensor:
+    """The mean over the rows of all workers, (N_i, ...) to (...); otherwise as `global_sum`."""
+    own = x.sum(0, dtype=accumulation_dtype(x.dtype))
+    total = global_sum(torch.cat([own.reshape(-1), own.new_full((1,), len(x))]))
+    return (total[:-1] / total[-1].detach()).view(x.shape[1:]).to(x.dtype)
+
+
+def global_max(x: Tensor) -> Tensor:
+    """The maximum over the rows of all workers, (N_i, ...) to (...), of which equal ones share the gradient.
+
+    As of `torch.amax`, NaN is the greatest, and makes the gradient NaN.
+    """
+    with torch.no_grad():
+        greatest = all_max(x.amax(0) if len(x) else x.new_full(x.shape[1:], -torch.inf))
+        equal = (x == greatest).to(x.dtype)
+        ties = global_sum(equal.sum(0, dtype=accumulation_dtype(x.dtype)))
+        ties = ties.maximum((~greatest.isnan()).to(ties.dtype))  # without any rows there are none
+    return greatest + (global_sum((zeros_of(x) * equal).sum(0)) / ties).to(x.dtype)
+
+
+def zeros_of(x: Tensor) -> Tensor:
+    """Zeros that bring x its gradient; x - x would be NaN where x is infinite."""
+    zeros: Tensor = _Zeros.apply(x)
+    return zeros
+
+
+class _Zeros(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class _GlobalSum(_OverAllWorkers):
+    def __init__(self, values: Tensor) -> None:
+        shape, gradients = tuple(values.shape), "on" if torch.is_grad_enabled() else "off"
+        super().__init__(session.current_group(), f"global_sum of {values.dtype} {shape}, gradients {gradients}")
+
+    def forward(self, *inputs: Any) -> Made:
+        return Made((torch.stack(self.from_all(inputs[0])).sum(0),))
+
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
+        return [torch.stack(self.from_all(grads[0])).sum(0)]
