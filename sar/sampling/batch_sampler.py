@@ -156,7 +156,7 @@ class BatchSampler:
 
     def to_data(self, batch: Batch) -> Any:
         """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
-        from sar.adapters.pyg.batches import LayerEdges, make_batch
+        from sar.adapters.pyg.graph import LayerEdges, make_batch
 
         edges = [
             {e.etype: LayerEdges(e.src, torch.repeat_interleave(e.indptr.diff()), e.features) for e in layer.edges}

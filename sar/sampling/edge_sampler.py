@@ -184,7 +184,7 @@ class EdgePredictionSampler:
 
     def to_data(self, batch: Batch, shifts: Mapping[CanonicalEtype, int]) -> Any:
         """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
-        from sar.adapters.pyg.batches import SeedPairs, add_seed_pairs
+        from sar.adapters.pyg.graph import SeedPairs, add_seed_pairs
 
         pairs, data, device = batch.pairs, self.sampler.to_data(batch), self.sampler.output_device
         assert pairs is not None

@@ -56,11 +56,11 @@ class SubgraphSampler(BatchSampler):
 
     def to_data(self, batch: Batch) -> Any:
         """A sampled batch as a `Data` of PyTorch Geometric, on the output device."""
-        from sar.adapters.pyg import batches
+        from sar.adapters.pyg import graph
 
         nodes, edges, features = _parts_of(batch)
-        ends = batches.LayerEdges(edges.src, torch.repeat_interleave(edges.indptr.diff()), edges.features)
-        data = batches.make_subgraph(nodes, ends, self._data_fields(features, batch.num_nodes))
+        ends = graph.LayerEdges(edges.src, torch.repeat_interleave(edges.indptr.diff()), edges.features)
+        data = graph.make_subgraph(nodes, ends, self._data_fields(features, batch.num_nodes))
         return data if self.output_device is None else data.to(self.output_device)
 
     def _data_fields(self, features: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor]:

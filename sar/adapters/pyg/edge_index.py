@@ -13,13 +13,14 @@ destinations of the same edges alone, and the edges that are added are self-loop
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.data.data import BaseData
 
 from sar.adapters.pyg.guarded import GuardedTensor, Handlers
 from sar.adapters.pyg.numbering import Numbering
@@ -149,14 +150,14 @@ class DistributedEdgeIndex(NodeNumbers):
         return sum_at_sources(self.passes[0], self.in_graph_order(values).contiguous())
 
 
-class Incidence(DistributedEdgeIndex):
+class HyperedgeIndex(DistributedEdgeIndex):
     """Which nodes are in which hyperedges: these are the destinations, and messages go back to the nodes, too."""
 
 
-class Turned(NamedTuple):
-    """An incidence with its rows exchanged: messages go from destinations to sources, and are summed there."""
+class ReversedHyperedges(NamedTuple):
+    """Hyperedges with the rows exchanged: messages go from destinations to sources, and are summed there."""
 
-    edges: Incidence
+    edges: HyperedgeIndex
 
     def sums(self, message: Callable[..., Tensor], x: Tensor, norm: Tensor, alpha: Tensor | None) -> Tensor:
         """What HypergraphConv's `propagate` makes of values of hyperedges and a norm of nodes, (N_src, ...)."""
@@ -194,6 +195,22 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
         """The row of each column's source, of the rows of all types' sources behind one another."""
         ends = [(edges, start, start + edges.numbering.relation.num_src) for edges, start, _ in self.parts]
         return torch.cat([edges.at_edges(values[start:end]) for edges, start, end in ends])
+
+
+def edge_indices(value: Any) -> Iterator[Tensor]:
+    """The edge indices in arguments, in data and dictionaries too: distributed ones, and those of this worker alone."""
+    if isinstance(value, Tensor) and value.dtype == torch.int64 and value.dim() == 2 == len(value):
+        yield value
+    elif isinstance(value, BaseData):
+        yield from edge_indices(value.to_dict())
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from edge_indices(part)
+
+
+def are_distributed(*args: Any) -> bool:
+    """Whether a distributed edge index is among the arguments."""
+    return any(isinstance(edges, DistributedEdgeIndex) for edges in edge_indices(args))
 
 
 def refuse(what: str) -> GraphError:

@@ -1,14 +1,20 @@
-"""From distributed graphs to what PyTorch Geometric's layers are called with."""
+"""From distributed graphs, and from sampled batches, to what PyTorch Geometric's layers are called with.
 
-from collections.abc import Mapping
+[Note: batches of one edge index]
+A sampled layer draws edges into all nodes found so far. `NeighborLoader` draws at each node once, when it is found. So
+of each layer the edges into nodes that the layers before (nearer to the seeds) had found are left out, and so are nodes
+that no other edge reaches. The layers number their nodes alike, in the order in which they are found, seeds first.
+"""
+
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from sar.adapters.pyg import attention, batch_vector, layers, norms, operations, propagate, refused, supergat
+from sar.adapters.pyg import attention, batch_vector, layers, norms, operations, propagate, refused
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
@@ -16,6 +22,8 @@ from sar.core.graph.graph import GraphShardManager
 NODE_NAMES = {"feat": "x", "label": "y"}
 EDGE_NAMES = {"feat": "edge_attr", "aggregator_weight": "edge_norm"}
 """What PyTorch Geometric calls DGL's usual fields."""
+
+Fields = Mapping[str, Mapping[str, Tensor]]
 
 
 def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[CanonicalEtype, DistributedEdgeIndex]:
@@ -42,7 +50,6 @@ def _install() -> None:
     layers.install()
     norms.install()
     refused.install()
-    supergat.install()
     propagate.install()
 
 
@@ -93,3 +100,129 @@ def _fields(fields: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     hidden = (NID, EID, NTYPE, ETYPE)
     names = [name for name in fields if name.startswith(prefix) and "/" not in name[len(prefix) :]]
     return {name[len(prefix) :]: fields[name] for name in names if name[len(prefix) :] not in hidden}
+
+
+# -- mini-batches as PyTorch Geometric's loaders make them
+
+
+class LayerEdges(NamedTuple):
+    """Edges of one layer and type: positions of both ends, (E,) int64, and fields, (E, ...) each."""
+
+    src: Tensor
+    dst: Tensor
+    fields: Mapping[str, Tensor]
+
+
+class SeedPairs(NamedTuple):
+    """Seed edges of one type, and negative pairs drawn for them.
+
+    numbers: of the seeds among all of the loader's, (S,) int64.
+    positive, negative: positions of sources and of destinations, (S,) and (M,) int64 each; None for no negative pairs.
+    labels: (S, ...) of the seeds; None where they have none.
+    """
+
+    numbers: Tensor
+    positive: tuple[Tensor, Tensor]
+    negative: tuple[Tensor, Tensor] | None
+    labels: Tensor | None
+
+
+def make_batch(
+    nodes: Mapping[str, Tensor],
+    num_dst: Sequence[Mapping[str, int]],
+    edges: Sequence[Mapping[CanonicalEtype, LayerEdges]],
+    inputs: Fields,
+    outputs: Fields,
+) -> Data | HeteroData:
+    """A batch with `n_id`, `e_id` and `batch_size`; see [Note: batches of one edge index].
+
+    Args:
+        nodes: global IDs of the input layer's sources of every type, (N,) int64, in the order in which they were found.
+        num_dst: destinations of every type of each layer, input layer first.
+        edges: of each layer, by type.
+        inputs: features of `nodes`, by type and name.
+        outputs: features of the seeds, which are the first `batch_size` nodes, by type and name.
+    """
+    found = {etype: _once(etype, num_dst, edges) for etype in edges[0]}
+    seeds = num_dst[-1]
+    reached = {ntype: torch.arange(len(ids)) < seeds[ntype] for ntype, ids in nodes.items()}
+    for (source, _, target), (src, dst, _) in found.items():
+        reached[source][src] = True
+        reached[target][dst] = True
+    number = {ntype: mask.cumsum(0) - 1 for ntype, mask in reached.items()}
+    single = len(nodes) == 1 and len(found) == 1
+    data: Any = Data() if single else HeteroData()
+    for ntype, ids in nodes.items():
+        store, mask = data if single else data[ntype], reached[ntype]
+        store.n_id = ids[mask]
+        store.num_nodes = len(store.n_id)
+        store.batch_size = seeds[ntype]
+        set_fields(store, {name: rows[mask] for name, rows in inputs.get(ntype, {}).items()})
+        set_fields(store, outputs.get(ntype, {}))
+    for etype, (src, dst, fields) in found.items():
+        store = data if single else data[etype]
+        store.edge_index = torch.stack([number[etype[0]][src], number[etype[2]][dst]])
+        store.e_id = fields[EID]
+        set_fields(store, {name: rows for name, rows in fields.items() if name != EID}, EDGE_NAMES)
+    return data
+
+
+def make_subgraph(nodes: Tensor, edges: LayerEdges, fields: Mapping[str, Tensor]) -> Data:
+    """The subgraph of some nodes, with `n_id` and `e_id`.
+
+    Args:
+        nodes: global IDs, (N,) int64.
+        edges: between them.
+        fields: of the nodes, (N, ...) each.
+    """
+    src, dst, values = edges
+    data = Data(edge_index=torch.stack([src, dst]), n_id=nodes, e_id=values[EID], num_nodes=len(nodes))
+    set_fields(data, fields)
+    set_fields(data, {name: rows for name, rows in values.items() if name != EID}, EDGE_NAMES)
+    return data
+
+
+def add_seed_pairs(data: Data | HeteroData, pairs: Mapping[CanonicalEtype, SeedPairs], *, triplets: int) -> None:
+    """Name the seed edges of a batch as `LinkNeighborLoader` does.
+
+    Args:
+        data: from `make_batch`.
+        pairs: of every type that has seeds anywhere.
+        triplets: how many negative pairs follow for each seed, with its source, to be given as triplets; 0 for others.
+    """
+    stores: Any = data
+    for store in [data] if isinstance(data, Data) else data.node_stores:
+        del store["batch_size"]  # `LinkNeighborLoader` gives none
+    for (source, name, target), (numbers, (src, dst), negative, labels) in pairs.items():
+        single = isinstance(data, Data)
+        store = data if single else stores[source, name, target]
+        store.input_id = numbers
+        if triplets and negative is not None:
+            at_source, at_target = (data, data) if single else (stores[source], stores[target])
+            at_source.src_index, at_target.dst_pos_index = src, dst
+            at_target.dst_neg_index = negative[1].view(len(src), triplets).squeeze(-1)
+            continue
+        if negative is not None:
+            labels = torch.ones(len(src)) if labels is None else labels
+            labels = torch.cat([labels, labels.new_zeros(len(negative[0]), *labels.shape[1:])])
+            src, dst = torch.cat([src, negative[0]]), torch.cat([dst, negative[1]])
+        store.edge_label_index = torch.stack([src, dst])
+        if labels is not None:
+            store.edge_label = labels
+
+
+def _once(
+    etype: CanonicalEtype,
+    num_dst: Sequence[Mapping[str, int]],
+    edges: Sequence[Mapping[CanonicalEtype, LayerEdges]],
+) -> LayerEdges:
+    """The edges of one type, from the seeds outwards, with each destination's draws of the layer that found it."""
+    kept, found = [], 0
+    for layer in reversed(range(len(edges))):
+        src, dst, fields = edges[layer][etype]
+        new = dst >= found
+        kept.append(LayerEdges(src[new], dst[new], {name: rows[new] for name, rows in fields.items()}))
+        found = num_dst[layer][etype[2]]
+    names = kept[0].fields
+    joined = {name: torch.cat([each.fields[name] for each in kept]) for name in names}
+    return LayerEdges(torch.cat([each.src for each in kept]), torch.cat([each.dst for each in kept]), joined)

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import norm
 from torch_geometric.utils import scatter
 
-from sar.adapters.pyg.arguments import edge_indices
 from sar.adapters.pyg.batch_vector import BatchVector, batch_vector, whole_graph
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edge_indices
 from sar.comm import session
 from sar.comm.collectives import all_sum
 from sar.core.eager import uncompiled

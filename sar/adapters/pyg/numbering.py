@@ -46,7 +46,7 @@ class Numbering:
     def group(self) -> Group:
         return self.graph._structure.group
 
-    def all_say(self, what: str, here: bool) -> bool:
+    def all_ranks_agree(self, what: str, here: bool) -> bool:
         """Whether `what` is true on all workers. A collective call."""
         with self.group.guard():
             return all(self.group.agree(what, int(here)))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from sar.adapters.pyg.edge_index import (
     DistributedEdgeIndex,
-    Incidence,
+    HyperedgeIndex,
     NodeNumbers,
+    ReversedHyperedges,
     SourceIndex,
-    Turned,
     check_rows,
     refuse,
 )
@@ -178,10 +178,10 @@ def _setitem(value: Tensor, index: Any, new: Any) -> None:
 
 
 @_handles(Tensor.flip)
-def _flip(edges: Tensor, dims: Any) -> Turned:
-    if not isinstance(edges, Incidence) or tuple(dims) != (0,):
+def _flip(edges: Tensor, dims: Any) -> ReversedHyperedges:
+    if not isinstance(edges, HyperedgeIndex) or tuple(dims) != (0,):
         raise refuse("flip")
-    return Turned(edges)
+    return ReversedHyperedges(edges)
 
 
 @_handles(torch.cat, torch.concat, torch.concatenate)

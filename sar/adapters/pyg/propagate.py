@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn import LEConv, MessagePassing, aggr
 
 from sar.adapters.pyg import attention
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, Turned, check_rows
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, ReversedHyperedges, check_rows
 from sar.adapters.pyg.guarded import wraps
 from sar.adapters.pyg.norms import OVER_ALL, takes_statistics
 from sar.comm.collectives import all_max
@@ -106,7 +106,7 @@ def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mappin
                 is_edge = isinstance(value, Tensor) and value.dim() > 0
                 if is_edge:  # a tensor of another kind may have as many rows as this worker has edges
                     what = f"{type(conv).__name__} has a row of {name}, {tuple(value.shape[1:])}, for each edge"
-                    is_edge = edges.numbering.all_say(what, len(value) == num_edges)
+                    is_edge = edges.numbering.all_ranks_agree(what, len(value) == num_edges)
                     if not is_edge and name.startswith("edge_") and len(value) > 1:
                         return None  # to whatever PyTorch Geometric makes of it
                 (found.edge if is_edge else found.others)[name] = value
@@ -300,7 +300,7 @@ def _to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def propagate(conv: MessagePassing, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        if isinstance(edge_index, Turned):
+        if isinstance(edge_index, ReversedHyperedges):
             if not isinstance(conv.aggr_module, aggr.SumAggregation):
                 raise GraphError(f"{type(conv).__name__} adds up at nodes; expected aggr='add', got {conv.aggr!r}.")
             return edge_index.sums(conv.message, **kwargs)

@@ -10,7 +10,7 @@ import torch
 from torch_geometric import transforms, utils
 from torch_geometric.nn import models
 
-from sar.adapters.pyg.arguments import are_distributed
+from sar.adapters.pyg.edge_index import are_distributed
 from sar.adapters.pyg.guarded import wraps
 from sar.errors import GraphError
 
