@@ -1,11 +1,15 @@
-"""Distributed calls under `torch.compile`: they run as they are, between the compiled parts of a model."""
+"""How distributed calls and layers get along with torch: `torch.compile`, and views of tensors without elements."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from math import prod
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -27,3 +31,31 @@ def uncompiled(function: Function) -> Function:
         return disabled(*args, **kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def views_of_nothing(rows: int) -> AbstractContextManager[Any]:
+    """A context for layers on a worker without nodes or edges; does nothing unless `rows` is 0.
+
+    DGL's layers write `x.view(len(x), -1, D)`, which torch refuses for an x without elements: -1 could be anything
+    there. What they mean is plain from the other dimensions, so inside it is worked out for them.
+    """
+    return _ResolveViews() if rows == 0 else nullcontext()
+
+
+class _ResolveViews(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (Tensor.view, Tensor.reshape, torch.reshape) and len(args) > 1 and args[0].numel() == 0:
+            sizes = args[1] if isinstance(args[1], Iterable) else args[1:]
+            if isinstance(sizes, Iterable) and -1 in (sizes := tuple(sizes)):
+                args = (args[0], _resolved(args[0].shape, sizes))
+        return func(*args, **(kwargs or {}))
+
+
+def _resolved(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """`sizes` with -1 replaced by what the dimensions of `shape` other than 0 leave for it."""
+    had = prod(size for size in shape if size)
+    given = prod(size for size in sizes if size > 0)
+    fits = had % given == 0 and sizes.count(0) == sum(size == 0 for size in shape)
+    return tuple(had // given if size == -1 and fits else size for size in sizes)

@@ -1,7 +1,20 @@
-"""The structure of a distributed graph on one worker: edges from every partition into this one, and who reads what."""
+"""The structure of a distributed graph on one worker: edges from every partition into this one, and who reads what.
+
+[Note: hits are joint]
+A worker may take a kept result only if all do, because the others need its rows otherwise; and only if all results were
+made in one call, because they were made of the others' operands of then. So the agreement's flags say which call this
+worker's result is from. A result is kept from the second call on the same operands: most operands are seen once.
+
+[Note: equal operands]
+Operands are known by their content, not by the tensor that they are: numpy, `.data` and shared memory change a tensor
+and leave no trace, and a layer such as `GraphConv` scales its input anew on every call. They are looked up by a sample
+of their rows. Where it is seen again, a copy of them is kept, and the result is that of operands whose bits are all the
+copy's. The sample only decides what is worth a copy: what changes with every call, as after dropout, has another sample
+each time, and costs next to nothing.
+"""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,29 +23,86 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice
-from sar.common_tuples import EID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
-from sar.core.constants import Constants
-from sar.core.partition_data import (
-    Shard,
-    check_edge_ids,
-    check_partition,
-    join_features,
-    own_part,
-    part_of,
-    select_relation,
-    with_edge_ids,
-)
+from sar.common_tuples import CanonicalEtype
 from sar.errors import GraphError
-from sar.id_slices import count_ids, less_first, number_distinct
-from sar.kernels import EdgeBlock, load_kernels
-from sar.kernels.edge_block import compress
+from sar.kernels import EdgeBlock
+from sar.outofcore.residency import copied
 from sar.raw_memory import settled
 
 TILE_SIZES = 4
 """Sizes of tiles whose edges a relation keeps, the latest used: as many times the edges that read other workers."""
+
+SAMPLED_ROWS = 16
+SAMPLES = 8
+"""Samples of a relation, the latest ones; so no more copies are kept."""
+
+
+class Constant:
+    """One call on certain operands, which come for the second time; made of copies of them.
+
+    call_id: `Group.call_id` of the call that made the kept result; 0 where there is none.
+    """
+
+    def __init__(self, operands: Sequence[Tensor]) -> None:
+        self.call_id = 0
+        self._copies = [_kept(operand) for operand in operands]
+        self._result: Tensor | None = None
+
+    def is_of(self, operands: Sequence[Tensor]) -> bool:
+        """Whether operands of the same shapes and dtypes have the same bits."""
+        return all(
+            torch.equal(_bits(copy), _bits(operand)) for copy, operand in zip(self._copies, operands, strict=True)
+        )
+
+    @property
+    def result(self) -> Tensor | None:
+        """A copy of the kept result, (N_dst, ...), as changes through numpy or `.data` leave no trace."""
+        return None if self._result is None else copied(self._result)
+
+    def keep(self, result: Tensor, call_id: int) -> None:
+        """Keep a copy of a result that was made at `call_id`."""
+        self._result, self.call_id = _kept(result.detach()), call_id
+
+
+class Constants:
+    """The constants of one relation."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Constant | None] = {}  # by sample, the latest last; None until there is a copy
+
+    def find(self, call: Hashable, operands: Sequence[Tensor]) -> Constant | None:
+        """What is known about a call on these operands, which need no gradient; None where they are new.
+
+        Forgets samples that have not been seen for a while.
+        """
+        key = (call, *map(_sample, operands))
+        seen, known = key in self._known, self._known.pop(key, None)
+        if known is None:
+            known = Constant(operands) if seen else None
+        elif not known.is_of(operands):
+            known = None
+        self._known[key] = known
+        if len(self._known) > SAMPLES:
+            del self._known[next(iter(self._known))]
+        return known
+
+
+def _sample(operand: Tensor) -> Hashable:
+    """Shape, dtype, and the bits of some rows."""
+    rows = operand[:: max(len(operand) // SAMPLED_ROWS, 1)]
+    return operand.shape, operand.dtype, _bits(rows).cpu().contiguous().numpy().tobytes()
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """A copy that stays, out of memory where there is a place for such."""
+    return copied(settled(tensor))
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Floating-point numbers as integers, in which 0 is not -0, and NaN is NaN."""
+    return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
 
 
 @dataclass(frozen=True)
@@ -86,15 +156,14 @@ class Relation:
         if len(self._tiles) > TILE_SIZES:
             del self._tiles[next(iter(self._tiles))]
         if tile not in cut:
-            cut[tile] = self.blocks[part_of(tile.peer)].select_sources(tile.begin, tile.end)
+            cut[tile] = self.blocks[tile.peer].select_sources(tile.begin, tile.end)
         return cut[tile]
 
     def in_place(self, worker: int, sources: Tensor) -> EdgeBlock:
         """The edges that read a worker's nodes, of which `sources` are its halo list; made once and kept."""
-        part = part_of(worker)
-        if part not in self._in_place:
-            self._in_place[part] = self.blocks[part].within(sources)
-        return self._in_place[part]
+        if worker not in self._in_place:
+            self._in_place[worker] = self.blocks[worker].within(sources)
+        return self._in_place[worker]
 
     @cached_property
     def in_edges(self) -> tuple[Tensor, Tensor]:
@@ -188,7 +257,8 @@ class Structure:
 
     @property
     def part(self) -> int:
-        return own_part(self.group)
+        """The partition that this worker owns: worker r owns partition r."""
+        return self.group.rank
 
     @cached_property
     def sampling_graph(self) -> Any:
@@ -211,152 +281,6 @@ class Structure:
         return replace(self, device=device, src=src, dst=dst, relations=relations)
 
 
-@dataclass(frozen=True)
-class AgreedGraph:
-    """A graph whose parts the workers have compared, before any of its edges is indexed.
-
-    nodes: as sources and as destinations.
-    positions: of this worker's nodes within their types, int32; None where there is one type.
-    shards: this worker's edges in visible order, by edge type and source partition.
-    edges_global: edges of every type on all workers.
-    signature: equal on workers that hold parts of the same graph.
-    """
-
-    group: Group
-    device: torch.device
-    data: PartitionData
-    nodes: NodeSet
-    positions: Tensor | None
-    shards: dict[CanonicalEtype, list[Shard]]
-    edges_global: list[int]
-    signature: str
-
-    @property
-    def part(self) -> int:
-        return own_part(self.group)
-
-    def index(self, nodes: Tensor) -> Tensor:
-        """Positions within their types, int32, of partition-local node IDs."""
-        return nodes.to(torch.int32) if self.positions is None else torch.index_select(self.positions, 0, nodes)
-
-
-def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
-    """Check this worker's partition, and that all workers hold parts of the same graph; inside `group.guard()`.
-
-    Raises:
-        PartitionError: where the data contradicts itself or the number of workers.
-        CommunicationError: where another worker raised, or holds another graph.
-    """
-    load_kernels()
-    part = own_part(group)
-    check_partition(data, part, group.world_size)
-    names, etypes = data.node_type_names, data.edge_type_names
-    graph = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"
-    if data.directory:
-        graph += f", from a partition directory with the digest {data.directory}"
-    group.agree(f"constructing the graph with {graph}")
-    ids_by_type, positions = _number_within_types(data, part)
-    counts = torch.tensor([len(ids) for ids in ids_by_type.values()])
-    totals = torch.stack(group.all_gather(counts, "node counts")).sum(0).tolist()
-    relations = [[select_relation(shard, k, data) for shard in data.all_shard_edges] for k in range(len(etypes))]
-    edges = torch.tensor([sum(len(shard.src) for shard in shards) for shards in relations])
-    all_edges = torch.stack(group.all_gather(edges, "edge counts"))  # (W, relations)
-    shards = {}
-    for k, etype in enumerate(etypes):
-        first_id = int(all_edges[:part].sum() + all_edges[part, :k].sum())
-        shards[etype] = with_edge_ids(relations[k], first_id)
-    device = data.all_shard_edges[0].edges[0].device
-    rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in ids_by_type.items()}
-    nodes = NodeSet(ids_by_type, rows, dict(zip(names, totals, strict=True)))
-    signature = digest(f"{graph} {totals} {all_edges.tolist()}")
-    return AgreedGraph(group, device, data, nodes, positions, shards, all_edges.sum(0).tolist(), signature)
-
-
-def build_structure(
-    data: PartitionData, group: Group, make_sampling_graph: Callable[[Structure], Any] | None
-) -> tuple[Structure, list[dict[str, Tensor]]]:
-    """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
-
-    Args:
-        data: this worker's partition.
-        group: this worker's end of the group.
-        make_sampling_graph: see `Structure`.
-
-    Returns:
-        The structure, and for every relation its edge features in the visible edge order, (E, ...) each.
-
-    Raises:
-        PartitionError, CommunicationError: as `agree_on_graph`.
-    """
-    with group.guard():
-        graph = agree_on_graph(data, group)
-        relations, features = [], []
-        for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
-            columns = join_features(shards)
-            relations.append(_build_relation(graph, etype, shards, num_edges_global, message_order(columns)))
-            features.append(columns)
-        check_edge_ids(list(graph.shards.values()), group)
-        ranges, nodes = list(data.node_ranges), graph.nodes
-        original = data.node_features.get(ORIG_ID)
-        structure = Structure(
-            group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph, original
-        )
-        return structure, features
-
-
-def message_order(columns: dict[str, Tensor]) -> Tensor:
-    """`Relation.message_order` of edges with these fields: that of DGL on the whole graph, where the data tells it."""
-    original = columns.get(ORIG_ID)  # or a field of that name of the user's
-    return original if original is not None and original.dtype == torch.int64 and original.dim() == 1 else columns[EID]
-
-
 def digest(text: str) -> str:
     """A short name for what the text describes."""
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _number_within_types(data: PartitionData, part: int) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Global IDs of this worker's nodes by type, and the positions that `AgreedGraph` has."""
-    (start, end), names = data.node_ranges[part], data.node_type_names
-    device = data.all_shard_edges[0].edges[0].device
-    nodes = torch.arange(start, end, device=device)
-    if len(names) == 1:
-        return {names[0]: nodes}, None
-    kinds = data.node_features[NTYPE].to(device)
-    ids_by_type = {name: nodes[kinds == kind] for kind, name in enumerate(names)}
-    positions = torch.empty(end - start, dtype=torch.int32, device=device)
-    for ids in ids_by_type.values():
-        positions[ids - start] = torch.arange(len(ids), dtype=torch.int32, device=device)
-    return ids_by_type, positions
-
-
-def _build_relation(
-    graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int, order: Tensor
-) -> Relation:
-    index, part, device, ranges = graph.index, graph.part, graph.device, graph.data.node_ranges
-    num_src, num_dst = graph.nodes.counts[etype[0]], graph.nodes.counts[etype[2]]
-    blocks, halos, offset = [], [], 0
-    for p, shard in enumerate(shards):
-        first, last = ranges[p]
-        # Destinations first: they are dropped before there are columns, which the graph keeps.
-        rows, indptr = compress(index(less_first(shard.dst, ranges[part][0])), num_dst)
-        if p == part:
-            halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
-        else:
-            halo, cols = number_distinct(less_first(shard.src, first), last - first)
-            sources = len(halo)
-        block = EdgeBlock(rows, indptr, cols, sources, num_dst, edge_offset=offset)
-        blocks.append(block)
-        halos.append(settled(halo))
-        offset += block.num_edges
-    send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
-    degrees = [count_ids(block.cols, block.num_src) for block in blocks]
-    own_degrees = degrees[part]
-    degrees[part] = own_degrees[:0]
-    for rows, theirs in zip(send_rows, exchange_tensors(degrees), strict=True):
-        own_degrees.index_add_(0, rows, theirs.to(device))
-    in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=device)
-    for block in blocks:
-        in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
-    plan = HaloPlan.agreed(graph.group, send_rows, halos, num_src, f"{etype}")
-    return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, own_degrees, order)

@@ -14,11 +14,12 @@ from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.common_tuples import EID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+from sar.core.build import build_structure
 from sar.core.collective import Collective, Made
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frames
 from sar.core.graph.graph import GraphShardManager, make_graph
-from sar.core.relation import Relation, Structure, build_structure
+from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype
 

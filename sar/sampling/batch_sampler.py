@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sar.adapters.dgl.blocks import attach_features, make_block
 from sar.comm import session
+from sar.core.graph.edges import InEdges, in_edges
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.in_edges import InEdges, in_edges
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
 from sar.raw_memory import as_bytes

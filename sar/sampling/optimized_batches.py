@@ -20,8 +20,8 @@ from torch import Tensor
 
 from sar.adapters.metis_library import METIS_INTEGER, AdjacencyLists, metis_parts
 from sar.comm import session
+from sar.core.graph.edges import edges_into
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.in_edges import edges_into
 from sar.errors import ConfigError
 from sar.logging_setup import logger
 from sar.storage.durable import written_whole

@@ -21,8 +21,8 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat
+from sar.core.graph.edges import InEdges
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.in_edges import InEdges
 from sar.core.passing.reverse import sum_at_sources
 from sar.kernels.neighbor_sampling import ALL, derive_key, draw_in_edges
 from sar.nn.rows import fetch_rows

@@ -14,9 +14,8 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
+from sar.core.graph.edges import InEdges, in_edges
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.in_edges import InEdges, in_edges
-from sar.core.partition_data import own_part
 from sar.errors import GraphError
 from sar.sampling.owner_requests import NodesByOwner
 from sar.sampling.seeds import check_seeds, equal_share, ids_of_rows
@@ -204,7 +203,7 @@ class _Numbered(NamedTuple):
     def of(cls, graph: GraphShardManager, edges: InEdges) -> "_Numbered":
         columns, nodes = graph.edges[edges.etype].data, graph.node_ids(edges.etype[2]).cpu()
         dst = nodes.repeat_interleave(edges.indptr.diff())
-        spread = graph.node_ranges[own_part(session.current_group())][0], graph.node_ranges[-1][1]
+        spread = graph.node_ranges[session.current_group().rank][0], graph.node_ranges[-1][1]
         keys = _keys(edges.src, dst, spread)
         order = columns.get(ORIG_ID, columns[EID]).cpu()[edges.edges].argsort()
         order = order[keys[order].argsort(stable=True)]

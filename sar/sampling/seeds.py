@@ -12,7 +12,6 @@ from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds, checked_nodes
-from sar.core.partition_data import own_part
 from sar.errors import GraphError
 
 CPU: Final = torch.device("cpu")
@@ -39,7 +38,7 @@ def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
     with group.guard():
         if not isinstance(nodes, Mapping):
             nodes = torch.as_tensor(nodes)
-            first, last = graph.node_ranges[own_part(group)]
+            first, last = graph.node_ranges[group.rank]
             return _rows_of_mask("seeds", nodes, last - first) + first if nodes.dtype == torch.bool else nodes
         if not set(nodes) <= set(graph.ntypes):
             raise GraphError(f"The seeds have the node types {sorted(nodes)}; expected some of {graph.ntypes}.")
@@ -77,7 +76,7 @@ def check_seeds(
     """
     allowed, whole = (0, node_ranges[-1][1] if node_ranges else 2**63 - 1), "the graph"
     if node_ranges and not foreign:
-        allowed, whole = node_ranges[own_part(group)], "this worker's partition"
+        allowed, whole = node_ranges[group.rank], "this worker's partition"
     seeds = checked_nodes(f"the seeds of worker {group.rank}", seeds, allowed, "global IDs", CPU, whole)
     if not foreign:
         return seeds

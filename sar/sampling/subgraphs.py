@@ -10,8 +10,8 @@ from torch import Tensor
 from sar.adapters.dgl.blocks import make_subgraph
 from sar.comm import session
 from sar.comm.group import Group
+from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.in_edges import expand_runs
 from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import ALL

@@ -12,8 +12,8 @@ from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, CanonicalEtype
+from sar.core.graph.edges import InEdges
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.in_edges import InEdges
 from sar.errors import FieldError, GraphError
 from sar.logging_setup import logger
 from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import sar
 from sar import comm
-from sar.core.constants import SAMPLED_ROWS, SAMPLES, Constants
+from sar.core.relation import SAMPLED_ROWS, SAMPLES, Constants
 from tests.hetero_graphs import partition_hetero
 from tests.parity.harness import build, deal, random_data
 from tests.parity.scenarios import SCENARIOS

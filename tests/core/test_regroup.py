@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, PartitionData
-from sar.core.partition_data import check_partition
+from sar.core.build import check_partition
 from sar.core.regroup import regroup
 from sar.errors import PartitionError
 from sar.storage.worker_share import deal_parts, deal_workers, equal_runs

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import sar
-from sar.core.partition_data import select_relation
+from sar.core.build import select_relation
 from sar.errors import ConfigError
 from sar.partition.assign import assigning
 from sar.partition.inspect.inspection import inspect_directory

@@ -7,7 +7,7 @@ import torch
 
 import sar
 from sar.comm import session
-from sar.core.constants import Constant
+from sar.core.relation import Constant
 from sar.outofcore.group import VirtualGroup
 from sar.outofcore.residency import Residency
 from tests.adapters.dgl.directories import homogeneous_graph

@@ -19,7 +19,6 @@ from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
-from sar.core.partition_data import own_part
 from sar.errors import GraphError, PartitionError
 from sar.storage.edge_type_names import types_of
 from sar.storage.local_graph import DST, INNER_NODE, SRC, LocalGraph
@@ -61,9 +60,9 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
             )
         served = _ServedPartition.of(dist_graph)
         node_ranges = _divide_nodes(served, group)
-        own_range = node_ranges[own_part(group)]
+        own_range = node_ranges[group.rank]
         data = PartitionData(
-            all_shard_edges=_shards(dist_graph, served, node_ranges, own_part(group)),
+            all_shard_edges=_shards(dist_graph, served, node_ranges, group.rank),
             node_ranges=node_ranges,
             node_features=_node_features(dist_graph, served, own_range),
             node_type_names=served.book.ntypes,

@@ -4,9 +4,9 @@ from sar.adapters.dgl.layers.patch import with_patched_dgl
 from sar.adapters.dgl.sampling_graph import make_sampling_graph
 from sar.comm import session
 from sar.common_tuples import PartitionData
+from sar.core.build import build_structure
 from sar.core.graph import mfg
 from sar.core.graph.graph import GraphShardManager, make_graph
-from sar.core.relation import build_structure
 from sar.logging_setup import logger
 
 construct_mfgs = with_patched_dgl(mfg.construct_mfgs)

@@ -6,7 +6,7 @@ import torch
 
 from sar.adapters.dgl.shim import require_dgl
 from sar.common_tuples import NID
-from sar.core.graph.in_edges import source_ids
+from sar.core.graph.edges import source_ids
 from sar.core.relation import Structure
 
 INNER_NODE = "inner_node"

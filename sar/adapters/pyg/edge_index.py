@@ -26,8 +26,7 @@ from sar.adapters.pyg.guarded import GuardedTensor, Handlers
 from sar.adapters.pyg.numbering import Numbering
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
-from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.reversed_graph import reversed_graph
+from sar.core.graph.graph import GraphShardManager, reversed_graph
 from sar.core.passing.reverse import sum_at_sources
 from sar.errors import GraphError
 

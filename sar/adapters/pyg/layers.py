@@ -17,7 +17,7 @@ from sar.adapters.pyg.edge_index import DistributedEdgeIndex, HyperedgeIndex, Jo
 from sar.adapters.pyg.guarded import wraps
 from sar.comm.collectives import all_sum, exchange_tensors
 from sar.comm.session import current_group
-from sar.core.empty import views_of_nothing
+from sar.core.eager import views_of_nothing
 from sar.errors import GraphError
 from sar.nn.rows import pair_graph
 from sar.nn.statistics import global_max, global_mean, global_sum

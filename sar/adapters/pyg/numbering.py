@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
+from sar.core.graph.edges import source_ids
 from sar.core.graph.frames import Frame
-from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.in_edges import source_ids
-from sar.core.graph.reversed_graph import reversed_graph
+from sar.core.graph.graph import GraphShardManager, reversed_graph
 from sar.core.relation import Relation
 from sar.errors import GraphError
 from sar.id_slices import count_ids

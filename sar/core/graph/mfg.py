@@ -16,12 +16,11 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloPlan
 from sar.common_tuples import CanonicalEtype, PartitionData
+from sar.core.build import AgreedGraph, Shard, agree_on_graph, check_edge_ids, connect, join_features, message_order
+from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager, make_graph
-from sar.core.graph.in_edges import expand_runs
-from sar.core.partition_data import Shard, check_edge_ids, join_features
-from sar.core.relation import AgreedGraph, NodeSet, Relation, Structure, agree_on_graph, digest, message_order
+from sar.core.relation import NodeSet, Relation, Structure, digest
 from sar.errors import GraphError
 from sar.id_slices import number_distinct
 from sar.kernels import EdgeBlock
@@ -142,7 +141,6 @@ class _LayerEdges:
     features: of the edges, (E, ...) each.
     halos: by source partition, the nodes that are read, partition-local over all types, ascending; empty for the own.
     read_rows: by worker, this worker's rows that it reads.
-    read_counts: by worker, its edges at each of these rows.
     """
 
     cols: list[Tensor]
@@ -150,7 +148,6 @@ class _LayerEdges:
     features: dict[str, Tensor]
     halos: list[Tensor]
     read_rows: list[Tensor]
-    read_counts: list[Tensor]
 
     @property
     def num_edges(self) -> int:
@@ -215,7 +212,7 @@ def _node_set(graph: AgreedGraph, rows: Rows, totals: list[int]) -> NodeSet:
 
 def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -> _LayerEdges:
     """The edges into `destinations`, (N_dst,) global IDs; all workers tell each other what they read."""
-    cols, dst, found, halos, counts = [], [], [], [], []
+    cols, dst, found, halos = [], [], [], []
     for part, shard in enumerate(shards):
         begin = torch.searchsorted(shard.dst, destinations)
         end = torch.searchsorted(shard.dst, destinations, right=True)
@@ -230,10 +227,8 @@ def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -
         dst.append(owner)
         found.append(Shard(sources, owner, {name: values[edges] for name, values in shard.features.items()}))
         halos.append(halo)
-        counts.append(torch.bincount(column, minlength=len(halo))[: len(halo)])
     read_rows = [graph.index(nodes.to(graph.device)) for nodes in exchange_tensors(halos)]
-    read_counts = [values.to(graph.device) for values in exchange_tensors(counts)]
-    return _LayerEdges(cols, dst, join_features(found), halos, read_rows, read_counts)
+    return _LayerEdges(cols, dst, join_features(found), halos, read_rows)
 
 
 def _make_relation(
@@ -249,18 +244,12 @@ def _make_relation(
     number[sources] = torch.arange(len(sources), dtype=torch.int32, device=graph.device)
     blocks = []
     offset = 0
-    in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=graph.device)
     for part, (cols, dst) in enumerate(zip(edges.cols, edges.dst, strict=True)):
         own = part == graph.part
         num_src = len(sources) if own else len(edges.halos[part])
         columns = number[cols.long()] if own else cols
         blocks.append(EdgeBlock.from_coo(columns, dst, num_src, num_dst, edge_offset=offset))
-        in_degrees += torch.bincount(dst, minlength=num_dst)
         offset += len(dst)
     send_rows = [number[rows.long()] for rows in edges.read_rows]
-    out_degrees = torch.bincount(blocks[graph.part].cols, minlength=len(sources))
-    for rows, counts in zip(send_rows, edges.read_counts, strict=True):
-        out_degrees.index_add_(0, rows, counts)
-    plan = HaloPlan.agreed(graph.group, send_rows, edges.halos, len(sources), f"{etype}")
-    total, order = num_edges_global, message_order(edges.features)
-    return Relation(etype, blocks, edges.halos, plan, len(sources), num_dst, total, in_degrees, out_degrees, order)
+    order = message_order(edges.features)
+    return connect(graph, etype, blocks, edges.halos, send_rows, num_edges_global, order)

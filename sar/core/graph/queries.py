@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
-from sar.core.empty import views_of_nothing
+from sar.core.eager import views_of_nothing
 from sar.core.graph.absent import absent
 from sar.core.graph.frames import EdgeTypeView, Fields, Frame, Frames, TypeView, fields_of
 from sar.core.relation import NodeSet, Relation, Structure

@@ -21,9 +21,9 @@ from sar.comm.exchange import Exchange, LocalFields, Tile
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, Made
-from sar.core.constants import Constant
 from sar.core.passing.gather import Combined, Reduction
 from sar.core.passing.messages import Message
+from sar.core.relation import Constant
 from sar.errors import GraphError
 from sar.kernels import (
     EdgeBlock,

@@ -13,7 +13,6 @@ from sar.common_tuples import EID
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
-from sar.core.partition_data import part_of
 from sar.core.passing.batches import NodeBatch, checked_results
 from sar.core.passing.builtin import BuiltinMessages, promoted, run
 from sar.core.passing.mailbox import reduce_mailboxes
@@ -89,8 +88,7 @@ def _find_edges(
     if tile is None:
         src = structure.src.ids[source][cols]
     else:
-        part = part_of(tile.peer)
-        src = relation.halos[part][cols + tile.begin].long() + structure.node_ranges[part][0]
+        src = relation.halos[tile.peer][cols + tile.begin].long() + structure.node_ranges[tile.peer][0]
     ids = block.ids(0, block.num_edges)
     dst = structure.dst.ids[destination][block.destinations(0, block.num_edges)]
     return src, dst, edge[EID][ids]

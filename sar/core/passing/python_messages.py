@@ -20,7 +20,7 @@ from sar.comm.exchange import Exchange, GradientReturn
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, Made, Piece
-from sar.core.empty import views_of_nothing
+from sar.core.eager import views_of_nothing
 from sar.core.passing.batches import EdgeBatch, RowView, checked_results
 from sar.core.passing.exponentials import PEAKS, Peaks
 from sar.core.passing.gather import Combined, Reduction, add_to_edges, edge_rows, gather_rows

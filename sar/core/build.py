@@ -1,0 +1,351 @@
+"""From `PartitionData` as it is handed in to the structure of a distributed graph, checked on the way.
+
+The visible edge order of a relation: source partition ascending, then destination, then edge ID.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.comm.collectives import exchange_tensors
+from sar.comm.group import Group
+from sar.comm.halo_plan import HaloPlan
+from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+from sar.core.relation import NodeSet, Relation, Structure, digest
+from sar.errors import PartitionError
+from sar.id_slices import count_ids, is_sorted, less_first, number_distinct
+from sar.kernels import EdgeBlock, load_kernels
+from sar.kernels.edge_block import compress
+from sar.raw_memory import settled
+
+
+class Shard(NamedTuple):
+    """The edges of one relation from one partition, in visible order: global node IDs, and features by bare name."""
+
+    src: Tensor  # (E_shard,) int64
+    dst: Tensor  # (E_shard,) int64
+    features: dict[str, Tensor]  # (E_shard, ...) each
+
+
+def check_partition(data: PartitionData, part: int, world_size: int) -> None:
+    """Raise `PartitionError` where the data of this worker contradicts itself or the number of workers."""
+    if not isinstance(data, PartitionData):
+        raise PartitionError(
+            f"The data of a partition is a {type(data).__name__}; expected what load_dgl_partition_data returns."
+        )
+    if len(data.node_ranges) != world_size or len(data.all_shard_edges) != world_size:
+        raise PartitionError(
+            f"The data has {len(data.node_ranges)} node ranges and {len(data.all_shard_edges)} shards for {world_size} "
+            "workers; expected one each per worker. Start as many workers as there are partitions."
+        )
+    start, end = data.node_ranges[part]
+    if NTYPE not in data.node_features and len(data.node_type_names) > 1:
+        raise PartitionError(
+            f"The graph has {len(data.node_type_names)} node types, but node_features lacks {NTYPE!r}."
+        )
+    kinds = data.node_features.get(NTYPE)
+    if kinds is not None and len(kinds) != end - start:
+        raise PartitionError(
+            f"node_features[{NTYPE!r}] has {len(kinds)} rows for {end - start} nodes of partition {part}."
+        )
+    for p, shard in enumerate(data.all_shard_edges):
+        src, dst = shard.edges
+        if src.shape != dst.shape or src.dim() != 1:
+            raise PartitionError(
+                f"The shard from partition {p} has sources {tuple(src.shape)}, destinations {dst.shape}."
+            )
+        if ETYPE not in shard.edge_features and len(data.edge_type_names) > 1 and len(src):
+            raise PartitionError(f"The graph has several edge types, but the shard from {p} lacks {ETYPE!r}.")
+        _check_range(src, data.node_ranges[p], f"sources of the shard from partition {p}")
+        _check_range(dst, (start, end), f"destinations of the shard from partition {p} into partition {part}")
+
+
+def select_relation(shard: ShardEdgesAndFeatures, number: int, data: PartitionData) -> Shard:
+    """The edges of edge type `number` in visible order; the shard's own tensors where there is nothing to select."""
+    src, dst = shard.edges
+    features = dict(shard.edge_features)
+    rows, several = None, len(data.edge_type_names) > 1
+    kinds = features.pop(ETYPE, None) if several else None  # with one type, the field is the user's
+    if kinds is not None:
+        rows = (kinds == number).nonzero().squeeze(1)
+        src, dst = src[rows], dst[rows]
+    prefix = ":".join(data.edge_type_names[number]) + "/"
+    selected = {}
+    for key, value in features.items():
+        if key.startswith(prefix):
+            selected[key.removeprefix(prefix)] = _checked_rows(key, value, len(src))
+        elif "/" not in key or not several:
+            value = _checked_rows(key, value, len(shard.edges[0]))
+            selected[key] = value if rows is None else value[rows]
+    return _in_visible_order(Shard(src, dst, selected))
+
+
+def with_edge_ids(shards: list[Shard], first_id: int) -> list[Shard]:
+    """The shards of a relation with edge IDs, which count from `first_id` where there are none."""
+    if any(EID in shard.features for shard in shards):
+        return shards
+    numbered = []
+    for src, dst, features in shards:
+        ids = torch.arange(first_id, first_id + len(src), device=src.device)
+        numbered.append(Shard(src, dst, {**features, EID: ids}))
+        first_id += len(src)
+    return numbered
+
+
+def join_features(shards: list[Shard]) -> dict[str, Tensor]:
+    """Edge features of a relation in the visible edge order."""
+    names = dict.fromkeys(name for shard in shards for name in shard.features)
+    joined = {}
+    for name in names:
+        pieces = []
+        for p, shard in enumerate(shards):
+            if name in shard.features:
+                pieces.append(shard.features[name])
+            elif len(shard.src):
+                raise PartitionError(f"Edge feature {name!r} is missing on the shard from partition {p}.")
+        joined[name] = _concatenated(name, pieces)
+    return joined
+
+
+def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
+    """Check, together with all workers, that their edge IDs fit together: the last step of the construction.
+
+    IDs as partitioners give them run on from one worker to the next. Where every worker has such a run, they must join,
+    in any order; IDs of another kind are taken as they are.
+
+    Raises:
+        PartitionError: where the runs do not join, because the workers hold parts of different graphs.
+    """
+    ids = [s.features[EID] for shards in relations for s in shards if EID in s.features and len(s.src)]
+    first, last = min((int(i.min()) for i in ids), default=0), max((int(i.max()) for i in ids), default=-1)
+    count = sum(len(i) for i in ids)
+    runs = torch.stack(group.all_gather(torch.tensor([first, last, count]), "checking edge IDs")).tolist()
+    if any(last - first + 1 != count for first, last, count in runs):
+        return
+    expected = 0
+    for (first, last, count), rank in sorted((run, rank) for rank, run in enumerate(runs)):
+        if count and first != expected:
+            raise PartitionError(
+                f"The edges of worker {rank} have the IDs {first} to {last}; expected them to begin at {expected}, "
+                "after those before. The workers hold parts of different graphs: load one partitioning."
+            )
+        expected += count
+
+
+def _concatenated(name: str, pieces: list[Tensor]) -> Tensor:
+    """The pieces one after the other; without a copy where they already lie so in memory, as the readers leave them."""
+    if len({(piece.dtype, piece.shape[1:]) for piece in pieces}) > 1:
+        raise PartitionError(f"Edge feature {name!r} has different dtypes or widths on different shards.")
+    pieces = [piece for piece in pieces if len(piece)] or pieces[:1]  # empty ones have no address
+    whole, end = pieces[0], pieces[0].data_ptr() + pieces[0].nbytes
+    adjacent = all(piece.is_contiguous() for piece in pieces)
+    for piece in pieces[1:]:
+        adjacent = adjacent and piece.data_ptr() == end and _storage(piece) == _storage(whole)
+        end += piece.nbytes
+    if not adjacent:
+        return torch.cat(pieces)
+    rows = sum(len(piece) for piece in pieces)
+    return whole.as_strided((rows, *whole.shape[1:]), whole.stride())
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _in_visible_order(shard: Shard) -> Shard:
+    """Sort by destination, then edge ID (then as given), unless it is so already."""
+    ids = shard.features.get(EID)
+    if is_sorted(shard.dst, ids):
+        return shard
+    order = (
+        torch.argsort(ids, stable=True) if ids is not None else torch.arange(len(shard.dst), device=shard.dst.device)
+    )
+    order = order[torch.argsort(shard.dst[order], stable=True)]
+    return Shard(shard.src[order], shard.dst[order], {k: v[order] for k, v in shard.features.items()})
+
+
+def _check_range(nodes: Tensor, node_range: tuple[int, int], what: str) -> None:
+    start, end = node_range
+    if len(nodes) and not (int(nodes.min()) >= start and int(nodes.max()) < end):
+        raise PartitionError(
+            f"The {what} reach from {int(nodes.min())} to {int(nodes.max())}; expected IDs in [{start}, {end}). "
+            "Has this worker loaded another worker's partition?"
+        )
+
+
+def _checked_rows(key: str, value: Tensor, rows: int) -> Tensor:
+    if value.dim() == 0 or len(value) != rows:
+        raise PartitionError(f"Edge feature {key!r} has shape {tuple(value.shape)}; expected {rows} rows, one an edge.")
+    return value
+
+
+@dataclass(frozen=True)
+class AgreedGraph:
+    """A graph whose parts the workers have compared, before any of its edges is indexed.
+
+    nodes: as sources and as destinations.
+    positions: of this worker's nodes within their types, int32; None where there is one type.
+    shards: this worker's edges in visible order, by edge type and source partition.
+    edges_global: edges of every type on all workers.
+    signature: equal on workers that hold parts of the same graph.
+    """
+
+    group: Group
+    device: torch.device
+    data: PartitionData
+    nodes: NodeSet
+    positions: Tensor | None
+    shards: dict[CanonicalEtype, list[Shard]]
+    edges_global: list[int]
+    signature: str
+
+    @property
+    def part(self) -> int:
+        return self.group.rank
+
+    def index(self, nodes: Tensor) -> Tensor:
+        """Positions within their types, int32, of partition-local node IDs."""
+        return nodes.to(torch.int32) if self.positions is None else torch.index_select(self.positions, 0, nodes)
+
+
+def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
+    """Check this worker's partition, and that all workers hold parts of the same graph; inside `group.guard()`.
+
+    Raises:
+        PartitionError: where the data contradicts itself or the number of workers.
+        CommunicationError: where another worker raised, or holds another graph.
+    """
+    load_kernels()
+    part = group.rank
+    check_partition(data, part, group.world_size)
+    names, etypes = data.node_type_names, data.edge_type_names
+    graph = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"
+    if data.directory:
+        graph += f", from a partition directory with the digest {data.directory}"
+    group.agree(f"constructing the graph with {graph}")
+    ids_by_type, positions = _number_within_types(data, part)
+    counts = torch.tensor([len(ids) for ids in ids_by_type.values()])
+    totals = torch.stack(group.all_gather(counts, "node counts")).sum(0).tolist()
+    relations = [[select_relation(shard, k, data) for shard in data.all_shard_edges] for k in range(len(etypes))]
+    edges = torch.tensor([sum(len(shard.src) for shard in shards) for shards in relations])
+    all_edges = torch.stack(group.all_gather(edges, "edge counts"))  # (W, relations)
+    shards = {}
+    for k, etype in enumerate(etypes):
+        first_id = int(all_edges[:part].sum() + all_edges[part, :k].sum())
+        shards[etype] = with_edge_ids(relations[k], first_id)
+    device = data.all_shard_edges[0].edges[0].device
+    rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in ids_by_type.items()}
+    nodes = NodeSet(ids_by_type, rows, dict(zip(names, totals, strict=True)))
+    signature = digest(f"{graph} {totals} {all_edges.tolist()}")
+    return AgreedGraph(group, device, data, nodes, positions, shards, all_edges.sum(0).tolist(), signature)
+
+
+def build_structure(
+    data: PartitionData, group: Group, make_sampling_graph: Callable[[Structure], Any] | None
+) -> tuple[Structure, list[dict[str, Tensor]]]:
+    """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
+
+    Args:
+        data: this worker's partition.
+        group: this worker's end of the group.
+        make_sampling_graph: see `Structure`.
+
+    Returns:
+        The structure, and for every relation its edge features in the visible edge order, (E, ...) each.
+
+    Raises:
+        PartitionError, CommunicationError: as `agree_on_graph`.
+    """
+    with group.guard():
+        graph = agree_on_graph(data, group)
+        relations, features = [], []
+        for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
+            columns = join_features(shards)
+            relations.append(_build_relation(graph, etype, shards, num_edges_global, message_order(columns)))
+            features.append(columns)
+        check_edge_ids(list(graph.shards.values()), group)
+        ranges, nodes = list(data.node_ranges), graph.nodes
+        original = data.node_features.get(ORIG_ID)
+        structure = Structure(
+            group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph, original
+        )
+        return structure, features
+
+
+def message_order(columns: dict[str, Tensor]) -> Tensor:
+    """`Relation.message_order` of edges with these fields: that of DGL on the whole graph, where the data tells it."""
+    original = columns.get(ORIG_ID)  # or a field of that name of the user's
+    return original if original is not None and original.dtype == torch.int64 and original.dim() == 1 else columns[EID]
+
+
+def _number_within_types(data: PartitionData, part: int) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Global IDs of this worker's nodes by type, and the positions that `AgreedGraph` has."""
+    (start, end), names = data.node_ranges[part], data.node_type_names
+    device = data.all_shard_edges[0].edges[0].device
+    nodes = torch.arange(start, end, device=device)
+    if len(names) == 1:
+        return {names[0]: nodes}, None
+    kinds = data.node_features[NTYPE].to(device)
+    ids_by_type = {name: nodes[kinds == kind] for kind, name in enumerate(names)}
+    positions = torch.empty(end - start, dtype=torch.int32, device=device)
+    for ids in ids_by_type.values():
+        positions[ids - start] = torch.arange(len(ids), dtype=torch.int32, device=device)
+    return ids_by_type, positions
+
+
+def _build_relation(
+    graph: AgreedGraph, etype: CanonicalEtype, shards: list[Shard], num_edges_global: int, order: Tensor
+) -> Relation:
+    index, part, device, ranges = graph.index, graph.part, graph.device, graph.data.node_ranges
+    num_src, num_dst = graph.nodes.counts[etype[0]], graph.nodes.counts[etype[2]]
+    blocks, halos, offset = [], [], 0
+    for p, shard in enumerate(shards):
+        first, last = ranges[p]
+        # Destinations first: they are dropped before there are columns, which the graph keeps.
+        rows, indptr = compress(index(less_first(shard.dst, ranges[part][0])), num_dst)
+        if p == part:
+            halo, cols, sources = shard.src[:0].to(torch.int32), index(less_first(shard.src, first)), num_src
+        else:
+            halo, cols = number_distinct(less_first(shard.src, first), last - first)
+            sources = len(halo)
+        block = EdgeBlock(rows, indptr, cols, sources, num_dst, edge_offset=offset)
+        blocks.append(block)
+        halos.append(settled(halo))
+        offset += block.num_edges
+    send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
+    return connect(graph, etype, blocks, halos, send_rows, num_edges_global, order)
+
+
+def connect(
+    graph: AgreedGraph,
+    etype: CanonicalEtype,
+    blocks: list[EdgeBlock],
+    halos: list[Tensor],
+    send_rows: list[Tensor],
+    num_edges_global: int,
+    order: Tensor,
+) -> Relation:
+    """The relation of these edges: workers count the degrees together, and compare their halo lists.
+
+    Args:
+        graph: whose edges they are.
+        etype: edge type.
+        blocks, halos: see `Relation`.
+        send_rows: by worker, this worker's rows that it reads.
+        num_edges_global: edges on all workers.
+        order: see `Relation.message_order`.
+    """
+    num_src, num_dst = blocks[graph.part].num_src, blocks[graph.part].num_dst
+    degrees = [count_ids(block.cols, block.num_src) for block in blocks]
+    out_degrees = degrees[graph.part]
+    degrees[graph.part] = out_degrees[:0]
+    for rows, theirs in zip(send_rows, exchange_tensors(degrees), strict=True):
+        out_degrees.index_add_(0, rows, theirs.to(graph.device))
+    in_degrees = torch.zeros(num_dst, dtype=torch.int64, device=graph.device)
+    for block in blocks:
+        in_degrees.index_add_(0, block.rows, block.indptr.diff().long())
+    plan = HaloPlan.agreed(graph.group, send_rows, halos, num_src, f"{etype}")
+    return Relation(etype, blocks, halos, plan, num_src, num_dst, num_edges_global, in_degrees, out_degrees, order)
