@@ -34,7 +34,11 @@ def add_input(parser: argparse.ArgumentParser) -> None:
         help="files in order, a directory or a pattern; or edges of several types: NTYPE:RELATION:NTYPE=FILE ...",
     )
     parser.add_argument(
-        "--memory", type=parse_bytes, metavar="SIZE", help="to use beside Python and its libraries, such as 2GiB"
+        "--memory-limit",
+        dest="memory",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="memory to use beside Python and its libraries, such as 2GiB",
     )
     _add_options(parser.add_argument_group("input"))
 

@@ -72,7 +72,7 @@ def _parts(text: str) -> int | str:
 
 def _add_assigning(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
-        "--method", default=AUTO, metavar="METHOD", help=f"{', '.join(method_names())} (%(default)s: by --memory)"
+        "--method", default=AUTO, metavar="METHOD", help=f"{', '.join(method_names())} (%(default)s: by --memory-limit)"
     )
     group.add_argument("--seed", type=int, default=0, help="of the method, and of --split (%(default)s)")
     group.add_argument(

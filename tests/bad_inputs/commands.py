@@ -71,7 +71,7 @@ CASES = {
         "and destination an integer from 0 to 1. Correct the line, or name the right layout.",
     ),
     "too little memory": Case(
-        command("partition edges.csv --parts 2 --out parts --memory 2"),
+        command("partition edges.csv --parts 2 --out parts --memory-limit 2"),
         "Printed",
         "sar partition: 0.0 MiB are too little to divide 3 nodes by any method: multilevel needs about 24.0 MiB; "
         "metis needs about 24.0 MiB; ldg needs about 24.0 MiB; spring needs about 48.0 MiB; random needs about "

@@ -45,7 +45,9 @@ def edges(tmp_path: Path) -> Path:
 
 
 def test_it_says_what_it_has_written(tmp_path: Path, edges: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["partition", str(edges), "--parts", "3", "--out", str(tmp_path / "parts"), "--memory", "1GiB"]) == 0
+    assert (
+        main(["partition", str(edges), "--parts", "3", "--out", str(tmp_path / "parts"), "--memory-limit", "1GiB"]) == 0
+    )
     said, complained = capfd.readouterr()
     report = inspect_directory(tmp_path / "parts")
     assert report.problems == []
@@ -63,7 +65,7 @@ def test_it_says_what_it_has_written(tmp_path: Path, edges: Path, capfd: pytest.
         (["--parts", "2", "--node-feature", "x"], "--node-feature x: expected NAME=VALUE"),
         (["--parts", "2", "--node-feature", "x=a", "--node-feature", "x=b"], "there is a for x already"),
         (["--parts", "2", "--num-nodes", "many"], "--num-nodes many: expected a number"),
-        (["--parts", "2", "--memory", "2"], "too little"),
+        (["--parts", "2", "--memory-limit", "2"], "too little"),
         (["a:b:c=d.csv", "--parts", "2"], "edges.csv: expected NTYPE:RELATION:NTYPE=FILE"),
         (["--parts", "2", "--assign-only"], "name a directory to make, --out DIR; or with --assign-only none"),
         (["--parts", "2", "--split", "0.9,0.2,0.2"], "the split is 0.9, 0.2, 0.2; expected three shares"),
@@ -110,7 +112,15 @@ def test_what_options_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         "y=5",
     ]
     more = ["--balance", "train_mask", "in_edges", "--columns", "a", "1", "--add-self-loops", "--no-header"]
-    fields = ["--node-feature", "x/feat=f.npy", "--edge-feature", "w=w.parquet#a,b", "--memory", "1.5MB", "--resume"]
+    fields = [
+        "--node-feature",
+        "x/feat=f.npy",
+        "--edge-feature",
+        "w=w.parquet#a,b",
+        "--memory-limit",
+        "1.5MB",
+        "--resume",
+    ]
     with pytest.raises(KeyboardInterrupt):
         main(["partition", *typed, *more, *fields, "--undirected", "--seed", "3", "--assignment", "given"])
     source, assigning, output, _ = asked

@@ -41,7 +41,7 @@ def write_input(folder: Path) -> None:
 def partition(folder: Path) -> int:
     """Run `sar partition` in a process of its own, and return its peak resident memory in bytes."""
     command = [sys.executable, "-m", "sar.cli", "partition", str(folder / "edges.raw"), "--dtype", "int32"]
-    options = ["--num-nodes", str(NODES), "--parts", "2", "--method", "ldg", "--memory", f"{MEMORY // MIB}MiB"]
+    options = ["--num-nodes", str(NODES), "--parts", "2", "--method", "ldg", "--memory-limit", f"{MEMORY // MIB}MiB"]
     places = ["--node-feature", f"x={folder / 'x.npy'}", "--out", str(folder / "parts")]
     process = subprocess.Popen([*command, *options, *places], cwd=REPOSITORY)
     limit = threading.Timer(900, process.kill)

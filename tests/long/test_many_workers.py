@@ -50,7 +50,16 @@ def test_64_partitions(tmp_path):
     nodes, edges, parts = 20_000, 300_000, 64
     src, dst = np.random.default_rng(0).integers(0, nodes, (2, edges))
     np.save(tmp_path / "edges.npy", np.stack([src, dst], axis=1))
-    options = ["--parts", str(parts), "--num-nodes", str(nodes), "--memory", "1GiB", "--out", str(tmp_path / "parts")]
+    options = [
+        "--parts",
+        str(parts),
+        "--num-nodes",
+        str(nodes),
+        "--memory-limit",
+        "1GiB",
+        "--out",
+        str(tmp_path / "parts"),
+    ]
     assert main(["partition", str(tmp_path / "edges.npy"), *options]) == 0
     assert inspect_directory(tmp_path / "parts").problems == []
     json_file, found, new_to_old = str(tmp_path / "parts" / "edges.json"), [], []

@@ -24,7 +24,7 @@ def partition_on_a_growing_disk(disk: str, method: str) -> None:
     np.save(folder.parent / "feat.npy", rng.random((2000, 20)))
     out = folder / "out"
     options = ["--parts", "2", "--method", method, "--undirected", "--node-feature", f"feat={folder.parent}/feat.npy"]
-    command = ["partition", str(folder.parent / "edges.csv"), *options, "--out", str(out), "--memory", "40MB"]
+    command = ["partition", str(folder.parent / "edges.csv"), *options, "--out", str(out), "--memory-limit", "40MB"]
     full = 0
     for kilobytes in (*range(8, 200, 64), *range(200, 6000, 800)):
         subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", str(folder)], check=True)
