@@ -23,7 +23,7 @@ from benchmarks.summary import Spread, seconds
 from sar.host.processes import run_workers
 from sar.partition.assign.assigning import AUTO, IN_EDGES, balance_weights
 from sar.partition.assign.task import AssignmentTask
-from sar.partition.ingest import from_memory
+from sar.partition.ingest.objects import from_memory
 from sar.partition.inspect.text_tables import as_markdown, as_text
 from sar.partition.write.write import write_partitions
 

@@ -55,10 +55,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from sar import pyg as pyg  # not in __all__, as not everybody has PyTorch Geometric
     from sar.partition.in_memory import partition_graph
-    from sar.partition.ingest import open_graph
+    from sar.partition.ingest.chunked import write_chunked
     from sar.partition.ingest.cleanup import clean_up
+    from sar.partition.ingest.open import open_graph
     from sar.partition.original_order import to_original_order
-    from sar.partition.write.chunked_writer import write_chunked
     from sar.partition.write.write import write_partitions
     from sar.train.checkpoint import load_checkpoint, save_checkpoint
     from sar.train.profile import profile
@@ -67,10 +67,10 @@ if TYPE_CHECKING:
 else:
     _OFFLINE = {
         "clean_up": "ingest.cleanup",
-        "open_graph": "ingest",
+        "open_graph": "ingest.open",
         "partition_graph": "in_memory",
         "to_original_order": "original_order",
-        "write_chunked": "write.chunked_writer",
+        "write_chunked": "ingest.chunked",
         "write_partitions": "write.write",
     }
 

@@ -239,7 +239,7 @@ MUTANTS = [
     ),
     Mutant(
         "nodes numbered with a gap",
-        "sar/partition/write/numbering.py",
+        "sar/partition/write/write_job.py",
         "firsts = sizes.cumsum() - sizes",
         "firsts = sizes.cumsum() - sizes - 1",
         "tests/partition/test_write.py::test_dgl_reads_the_whole_graph_back",

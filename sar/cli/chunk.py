@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 
 from sar.cli.graph_input import add_input, default_name, input_options
+from sar.partition.ingest.chunked import write_chunked
 from sar.partition.pipeline import open_input
-from sar.partition.write.chunked_writer import write_chunked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from sar.partition.graph_source import Progress, logged_stages
 from sar.partition.ingest.files import FORMATS
 from sar.partition.ingest.open import METADATA
 from sar.partition.pipeline import InputOptions, OutputOptions
-from sar.partition.write.team import Team
+from sar.partition.write.writers import Writers
 
 _TYPED = re.compile(r"([^:=/]+:[^:=/]+:[^:=/]+)=(.+)")
 T = TypeVar("T", InputOptions, AssigningOptions, OutputOptions)
@@ -107,7 +107,7 @@ def default_name(arguments: argparse.Namespace) -> str:
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """Stages as the first process tells of them: a bar for each on a terminal, else lines of the log."""
-    if Team.here().rank:
+    if Writers.here().rank:
         yield lambda doing, share: None
         return
     if not sys.stderr.isatty():

@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 from sar.errors import PartitionError
-from sar.partition.inspect.by_worker import by_worker
-from sar.partition.inspect.inspection import inspect_directory
+from sar.partition.inspect.inspection import by_worker, inspect_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         text = f"{text}\n\n{on_workers.parts_as_text(names)}"
     print(json.dumps(found) if arguments.json else text)
     if arguments.picture is not None:
-        from sar.partition.inspect.report_picture import draw_traffic  # needs matplotlib
+        from sar.partition.inspect.directory_report import draw_traffic  # needs matplotlib
 
         draw_traffic(report, arguments.picture)
     return 1 if report.problems else 0

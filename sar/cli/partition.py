@@ -18,7 +18,7 @@ from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, Par
 from sar.partition.assign.methods import method_names
 from sar.partition.assign.task import VOLUME_BOUND
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
-from sar.partition.write.team import Team
+from sar.partition.write.writers import Writers
 from sar.train.parts_rule import FootprintRule, ReserveRule
 
 _WHOLE_DAY = 86_400.0
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = options_of(OutputOptions, arguments, directory=arguments.out, name=default_name(arguments))
     with _stoppable(), progress_bar() as progress:
         outcome = run_partition(input_options(arguments), assigning, output, progress)
-    if Team.here().rank == 0:
+    if Writers.here().rank == 0:
         print(f"{outcome.report.as_text()}\n\nmethod {outcome.assigned.method or 'unknown'}: {outcome.assigned.why}")
         print(f"wrote {outcome.json_file}")
     return 0

@@ -16,13 +16,12 @@ from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
 from sar.partition.graph_data import Array, GraphData, HeteroGraphData
 from sar.partition.graph_source import GraphSource, logged_stages
-from sar.partition.ingest import from_memory
-from sar.partition.ingest.objects import as_array, from_object
+from sar.partition.ingest.objects import as_array, from_memory, from_object
 from sar.partition.pipeline import assignment, write_with_report
 from sar.partition.write.staging import staged
-from sar.partition.write.team import Team
 from sar.partition.write.write import PartitionReport
 from sar.partition.write.write_job import WriteJob, check_hops, check_writable
+from sar.partition.write.writers import Writers
 
 Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
 
@@ -137,7 +136,7 @@ def _divided(
     Returns:
         What came of it, and the part of every node, (N,).
     """
-    team = Team.here()
+    team = Writers.here()
     if not 1 <= num_parts <= graph.total_nodes:
         expected = f"expected 1 to {graph.total_nodes}"
         raise ConfigError(f"cannot divide {graph.total_nodes} nodes into {num_parts} parts; {expected}.")

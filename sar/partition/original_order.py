@@ -1,12 +1,13 @@
 """Puts what was computed part by part back into the order of the input graph, out of core."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cached_property, lru_cache, partial
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,21 +18,80 @@ from sar import comm
 from sar.comm.session import current_group
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError, PartitionError, SarError
+from sar.id_slices import first_of_equals
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
 from sar.partition.ingest.objects import as_array
-from sar.partition.once import Once
-from sar.partition.original_ids import Ids, Originals, original_edges, original_nodes
-from sar.partition.write.team import Team
+from sar.partition.write.writers import Writers
 from sar.storage.arrays import tensor_column
 from sar.storage.durable import put_in_place
-from sar.storage.partition_json import PartitionJson, read_partition_json
+from sar.storage.edge_type_names import canonical_edge_types, split_edge_type, types_of
+from sar.storage.feature_files import FeatureFiles
+from sar.storage.local_graph import PartFile, check_node_ids
+from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
+from sar.storage.stored_tensor import load
 from sar.storage.tensor_file import open_tensors
+from sar.storage.visible_edges import check_edge_ids, order_edges
 from sar.storage.worker_share import WorkerShare
 
+Ids = NDArray[np.int64]
 Values = Tensor | Array | str | PathLike[str]
 
 _SLICE_BYTES = 4 * 2**20
+CPU = torch.device("cpu")
+_CHUNK = 2**18
+
+
+class Originals(NamedTuple):
+    """The nodes of a type, or the edges.
+
+    name: what a row belongs to, for messages.
+    total: how many there are on all workers.
+    of_worker: from a worker's share, and one past the last global node ID of every worker, to original IDs, piece by
+        piece.
+    """
+
+    name: str
+    total: int
+    of_worker: Callable[[WorkerShare, Sequence[int]], Iterator[Ids]]
+
+
+class PermutationCheck:
+    """Whether IDs that come in pieces are 0, 1, ... each once, in one bit for each.
+
+    count: of the numbers expected, 0 to count - 1.
+    found: how many of these have been seen.
+    repeated, outside: how many came again, and how many are none of these.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.outside = self.repeated = self.found = 0
+
+    @cached_property
+    def _seen(self) -> NDArray[np.uint8]:
+        return np.zeros(-(-self.count // 8), np.uint8)
+
+    @property
+    def is_permutation(self) -> bool:
+        """Whether what has been seen is 0 to count - 1, each once."""
+        return self.found == self.count and not self.repeated and not self.outside
+
+    def add(self, ids: NDArray[np.int64]) -> None:
+        """See more numbers, (n,)."""
+        for start in range(0, len(ids), _CHUNK):
+            piece = np.sort(ids[start : start + _CHUNK])
+            inside = piece[(piece >= 0) & (piece < self.count)]
+            self.outside += len(piece) - len(inside)
+            new = inside[first_of_equals(inside)]
+            new = new[(self._seen[new >> 3] >> (new & 7).astype(np.uint8)) & 1 == 0]
+            self.repeated += len(inside) - len(new)
+            self.found += len(new)
+            places = new >> 3
+            firsts = first_of_equals(places).nonzero()[0]
+            if len(firsts):
+                bits = np.left_shift(1, new & 7).astype(np.uint8)
+                self._seen[places[firsts]] |= np.bitwise_or.reduceat(bits, firsts)
 
 
 def to_original_order(
@@ -82,7 +142,7 @@ def to_original_order(
     for number, entry in enumerate(rows):
         _check_form(whose[number], entry, rows[0])
     with _created(out, (originals.total, *rows[0].shape[1:]), rows[0].dtype) as result:
-        seen, ends = Once(originals.total), [share.end for share in shares]
+        seen, ends = PermutationCheck(originals.total), [share.end for share in shares]
         for number, entry in enumerate(rows):
             _scatter(_placed(originals, whose[number], entry, shares[number], ends), result, seen)
         if not seen.is_permutation:
@@ -132,7 +192,7 @@ def _placed(
         )
 
 
-def _scatter(placed: Iterable[tuple[NDArray[np.int64], Array]], result: Array, seen: Once) -> None:
+def _scatter(placed: Iterable[tuple[NDArray[np.int64], Array]], result: Array, seen: PermutationCheck) -> None:
     """Write rows to their places, up to one that there is not."""
     for places, rows in placed:
         seen.add(places)
@@ -142,7 +202,7 @@ def _scatter(placed: Iterable[tuple[NDArray[np.int64], Array]], result: Array, s
         result[places[order]] = rows[order]
 
 
-def _no_permutation(spec: PartitionJson, seen: Once) -> PartitionError:
+def _no_permutation(spec: PartitionJson, seen: PermutationCheck) -> PartitionError:
     return PartitionError(
         f"The original IDs in {spec.path.parent} are not 0 to {seen.count - 1}, each once: {seen.repeated} are there "
         f"again, {seen.outside} are outside. `sar inspect` tells more; write the directory again."
@@ -203,7 +263,7 @@ def _together(rows: Column, spec: PartitionJson, originals: Originals, out: str 
     group.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
     with _created(out, shape, rows.dtype) if group.rank == 0 else nullcontext(np.empty(0)) as result:
         ends = [int(end) for end in group.all_gather(torch.tensor(share.end), f"{what}: the file is there")]
-        seen, team = Once(total if group.rank == 0 else 0), Team.here()
+        seen, team = PermutationCheck(total if group.rank == 0 else 0), Writers.here()
         placed, nothing = _placed(originals, whose, rows, share, ends), (np.empty(0, np.int64), rows[:0])
         while not team.all((own := next(placed, None)) is None):
             places, values = (
@@ -216,3 +276,90 @@ def _together(rows: Column, spec: PartitionJson, originals: Originals, out: str 
         group.agree(f"{what}: all rows are written")
     group.agree(f"{what}: the file has its name")
     return cast(Array, np.load(out, mmap_mode="r+"))
+
+
+def original_nodes(spec: PartitionJson, ntype: str | None) -> Originals:
+    """The nodes of a type, which may be left out where there is one; in the order of global IDs."""
+    ntype = spec.node_types[0] if ntype is None and len(spec.node_types) == 1 else ntype
+    if ntype not in spec.node_types:
+        raise ConfigError(f"ntype is {ntype!r}; expected one of {spec.node_types}, the node types of {spec.path}.")
+    kind = spec.node_types.index(ntype)
+    of_part = lru_cache(maxsize=1)(partial(_nodes_of_part, spec, kind))  # workers of one part come in turn
+
+    def of_worker(share: WorkerShare, ends: Sequence[int]) -> Iterator[Ids]:
+        for part, rows in share.rows(spec, kind).items():
+            yield of_part(part)[rows]
+
+    return Originals(f"node of type {ntype!r}", _total(spec.node_ranges[:, kind]), of_worker)
+
+
+def original_edges(spec: PartitionJson, etype: str | CanonicalEtype) -> Originals:
+    """The edges of a type, by its canonical or its plain name; in each worker's visible order."""
+    names = [split_edge_type(name) or name for name in spec.edge_types]
+    if isinstance(etype, str):
+        matches = [etype == (name if isinstance(name, str) else name[1]) for name in names]
+    else:
+        matches = [name in (etype, etype[1]) for name in names]
+    if sum(matches) != 1:
+        raise ConfigError(f"etype is {etype!r}; expected one of {names}, the edge types of {spec.path}.")
+    kind = matches.index(True)
+    of_part = lru_cache(maxsize=1)(partial(_edges_of_part, spec, kind))
+
+    def of_worker(share: WorkerShare, ends: Sequence[int]) -> Iterator[Ids]:
+        # All parts at once: in the visible order a source's worker, which may have several, comes first.
+        pieces = [of_part(part) for part in share.parts]
+        src, dst, ids, originals = (torch.cat(columns).numpy() for columns in zip(*pieces, strict=True))
+        order = np.lexsort((ids, dst, np.searchsorted(ends, src, side="right")))
+        yield originals[order[(dst[order] >= share.start) & (dst[order] < share.end)]]
+
+    return Originals(f"edge of type {names[kind]!r}", _total(spec.edge_ranges[:, kind]), of_worker)
+
+
+def _total(ranges: IdRanges) -> int:
+    return int((ranges[:, 1] - ranges[:, 0]).sum())
+
+
+def _nodes_of_part(spec: PartitionJson, kind: int, part: int) -> Ids:
+    """Of a part's nodes of one type, (N_i,), in the order of their global IDs."""
+    stored = [one.stored for one in FeatureFiles.of_nodes(spec, part).original_ids() if one.type_id == kind]
+    if stored:
+        return load(stored[0], CPU).long().numpy()
+    start, end = spec.node_ranges[part, kind].tolist()
+    if start == end:
+        return np.empty(0, np.int64)
+    graph = PartFile(graph_path(spec, part)).read()
+    if graph.orig_node_id is None:
+        raise _no_ids(spec, part, "orig_nids.dgl")
+    owned = graph.is_inner & (types_of(graph.node_id, spec.node_ranges) == kind)
+    ids, order = graph.node_id[owned].sort()
+    if len(ids) != end - start or not torch.equal(ids, torch.arange(start, end)):
+        raise PartitionError(f"{graph_path(spec, part)} has not each of the nodes [{start}, {end}) once.")
+    return graph.orig_node_id[owned][order].long().numpy()
+
+
+def _edges_of_part(spec: PartitionJson, kind: int, part: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of a part's edges of one type: sources, destinations, global and original IDs, (E,) each."""
+    graph = PartFile(graph_path(spec, part)).read()
+    check_node_ids(spec, part, graph)
+    check_edge_ids(spec, part, graph)
+    files = FeatureFiles.of_edges(spec, part, canonical_edge_types(spec, graph, part))
+    edges = order_edges(graph, spec.partition_ranges, part)
+    mine = types_of(edges.edge_id, spec.edge_ranges) == kind
+    ids, originals = edges.edge_id[mine], edges.orig_edge_id
+    stored = [one.stored for one in files.original_ids() if one.type_id == kind]
+    if stored:
+        originals = load(stored[0], CPU).long()[ids - int(spec.edge_ranges[part, kind, 0])]
+    elif originals is not None:
+        originals = originals[mine]
+    elif len(ids):
+        raise _no_ids(spec, part, "orig_eids.dgl")
+    else:
+        originals = ids
+    return edges.src[mine], edges.dst[mine], ids, originals
+
+
+def _no_ids(spec: PartitionJson, part: int, file: str) -> PartitionError:
+    return PartitionError(
+        f"Part {part} of {spec.path} has no original IDs: neither {file} nor orig_id in graph.dgl. Partition again "
+        f"with `sar partition`, or save what partition_graph(..., return_mapping=True) returns as {file}."
+    )

@@ -19,16 +19,14 @@ from sar.partition.assign.assigning import Assigned, AssigningOptions, assign, w
 from sar.partition.assign.methods import Choice
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource, Progress
-from sar.partition.ingest import open_graph
-from sar.partition.ingest.cleanup import clean_up
+from sar.partition.ingest.cleanup import clean_up, with_split
 from sar.partition.ingest.files import Files, find_files
-from sar.partition.ingest.split import with_split
+from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.directory_report import DirectoryReport
-from sar.partition.inspect.written_report import written_report
 from sar.partition.write.staging import Staging, staged
-from sar.partition.write.team import Team
-from sar.partition.write.write import Written, write_parts
+from sar.partition.write.write import Written, write_parts, written_report
 from sar.partition.write.write_job import WriteJob, check_hops, check_writable
+from sar.partition.write.writers import Writers
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def run_partition(
     """
     if isinstance(assigning.parts, int) and assigning.parts < 1:
         raise ConfigError(f"{assigning.parts} parts were asked for; expected at least 1.")
-    team = Team.here()
+    team = Writers.here()
     with team.guard():
         check_hops(output.num_hops, team, output.local_output)
         digest = _digest(source, assigning, output, team)
@@ -196,7 +194,7 @@ def assignment(
     return assigned
 
 
-def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOptions, team: Team) -> str:
+def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOptions, team: Writers) -> str:
     """Of all that decides about the result: options, the number of processes, and size and time of input files."""
     said = [repr(source), repr(assigning), output.name, output.memory, output.num_hops, team.size]
     named = source.path.values() if isinstance(source.path, Mapping) else [source.path]

@@ -9,9 +9,8 @@ import torch
 
 from sar.common_tuples import EID, CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.inspect.by_worker import WorkerContent, by_worker
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport
-from sar.partition.inspect.inspection import inspect_parts, largest_value
+from sar.partition.inspect.inspection import WorkerContent, by_worker, inspect_parts, largest_value
 from sar.partition.inspect.part_inspection import PartContent
 
 FEATURE, LABEL, TRAIN_MASK = "feat", "label", "train_mask"

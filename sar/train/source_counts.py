@@ -7,8 +7,7 @@ import numpy as np
 from sar.partition.assign.stream import count_crossing
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource
-from sar.partition.inspect.written_report import written_report
-from sar.partition.write.write import Written
+from sar.partition.write.write import Written, written_report
 from sar.train.graph_counts import LABEL, GraphCounts, counts_of
 
 

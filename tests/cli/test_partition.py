@@ -20,7 +20,7 @@ from sar.cli import partition as command
 from sar.common_tuples import SPLIT
 from sar.partition import pipeline
 from sar.partition.assign.assignment_files import read_assignment
-from sar.partition.ingest import open_graph
+from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.inspection import inspect_directory
 from tests.matrix import corner
 from tests.partition.written import content_of

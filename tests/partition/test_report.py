@@ -14,9 +14,9 @@ from sar.cli.demo.community_graph import community_graph
 from sar.errors import PartitionError
 from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide
+from sar.partition.inspect.directory_report import draw_traffic
 from sar.partition.inspect.inspection import inspect_directory
-from sar.partition.inspect.report_picture import draw_traffic
-from sar.partition.once import Once
+from sar.partition.original_order import PermutationCheck
 from tests.adapters.dgl.directories import (
     Directory,
     dgl,
@@ -397,12 +397,12 @@ def test_a_directory_of_several_graphs_has_to_be_named(tmp_path: Path) -> None:
 def test_once_counts_what_is_missing_repeated_and_outside() -> None:
     rng = np.random.default_rng(0)
     ids = rng.permutation(1000)
-    once = Once(1000)
+    once = PermutationCheck(1000)
     for piece in np.split(ids, [1, 500, 999]):
         once.add(piece)
     assert once.is_permutation
     once.add(np.array([3, 3, -1, 1000]))
     assert (once.found, once.repeated, once.outside, once.is_permutation) == (1000, 2, 2, False)
-    half = Once(17)
+    half = PermutationCheck(17)
     half.add(np.array([16, 0, 0, 8]))
     assert (half.found, half.repeated) == (3, 1)

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 from sar.cli import main
 from sar.partition import pipeline
 from sar.partition.write import write
-from sar.partition.write.edge_buckets import EdgeBuckets
+from sar.partition.write.divide import EdgeBuckets
 from sar.partition.write.staging import Staging
 from tests.partition.written import content_of
 from tests.workers import REPOSITORY, Err

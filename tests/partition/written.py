@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sar.adapters.dgl.shim import require_dgl
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
-from sar.partition.write import numbering, write_job
+from sar.partition.write import write_job
 from sar.partition.write.write import PartitionReport, write_partitions
 from sar.storage.binary_layout import ArrayWriter
 
@@ -205,7 +205,7 @@ def write(graph: GraphSource, folder: Path, **options: object) -> PartitionRepor
 def use_small_slices(set_attribute: Callable[[object, str, object], None] = setattr) -> None:
     """The writer takes slices of a few rows."""
     set_attribute(write_job, "_SLICE_BYTES", 1000)
-    set_attribute(numbering, "_ROWS", 5)
+    set_attribute(write_job, "_ROWS", 5)
 
 
 class SmallDisk:

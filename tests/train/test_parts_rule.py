@@ -15,7 +15,7 @@ from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
 from sar.partition.assign.methods import Choice
 from sar.partition.graph_data import write_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest import from_memory
+from sar.partition.ingest.objects import from_memory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_assignment, run_partition
 from sar.partition.write.write import write_partitions
 from sar.train.footprint import FIRST_EPOCH, plan_training

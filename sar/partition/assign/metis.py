@@ -28,8 +28,8 @@ def metis(task: AssignmentTask) -> Array:
     if task.memory is not None and needed > task.memory:
         raise ConfigError(
             f"METIS takes about {needed / 2**20:,.0f} MiB for {task.graph.total_edges} edges, and "
-            f"{task.memory / 2**20:,.0f} MiB are allowed. Allow more (--memory-limit), or use the method 'multilevel', which "
-            "keeps to it."
+            f"{task.memory / 2**20:,.0f} MiB are allowed. Allow more (--memory-limit), or use the method 'multilevel', "
+            "which keeps to it."
         )
     csr, weights = lists_on_disk(task, share=READING), task.relative_weights()
     if is_trivial(csr, task):

@@ -1,4 +1,4 @@
-"""Cleaning up the edges of a graph that may be larger than memory: both directions, duplicates, self-loops.
+"""What a graph may get before it is divided: edges without duplicates or both ways, self-loops, masks.
 
 [Note: sorting on disk] Edges are told apart by sorting. A range of sources with too many edges for memory is divided
 into narrower ones: its edges go to a file for each, and each is dealt with in turn, in order. A single source with too
@@ -8,7 +8,7 @@ with their edges, as one record, so that every file is read and written from fro
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from sar.common_tuples import CanonicalEtype
+from sar.common_tuples import SPLIT, CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.graph_data import Array
+from sar.partition.graph_data import Array, split_masks
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, GraphSource, index_dtype
+from sar.partition.ingest.files import check_edges
 from sar.partition.ingest.objects import from_object
-from sar.partition.ingest.tables import check_edges
 from sar.storage.arrays import ArrayFile, StoredArray
 
 _MEMORY = 256 << 20
@@ -242,3 +242,46 @@ def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder:
                 if low < high:
                     file.append(records[order[low:high]])
         return [file.array() for file in files]
+
+
+LABEL = "label"
+
+
+def with_split(graph: GraphSource, shares: Sequence[float], seed: int) -> GraphSource:
+    """Add masks that divide the labelled nodes of every type at random.
+
+    A node is labelled where its `label` is a number from 0 on, or has several columns. In a graph without labels, and
+    with one node type, all nodes are divided.
+
+    Args:
+        graph: the graph.
+        shares: of the nodes in `train_mask`, `val_mask` and `test_mask`; positive, with a sum of at most 1.
+        seed: of the random choice.
+
+    Raises:
+        ConfigError: shares are no such numbers; there are masks already; or there are several node types and no labels.
+    """
+    if len(shares) != len(SPLIT) or not min(shares) >= 0 or not 0 < sum(shares) < 1 + 1e-6:
+        raise ConfigError(
+            f"the split is {', '.join(map(str, shares))}; expected three shares of the nodes, to train, validate and "
+            "test on, with a sum of at most 1, such as 0.6,0.2,0.2."
+        )
+    labelled = [ntype for ntype in graph.num_nodes if LABEL in graph.node_data.get(ntype, {})]
+    if not labelled and len(graph.num_nodes) > 1:
+        raise ConfigError(f"no node type among {', '.join(graph.num_nodes)} has a label, so there is nothing to split.")
+    node_data = dict(graph.node_data)
+    for ntype in labelled or graph.num_nodes:
+        fields: Mapping[str, Column] = node_data.get(ntype, {})
+        there = [name for name in SPLIT if name in fields]
+        if there:
+            raise ConfigError(f"'{ntype}' has {', '.join(there)} already; leave these or the split out.")
+        chosen = _labelled(fields[LABEL]) if LABEL in fields else np.ones(graph.num_nodes[ntype], np.bool_)
+        node_data[ntype] = {**fields, **split_masks(chosen, shares, seed)}
+    return replace(graph, node_data=node_data)
+
+
+def _labelled(labels: Column) -> Array:
+    if len(labels.shape) > 1:
+        return np.ones(labels.shape[0], np.bool_)
+    known: Array = labels[:] >= 0
+    return known

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from sar.errors import ConfigError
+from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, EdgeSource, index_dtype
-from sar.partition.ingest.binary_edges import open_npy_edges, open_raw_edges
+from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, index_dtype
+from sar.partition.ingest.files import check_edges
 from sar.partition.ingest.parquet import parquet_edges
-from sar.partition.ingest.tables import check_edges
 from sar.partition.ingest.text import TextFormat, text_edges
-from sar.storage.arrays import ArrayFile
+from sar.storage.arrays import ArrayFile, StoredArray, open_npy, open_raw
 
 _ANY = int(np.iinfo(np.int64).max)
 
@@ -135,3 +135,111 @@ def _parsed(file: Path, how: EdgeFormat, limits: tuple[int, int]) -> Iterator[tu
     if how.name == "text":
         return text_edges(file, how.text, how.columns, limits)
     return parquet_edges(file, how.columns, limits)
+
+
+@dataclass(frozen=True)
+class PairEdges:
+    """Edges as rows (source, destination): pairs, (E_r, 2) integers."""
+
+    pairs: Column
+
+    @property
+    def num_edges(self) -> int:
+        return self.pairs.shape[0]
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+        """As in `EdgeSource`."""
+        for start in range(0, self.num_edges, rows):
+            pairs = self.pairs[start : start + rows]
+            yield np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
+
+
+def open_npy_edges(files: Sequence[Path], *, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:
+    """Edges of `.npy` files, with their names: (E, 2) or (2, E) each, or two files of (E,), sources and destinations.
+
+    Args:
+        files: in order. Of two files of (E,), those with `src` and `dst` in their names are what these say, else the
+            first one has the sources.
+        ambiguous_are_pairs: arrays of (2, 2) where no other file shows the layout are two edges, a row each.
+
+    Raises:
+        PartitionError: the files are damaged, hold no integers or have other shapes.
+    """
+    arrays = [open_npy(file) for file in files]
+    for file, (array, _) in zip(files, arrays, strict=True):
+        if array.dtype.kind not in "iu":
+            raise PartitionError(f"{file} holds {array.dtype}; expected integers, IDs of nodes.")
+    if all(len(array.shape) == 1 for array, _ in arrays):
+        if len(files) != 2:
+            raise PartitionError(
+                f"{files[0]} and its like, {len(files)} in all, are lists of numbers; expected two, sources and "
+                "destinations, or arrays of (E, 2)."
+            )
+        return [_two_ends(files, [array for array, _ in arrays])]
+    as_rows = {file: _pair_layout(file, *array) for file, array in zip(files, arrays, strict=True)}
+    known = {layout for layout in as_rows.values() if layout is not None} or ({True} if ambiguous_are_pairs else set())
+    if len(known) != 1:
+        what = "both (E, 2) and (2, E)" if known else "only (2, 2), which may be either of (E, 2) and (2, E)"
+        raise PartitionError(f"{files[0]} and its like have {what}; expected one of these. Save them all as (E, 2).")
+    pairs = known == {True}
+    return [
+        (str(file), _from_pairs(array, by_end=transposed is pairs))
+        for file, (array, transposed) in zip(files, arrays, strict=True)
+    ]
+
+
+def open_raw_edges(files: Sequence[Path], dtype: str | None) -> list[tuple[str, EdgeSource]]:
+    """Edges of files of nothing but integers: pairs source, destination, ... or two files, sources and destinations.
+
+    Args:
+        files: in order. Two files with `src` and `dst` in their names hold sources and destinations, others pairs.
+        dtype: `int32` or `int64`; `>i4` or `>i8` where the most significant byte comes first.
+
+    Raises:
+        ConfigError: the dtype is missing or another one.
+        PartitionError: a file is missing or truncated.
+    """
+    if dtype not in ("int32", "int64", ">i4", ">i8"):
+        raise ConfigError(f"raw edges of dtype {dtype} were asked for; expected dtype='int32' or 'int64'.")
+    kind = np.dtype(dtype)
+    if _named_ends(files) is not None:
+        return [_two_ends(files, [open_raw(file, kind) for file in files])]
+    return [(str(file), PairEdges(open_raw(file, kind, (2,)))) for file in files]
+
+
+def _pair_layout(file: Path, array: StoredArray, transposed: bool) -> bool | None:
+    """Whether the saved array was (E, 2), not (2, E); None where it may be either."""
+    shape = array.shape[::-1] if transposed else array.shape
+    if len(shape) != 2 or 2 not in shape:
+        raise PartitionError(f"{file} has shape {shape}; expected (E, 2), (2, E), or two files of (E,).")
+    return None if shape == (2, 2) else shape[1] == 2
+
+
+def _from_pairs(array: StoredArray, *, by_end: bool) -> EdgeSource:
+    """Edges of an array that lies in its file as (2, E) if `by_end`, else as (E, 2)."""
+    if not by_end:
+        return PairEdges(array)
+    half = StoredArray(array.path, array.offset, array.shape[1:], array.stored)
+    other = StoredArray(
+        array.path, array.offset + prod(array.shape[1:]) * array.stored.itemsize, half.shape, half.stored
+    )
+    return ArrayEdges(half, other)
+
+
+def _named_ends(files: Sequence[Path]) -> tuple[int, int] | None:
+    """Which of two files has the sources and which the destinations, by their names."""
+    names = [file.name.lower() for file in files]
+    sources = [i for i, name in enumerate(names) if "src" in name and "dst" not in name]
+    destinations = [i for i, name in enumerate(names) if "dst" in name and "src" not in name]
+    return (sources[0], destinations[0]) if len(files) == 2 and sources and destinations else None
+
+
+def _two_ends(files: Sequence[Path], arrays: Sequence[StoredArray]) -> tuple[str, EdgeSource]:
+    """The edges of two files, with their names."""
+    source, destination = _named_ends(files) or (0, 1)
+    if arrays[0].shape != arrays[1].shape:
+        raise PartitionError(
+            f"{files[0]} has {arrays[0].shape[0]} rows and {files[1]} {arrays[1].shape[0]}; expected as many sources "
+            "as destinations. One of them may be truncated."
+        )
+    return f"{files[source]} with {files[destination].name}", ArrayEdges(arrays[source], arrays[destination])

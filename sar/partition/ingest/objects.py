@@ -11,8 +11,8 @@ from sar.common_tuples import EID, NID, CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array, GraphData, HeteroGraphData, edge_ends
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest.open import ONLY_TYPE, from_memory
 
+ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
 _NO_FIELDS = ("edge_index", "num_nodes")
 
 
@@ -41,6 +41,14 @@ def from_object(graph: Any) -> GraphSource:
         f"the graph is a {found}; expected a DGLGraph, a Data or HeteroData of PyTorch Geometric, what "
         "sar.open_graph returns, or a GraphData or HeteroGraphData of sar.partition.graph_data."
     )
+
+
+def from_memory(data: GraphData | HeteroGraphData) -> GraphSource:
+    """A graph in memory as a `GraphSource`."""
+    if isinstance(data, GraphData):
+        data = HeteroGraphData({"_N": data.num_nodes}, {ONLY_TYPE: (data.src, data.dst)}, {"_N": data.node_data})
+    edges = {etype: ArrayEdges(*ends) for etype, ends in data.edges.items()}
+    return GraphSource(data.num_nodes, edges, data.node_data, {etype: {} for etype in edges})
 
 
 def _from_dgl(graph: Any) -> GraphSource:

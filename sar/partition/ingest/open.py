@@ -10,19 +10,19 @@ from pathlib import Path
 
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData, HeteroGraphData, read_any_npz
+from sar.partition.graph_data import read_any_npz
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import open_chunked
 from sar.partition.ingest.edges import EdgeFormat, open_edges
 from sar.partition.ingest.features import open_features, without_nan
 from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
+from sar.partition.ingest.objects import ONLY_TYPE, from_memory
 from sar.partition.ingest.text import TextFormat
 from sar.storage.arrays import tensor_column
 from sar.storage.graph_file import open_graph as open_dgl_graph
 from sar.storage.stored_tensor import StoredTensor
 
 METADATA = "metadata.json"
-ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
 
 
 def open_graph(
@@ -106,14 +106,6 @@ def open_graph(
     more = open_features(edge_features, counts, folder, allow_nan=allow_nan)
     edge_data = {names[name]: _joined(name, graph.edge_data.get(names[name], {}), more[name]) for name in more}
     return replace(graph, edge_data=edge_data)
-
-
-def from_memory(data: GraphData | HeteroGraphData) -> GraphSource:
-    """A graph in memory as a `GraphSource`."""
-    if isinstance(data, GraphData):
-        data = HeteroGraphData({"_N": data.num_nodes}, {ONLY_TYPE: (data.src, data.dst)}, {"_N": data.node_data})
-    edges = {etype: ArrayEdges(*ends) for etype, ends in data.edges.items()}
-    return GraphSource(data.num_nodes, edges, data.node_data, {etype: {} for etype in edges})
 
 
 def _with_types(

@@ -10,7 +10,7 @@ import pyarrow.types as kinds
 
 from sar.errors import PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.ingest.tables import check_edges, edge_columns, feature_columns
+from sar.partition.ingest.files import check_edges, edge_columns, feature_columns
 
 _BATCH_ROWS = 1 << 17
 

@@ -21,7 +21,7 @@ import pyarrow.csv
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.ingest.tables import check_edges, edge_columns, feature_columns
+from sar.partition.ingest.files import check_edges, edge_columns, feature_columns
 from sar.storage.arrays import unreadable
 
 _BLOCK_BYTES = 4 << 20

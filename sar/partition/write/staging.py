@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from sar.errors import ConfigError, PartitionError
 from sar.logging_setup import logger
-from sar.partition.write.team import Team
+from sar.partition.write.writers import Writers
 from sar.storage.durable import put_in_place, sync
 from sar.storage.part_sums import SUMS
 from sar.storage.partition_json import read_partition_json
@@ -45,7 +45,7 @@ class Staging:
     leads: whether this process speaks for those that share the directory.
     """
 
-    def __init__(self, target: Path, team: Team, digest: str, overwrite: bool) -> None:
+    def __init__(self, target: Path, team: Writers, digest: str, overwrite: bool) -> None:
         self.target, self.team = target, team
         self.path = target.with_name(f"{target.name}.partial")
         self.replaced = target.with_name(f"{target.name}.replaced")
@@ -151,7 +151,7 @@ class Staging:
 
 @contextlib.contextmanager
 def staged(
-    target: Path, team: Team, digest: str, *, resume: bool, overwrite: bool = False, local: bool = False
+    target: Path, team: Writers, digest: str, *, resume: bool, overwrite: bool = False, local: bool = False
 ) -> Iterator[Staging]:
     """Make a directory inside the `with` block; when that ends without an error, it is complete and in its place.
 

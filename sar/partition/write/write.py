@@ -1,6 +1,7 @@
 """Writes a graph that may be larger than memory as a partition directory, which DGL, DistDGL and sar read."""
 
 import hashlib
+from collections.abc import Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -8,17 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sar.common_tuples import SPLIT
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
+from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, logged_stages
 from sar.partition.ingest.objects import from_object
-from sar.partition.write.edge_buckets import EdgeBuckets
-from sar.partition.write.field_files import write_edge_fields, write_node_fields
+from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
+from sar.partition.write.divide import EdgeBuckets, write_edge_fields, write_node_fields
 from sar.partition.write.part_graph import write_part_graph
 from sar.partition.write.staging import staged
-from sar.partition.write.team import Team
-from sar.partition.write.write_job import WriteJob, check_hops, check_writable
+from sar.partition.write.write_job import WriteJob, check_hops, check_writable, stored_spec
+from sar.partition.write.writers import Writers
 from sar.storage.part_sums import write_sums
-from sar.storage.partition_writer import part_folder, write_partition_json
+from sar.storage.partition_writer import ORIGINAL_EDGES, ORIGINAL_NODES, part_folder, write_partition_json
 
 
 class Written(NamedTuple):
@@ -97,7 +99,7 @@ def write_partitions(
         ConfigError: an argument does not fit, memory is too little, or `out_dir` is taken.
         PartitionError: an edge ends at no node, the input changed, or the disk is full.
     """
-    team = Team.here()
+    team = Writers.here()
     with team.guard():
         graph = from_object(graph)
         check_hops(num_hops, team, local_output)
@@ -150,3 +152,64 @@ def _digest(graph: GraphSource, part_of: Array, *options: object) -> str:
                 rows = np.ascontiguousarray(column[start : start + (CHUNK_ROWS >> 6)])
                 digest.update(rows.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def written_report(graph: GraphSource, part_of: Array, written: Written, name: str, method: str) -> DirectoryReport:
+    """What `sar.partition.inspect.inspection.inspect_directory` finds in a directory that was just written.
+
+    Args:
+        graph: what was written.
+        part_of: (N,) the part of every node.
+        written: what the writer has counted.
+        name: of the graph.
+        method: what assigned nodes to parts.
+    """
+    ntypes, etypes = list(graph.num_nodes), list(graph.edges)
+    edge_names = [":".join(etype) for etype in etypes]
+    features = [one for t in ntypes for one in _features("nodes", t, graph.node_data.get(t, {}))]
+    for etype, edge_name in zip(etypes, edge_names, strict=True):
+        features += _features("edges", edge_name, graph.edge_data.get(etype, {}))
+    split = _split(graph, part_of, len(written.nodes))
+    parts = [
+        PartReport(
+            nodes=dict(zip(ntypes, written.nodes[part].tolist(), strict=True)),
+            in_edges=dict(zip(edge_names, written.edges[part].tolist(), strict=True)),
+            edges_from=written.edges_from[part].tolist(),
+            rows_from=written.rows_from[part].tolist(),
+            split={mask: int(counts[part]) for mask, counts in split.items()},
+        )
+        for part in range(len(written.nodes))
+    ]
+    return DirectoryReport(
+        name=name,
+        method=method,
+        format="dgl.distributed.partition_graph",
+        orig_node_ids=ORIGINAL_NODES,
+        orig_edge_ids=ORIGINAL_EDGES,
+        num_nodes={ntype: graph.num_nodes[ntype] for ntype in ntypes},
+        num_edges={":".join(etype): graph.edges[etype].num_edges for etype in etypes},
+        features=features,
+        parts=parts,
+        problems=[],
+    )
+
+
+def _features(of: str, kind: str, columns: Mapping[str, Column]) -> list[FeatureReport]:
+    return [
+        FeatureReport(of, kind, name, stored_spec(name, column).dtype.name, tuple(column.shape[1:]), None)
+        for name, column in columns.items()
+    ]
+
+
+def _split(graph: GraphSource, part_of: Array, num_parts: int) -> dict[str, Array]:
+    """By mask, how many nodes it chooses in each part, (P,)."""
+    chosen: dict[str, Array] = {}
+    for ntype, columns in graph.node_data.items():
+        first = graph.first_node[ntype]
+        for mask in (mask for mask in SPLIT if mask in columns):
+            counts = chosen.setdefault(mask, np.zeros(num_parts, np.int64))
+            for start in range(0, graph.num_nodes[ntype], CHUNK_ROWS):
+                rows = np.asarray(columns[mask][start : start + CHUNK_ROWS])
+                here = part_of[first + start : first + start + len(rows)]
+                counts += np.bincount(here[rows != 0], minlength=num_parts)
+    return chosen

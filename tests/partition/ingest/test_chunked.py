@@ -11,8 +11,8 @@ import pytest
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest import open_graph
-from sar.partition.write.chunked_writer import write_chunked
+from sar.partition.ingest.chunked import write_chunked
+from sar.partition.ingest.open import open_graph
 from tests.partition.ingest.sources import assert_same, random_edges
 
 LIKES, FOLLOWS, MADE_BY = ("user", "likes", "item"), ("user", "follows", "user"), ("item", "made by", "user")
@@ -44,8 +44,8 @@ def homogeneous() -> GraphSource:
 @pytest.mark.parametrize("num_chunks", [1, 2, 7])
 @pytest.mark.parametrize("graph", [hetero(), homogeneous()], ids=["hetero", "homogeneous"])
 def test_round_trip(tmp_path, graph, num_chunks, monkeypatch):
-    monkeypatch.setattr("sar.partition.write.chunked_writer._PAIRS", 5)
-    monkeypatch.setattr("sar.partition.write.chunked_writer._SLICE_BYTES", 50)
+    monkeypatch.setattr("sar.partition.ingest.chunked._PAIRS", 5)
+    monkeypatch.setattr("sar.partition.ingest.chunked._SLICE_BYTES", 50)
     file = write_chunked(graph, tmp_path / "out", num_chunks=num_chunks)
     assert file == tmp_path / "out" / "metadata.json"
     for path in (file, file.parent):

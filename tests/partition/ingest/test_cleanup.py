@@ -151,7 +151,7 @@ PEAK = """
 import resource, sys
 import numpy as np
 from sar.partition.ingest.cleanup import clean_up
-from sar.partition.ingest import open_graph
+from sar.partition.ingest.open import open_graph
 
 def peak(count, folder):
     pairs = np.random.default_rng(0).integers(0, 100_000, (count, 2), dtype=np.int32)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.ingest import open_graph, text
+from sar.partition.ingest import text
+from sar.partition.ingest.open import open_graph
 from sar.storage.arrays import ArrayFile
 from tests.partition.ingest.sources import only_ends, random_edges
 

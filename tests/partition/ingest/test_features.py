@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import JoinedColumn
-from sar.partition.ingest import open_graph
+from sar.partition.ingest.open import open_graph
 from sar.partition.ingest.text import text_rows
 from sar.storage import arrays as stored
 from sar.storage.arrays import ArrayFile, StoredArray

@@ -9,7 +9,8 @@ from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import write_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest import from_memory, open_graph
+from sar.partition.ingest.objects import from_memory
+from sar.partition.ingest.open import open_graph
 from tests.partition.ingest.sources import assert_same
 
 

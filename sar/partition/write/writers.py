@@ -23,7 +23,7 @@ from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, EdgeSource
 
 
 @dataclass(frozen=True)
-class Team:
+class Writers:
     """This process's place among those that work together.
 
     rank, size: 0 to size - 1, and how many.
@@ -33,7 +33,7 @@ class Team:
     size: int = 1
 
     @classmethod
-    def here(cls) -> "Team":
+    def here(cls) -> "Writers":
         """All workers after `sar.initialize_comms`; else this process alone."""
         return cls(comm.rank(), comm.world_size()) if comm.is_initialized() else cls()
 
