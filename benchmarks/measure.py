@@ -16,7 +16,7 @@ import sar
 from benchmarks.bounds import bytes_needed
 from benchmarks.floors import aggregation_seconds, dense_seconds
 from benchmarks.models import Model
-from sar.adapters.dgl.layers.models import dgl_graph
+from sar.adapters.dgl.models import dgl_graph
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
 from sar.partition.graph_data import read_npz

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sar
 from benchmarks.models import Model
-from sar.adapters.dgl.layers.models import dgl_graph
+from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.allocator import set_allocator
 from sar.host.memory import PeakMemory

@@ -5,7 +5,7 @@ import os
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from sar.adapters.dgl.full_graph import construct_full_graph
+from sar.adapters.dgl.graphs import construct_full_graph
 from sar.adapters.dgl.partition_reader import load_dgl_partition_data
 from sar.adapters.pyg.batch_vector import batch_vector
 from sar.adapters.pyg.graph import edge_index, make_data

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from sar.adapters.dgl.layers.models import KINDS, LayerStack
-from sar.adapters.dgl.layers.patch import patch_dgl
+from sar.adapters.dgl.models import KINDS, LayerStack
+from sar.adapters.dgl.patched_layers import patch_dgl
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from sar.adapters.dgl.layers.models import KINDS
+from sar.adapters.dgl.models import KINDS
 from sar.cli.graph_input import add_input, default_name, input_options, options_of, progress_bar
 from sar.cli.model_options import add_model, add_turns, disk_of, model_of, process_bytes
 from sar.cli.sizes import parse_bytes

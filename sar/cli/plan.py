@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sar.adapters.dgl.layers.models import KINDS
+from sar.adapters.dgl.models import KINDS
 from sar.cli.model_options import add_model, add_turns, disk_of, model_of, process_bytes, widths_of
 from sar.cli.sizes import parse_bytes
 from sar.train.footprint import plan_training

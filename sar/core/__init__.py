@@ -3,7 +3,7 @@
 A facade over the engine and what stands on it; no other file of sar imports it, except `sar` itself.
 """
 
-from sar.adapters.dgl.full_graph import construct_full_graph, construct_mfgs
+from sar.adapters.dgl.graphs import construct_full_graph, construct_mfgs
 from sar.core.graph.graph import DistributedBlock, GraphShardManager
 
 HeteroGraphShardManager = GraphShardManager

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.blocks import attach_features, make_block
+from sar.adapters.dgl.graphs import attach_features, make_block
 from sar.comm import session
 from sar.core.graph.edges import InEdges, in_edges
 from sar.core.graph.graph import GraphShardManager

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.blocks import make_pair_graph
+from sar.adapters.dgl.graphs import make_pair_graph
 from sar.comm import session
 from sar.common_tuples import NID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager

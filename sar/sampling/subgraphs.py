@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.blocks import make_subgraph
+from sar.adapters.dgl.graphs import make_subgraph
 from sar.comm import session
 from sar.comm.group import Group
 from sar.core.graph.edges import expand_runs

@@ -1,6 +1,6 @@
 """What a training script wants around the engine: tasks, early stopping, checkpoints, averaged models, plans."""
 
-from sar.adapters.dgl.local_subgraphs import local_subgraphs
+from sar.adapters.dgl.graphs import local_subgraphs
 from sar.train.local_trainer import LocalTrainer
 
 __all__ = ["LocalTrainer", "local_subgraphs"]

@@ -7,7 +7,7 @@ import sar
 from benchmarks.bounds import Exchanged, bytes_needed, epoch_bound, growth_exponent, share
 from benchmarks.graphs import rmat_graph
 from benchmarks.models import MODELS, Model
-from sar.adapters.dgl.layers.models import dgl_graph
+from sar.adapters.dgl.models import dgl_graph
 from sar.errors import ConfigError
 from tests.graphs import EdgeList, PartitionedGraph, partition_in_memory
 from tests.parity.harness import Mine, build, deal, random_data

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sar.adapters.dgl.layers.models import dgl_graph
+from sar.adapters.dgl.models import dgl_graph
 from sar.cli.demo.community_graph import community_graph
 from sar.partition.graph_data import SPLIT, write_npz
 from sar.partition.in_memory import divide

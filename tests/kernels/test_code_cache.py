@@ -90,7 +90,7 @@ def test_what_another_process_makes_is_left_to_it_or_awaited_for_some_time(tmp_p
 EPOCHS = """
 import sys, torch, sar
 from numba.core import event
-from sar.adapters.dgl.layers.models import GAT, GraphSAGE
+from sar.adapters.dgl.models import GAT, GraphSAGE
 
 class Compiled(event.Listener):
     def on_start(self, one):

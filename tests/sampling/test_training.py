@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sar
-from sar.adapters.dgl.blocks import make_block
+from sar.adapters.dgl.graphs import make_block
 from tests.hetero_graphs import partition_hetero
 from tests.parity.blocks import some_seeds
 from tests.parity.harness import assert_close, parameter_gradients, random_data, weighted_sum

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sar
-from sar.adapters.dgl.layers.models import LayerStack
+from sar.adapters.dgl.models import LayerStack
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli import main
 from sar.cli.demo.community_graph import community_graph

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sar
-from sar.adapters.dgl.layers.models import LayerStack
+from sar.adapters.dgl.models import LayerStack
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, assign

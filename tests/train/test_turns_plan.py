@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 import sar
-from sar.adapters.dgl.layers.models import LayerStack
+from sar.adapters.dgl.models import LayerStack
 from sar.cli import main, model_options
 from sar.comm import allocator, session
 from sar.outofcore import residency

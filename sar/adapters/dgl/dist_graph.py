@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.full_graph import construct_full_graph
+from sar.adapters.dgl.graphs import construct_full_graph
 from sar.adapters.dgl.shards import ShardFields
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import sar
-from sar.adapters.dgl.layers.models import GAT, GraphSAGE, dgl_graph
+from sar.adapters.dgl.models import GAT, GraphSAGE, dgl_graph
 from sar.cli.demo.community_graph import community_graph
 from sar.common_tuples import SPLIT
 from sar.errors import ConfigError

@@ -14,8 +14,8 @@ from packaging.version import Version
 from torch import nn
 
 import sar
-from sar.adapters.dgl.layers.gat_layers import in_one_pass
-from sar.adapters.dgl.layers.patched_layers import PATCHED_LAYERS
+from sar.adapters.dgl.gat_layers import in_one_pass
+from sar.adapters.dgl.patched_layers import PATCHED_LAYERS
 from tests.core.attempts import catch_and_recover
 from tests.parity.conv_layers import CONVS, NEEDS_PATCH, conv_gradients, layer_of, precision_of
 from tests.parity.harness import check, deal, parameter_gradients, random_data, weighted_sum

@@ -1,1 +1,0 @@
-"""DGL's layers on distributed graphs."""
