@@ -9,7 +9,7 @@ install_shim()  # before anything imports dgl
 
 from sar import comm, common_tuples, core, nn, train  # noqa: E402
 from sar.adapters.dgl.dist_graph import convert_dist_graph  # noqa: E402
-from sar.adapters.dgl.partition_reader import load_dgl_partition_data  # noqa: E402
+from sar.adapters.dgl.load import load_dgl_partition_data  # noqa: E402
 from sar.adapters.dgl.patched_layers import patch_dgl, patched_edge_softmax, unpatch_dgl  # noqa: E402
 from sar.comm import (  # noqa: E402
     comm_device,

@@ -6,7 +6,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from sar.adapters.dgl.graphs import construct_full_graph
-from sar.adapters.dgl.partition_reader import load_dgl_partition_data
+from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.adapters.pyg.batch_vector import batch_vector
 from sar.adapters.pyg.graph import edge_index, make_data
 from sar.adapters.pyg.norms import convert_norms, global_add_pool, global_max_pool, global_mean_pool

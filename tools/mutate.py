@@ -225,14 +225,14 @@ MUTANTS = [
     ),
     Mutant(
         "a sum over all slices but the last bytes",
-        "sar/storage/durable.py",
+        "sar/storage/checksums.py",
         "slice_sum(view[:count])",
         "slice_sum(view[: count - 1])",
         "tests/storage/test_durable.py::test_every_slice_has_its_sum",
     ),
     Mutant(
         "a slice that is read and not compared",
-        "sar/storage/checked_file.py",
+        "sar/storage/checksums.py",
         "[slice_sum(place)] != self._sums.sums[number : number + 1]",
         "False",
         "tests/partition/test_integrity.py::test_a_page_of_zeros_is_found",

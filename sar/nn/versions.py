@@ -26,7 +26,8 @@ from sar.comm import session
 from sar.comm.group import Group
 from sar.errors import CheckpointError
 from sar.logging_setup import logger
-from sar.storage.durable import put_in_place, slice_sums, sync
+from sar.storage.checksums import slice_sums
+from sar.storage.durable import put_in_place, sync
 
 MANIFEST: Final = "manifest.json"
 SHARED: Final = "shared.pt"

@@ -23,22 +23,26 @@ from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
 from sar.partition.ingest.objects import as_array
 from sar.partition.write.writers import Writers
-from sar.storage.arrays import tensor_column
+from sar.storage.arrays import as_column
+from sar.storage.dgl_files import open_tensors
 from sar.storage.durable import put_in_place
-from sar.storage.edge_type_names import canonical_edge_types, split_edge_type, types_of
 from sar.storage.feature_files import FeatureFiles
-from sar.storage.local_graph import PartFile, check_node_ids
+from sar.storage.part_graph import (
+    PartFile,
+    canonical_edge_types,
+    check_edge_ids,
+    check_node_ids,
+    order_edges,
+    split_edge_type,
+    types_of,
+)
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
-from sar.storage.stored_tensor import load
-from sar.storage.tensor_file import open_tensors
-from sar.storage.visible_edges import check_edge_ids, order_edges
 from sar.storage.worker_share import WorkerShare
 
 Ids = NDArray[np.int64]
 Values = Tensor | Array | str | PathLike[str]
 
 _SLICE_BYTES = 4 * 2**20
-CPU = torch.device("cpu")
 _CHUNK = 2**18
 
 
@@ -163,7 +167,7 @@ def _opened(values: Values, whose: str) -> Column:
     tensors = open_tensors(path)
     if len(tensors) != 1:
         raise ConfigError(f"the values {whose}: '{path}' holds the tensors {sorted(tensors)}; expected one.")
-    return tensor_column(next(iter(tensors.values())))
+    return as_column(next(iter(tensors.values())))
 
 
 def _check_form(whose: str, rows: Column, like: Column) -> None:
@@ -323,7 +327,7 @@ def _nodes_of_part(spec: PartitionJson, kind: int, part: int) -> Ids:
     """Of a part's nodes of one type, (N_i,), in the order of their global IDs."""
     stored = [one.stored for one in FeatureFiles.of_nodes(spec, part).original_ids() if one.type_id == kind]
     if stored:
-        return load(stored[0], CPU).long().numpy()
+        return stored[0].load().long().numpy()
     start, end = spec.node_ranges[part, kind].tolist()
     if start == end:
         return np.empty(0, np.int64)
@@ -348,7 +352,7 @@ def _edges_of_part(spec: PartitionJson, kind: int, part: int) -> tuple[Tensor, T
     ids, originals = edges.edge_id[mine], edges.orig_edge_id
     stored = [one.stored for one in files.original_ids() if one.type_id == kind]
     if stored:
-        originals = load(stored[0], CPU).long()[ids - int(spec.edge_ranges[part, kind, 0])]
+        originals = stored[0].load().long()[ids - int(spec.edge_ranges[part, kind, 0])]
     elif originals is not None:
         originals = originals[mine]
     elif len(ids):

@@ -1,30 +1,37 @@
-"""Arrays in files, of which slices are read: `.npy`, raw and DGL tensor files, and scratch files.
+"""Arrays in files, of which rows are read and written a slice at a time; and where files are opened for reading.
 
 Rows are read, not memory-mapped: pages of a mapping would count as memory of the process until the system takes them
 back, so that a stream through a large file would look like the whole file.
 """
 
 import math
+import os
+import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.storage.stored_tensor import StoredTensor
+from sar.storage.checksums import CheckedFile, sums_of
 
 Array = NDArray[Any]
 
-_SPAN_BYTES = 32 << 20  # of a file, read at a time
+BFLOAT16: Final = np.dtype("V2")
+"""Stands for bfloat16, which numpy lacks."""
+_SLICE_BYTES = 4 << 20  # of a tensor
+_SPAN_BYTES = 32 << 20  # of a file, in which rows are picked
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """A column in a file: rows of equal size, in C order.
+    """An array in a file: rows of equal size, in C order. It is a column, whose rows come as numpy arrays.
 
     path: the file.
     offset: bytes before the first row.
@@ -44,6 +51,11 @@ class StoredArray:
         return native
 
     @cached_property
+    def tensor_dtype(self) -> torch.dtype:
+        """What tensors come in."""
+        return torch.bfloat16 if self.stored == BFLOAT16 else torch.from_numpy(np.empty(0, self.dtype)).dtype
+
+    @cached_property
     def row_bytes(self) -> int:
         return math.prod(self.shape[1:]) * self.stored.itemsize
 
@@ -51,97 +63,82 @@ class StoredArray:
         """The rows of a slice without a step, or of an ascending array of row numbers."""
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(self.shape[0])
-            return self._read(start, max(0, stop - start))
-        return self._take(np.asarray(rows))
-
-    def _read(self, start: int, count: int) -> Array:
-        items = count * math.prod(self.shape[1:])
-        values = np.fromfile(self.path, self.stored, items, offset=self.offset + start * self.row_bytes)
-        if len(values) < items:
-            raise PartitionError(f"{self.path} has become shorter while it was read. Write it again, and start again.")
-        return values.reshape(count, *self.shape[1:]).astype(self.dtype, copy=False)
-
-    def _take(self, rows: Array) -> Array:
-        """Rows picked from one stretch of the file after the other."""
+            return self._rows(start, max(0, stop - start))
+        rows = np.asarray(rows)
         result = np.empty((len(rows), *self.shape[1:]), self.dtype)
         span = max(1, _SPAN_BYTES // max(1, self.row_bytes))
         done = 0
-        while done < len(rows) and self.row_bytes:
+        while done < len(rows) and self.row_bytes:  # picked from one stretch of the file after the other
             first = int(rows[done])
             until = int(np.searchsorted(rows, first + span))
-            stretch = self._read(first, int(rows[until - 1]) + 1 - first)
+            stretch = self._rows(first, int(rows[until - 1]) + 1 - first)
             result[done:until] = stretch[rows[done:until] - first]
             done = until
         return result
 
+    def _rows(self, start: int, count: int) -> Array:
+        rows = np.empty((count, *self.shape[1:]), self.stored)
+        with open_file(self.path) as file:
+            file.seek(self.offset + start * self.row_bytes)
+            self._fill(file, rows)
+        return rows.astype(self.dtype, copy=False)
 
-def open_npy(path: Path) -> tuple[StoredArray, bool]:
-    """Find the array in an `.npy` file without reading it; nothing is unpickled.
+    def slices(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield consecutive rows, each time with the number of the first; of arrays in the machine's byte order."""
+        step = max(1, _SLICE_BYTES // self.row_bytes) if self.row_bytes else max(1, self.shape[0])
+        with open_file(self.path) as file:
+            file.seek(self.offset)
+            for start in range(0, self.shape[0], step):
+                rows = torch.empty((min(step, self.shape[0] - start), *self.shape[1:]), dtype=self.tensor_dtype)
+                self._fill(file, rows.view(-1).view(torch.uint8).numpy())
+                yield start, rows
 
-    Returns:
-        The array as it lies in the file, and whether that is the transpose of what was saved (Fortran order).
+    def load(
+        self,
+        device: torch.device | str = "cpu",
+        position: Tensor | None = None,
+        *,
+        empty: Callable[..., Tensor] = torch.empty,
+    ) -> Tensor:
+        """Read all to a device slice by slice: row i of the file to row `position[i]` of the result, if given.
 
-    Raises:
-        PartitionError: the file is missing, truncated, no `.npy` file, or holds other things than numbers.
-    """
-    try:
-        with path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, transposed, dtype = read(file)
-            offset, size = file.tell(), path.stat().st_size
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except ValueError as error:
-        raise PartitionError(f"{path} is no .npy file: {error}. Write it with numpy.save.") from error
-    if dtype.kind not in "biufc" or not shape:
-        found = dtype if shape else "a single number"
-        raise PartitionError(f"{path} holds {found}; expected an array of numbers with a row for each node or edge.")
-    array = StoredArray(path, offset, shape[::-1] if transposed else shape, dtype)
-    expected = offset + array.shape[0] * array.row_bytes
-    if size < expected:
-        raise PartitionError(
-            f"{path} is truncated: it has {size} bytes; expected {expected} for shape {shape} of {dtype}. "
-            "Copy or write it again."
-        )
-    return array, transposed
+        `empty` makes the result, with the arguments of `torch.empty`.
+        """
+        result = empty(self.shape, dtype=self.tensor_dtype, device=device)
+        if position is None and result.device.type == "cpu":
+            with open_file(self.path) as file:
+                file.seek(self.offset)
+                self._fill(file, result.view(-1).view(torch.uint8).numpy())
+            return result
+        for start, rows in self.slices():
+            if position is None:
+                result[start : start + len(rows)] = rows.to(device)
+            else:
+                chunk = position[start : start + len(rows)]
+                result.index_copy_(0, chunk.to(device=device, dtype=torch.int64), rows.to(device))
+        return result
 
-
-def tensor_column(tensor: StoredTensor, name: str | None = None) -> StoredArray:
-    """A tensor of one of DGL's files as a column, read where it lies; its name is for the error.
-
-    Raises:
-        PartitionError: it is bfloat16.
-    """
-    if tensor.dtype == torch.bfloat16:
-        what = tensor.path if name is None else f"the field {name!r} in {tensor.path}"
-        raise PartitionError(f"{what} is bfloat16, which numpy lacks; expected float16, float32 or another type.")
-    dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
-    return StoredArray(tensor.path, tensor.offset, tensor.shape, dtype)
-
-
-def open_raw(path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> StoredArray:
-    """Rows of a file that has nothing else in it.
-
-    Raises:
-        PartitionError: the file is missing, or its size is no number of rows.
-    """
-    row_bytes = math.prod(row_shape) * dtype.itemsize
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if size % row_bytes:
-        raise PartitionError(
-            f"{path} has {size} bytes, which is no multiple of {row_bytes}, a row of {math.prod(row_shape)} {dtype}: "
-            "it is truncated, or of another dtype. Copy it again, or name the dtype."
-        )
-    return StoredArray(path, 0, (size // row_bytes, *row_shape), dtype)
+    def _fill(self, file: BinaryIO, rows: Array) -> None:
+        if rows.size and file.readinto(_bytes_of(rows)) != rows.nbytes:  # type: ignore[attr-defined]
+            raise PartitionError(
+                f"{self.path} is truncated: it has become shorter while it was read. Write it again, and start again."
+            )
 
 
-def unreadable(path: Path, error: OSError) -> PartitionError:
-    """The error for a file that the system does not let us read."""
-    return PartitionError(f"cannot read {path} ({error.strerror or error}); check its name, and copy it again.")
+class ArrayWriter:
+    """Fills in an array of an open file, from its first row to its last."""
+
+    def __init__(self, file: BinaryIO, offset: int, dtype: np.dtype[Any]) -> None:
+        self._file = file
+        self._offset = offset
+        self._dtype = dtype
+
+    def append(self, rows: Array) -> None:
+        content = _bytes_of(np.ascontiguousarray(rows, self._dtype))
+        if content:
+            self._file.seek(self._offset)
+            self._file.write(content)  # not tofile(), whose errors do not say why
+            self._offset += len(content)
 
 
 class ArrayFile:
@@ -158,7 +155,7 @@ class ArrayFile:
         Raises:
             PartitionError: the disk is full.
         """
-        left = np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8).data
+        left = _bytes_of(np.ascontiguousarray(rows, self.dtype))
         try:
             while left:
                 left = left[self._file.write(left) :]
@@ -178,3 +175,97 @@ class ArrayFile:
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
+
+
+def _bytes_of(rows: Array) -> memoryview:
+    """The memory of contiguous rows."""
+    return rows.reshape(-1).view(np.uint8).data
+
+
+def open_file(path: Path, advice: str = "copy it again, or write it again.") -> BinaryIO:
+    """Open a file for reading; `advice` says what to do where that is not possible. See [Note: sums while reading].
+
+    Raises:
+        PartitionError: it is missing, cannot be read, or is a pipe or a device, which might never end.
+    """
+    sums = sums_of(path)
+    try:
+        file = open(path, "rb", -1 if sums is None else 0, opener=_open_at_once)  # noqa: SIM115  the caller closes it
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise unreadable(path, error, advice) from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise PartitionError(f"{path} is a pipe or a device; expected a file; {advice}")
+    return cast(BinaryIO, file if sums is None else CheckedFile(file, sums))
+
+
+def _open_at_once(name: str, flags: int) -> int:
+    """Open without waiting for somebody to write, as opening a pipe does."""
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
+_CHECK_NAME = "check its name, and copy it again."
+
+
+def unreadable(path: Path, error: OSError | ValueError, advice: str = _CHECK_NAME) -> PartitionError:
+    """The error for a file that the system does not let us read."""
+    return PartitionError(f"Cannot read {path} ({getattr(error, 'strerror', None) or error}); {advice}")
+
+
+def open_npy(path: Path) -> tuple[StoredArray, bool]:
+    """Find the array in an `.npy` file without reading it; nothing is unpickled.
+
+    Returns:
+        The array as it lies in the file, and whether that is the transpose of what was saved (Fortran order).
+
+    Raises:
+        PartitionError: the file is missing, truncated, no `.npy` file, or holds other things than numbers.
+    """
+    with open_file(path, _CHECK_NAME) as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, transposed, dtype = read(file)
+        except ValueError as error:
+            raise PartitionError(f"{path} is no .npy file: {error}. Write it with numpy.save.") from error
+        offset, size = file.tell(), os.fstat(file.fileno()).st_size
+    if dtype.kind not in "biufc" or not shape:
+        found = dtype if shape else "a single number"
+        raise PartitionError(f"{path} holds {found}; expected an array of numbers with a row for each node or edge.")
+    array = StoredArray(path, offset, shape[::-1] if transposed else shape, dtype)
+    expected = offset + array.shape[0] * array.row_bytes
+    if size < expected:
+        raise PartitionError(
+            f"{path} is truncated: it has {size} bytes; expected {expected} for shape {shape} of {dtype}. "
+            "Copy or write it again."
+        )
+    return array, transposed
+
+
+def open_raw(path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> StoredArray:
+    """Rows of a file that has nothing else in it.
+
+    Raises:
+        PartitionError: the file is missing, or its size is no number of rows.
+    """
+    row_bytes = math.prod(row_shape) * dtype.itemsize
+    with open_file(path, _CHECK_NAME) as file:
+        size = os.fstat(file.fileno()).st_size
+    if size % row_bytes:
+        raise PartitionError(
+            f"{path} has {size} bytes, which is no multiple of {row_bytes}, a row of {math.prod(row_shape)} {dtype}: "
+            "it is truncated, or of another dtype. Copy it again, or name the dtype."
+        )
+    return StoredArray(path, 0, (size // row_bytes, *row_shape), dtype)
+
+
+def as_column(stored: StoredArray, name: str | None = None) -> StoredArray:
+    """An array of one of DGL's files as a column; its name is for the error.
+
+    Raises:
+        PartitionError: it is bfloat16.
+    """
+    if stored.stored == BFLOAT16:
+        what = stored.path if name is None else f"the field {name!r} in {stored.path}"
+        raise PartitionError(f"{what} is bfloat16, which numpy lacks; expected float16, float32 or another type.")
+    return stored

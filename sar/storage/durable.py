@@ -1,19 +1,11 @@
-"""Files that outlast a crash of the machine, and sums by which damage to them is found."""
+"""Files that outlast a crash of the machine."""
 
 import os
 import tempfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final
-
-import numpy as np
-
-SLICE_BYTES = 1 << 18
-"""Of a file, under one sum."""
-PAGE_BYTES: Final = 4096
-SUM_KIND: Final = f"CRC-32, for each {SLICE_BYTES} bytes, of the sums of {PAGE_BYTES} bytes each"
+from typing import IO
 
 
 def sync(path: Path) -> None:
@@ -46,24 +38,3 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         except BaseException:
             os.unlink(draft.name)
             raise
-
-
-def slice_sum(data: memoryview) -> int:
-    """32 bits that damage changes, in a tenth of the time of CRC-32.
-
-    Eight bytes are a number. The numbers of each page are added up, modulo 2**64, and the CRC-32 is that of these sums
-    and of the bytes behind the last whole page. Damage to one number changes its page's sum, and other damage all but
-    surely; the same numbers in another order within a page do not.
-    """
-    pages = np.frombuffer(data, "<u8", len(data) // PAGE_BYTES * PAGE_BYTES // 8).reshape(-1, PAGE_BYTES // 8)
-    return zlib.crc32(np.add.reduce(pages, axis=1), zlib.crc32(data[pages.nbytes :]))
-
-
-def slice_sums(path: Path) -> Iterator[int]:
-    """The sum of each `SLICE_BYTES` of a file, in order; the last slice may be shorter."""
-    with path.open("rb", buffering=0) as file:
-        view = memoryview(bytearray(SLICE_BYTES))
-        while count := file.readinto(view):
-            while count < SLICE_BYTES and (more := file.readinto(view[count:])):
-                count += more
-            yield slice_sum(view[:count])

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sar.common_tuples import ORIG_ID, SPLIT, CanonicalEtype
 from sar.errors import PartitionError
+from sar.storage.arrays import StoredArray
+from sar.storage.dgl_files import open_tensors
 from sar.storage.partition_json import REWRITE, PartitionJson, owned_counts
-from sar.storage.stored_tensor import StoredTensor, load
-from sar.storage.tensor_file import open_tensors
 
 _KINDS = {"nodes": "node_feats", "edges": "edge_feats"}
 
@@ -23,12 +24,12 @@ class Feature(NamedTuple):
 
     type_id: int
     name: str
-    stored: StoredTensor
+    stored: StoredArray
     is_bool: bool = False
 
     def load(self, device: torch.device, position: Tensor | None, empty: Callable[..., Tensor]) -> Tensor:
-        """Read it, as `stored_tensor.load` does."""
-        values = load(self.stored, device, position, empty=empty)
+        """Read it, as `StoredArray.load` does."""
+        values = self.stored.load(device, position, empty=empty)
         return values.clamp_(max=1).view(torch.bool) if self.is_bool else values
 
 
@@ -73,7 +74,7 @@ class FeatureFiles:
         path, tensors = self.tensors()
         return [self.feature(path, key, stored) for key, stored in tensors.items()]
 
-    def tensors(self) -> tuple[Path, dict[str, StoredTensor]]:
+    def tensors(self) -> tuple[Path, dict[str, StoredArray]]:
         """The features' file, and what it holds by key, unchecked."""
         kind = _KINDS[self.what]
         path = self.spec.files[self.part].get(kind)
@@ -83,7 +84,7 @@ class FeatureFiles:
             return path, {}
         return path, open_tensors(path)
 
-    def feature(self, path: Path, key: str, stored: StoredTensor) -> Feature:
+    def feature(self, path: Path, key: str, stored: StoredArray) -> Feature:
         """The feature that a file has under `type/name`, or `name` where there is one type.
 
         Raises:
@@ -109,7 +110,7 @@ class FeatureFiles:
             )
         return sorted(found, key=lambda one: one.type_id)
 
-    def _checked(self, path: Path, key: str, type_name: str | None, name: str, stored: StoredTensor) -> Feature:
+    def _checked(self, path: Path, key: str, type_name: str | None, name: str, stored: StoredArray) -> Feature:
         """The feature, of a known type and with a row for each; without a type name it belongs to the only type."""
         only = 0 if len(self.counts) == 1 else None
         type_id = only if type_name is None else self.type_ids.get(type_name)
@@ -120,5 +121,5 @@ class FeatureFiles:
                 f"{key!r} in {path} has shape {tuple(stored.shape)}; expected {self.counts[type_id]} rows, as many as "
                 f"the partition has {self.what} of this type. {REWRITE}"
             )
-        is_bool = stored.dtype == torch.uint8 and (name in SPLIT or key in self.spec.bool_fields)
+        is_bool = stored.dtype == np.uint8 and (name in SPLIT or key in self.spec.bool_fields)
         return Feature(type_id, name, stored, is_bool)

@@ -1,45 +1,55 @@
-"""The JSON file at the head of a partition directory: read, checked, and brought into one form.
+"""The JSON file at the head of a partition directory: read, checked and brought into one form, and written.
 
-Written by `dgl.distributed.partition_graph` (any DGL since 0.5, as `<graph name>.json`) and by DGL's dispatch pipeline
-(as `metadata.json`).
+It is written by `dgl.distributed.partition_graph` (any DGL since 0.5, as `<graph name>.json`), by DGL's dispatch
+pipeline (as `metadata.json`), and by sar, whose directories have the form of the former. DGL's own writer needs nodes
+and edges of every type in every part, which small types cannot have.
 """
 
 import hashlib
 import json
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from sar.errors import PartitionError
-from sar.storage.stored_tensor import open_file
+from sar.storage.arrays import open_file
 
-DISPATCH_JSON = "metadata.json"
+DISPATCH_JSON: Final = "metadata.json"
 """The name that DGL's dispatch pipeline gives the file."""
-GRAPH = "part_graph"
-ORIG_ID_FILES = {"nodes": "orig_nids.dgl", "edges": "orig_eids.dgl"}
-"""Original IDs, which some partitioners leave beside the graph, and the JSON file does not name."""
-REWRITE = "Write the directory again with dgl.distributed.partition_graph."
+GRAPH: Final = "graph.dgl"
+NODE_FEATURES: Final = "node_feat.dgl"
+EDGE_FEATURES: Final = "edge_feat.dgl"
+ORIGINAL_NODES: Final = "orig_nids.dgl"
+ORIGINAL_EDGES: Final = "orig_eids.dgl"
+"""The files of a part that sar writes. The last two are where DGL's dispatch pipeline leaves the original IDs of each
+part, beside the graph; the JSON file does not name them."""
+PART_FILES = {"node_feats": NODE_FEATURES, "edge_feats": EDGE_FEATURES, "part_graph": GRAPH}
+ORIG_ID_FILES = {"nodes": ORIGINAL_NODES, "edges": ORIGINAL_EDGES}
+
+REWRITE: Final = "Write the directory again with dgl.distributed.partition_graph."
 _REWRITE_WITH_HALO = (
     "The directory was written without halo (halo_hops is 0), which drops the edges between partitions: write it again "
     "with num_hops=1."
 )
-
 _EXPECTED = (
     "expected the JSON file that dgl.distributed.partition_graph writes beside the folders part0, part1, ... Check the "
     "path."
 )
 
-BOOL_FIELDS = "bool_fields"
-"""What sar adds to the file; DGL passes over it."""
-
 IdRanges = npt.NDArray[np.int64]
 """[start, end) of global IDs by partition and type, (num_parts, num_types, 2)."""
+
+
+def part_folder(directory: Path, part: int) -> Path:
+    """Where the files of a part lie that sar writes."""
+    return directory / f"part{part}"
 
 
 @dataclass(frozen=True)
@@ -47,34 +57,63 @@ class PartitionJson:
     """What the JSON file says.
 
     path: the file itself.
-    num_parts: number of partitions.
+    name, method: of the graph, and of its partitioning; empty where the file has none.
+    halo_hops: of the parts' halo; None where the file does not say.
     node_types, edge_types: names by type ID; edge types as the file spells them (plain names up to DGL 0.9).
     node_ranges, edge_ranges: ranges of global IDs, contiguous, partition-major, then by type.
     files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named, and
-        under the keys of `ORIG_ID_FILES`, whether they are there or not.
-    edge_fix: how to repair a directory whose edges do not add up.
-    bool_fields: keys in the files of features that are bool, which these hold as uint8.
-    name, method: of the graph, and of its partitioning; empty where the file has none.
+        those of original IDs under `nodes` and `edges`, whether they are there or not.
+    bool_fields: names in the files of features that are bool, which these hold as uint8. sar adds them to the JSON
+        file; DGL passes over them.
     digest: of all that the file says, in whatever order.
     """
 
     path: Path
-    num_parts: int
+    name: str
+    method: str
+    halo_hops: Any
     node_types: list[str]
     edge_types: list[str]
     node_ranges: IdRanges
     edge_ranges: IdRanges
     files: list[dict[str, Path]]
-    edge_fix: str
-    bool_fields: frozenset[str] = frozenset()
-    name: str = ""
-    method: str = ""
+    bool_fields: Collection[str]
     digest: str = ""
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.node_ranges)
 
     @property
     def partition_ranges(self) -> list[tuple[int, int]]:
         """The range of global node IDs of every partition."""
         return [(int(types[0, 0]), int(types[-1, 1])) for types in self.node_ranges]
+
+    @property
+    def edge_fix(self) -> str:
+        """How to repair a directory whose edges do not add up."""
+        return _edge_fix(self.halo_hops, self.num_parts)
+
+    def write(self) -> None:
+        """Write the file; its name is that of the graph, and `files` are those that sar writes."""
+        content = {
+            "graph_name": self.name,
+            "num_nodes": int(self.node_ranges[-1, -1, 1]),
+            "num_edges": int(self.edge_ranges[-1, -1, 1]),
+            "part_method": self.method,
+            "num_parts": self.num_parts,
+            "halo_hops": self.halo_hops,
+            "node_map": {name: self.node_ranges[:, i].tolist() for i, name in enumerate(self.node_types)},
+            "edge_map": {name: self.edge_ranges[:, i].tolist() for i, name in enumerate(self.edge_types)},
+            "ntypes": {name: i for i, name in enumerate(self.node_types)},
+            "etypes": {name: i for i, name in enumerate(self.edge_types)},
+            "bool_fields": list(self.bool_fields),
+        }
+        for part, files in enumerate(self.files):
+            content[f"part-{part}"] = {
+                kind: files[kind].relative_to(self.path.parent).as_posix() for kind in PART_FILES
+            }
+        self.path.write_text(json.dumps(content, indent=1))
 
 
 def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outside: bool = False) -> PartitionJson:
@@ -92,7 +131,7 @@ def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outsi
     num_parts = content["num_parts"]
     if type(num_parts) is not int or num_parts < 1:
         raise PartitionError(f"{path}: num_parts is {num_parts!r}; expected a positive integer. {REWRITE}")
-    edge_fix = _REWRITE_WITH_HALO if content.get("halo_hops") == 0 and num_parts > 1 else REWRITE
+    edge_fix = _edge_fix(content.get("halo_hops"), num_parts)
     node_types = _type_names(path, "ntypes", content.get("ntypes", {"_N": 0}))
     edge_types = _type_names(path, "etypes", content.get("etypes", {"_N:_E:_N": 0}))
     node_ranges = _id_ranges(path, "node_map", content["node_map"], node_types, num_parts, REWRITE)
@@ -105,18 +144,21 @@ def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outsi
             )
     return PartitionJson(
         path=path,
-        num_parts=num_parts,
+        name=str(content.get("graph_name", "")),
+        method=str(content.get("part_method", "")),
+        halo_hops=content.get("halo_hops"),
         node_types=node_types,
         edge_types=edge_types,
         node_ranges=node_ranges,
         edge_ranges=edge_ranges,
         files=_part_files(path, content, num_parts, allow_outside=allow_outside),
-        edge_fix=edge_fix,
-        bool_fields=_names(path, BOOL_FIELDS, content.get(BOOL_FIELDS, [])),
-        name=str(content.get("graph_name", "")),
-        method=str(content.get("part_method", "")),
+        bool_fields=_names(path, "bool_fields", content.get("bool_fields", [])),
         digest=hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest(),
     )
+
+
+def _edge_fix(halo_hops: Any, num_parts: int) -> str:
+    return _REWRITE_WITH_HALO if halo_hops == 0 and num_parts > 1 else REWRITE
 
 
 def graph_path(spec: PartitionJson, part: int) -> Path:
@@ -253,8 +295,8 @@ def _part_files(path: Path, content: dict[str, Any], num_parts: int, *, allow_ou
         )
     files = [{kind: path.parent / str(file) for kind, file in entries[key].items()} for key in expected]
     for named in files:
-        if GRAPH in named:
-            named |= {kind: named[GRAPH].parent / file for kind, file in ORIG_ID_FILES.items()}
+        if "part_graph" in named:
+            named |= {kind: named["part_graph"].parent / file for kind, file in ORIG_ID_FILES.items()}
     if not allow_outside:
         folder = os.path.realpath(path.parent)
         for key, named in zip(expected, files, strict=True):

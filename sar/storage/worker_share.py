@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.storage.local_graph import DST, LocalGraph, PartFile, check_node_ids
+from sar.storage.part_graph import DST, LocalGraph, PartFile, check_node_ids
 from sar.storage.partition_json import PartitionJson, graph_path
 
 

@@ -21,10 +21,8 @@ from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
 from sar.partition.write.write import write_partitions
-from sar.storage.checked_file import comparing
-from sar.storage.durable import SLICE_BYTES
-from sar.storage.part_sums import SUMS
-from sar.storage.stored_tensor import open_file
+from sar.storage.arrays import open_file
+from sar.storage.checksums import SLICE_BYTES, SUMS, comparing
 from tests.partition.written import content_of, typed_graph, write
 from tests.workers import REPOSITORY
 

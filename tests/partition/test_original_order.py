@@ -9,7 +9,7 @@ import torch
 
 import sar
 from sar.errors import ConfigError, PartitionError
-from sar.storage.local_graph import PartFile
+from sar.storage.part_graph import PartFile
 from sar.storage.partition_json import read_partition_json
 from sar.storage.worker_share import WorkerShare
 from tests.adapters.dgl.directories import (

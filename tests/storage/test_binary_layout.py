@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sar.errors import ConfigError
-from sar.storage.binary_layout import ArraySpec, graph_file_layout, stored_dtype, tensor_file_layout
+from sar.storage.file_layout import ArraySpec, graph_file_layout, stored_dtype, tensor_file_layout
 from tests.adapters.dgl.directories import dgl, load_tensors, save_graphs, save_tensors
 
 _HEADER = slice(32, 4096)

@@ -7,14 +7,12 @@ from struct import pack
 import pytest
 import torch
 
-from sar.adapters.dgl.partition_reader import load_dgl_partition_data
+from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.errors import PartitionError
 from sar.partition.inspect.inspection import inspect_directory
-from sar.storage.file_layout import COO_MARK
-from sar.storage.graph_file import open_graph
+from sar.storage.arrays import StoredArray
+from sar.storage.dgl_files import COO_MARK, open_graph, open_tensors
 from sar.storage.partition_json import read_partition_json
-from sar.storage.stored_tensor import StoredTensor, load
-from sar.storage.tensor_file import open_tensors
 from sar.storage.worker_share import WorkerShare
 from tests.adapters.dgl.directories import (
     dgl,
@@ -42,7 +40,7 @@ def patch(path: Path, at: int, content: bytes) -> None:
         file.write(content)
 
 
-def as_twice_as_many_int32(path: Path, stored: StoredTensor) -> None:
+def as_twice_as_many_int32(path: Path, stored: StoredArray) -> None:
     """Declare an array of int64 to be one of twice as many int32, in the same bytes."""
     patch(path, stored.offset - 19, b"\x20")
     patch(path, stored.offset - 16, pack("<q", 2 * stored.shape[0]))
@@ -70,7 +68,7 @@ def test_indices(tmp_path, formats, array, row, value, found):
     [relation] = open_graph(path).relations
     assert relation.edges.edge_ids.shape == ((0,) if formats == "coo" else (EDGES,))
     stored = getattr(relation.edges, array)
-    assert int(load(stored)[row]) != value
+    assert int(stored.load()[row]) != value
     patch(path, stored.offset + 8 * row, pack("<q", value))
     with pytest.raises(PartitionError, match=f"{path} has .*{found}"):
         open_graph(path).relations[0].edges.ends()

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from sar.errors import PartitionError
-from sar.storage.file_layout import RELATION_MARK
-from sar.storage.graph_file import open_graph
-from sar.storage.stored_tensor import load
+from sar.storage.dgl_files import RELATION_MARK, open_graph
 from tests.adapters.dgl.directories import dgl, heterogeneous_graph, homogeneous_graph
 
 FORMATS = ("coo", "csr", "csc", ["coo", "csc"], ["csr", "csc"], ["coo", "csr", "csc"])
@@ -67,8 +65,8 @@ def assert_same(path: Path, expected: Any) -> None:
     for fields, frame in frames:
         assert fields.keys() == frame.keys()
         for name, stored in fields.items():
-            assert torch.equal(load(stored), frame[name]), name
-            assert load(stored).dtype == frame[name].dtype
+            assert torch.equal(stored.load(), frame[name]), name
+            assert stored.load().dtype == frame[name].dtype
 
 
 @pytest.mark.parametrize("formats", FORMATS, ids="+".join)

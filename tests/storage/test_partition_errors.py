@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sar
-from sar.adapters.dgl.partition_reader import load_dgl_partition_data
+from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.errors import PartitionError
 from tests.adapters.dgl.directories import (
     Directory,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import sar
-from sar.adapters.dgl.partition_reader import load_dgl_partition_data
+from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
 from tests.adapters.dgl.directories import (

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from sar.errors import PartitionError
-from sar.storage import stored_tensor
-from sar.storage.stored_tensor import load
-from sar.storage.tensor_file import open_tensors
+from sar.storage import arrays
+from sar.storage.dgl_files import open_tensors
 from tests.adapters.dgl.directories import load_tensors, save_tensors
 
 CPU = torch.device("cpu")
@@ -30,7 +29,7 @@ UNREADABLE_FOR_DGL = (torch.bfloat16, torch.complex64, torch.complex128)
 
 @pytest.fixture(params=(1, 48, 4 * 2**20), ids="slices of {} bytes".format)
 def slice_bytes(request, monkeypatch):
-    monkeypatch.setattr(stored_tensor, "_SLICE_BYTES", request.param)
+    monkeypatch.setattr(arrays, "_SLICE_BYTES", request.param)
 
 
 @pytest.mark.usefixtures("slice_bytes")
@@ -47,12 +46,12 @@ def test_all_dtypes_and_shapes(tmp_path, dtype, shape):
     assert set(found) == {"before", "ntype/naïve name", "after"}
     stored = found["ntype/naïve name"]
     assert stored.shape == tuple(expected.shape)
-    values = load(stored, CPU)
-    assert values.dtype == expected.dtype == stored.dtype
+    values = stored.load(CPU)
+    assert values.dtype == expected.dtype == stored.tensor_dtype
     assert torch.equal(values, expected)
     position = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1)).int()
-    assert torch.equal(load(stored, CPU, position)[position.long()], expected)
-    assert torch.equal(load(found["after"], CPU), torch.arange(4))
+    assert torch.equal(stored.load(CPU, position)[position.long()], expected)
+    assert torch.equal(found["after"].load(CPU), torch.arange(4))
 
 
 def test_empty_file_of_tensors(tmp_path):
@@ -78,7 +77,7 @@ def test_file_that_shrinks_while_it_is_read(tmp_path):
     stored = open_tensors(path)["a"]
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(PartitionError, match="truncated"):
-        load(stored, CPU)
+        stored.load(CPU)
 
 
 @pytest.mark.parametrize(
@@ -100,4 +99,4 @@ def test_what_is_not_known_is_named(tmp_path, at, content, found):
     whole = path.read_bytes()
     path.write_bytes(whole[:at] + content + whole[at + len(content) :])
     with pytest.raises(PartitionError, match=f"{path} has .*{found}"):
-        load(open_tensors(path)["a"])
+        open_tensors(path)["a"].load()

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.adapters.dgl.partition_reader import load_dgl_partition_data
+from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.errors import PartitionError
 from sar.partition.inspect.inspection import inspect_directory
-from sar.storage.file_layout import ARRAY_MARK, GRAPH_FILE_HEADER_BYTES
+from sar.storage.dgl_files import ARRAY_MARK, GRAPH_FILE_HEADER_BYTES
 from tests.adapters.dgl.directories import (
     Directory,
     heterogeneous_graph,

@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 
 from sar.adapters.dgl.graphs import construct_full_graph
-from sar.adapters.dgl.shards import ShardFields
+from sar.adapters.dgl.load import ShardFields
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import GraphError, PartitionError
-from sar.storage.edge_type_names import types_of
-from sar.storage.local_graph import DST, INNER_NODE, SRC, LocalGraph
+from sar.storage.part_graph import DST, INNER_NODE, SRC, LocalGraph, has_all_edges, order_edges, types_of
 from sar.storage.partition_json import IdRanges
-from sar.storage.visible_edges import has_all_edges, order_edges
 from sar.storage.worker_share import equal_runs, node_costs
 
 

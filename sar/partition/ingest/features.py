@@ -18,8 +18,8 @@ from sar.partition.graph_source import Column, JoinedColumn
 from sar.partition.ingest.files import Files, detect_format, find_files
 from sar.partition.ingest.parquet import parquet_rows
 from sar.partition.ingest.text import text_rows
-from sar.storage.arrays import ArrayFile, StoredArray, open_npy, tensor_column
-from sar.storage.tensor_file import open_tensors
+from sar.storage.arrays import ArrayFile, StoredArray, as_column, open_npy
+from sar.storage.dgl_files import open_tensors
 
 _NEVER_NAN = ("label", *SPLIT)
 
@@ -219,4 +219,4 @@ def _open_tensor(file: Path, inside: Sequence[str] | None, key: str) -> Column:
         (found,) = tensors.values()
     if found is None:
         raise ConfigError(f"{file} has no tensor {wanted[-1]!r}; expected one of {', '.join(sorted(tensors))}.")
-    return tensor_column(found)
+    return as_column(found)

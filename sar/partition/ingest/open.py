@@ -18,9 +18,8 @@ from sar.partition.ingest.features import open_features, without_nan
 from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
 from sar.partition.ingest.objects import ONLY_TYPE, from_memory
 from sar.partition.ingest.text import TextFormat
-from sar.storage.arrays import tensor_column
-from sar.storage.graph_file import open_graph as open_dgl_graph
-from sar.storage.stored_tensor import StoredTensor
+from sar.storage.arrays import StoredArray, as_column
+from sar.storage.dgl_files import open_graph as open_dgl_graph
 
 METADATA = "metadata.json"
 
@@ -146,8 +145,8 @@ def _with_types(
     )
 
 
-def _columns(fields: Mapping[str, StoredTensor]) -> dict[str, Column]:
-    return {name: tensor_column(stored, name) for name, stored in fields.items()}
+def _columns(fields: Mapping[str, StoredArray]) -> dict[str, Column]:
+    return {name: as_column(stored, name) for name, stored in fields.items()}
 
 
 def _open_edge_lists(

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +17,9 @@ from sar.id_slices import pieces
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
 from sar.partition.inspect.part_inspection import MASKS, EdgeSources, PartContent, What, inspect_part, one_thread
 from sar.partition.original_order import PermutationCheck
-from sar.storage.edge_type_names import types_of
+from sar.storage.checksums import damage
 from sar.storage.feature_files import Feature, FeatureFiles
-from sar.storage.local_graph import DST, SRC, LocalGraph, PartFile
-from sar.storage.part_sums import MEND, SUMS, damage
+from sar.storage.part_graph import DST, SRC, LocalGraph, PartFile, types_of
 from sar.storage.partition_json import (
     DISPATCH_JSON,
     ORIG_ID_FILES,
@@ -69,7 +67,7 @@ def inspect_parts(
             originals.take(part, content)
             contents.append(content)
     folders = [path.parent for files in spec.files for path in [*files.values()][:1]] if verify else []
-    problems = [problem for folder in folders for problem in _damage(folder)]
+    problems = [problem for folder in folders for problem in damage(folder)]
     problems += [problem for content in contents for problem in content.problems]
     problems += originals.problems() + _edges_of_both_ends(spec, contents) + _features_of_all(spec, contents)
     edge_types = next((c.edge_types for c in contents if c.edge_types), None)
@@ -97,16 +95,6 @@ def inspect_parts(
         problems=problems,
     )
     return report, contents
-
-
-def _damage(folder: Path) -> list[str]:
-    """What the checksums of a part say of its files."""
-    if not (folder / SUMS).exists():
-        return [f"{folder} has no {SUMS}: there are no checksums to verify its files by, as sar writes them."]
-    try:
-        return [f"{problem}. {MEND}" for problem in damage(folder)]
-    except PartitionError as error:
-        return [str(error)]
 
 
 def largest_value(path: str | PathLike[str], name: str) -> float:

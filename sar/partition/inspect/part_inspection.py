@@ -21,11 +21,10 @@ from torch import Tensor
 from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype
 from sar.errors import PartitionError
 from sar.id_slices import distinct, pieces
-from sar.storage.edge_type_names import canonical_edge_types, types_of
+from sar.storage.arrays import StoredArray
 from sar.storage.feature_files import FeatureFiles
-from sar.storage.local_graph import DST, INNER_EDGE, PART_ID, SRC, LocalGraph, PartFile
+from sar.storage.part_graph import DST, INNER_EDGE, PART_ID, SRC, LocalGraph, PartFile, canonical_edge_types, types_of
 from sar.storage.partition_json import DISPATCH_JSON, IdRanges, PartitionJson, graph_path
-from sar.storage.stored_tensor import StoredTensor, load
 
 What = Literal["nodes", "edges"]
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -151,12 +150,12 @@ class _Structure:
         ids = ids.clamp(0, max(num_nodes - 1, 0))
         owner = _owner(ids, spec.node_ranges)
         if PART_ID in file.nodes:
-            wrong = load(file.nodes[PART_ID]) != owner
+            wrong = file.nodes[PART_ID].load() != owner
             self._each(f"nodes have another part_id than the ranges in {spec.path.name} say", wrong, ids)
         if NTYPE in file.nodes:
-            wrong = load(file.nodes[NTYPE]) != types_of(ids, spec.node_ranges)
+            wrong = file.nodes[NTYPE].load() != types_of(ids, spec.node_ranges)
             self._each(f"nodes have another {NTYPE} than the ranges in {spec.path.name} say", wrong, ids)
-        marks: dict[str, Tensor] = {key: load(file.edges[key]) for key in (INNER_EDGE, ETYPE) if key in file.edges}
+        marks: dict[str, Tensor] = {key: file.edges[key].load() for key in (INNER_EDGE, ETYPE) if key in file.edges}
         self._check_edges(graph, marks, ids, owner)
         self._keep_original_ids("nodes", graph.node_id, graph.orig_node_id, inner, spec.node_ranges)
         mine = inner[graph.edges[DST].long()]
@@ -283,12 +282,12 @@ def _look_at_features(files: FeatureFiles, content: PartContent, *, values: bool
         if files.what == "nodes" and name in MASKS:
             chosen = sum(int((rows != 0).sum()) for _, rows in stored.slices())
             content.split[name] = content.split.get(name, 0) + chosen
-        nan_rows = _rows_with_nan(path, key, stored, say) if values and stored.dtype.is_floating_point else None
-        dtype = str(stored.dtype).removeprefix("torch.")
+        nan_rows = _rows_with_nan(path, key, stored, say) if values and stored.tensor_dtype.is_floating_point else None
+        dtype = str(stored.tensor_dtype).removeprefix("torch.")
         content.features.append(StoredFeature(files.what, type_id, name, dtype, tuple(stored.shape[1:]), nan_rows))
 
 
-def _rows_with_nan(path: Path, key: str, stored: StoredTensor, say: Callable[[str], None]) -> int:
+def _rows_with_nan(path: Path, key: str, stored: StoredArray, say: Callable[[str], None]) -> int:
     count, first = 0, -1
     for start, rows in stored.slices():
         bad = rows.isnan().view(len(rows), -1).any(1) if rows.numel() else torch.zeros(0, dtype=torch.bool)

@@ -17,8 +17,9 @@ from sar.common_tuples import EID, ETYPE, NID, NTYPE
 from sar.partition.graph_data import Array
 from sar.partition.write.divide import EdgeBuckets
 from sar.partition.write.write_job import WriteJob
-from sar.storage.binary_layout import ArraySpec, FileLayout, tensor_file_layout
-from sar.storage.partition_writer import GRAPH, ORIGINAL_EDGES, part_folder, part_graph_layout
+from sar.storage.file_layout import ArraySpec, FileLayout, graph_file_layout, tensor_file_layout
+from sar.storage.part_graph import EDGE_FIELDS, NODE_FIELDS
+from sar.storage.partition_json import GRAPH, ORIGINAL_EDGES, part_folder
 
 _NODE_BYTES = 64  # with all fields and copies
 
@@ -101,7 +102,8 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
     outer = OuterEdges(job, buckets, part)
     outer.find(local)
     halo = np.count_nonzero(local[:start]) + np.count_nonzero(local[end:])
-    layout = part_graph_layout(end - start + halo, int(buckets.counts[part].sum()) + outer.count)
+    num_edges = int(buckets.counts[part].sum()) + outer.count
+    layout = graph_file_layout(end - start + halo, num_edges, NODE_FIELDS, EDGE_FIELDS)
     path = part_folder(job.staging.path, part) / GRAPH
     layout.create(path)
     with path.open("r+b") as file:

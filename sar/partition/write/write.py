@@ -19,8 +19,8 @@ from sar.partition.write.part_graph import write_part_graph
 from sar.partition.write.staging import staged
 from sar.partition.write.write_job import WriteJob, check_hops, check_writable, stored_spec
 from sar.partition.write.writers import Writers
-from sar.storage.part_sums import write_sums
-from sar.storage.partition_writer import ORIGINAL_EDGES, ORIGINAL_NODES, part_folder, write_partition_json
+from sar.storage.checksums import write_sums
+from sar.storage.partition_json import ORIGINAL_EDGES, ORIGINAL_NODES, PART_FILES, PartitionJson, part_folder
 
 
 class Written(NamedTuple):
@@ -126,12 +126,21 @@ def write_parts(job: WriteJob, name: str, method: str) -> Written:
         staging.own_step(f"sums of part {part}", partial(write_sums, part_folder(staging.path, part)))
     edges_from, rows_from = staging.team.sum(origins)
     if staging.leads:
-        etypes = [":".join(etype) for etype in job.etypes]
-        ranges = job.numbering.ranges, buckets.ranges
         data = {**job.graph.node_data, **{":".join(etype): fields for etype, fields in job.graph.edge_data.items()}}
         bools = [f"{kind}/{key}" for kind in data for key, column in data[kind].items() if column.dtype.kind == "b"]
-        hops = job.num_hops or 1
-        write_partition_json(staging.path, name, method, job.ntypes, etypes, *ranges, num_hops=hops, bool_fields=bools)
+        folders = [part_folder(staging.path, part) for part in range(num_parts)]
+        PartitionJson(
+            path=staging.path / f"{name}.json",
+            name=name,
+            method=method,
+            halo_hops=job.num_hops or 1,
+            node_types=job.ntypes,
+            edge_types=[":".join(etype) for etype in job.etypes],
+            node_ranges=job.numbering.ranges,
+            edge_ranges=buckets.ranges,
+            files=[{kind: folder / file for kind, file in PART_FILES.items()} for folder in folders],
+            bool_fields=bools,
+        ).write()
     nodes = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
     return Written(nodes, buckets.counts, edges_from, rows_from)
 

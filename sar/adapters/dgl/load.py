@@ -1,8 +1,8 @@
-"""Read one partition of a directory that DGL's partitioners wrote, with features streamed from disk."""
+"""Load what a worker has of a partition directory, with features streamed from disk."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from os import PathLike
 from typing import Any
 
@@ -10,23 +10,30 @@ import torch
 from torch import Tensor
 
 from sar import comm
-from sar.adapters.dgl.shards import build_shards
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.group import Group
 from sar.comm.session import current_group
-from sar.common_tuples import NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.regroup import regroup, renumber
 from sar.errors import DglError, PartitionError
+from sar.id_slices import pieces
 from sar.kernels import compile_ahead
 from sar.logging_setup import logger
 from sar.outofcore.residency import roomy
-from sar.storage.checked_file import comparing
-from sar.storage.edge_type_names import canonical_edge_types, types_of
+from sar.storage.checksums import comparing
 from sar.storage.feature_files import FeatureFiles
-from sar.storage.local_graph import PART_ID, LocalGraph, PartFile, check_node_ids
-from sar.storage.partition_json import DISPATCH_JSON, PartitionJson, graph_path, read_partition_json
-from sar.storage.stored_tensor import load
-from sar.storage.visible_edges import check_edge_ids, order_edges
+from sar.storage.part_graph import (
+    PART_ID,
+    LocalGraph,
+    PartFile,
+    VisibleEdges,
+    canonical_edge_types,
+    check_edge_ids,
+    check_node_ids,
+    order_edges,
+    types_of,
+)
+from sar.storage.partition_json import DISPATCH_JSON, IdRanges, PartitionJson, graph_path, read_partition_json
 from sar.storage.worker_share import WorkerShare
 
 
@@ -164,7 +171,7 @@ def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData
     del graph
     edge_files = FeatureFiles.of_edges(spec, part, edge_types, from_dispatch=from_dispatch)
     return PartitionData(
-        all_shard_edges=build_shards(edges, edge_types, edge_files, device),
+        all_shard_edges=_shards(edges, edge_types, edge_files, device),
         node_ranges=spec.partition_ranges,
         node_features=node_features,
         node_type_names=spec.node_types,
@@ -181,7 +188,7 @@ def _node_features(
     node_id, order = graph.node_id[graph.is_inner].sort()
     features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
     files = FeatureFiles.of_nodes(spec, part, from_dispatch=from_dispatch)
-    orig_ids = [load(one.stored, device, empty=roomy) for one in files.original_ids()]
+    orig_ids = [one.stored.load(device, empty=roomy) for one in files.original_ids()]
     if orig_ids:
         features[ORIG_ID] = torch.cat(orig_ids)
     elif graph.orig_node_id is not None:
@@ -207,3 +214,90 @@ def _partition_book(spec: PartitionJson, part: int, edge_types: list[CanonicalEt
         {name: i for i, name in enumerate(spec.node_types)},
         {name: i for i, name in enumerate(edge_types)},
     )
+
+
+class ShardFields:
+    """The edges of a partition with their fields, to be cut into shards.
+
+    Args:
+        edges: in visible order.
+        edge_ranges: of global IDs, by partition and type.
+        device: where they go.
+    """
+
+    def __init__(self, edges: VisibleEdges, edge_ranges: IdRanges, device: torch.device) -> None:
+        self.edges = edges
+        self.device = device
+        self._bounds: list[int] = edges.bounds.tolist()
+        # In visible order, shard after shard; shard p has the rows [bounds[p], bounds[p + 1]).
+        self._fields: dict[str, tuple[Tensor, list[int]]] = {}
+        several = edge_ranges.shape[1] > 1
+        self._type_of_edge = types_of(edges.edge_id, edge_ranges) if several else None
+        self.add(EID, edges.edge_id)
+        if self._type_of_edge is not None:
+            self.add(ETYPE, self._type_of_edge)
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Add a field of the edges of all types, (E, ...)."""
+        self._fields[name] = values.to(self.device), self._bounds
+
+    def add_feature(self, etype: CanonicalEtype, name: str, values: Tensor, bounds: list[int]) -> None:
+        """Add a feature of an edge type; `bounds` as `rows_of` gives them."""
+        key = name if self._type_of_edge is None else f"{':'.join(etype)}/{name}"
+        self._fields[key] = values.to(self.device), bounds
+
+    def rows_of(self, type_id: int) -> tuple[slice | Tensor, list[int]]:
+        """The rows of an edge type, and where those of each shard begin and end."""
+        if self._type_of_edge is None:
+            return slice(None), self._bounds
+        rows = (self._type_of_edge == type_id).nonzero().squeeze(1)
+        return rows, torch.searchsorted(rows, self.edges.bounds).tolist()
+
+    def cut(self) -> list[ShardEdgesAndFeatures]:
+        """Each shard's tensors are slices: the shards of a field lie one after the other in memory."""
+        src, dst = self.edges.src.to(self.device), self.edges.dst.to(self.device)
+        return [
+            ShardEdgesAndFeatures(
+                (src[begin:end], dst[begin:end]),
+                {name: values[bounds[p] : bounds[p + 1]] for name, (values, bounds) in self._fields.items()},
+            )
+            for p, (begin, end) in enumerate(pairwise(self._bounds))
+        ]
+
+
+def _shards(
+    edges: VisibleEdges, edge_types: list[CanonicalEtype], files: FeatureFiles, device: torch.device
+) -> list[ShardEdgesAndFeatures]:
+    """Read the edge features of a partition and cut edges and features into shards."""
+    edge_ranges = files.spec.edge_ranges
+    features = files.features()
+    orig_ids = files.original_ids()
+    fields = ShardFields(edges, edge_ranges, device)
+    ids_of_all_types = torch.empty(len(edges.edge_id) if orig_ids else 0, dtype=torch.int64, device=device)
+    # Original IDs come first, so that a feature of that name takes their place; those from files are filled in below.
+    if orig_ids:
+        fields.add(ORIG_ID, ids_of_all_types)
+    elif edges.orig_edge_id is not None:
+        fields.add(ORIG_ID, edges.orig_edge_id)
+
+    for type_id, etype in enumerate(edge_types):
+        ids_here = [one for one in orig_ids if one.type_id == type_id]
+        features_here = [one for one in features if one.type_id == type_id]
+        if not ids_here and not features_here:
+            continue
+        rows, bounds = fields.rows_of(type_id)
+        position = _positions(edges.edge_id[rows], int(edge_ranges[files.part, type_id, 0]))
+        for one in ids_here:
+            ids_of_all_types[rows] = one.stored.load(device, position)
+        for one in features_here:
+            fields.add_feature(etype, one.name, one.load(device, position, roomy), bounds)
+    return fields.cut()
+
+
+def _positions(edge_id: Tensor, first: int) -> Tensor:
+    """Where in `edge_id` each of the IDs `first`, `first + 1`, ... stands."""
+    count = len(edge_id)
+    position = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64)
+    for chunk in pieces(count):
+        position[edge_id[chunk] - first] = torch.arange(chunk.start, chunk.stop, dtype=position.dtype)
+    return position

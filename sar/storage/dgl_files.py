@@ -1,35 +1,169 @@
-"""Find the graph in a file that `dgl.save_graphs` wrote, without DGL; its arrays stay on disk until they are asked for.
+"""DGL's tensor files and graph files, read without DGL: arrays are found, and stay on disk until they are asked for.
 
-See [Note: files are not trusted].
+DGL 1.1 and 2.1 write the same layout. Both kinds of files are little-endian. Every structure begins with a mark of 8
+bytes; counts before lists and lengths before names have 8 bytes. An array is a header (`ARRAY_HEADER`, shape, size in
+bytes) and its values in C order.
+
+Tensor file: mark, count, count; then for each tensor its name and the array.
+
+Graph file: a header of 4096 bytes (mark, version, kind of graphs, count); the place of the first graph; tensors of the
+user's own, by name; the graphs; at the end the places of the graphs, between two copies of the size of this table. A
+graph is its types' own graph (types of nodes joined by types of edges), its relations, numbers of nodes, fields of
+nodes and of edges by type and name, and the types' names. A relation has a graph of its types too, once for each of
+the sparse formats in which its edges are saved: mark, numbers of columns and of rows, three arrays, and bytes that say
+whether they are sorted.
+
+[Note: files are not trusted]
+Whatever a file says of itself (counts, lengths, shapes) is compared with its size before anything is allocated or
+repeated by it, and every number that is used as an index is compared with what it points into. So reading ends with the
+content or with a `PartitionError`, in time and memory that grow with the file. Nothing is unpickled.
 """
 
+import math
+import os
+import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
 from sar.errors import PartitionError
-from sar.storage.cursor import Cursor
-from sar.storage.file_layout import (
-    COO,
-    COO_MARK,
-    CSC,
-    CSR,
-    CSR_MARK,
-    GRAPH_FILE_HEADER_BYTES,
-    GRAPH_FILE_MARK,
-    GRAPH_FILE_VERSION,
-    HETEROGRAPH_MARK,
-    HETEROGRAPHS,
-    META_GRAPH_MARK,
-    RELATION_MARK,
-)
-from sar.storage.stored_tensor import StoredTensor, load, open_file
+from sar.storage.arrays import BFLOAT16, StoredArray, open_file
 
+TENSOR_FILE_MARK: Final = 0xDD5A9FBE3FA2443F
+GRAPH_FILE_MARK: Final = 0xDD2E4FF046B4A13F
+HETEROGRAPH_MARK: Final = 0xDD589FBE35224ABF
+META_GRAPH_MARK: Final = 0xDD3C5FFE20046ABF
+RELATION_MARK: Final = 0xDD2E60F0F6B4A127
+COO_MARK: Final = 0xDD61FFD305DFF127
+CSR_MARK: Final = 0xDD6CD31205DFF127
+ARRAY_MARK: Final = 0xDD5E40F096B4A13F
+
+GRAPH_FILE_VERSION: Final = 2
+HETEROGRAPHS: Final = 2
+GRAPH_FILE_HEADER_BYTES: Final = 4096
+
+ARRAY_HEADER: Final = "QQiiiBBH"
+"""Mark, 8 reserved bytes, kind and number of device, dimensions, and the dtype: code, bits, lanes (as in DLPack)."""
+CPU: Final = 1
+
+COO: Final = 1
+CSR: Final = 2
+CSC: Final = 4
+"""Bits of the sparse formats that a relation is saved in; they follow each other in this order."""
+DTYPES: Final[dict[tuple[int, int], np.dtype[Any]]] = {
+    (0, 8): np.dtype("<i1"),
+    (0, 16): np.dtype("<i2"),
+    (0, 32): np.dtype("<i4"),
+    (0, 64): np.dtype("<i8"),
+    (1, 8): np.dtype("<u1"),
+    (2, 16): np.dtype("<f2"),
+    (2, 32): np.dtype("<f4"),
+    (2, 64): np.dtype("<f8"),
+    (4, 16): BFLOAT16,
+    (5, 64): np.dtype("<c8"),
+    (5, 128): np.dtype("<c16"),
+}
+"""By code and bits, as in DLPack."""
+_MAX_DIMENSIONS = 64
 _ONE_FORMAT = {1: COO, 2: CSR, 3: CSC}
 """How older versions of DGL wrote which format follows."""
+
+
+class Cursor:
+    """Goes through an open file, and never beyond its end; see [Note: files are not trusted].
+
+    Every method raises `PartitionError` where the file ends, or has something else than asked for.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path = path
+        self.size = os.fstat(file.fileno()).st_size
+        self._file = file
+
+    @property
+    def at(self) -> int:
+        return self._file.tell()
+
+    def move(self, to: int) -> None:
+        self._file.seek(to)
+
+    def numbers(self, layout: str) -> tuple[int, ...]:
+        """Numbers by their codes in `struct`."""
+        layout = f"<{layout}"
+        return struct.unpack(layout, self._take(struct.calcsize(layout)))
+
+    def number(self) -> int:
+        """A count, a length or a place."""
+        return self.numbers("Q")[0]
+
+    def mark(self, expected: int, what: str) -> None:
+        found = self.number()
+        if found != expected:
+            raise self.unknown(f"{found:#x} where the mark of {what} should be")
+
+    def text(self) -> str:
+        try:
+            return self._take(self.number()).decode()
+        except UnicodeDecodeError as error:
+            raise self.unknown("a name that is not UTF-8") from error
+
+    def array(self) -> StoredArray:
+        """An array's header; its values are passed by."""
+        mark, _, device, _, ndim, code, bits, lanes = self.numbers(ARRAY_HEADER)
+        dtype = DTYPES.get((code, bits))
+        if (mark, device, lanes) != (ARRAY_MARK, CPU, 1) or dtype is None or not 1 <= ndim <= _MAX_DIMENSIONS:
+            raise self.unknown(
+                f"an array with the mark {mark:#x}, device {device}, {ndim} dimensions and dtype {(code, bits, lanes)}"
+            )
+        *shape, data_bytes = self.numbers(f"{ndim + 1}q")
+        stored = StoredArray(self.path, self.at, tuple(shape), dtype)
+        largest = math.prod(max(1, size) for size in shape) * dtype.itemsize  # torch multiplies sizes next to 0, too
+        if min(shape) < 0 or largest >= 2**63 or data_bytes != shape[0] * stored.row_bytes:
+            raise self.unknown(f"an array of shape {tuple(shape)} in {data_bytes} bytes")
+        if data_bytes > self.size - self.at:
+            raise self._truncated()
+        self._file.seek(data_bytes, os.SEEK_CUR)
+        return stored
+
+    def arrays(self) -> dict[str, StoredArray]:
+        """A list of arrays by name."""
+        return {self.text(): self.array() for _ in range(self.number())}
+
+    def unknown(self, found: str) -> PartitionError:
+        """The error for what the reader does not know."""
+        return PartitionError(
+            f"{self.path} has {found}, before byte {self.at}; expected the layout of DGL 1.1 and 2.1. The file is "
+            "damaged, or from another version: copy it again, or write it again."
+        )
+
+    def _take(self, count: int) -> bytes:
+        content = self._file.read(count) if count <= self.size - self.at else b""
+        if len(content) < count:
+            raise self._truncated()
+        return content
+
+    def _truncated(self) -> PartitionError:
+        return PartitionError(
+            f"{self.path} is truncated: it ends after {self.size} bytes, in the middle of a tensor. Copy it again, or "
+            "write it again."
+        )
+
+
+def open_tensors(path: Path) -> dict[str, StoredArray]:
+    """Find the tensors in a file without reading them.
+
+    Raises:
+        PartitionError: the file is missing, truncated, or no tensor file.
+    """
+    with open_file(path) as file:
+        cursor = Cursor(path, file)
+        cursor.mark(TENSOR_FILE_MARK, "a tensor file")
+        cursor.number()
+        return cursor.arrays()
 
 
 class StoredEdges(NamedTuple):
@@ -43,9 +177,9 @@ class StoredEdges(NamedTuple):
     kind: int
     num_rows: int
     num_columns: int
-    rows: StoredTensor
-    columns: StoredTensor
-    edge_ids: StoredTensor
+    rows: StoredArray
+    columns: StoredArray
+    edge_ids: StoredArray
 
     @property
     def num_edges(self) -> int:
@@ -78,11 +212,11 @@ class StoredEdges(NamedTuple):
             raise self._damaged("edge IDs that are not each there once")
         return rows[entry_of], columns[entry_of]
 
-    def _read(self, stored: StoredTensor, count: int, limit: int) -> Tensor:
+    def _read(self, stored: StoredArray, count: int, limit: int) -> Tensor:
         """Whole numbers, (count,), from 0 to below `limit`."""
-        if stored.shape != (count,) or stored.dtype not in (torch.int32, torch.int64):
-            raise self._damaged(f"{stored.dtype} of shape {stored.shape} for {count} indices")
-        numbers = load(stored)
+        if stored.shape != (count,) or stored.tensor_dtype not in (torch.int32, torch.int64):
+            raise self._damaged(f"{stored.tensor_dtype} of shape {stored.shape} for {count} indices")
+        numbers = stored.load()
         if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < limit:
             raise self._damaged(f"indices from {int(numbers.min())} to {int(numbers.max())} below {limit}")
         return numbers
@@ -98,7 +232,7 @@ class Relation(NamedTuple):
 
     etype: CanonicalEtype
     edges: StoredEdges
-    fields: dict[str, StoredTensor]
+    fields: dict[str, StoredArray]
 
 
 class StoredGraph(NamedTuple):
@@ -106,7 +240,7 @@ class StoredGraph(NamedTuple):
 
     path: Path
     num_nodes: dict[str, int]
-    fields: dict[str, dict[str, StoredTensor]]
+    fields: dict[str, dict[str, StoredArray]]
     relations: list[Relation]
 
 

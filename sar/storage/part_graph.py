@@ -1,0 +1,264 @@
+"""The graph of one part as its `graph.dgl` has it, the names of its edge types, and its edges in the order of sar.
+
+The graph is homogeneous, of own nodes and halo, with local node numbers. sar shows edges by source partition, then
+destination, then edge ID: the visible order.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype
+from sar.errors import PartitionError
+from sar.id_slices import pieces
+from sar.logging_setup import logger
+from sar.storage.dgl_files import StoredGraph, open_graph
+from sar.storage.partition_json import REWRITE, IdRanges, PartitionJson
+
+SRC: Final = "src"
+DST: Final = "dst"
+INNER_NODE: Final = "inner_node"
+INNER_EDGE: Final = "inner_edge"
+PART_ID: Final = "part_id"
+NODE_FIELDS: Final = {NID: np.int64, NTYPE: np.int32, PART_ID: np.int64, INNER_NODE: np.uint8}
+EDGE_FIELDS: Final = {EID: np.int64, ETYPE: np.int32, INNER_EDGE: np.uint8}
+"""The fields of a graph that sar writes."""
+
+
+@dataclass
+class LocalGraph:
+    """The graph of one partition, with everything that the reader has no use for dropped.
+
+    node_id: (N,) global IDs of the partition's nodes and halo.
+    is_inner: (N,) whether the partition owns the node.
+    orig_node_id: (N,) IDs in the input graph, which DGL wrote up to 0.9.
+    edges: (E,) each: `src` and `dst` (local nodes), `_ID` (global), and `orig_id` where DGL wrote it.
+    """
+
+    node_id: Tensor
+    is_inner: Tensor
+    orig_node_id: Tensor | None
+    edges: dict[str, Tensor]
+
+
+class PartFile:
+    """A `graph.dgl`: what it has, before it is read.
+
+    nodes, edges: fields of DGL's own, a whole number for each node or edge.
+
+    Raises:
+        PartitionError: the file is missing or damaged, or holds something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        graph = open_graph(path)
+        if len(graph.num_nodes) != 1 or len(graph.relations) != 1:
+            raise _no_partition(graph, f"{len(graph.num_nodes)} types of nodes and {len(graph.relations)} of edges")
+        [self._relation], [nodes] = graph.relations, graph.fields.values()
+        edges = self._relation.fields
+        if NID not in nodes or EID not in edges or INNER_NODE not in nodes:
+            raise _no_partition(graph, f"the node fields {sorted(nodes)} and edge fields {sorted(edges)}")
+        self.nodes = {key: nodes[key] for key in (NID, NTYPE, INNER_NODE, PART_ID, ORIG_ID) if key in nodes}
+        self.edges = {key: edges[key] for key in (EID, ETYPE, INNER_EDGE, ORIG_ID) if key in edges}
+        for name, stored in (*self.nodes.items(), *self.edges.items()):
+            if len(stored.shape) != 1 or stored.dtype.kind not in "iu":
+                raise PartitionError(
+                    f"{path} has {name} of {stored.tensor_dtype} and shape {stored.shape}; expected one whole number "
+                    f"for each node or edge. {REWRITE}"
+                )
+
+    def read(self) -> LocalGraph:
+        """Read what the reader needs."""
+        src, dst = self._relation.edges.ends()
+        fields = {key: self.edges[key].load().long() for key in (EID, ORIG_ID) if key in self.edges}
+        return LocalGraph(
+            node_id=self.nodes[NID].load().long(),
+            is_inner=self.nodes[INNER_NODE].load().bool(),
+            orig_node_id=self.nodes[ORIG_ID].load() if ORIG_ID in self.nodes else None,
+            edges={SRC: src, DST: dst} | fields,
+        )
+
+
+def _no_partition(graph: StoredGraph, found: str) -> PartitionError:
+    return PartitionError(
+        f"{graph.path} has {found}; expected a graph of one type, with at least {NID} and {INNER_NODE} on nodes, {EID} "
+        "on edges. It is not the graph of a partition: check the JSON file's paths."
+    )
+
+
+def check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
+    """Raise `PartitionError` where a partition's graph has other nodes than the JSON file says."""
+    path = spec.files[part]["part_graph"]
+    own = graph.node_id[graph.is_inner].sort().values
+    start, end = spec.partition_ranges[part]
+    if len(own) != end - start or not torch.equal(own, torch.arange(start, end)):
+        raise PartitionError(
+            f"{path} holds {len(own)} nodes of partition {part}; expected one for every node ID in [{start}, {end}), "
+            f"as {spec.path.name} says. {REWRITE}"
+        )
+    num_nodes = spec.partition_ranges[-1][1]
+    if not bool(((graph.node_id >= 0) & (graph.node_id < num_nodes)).all()):
+        raise PartitionError(f"{path} has node IDs outside [0, {num_nodes}), the nodes of {spec.path.name}. {REWRITE}")
+
+
+def has_all_edges(graph: LocalGraph, start: int, end: int) -> bool:
+    """Whether the edges into the partition's own nodes have each of the IDs `start` to `end` - 1 once."""
+    edge_id = graph.edges[EID][_owned(graph)]
+    if len(edge_id) != end - start:
+        return False
+    seen = torch.zeros(end - start, dtype=torch.bool)
+    for chunk in pieces(len(edge_id)):
+        number = edge_id[chunk] - start
+        if not bool(((number >= 0) & (number < end - start)).all()):
+            return False
+        seen[number] = True
+    return bool(seen.all())
+
+
+def check_edge_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
+    """Raise `PartitionError` where a partition's graph has other edges than the JSON file says."""
+    start, end = int(spec.edge_ranges[part, 0, 0]), int(spec.edge_ranges[part, -1, 1])
+    if not has_all_edges(graph, start, end):
+        found = int(graph.is_inner[graph.edges[DST].long()].sum())
+        raise PartitionError(
+            f"{spec.files[part]['part_graph']} holds {found} edges into the nodes of partition {part}; expected "
+            f"one for every edge ID in [{start}, {end}), as {spec.path.name} says. {spec.edge_fix}"
+        )
+
+
+def canonical_edge_types(spec: PartitionJson, graph: LocalGraph, part: int) -> list[CanonicalEtype]:
+    """Name the edge types as (source type, relation, destination type).
+
+    Plain names get their node types from an edge of that type, in this partition if it has one, else in the others.
+
+    Raises:
+        PartitionError: no file at hand has an edge of some type, or the JSON file lacks the node types that one names.
+    """
+    names = {type_id: split_edge_type(name) for type_id, name in enumerate(spec.edge_types)}
+    if len(spec.node_types) == 1:
+        (only,) = spec.node_types
+        names = {type_id: name or (only, spec.edge_types[type_id], only) for type_id, name in names.items()}
+    if None in names.values():
+        _complete(names, spec, graph)
+    for other in range(spec.num_parts):
+        path = spec.files[other].get("part_graph")
+        if None in names.values() and other != part and path is not None and os.path.exists(path):
+            logger.info("%s gives edge types plain names; looking for their node types in %s", spec.path, path)
+            _complete(names, spec, PartFile(path).read())
+    nameless = [spec.edge_types[type_id] for type_id, name in names.items() if name is None]
+    if nameless:
+        raise PartitionError(
+            f"{spec.path}: cannot tell the node types of the edge types {nameless}, as no edge of them was found; "
+            "expected canonical names. Rename them to source:relation:destination under etypes and edge_map."
+        )
+    found = [name for name in names.values() if name is not None]
+    if len(set(found)) < len(found) or not {end for src, _, dst in found for end in (src, dst)} <= {*spec.node_types}:
+        raise PartitionError(
+            f"{spec.path}: the edge types are {found}; expected each once, between the node types {spec.node_types}. "
+            f"{REWRITE}"
+        )
+    return found
+
+
+def split_edge_type(name: str) -> CanonicalEtype | None:
+    """Take `src:rel:dst` apart; None for the plain name of an edge type."""
+    parts = name.split(":")
+    return (parts[0], parts[1], parts[2]) if len(parts) == 3 else None
+
+
+def types_of(ids: torch.Tensor, ranges: IdRanges) -> torch.Tensor:
+    """Type IDs (int32, as DGL stores them) of nodes or edges from their global IDs."""
+    if ranges.shape[1] == 1:
+        return torch.zeros(len(ids), dtype=torch.int32)
+    ends = torch.from_numpy(np.ascontiguousarray(ranges[:, :, 1]).reshape(-1))
+    return torch.searchsorted(ends, ids, right=True, out_int32=True).remainder_(ranges.shape[1])
+
+
+def _complete(names: dict[int, CanonicalEtype | None], spec: PartitionJson, graph: LocalGraph) -> None:
+    edge_types = types_of(graph.edges[EID], spec.edge_ranges)
+    for type_id in [type_id for type_id, name in names.items() if name is None]:
+        edges = (edge_types == type_id).nonzero()
+        if len(edges):
+            ends = torch.stack([graph.edges[end][edges[0]] for end in (SRC, DST)]).long()
+            src_type, dst_type = types_of(graph.node_id[ends].view(-1), spec.node_ranges).tolist()
+            names[type_id] = (spec.node_types[src_type], spec.edge_types[type_id], spec.node_types[dst_type])
+
+
+class VisibleEdges(NamedTuple):
+    """In-edges of a partition's own nodes, in visible order, with global IDs (int64).
+
+    src, dst: (E,) node IDs.
+    edge_id: (E,).
+    orig_edge_id: (E,) IDs in the input graph, where `graph.dgl` has them.
+    bounds: (num_parts + 1,) edges from partition p are [bounds[p], bounds[p + 1]).
+    """
+
+    src: Tensor
+    dst: Tensor
+    edge_id: Tensor
+    orig_edge_id: Tensor | None
+    bounds: Tensor
+
+
+def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
+    """Pick out and sort the edges of a partition; takes them out of `graph`.
+
+    Args:
+        graph: the partition and its halo.
+        node_ranges: [start, end) of global node IDs of every partition.
+        part: the partition.
+    """
+    # Memory: temporaries are cut into chunks, and every column of the graph is let go once it is sorted. So beside the
+    # graph at most 20 bytes an edge are held while sorting, and 16 afterwards.
+    columns = graph.edges
+    rows, bounds = _visible_rows(graph, node_ranges, part)
+    return VisibleEdges(
+        src=_pick(columns.pop(SRC), rows, graph.node_id),
+        dst=_pick(columns.pop(DST), rows, graph.node_id),
+        edge_id=_pick(columns.pop(EID), rows),
+        orig_edge_id=_pick(columns.pop(ORIG_ID), rows) if ORIG_ID in columns else None,
+        bounds=bounds,
+    )
+
+
+def _owned(graph: LocalGraph) -> slice | Tensor:
+    """The edges into own nodes; a slice where they come first, as DGL writes them."""
+    inner = graph.is_inner[graph.edges[DST].long()]
+    count = int(inner.sum())
+    return slice(count) if bool(inner[:count].all()) else inner.nonzero().squeeze(1)
+
+
+def _visible_rows(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> tuple[Tensor, Tensor]:
+    """Row numbers of the partition's edges in visible order, (E,), and the shards' bounds."""
+    src, dst, owned = graph.edges[SRC], graph.edges[DST], _owned(graph)
+    edge_id = graph.edges[EID][owned]
+    count = len(edge_id)
+    start, end = node_ranges[part]
+    ends = torch.tensor([end for _, end in node_ranges])
+    place = torch.empty(count, dtype=torch.int64)  # by source partition, then destination
+    counts = torch.zeros(len(node_ranges), dtype=torch.int64)
+    for chunk in pieces(count):
+        at = chunk if isinstance(owned, slice) else owned[chunk]
+        source_part = torch.searchsorted(ends, graph.node_id[src[at].long()], right=True)
+        counts += torch.bincount(source_part, minlength=len(node_ranges))
+        place[chunk] = source_part * (end - start) + graph.node_id[dst[at].long()] - start
+    if bool((edge_id[1:] > edge_id[:-1]).all()):
+        order = torch.from_numpy(np.argsort(place.numpy(), kind="stable"))
+    else:
+        order = torch.from_numpy(np.lexsort((edge_id.numpy(), place.numpy())))
+    bounds = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return order if isinstance(owned, slice) else owned[order], bounds
+
+
+def _pick(column: Tensor, rows: Tensor, global_id: Tensor | None = None) -> Tensor:
+    """Rows of a column, int64; with `global_id`, what the column's values stand for."""
+    result = torch.empty(len(rows), dtype=torch.int64)
+    for chunk in pieces(len(rows)):
+        values = column[rows[chunk]]
+        result[chunk] = values if global_id is None else global_id[values.long()]
+    return result
