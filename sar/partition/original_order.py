@@ -17,6 +17,7 @@ from torch import Tensor
 from sar import comm
 from sar.comm.session import current_group
 from sar.common_tuples import CanonicalEtype
+from sar.core.regroup import WorkerShare
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.id_slices import first_of_equals
 from sar.partition.graph_data import Array
@@ -26,8 +27,8 @@ from sar.partition.write.writers import Writers
 from sar.storage.arrays import as_column
 from sar.storage.dgl_files import open_tensors
 from sar.storage.durable import put_in_place
-from sar.storage.feature_files import FeatureFiles
-from sar.storage.part_graph import (
+from sar.storage.part_files import (
+    FeatureFiles,
     PartFile,
     canonical_edge_types,
     check_edge_ids,
@@ -37,7 +38,6 @@ from sar.storage.part_graph import (
     types_of,
 )
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
-from sar.storage.worker_share import WorkerShare
 
 Ids = NDArray[np.int64]
 Values = Tensor | Array | str | PathLike[str]
@@ -325,7 +325,7 @@ def _total(ranges: IdRanges) -> int:
 
 def _nodes_of_part(spec: PartitionJson, kind: int, part: int) -> Ids:
     """Of a part's nodes of one type, (N_i,), in the order of their global IDs."""
-    stored = [one.stored for one in FeatureFiles.of_nodes(spec, part).original_ids() if one.type_id == kind]
+    stored = [one.stored for one in FeatureFiles(spec, part, "nodes").original_ids() if one.type_id == kind]
     if stored:
         return stored[0].load().long().numpy()
     start, end = spec.node_ranges[part, kind].tolist()
@@ -346,7 +346,7 @@ def _edges_of_part(spec: PartitionJson, kind: int, part: int) -> tuple[Tensor, T
     graph = PartFile(graph_path(spec, part)).read()
     check_node_ids(spec, part, graph)
     check_edge_ids(spec, part, graph)
-    files = FeatureFiles.of_edges(spec, part, canonical_edge_types(spec, graph, part))
+    files = FeatureFiles(spec, part, "edges", canonical_edge_types(spec, graph, part))
     edges = order_edges(graph, spec.partition_ranges, part)
     mine = types_of(edges.edge_id, spec.edge_ranges) == kind
     ids, originals = edges.edge_id[mine], edges.orig_edge_id

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, PartitionData
 from sar.core.build import check_partition
-from sar.core.regroup import regroup
+from sar.core.regroup import deal_parts, deal_workers, equal_runs, regroup
 from sar.errors import PartitionError
-from sar.storage.worker_share import deal_parts, deal_workers, equal_runs
 from tests.graphs import partition_in_memory, random_graph
 from tests.hetero_graphs import partition_hetero
 

@@ -5,8 +5,7 @@ import torch
 
 import sar
 from sar.common_tuples import NTYPE, ORIG_ID
-from sar.core.regroup import regroup
-from sar.storage.worker_share import deal_parts
+from sar.core.regroup import deal_parts, regroup
 from tests.sampling.scenes import typed_parts
 
 PARTS = 5

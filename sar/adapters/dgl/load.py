@@ -14,16 +14,16 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
-from sar.core.regroup import regroup, renumber
+from sar.core.regroup import WorkerShare, regroup, renumber
 from sar.errors import DglError, PartitionError
 from sar.id_slices import pieces
 from sar.kernels import compile_ahead
 from sar.logging_setup import logger
 from sar.outofcore.residency import roomy
 from sar.storage.checksums import comparing
-from sar.storage.feature_files import FeatureFiles
-from sar.storage.part_graph import (
+from sar.storage.part_files import (
     PART_ID,
+    FeatureFiles,
     LocalGraph,
     PartFile,
     VisibleEdges,
@@ -33,8 +33,7 @@ from sar.storage.part_graph import (
     order_edges,
     types_of,
 )
-from sar.storage.partition_json import DISPATCH_JSON, IdRanges, PartitionJson, graph_path, read_partition_json
-from sar.storage.worker_share import WorkerShare
+from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
 
 
 def load_dgl_partition_data(
@@ -154,24 +153,21 @@ def _on_device(data: PartitionData, device: torch.device) -> PartitionData:
 
 
 def _load_part(spec: PartitionJson, part: int, device: torch.device, verify: bool) -> PartitionData:
-    """As `_load`, and compare what is read with the part's checksums."""
+    """Load one partition; with `verify`, what is read is compared with its checksums."""
     with comparing(graph_path(spec, part).parent) if verify else nullcontext():
-        return _load(spec, part, device)
-
-
-def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData:
-    file = PartFile(graph_path(spec, part))
-    graph = file.read()
-    check_node_ids(spec, part, graph)
-    from_dispatch = PART_ID not in file.nodes and spec.path.name == DISPATCH_JSON
-    edge_types = canonical_edge_types(spec, graph, part)
-    node_features = _node_features(spec, part, graph, from_dispatch, device)
-    check_edge_ids(spec, part, graph)
-    edges = order_edges(graph, spec.partition_ranges, part)
-    del graph
-    edge_files = FeatureFiles.of_edges(spec, part, edge_types, from_dispatch=from_dispatch)
+        file = PartFile(graph_path(spec, part))
+        graph, has_part_ids = file.read(), PART_ID in file.nodes
+        check_node_ids(spec, part, graph)
+        edge_types = canonical_edge_types(spec, graph, part)
+        files = FeatureFiles(spec, part, "nodes", has_part_ids=has_part_ids)
+        node_features = _node_features(files, graph, device)
+        check_edge_ids(spec, part, graph)
+        edges = order_edges(graph, spec.partition_ranges, part)
+        del graph
+        files = FeatureFiles(spec, part, "edges", edge_types, has_part_ids=has_part_ids)
+        shards = _shards(edges, edge_types, files, device)
     return PartitionData(
-        all_shard_edges=_shards(edges, edge_types, edge_files, device),
+        all_shard_edges=shards,
         node_ranges=spec.partition_ranges,
         node_features=node_features,
         node_type_names=spec.node_types,
@@ -181,13 +177,11 @@ def _load(spec: PartitionJson, part: int, device: torch.device) -> PartitionData
     )
 
 
-def _node_features(
-    spec: PartitionJson, part: int, graph: LocalGraph, from_dispatch: bool, device: torch.device
-) -> dict[str, Tensor]:
+def _node_features(files: FeatureFiles, graph: LocalGraph, device: torch.device) -> dict[str, Tensor]:
     """Features of the partition's own nodes, in the order of their global IDs."""
+    spec = files.spec
     node_id, order = graph.node_id[graph.is_inner].sort()
     features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
-    files = FeatureFiles.of_nodes(spec, part, from_dispatch=from_dispatch)
     orig_ids = [one.stored.load(device, empty=roomy) for one in files.original_ids()]
     if orig_ids:
         features[ORIG_ID] = torch.cat(orig_ids)

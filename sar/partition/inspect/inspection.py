@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sar.common_tuples import EID
+from sar.core.regroup import WorkerShare
 from sar.errors import ConfigError, PartitionError
 from sar.id_slices import pieces
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
 from sar.partition.inspect.part_inspection import MASKS, EdgeSources, PartContent, What, inspect_part, one_thread
 from sar.partition.original_order import PermutationCheck
 from sar.storage.checksums import damage
-from sar.storage.feature_files import Feature, FeatureFiles
-from sar.storage.part_graph import DST, SRC, LocalGraph, PartFile, types_of
+from sar.storage.part_files import DST, SRC, Feature, FeatureFiles, LocalGraph, PartFile, types_of
 from sar.storage.partition_json import (
     DISPATCH_JSON,
     ORIG_ID_FILES,
@@ -28,7 +28,6 @@ from sar.storage.partition_json import (
     owned_counts,
     read_partition_json,
 )
-from sar.storage.worker_share import WorkerShare
 
 
 def inspect_directory(
@@ -107,7 +106,7 @@ def largest_value(path: str | PathLike[str], name: str) -> float:
     found = [
         float(rows.max())
         for part in range(spec.num_parts)
-        for one in FeatureFiles.of_nodes(spec, part).features()
+        for one in FeatureFiles(spec, part, "nodes").features()
         if one.name == name
         for _, rows in one.stored.slices()
         if rows.numel()
@@ -141,7 +140,7 @@ class _Originals:
     def take(self, part: int, content: PartContent) -> None:
         """Note the original IDs of a part, and drop those in `content`."""
         spec = self._spec
-        for files in (FeatureFiles.of_nodes(spec, part), FeatureFiles.of_edges(spec, part, content.edge_types)):
+        for files in (FeatureFiles(spec, part, "nodes"), FeatureFiles(spec, part, "edges", content.edge_types)):
             what: What = files.what
             try:
                 stored: list[Feature] = files.original_ids()
@@ -316,7 +315,7 @@ def _split(spec: PartitionJson, parts: Sequence[int], rows_of: Sequence[Mapping[
     """How many of a worker's rows, by type and part, each mask chooses."""
     chosen: dict[str, int] = {}
     for part in parts:
-        files = FeatureFiles.of_nodes(spec, part, from_dispatch=spec.path.name == DISPATCH_JSON)
+        files = FeatureFiles(spec, part, "nodes")
         for mask in (one for one in files.features() if one.name in MASKS):
             cut = rows_of[mask.type_id][part]
             count = sum(

@@ -22,9 +22,18 @@ from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype
 from sar.errors import PartitionError
 from sar.id_slices import distinct, pieces
 from sar.storage.arrays import StoredArray
-from sar.storage.feature_files import FeatureFiles
-from sar.storage.part_graph import DST, INNER_EDGE, PART_ID, SRC, LocalGraph, PartFile, canonical_edge_types, types_of
-from sar.storage.partition_json import DISPATCH_JSON, IdRanges, PartitionJson, graph_path
+from sar.storage.part_files import (
+    DST,
+    INNER_EDGE,
+    PART_ID,
+    SRC,
+    FeatureFiles,
+    LocalGraph,
+    PartFile,
+    canonical_edge_types,
+    types_of,
+)
+from sar.storage.partition_json import IdRanges, PartitionJson, graph_path
 
 What = Literal["nodes", "edges"]
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -105,7 +114,7 @@ def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent
     parts = spec.num_parts
     none = np.zeros((0, parts), np.int64)
     content = PartContent([], Between.none(parts), Between.none(parts), np.zeros(parts, np.int64), none, none)
-    from_dispatch = spec.path.name == DISPATCH_JSON
+    has_part_ids = False
     try:
         path = graph_path(spec, part)
         file = PartFile(path)
@@ -114,12 +123,12 @@ def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent
     except PartitionError as error:
         content.problems.append(str(error))
     else:
-        from_dispatch &= PART_ID not in file.nodes
+        has_part_ids = PART_ID in file.nodes
         _Structure(spec, part, path, content).check(file, graph)
         del graph
     for files in (
-        FeatureFiles.of_nodes(spec, part, from_dispatch=from_dispatch),
-        FeatureFiles.of_edges(spec, part, content.edge_types, from_dispatch=from_dispatch),
+        FeatureFiles(spec, part, "nodes", has_part_ids=has_part_ids),
+        FeatureFiles(spec, part, "edges", content.edge_types, has_part_ids=has_part_ids),
     ):
         _look_at_features(files, content, values=values)
     return content

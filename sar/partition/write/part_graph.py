@@ -18,7 +18,7 @@ from sar.partition.graph_data import Array
 from sar.partition.write.divide import EdgeBuckets
 from sar.partition.write.write_job import WriteJob
 from sar.storage.file_layout import ArraySpec, FileLayout, graph_file_layout, tensor_file_layout
-from sar.storage.part_graph import EDGE_FIELDS, NODE_FIELDS
+from sar.storage.part_files import EDGE_FIELDS, NODE_FIELDS
 from sar.storage.partition_json import GRAPH, ORIGINAL_EDGES, part_folder
 
 _NODE_BYTES = 64  # with all fields and copies
