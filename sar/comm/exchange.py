@@ -18,6 +18,25 @@ same reason gradients are waited for only when their buffers are needed, after m
 Features and gradients may travel in a half precision; they are widened on arrival, so that all sums are as they were.
 Where its range is smaller they are scaled: see [Note: scaled fields] in `rows.py`.
 
+[Note: rows of the same process]
+Workers of one process (`Transport.local_peers`) have their turns one after the other. All let the others read their
+rows at one meeting (`Group.share`), and where gradients return, add to their totals. Then each, in its turn, goes
+through the rows of its process's other workers, and after that through those of other processes as they arrive. What a
+process sends in that turn are rows of all its workers, to those workers of other processes that have their turn, too.
+Gradients are added to the total of the rows' owner by whoever has the turn, beginning with the first worker: in the
+same order in each epoch, to the last bit. A second meeting ends an exchange that returns gradients, because only then a
+total is complete.
+
+A caller that can (`local`) reads the rows where they lie, and adds to totals itself, without copies of either.
+Otherwise rows are copied tile by tile. They are rounded as those that leave the process are
+(`Config.wire_dtype_features`), so that the results are those of as many processes.
+
+[Note: reading ahead]
+Where memory is left to a file, shared rows are mapped and not in memory: the first use of a page that the system has
+dropped would wait for the disk. So before a tile is computed the system is asked for the next one, and for where its
+gradients go. Nothing else is read: with each page that it finds missing the system would read its neighbours, too, up
+to several MB, and where memory is short these take the place of what is needed next.
+
 [Note: address]
 A transport may match a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out
 or gradients back) and the tile's index in its round; the pair of workers determines the round. So a message can only
@@ -37,8 +56,9 @@ from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice, Step
 from sar.comm.rows import RowFormat
-from sar.comm.settings import Settings
-from sar.comm.transport import Message
+from sar.comm.settings import SMALL_TILE, UNLIMITED_ROWS, Settings
+from sar.comm.statistics import counters
+from sar.comm.transport import Message, Shared
 
 
 class Direction(IntEnum):
@@ -79,8 +99,8 @@ class LocalFields(NamedTuple):
 class GradientReturn(NamedTuple):
     """Where the gradients of this worker's rows that other workers make come together.
 
-    totals: (N_src, ...) each, made by `roomy`, because virtual workers may add to each other's; what travels has their
-        formats.
+    totals: (N_src, ...) each, made by `roomy`, because workers of one process add to each other's; what travels has
+        their formats.
     add: called with rows of this worker, (n,), what one reader sends for them, (n, ...), and the total to change.
     start: what changes nothing when it is added.
     """
@@ -126,19 +146,17 @@ class Exchange:
         *,
         both_ways: bool = True,
     ) -> None:
-        self.group = self.wire = group
+        self.group = group
         self.plan = plan
         self.settings = settings
-        self.steps = self.schedule(settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways))
+        self.steps = plan.schedule(settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways))
         self.depth = len(self.steps) if settings.one_shot else settings.depth
         self.first = (2 if both_ways else 1) * self.depth + 1  # transfers of rows posted at once
         self.pool = pool
         self.signature = signature
         self._number = 0  # of the agreed call that the current exchange belongs to
-
-    def schedule(self, tile_rows: int) -> list[Step]:
-        """What travels, in the order in which it does."""
-        return self.plan.schedule(tile_rows)
+        self._local_rows = _local_tile_rows(settings, widest, plan.mean_rows)
+        self.shared: dict[int, Shared] = {}  # what the workers of this process share, by rank
 
     def exchange_tiles(
         self,
@@ -166,11 +184,36 @@ class Exchange:
             An iterator over the tiles that this worker receives.
         """
         self._number = self.group.calls
+        rows, totals = list(fields or ()), [] if returns is None else [total.detach() for total in returns.totals]
+        several = len(self.group.local_peers) > 1
+        if several:
+            self._count(rows, totals)
+            if local is not None and self._changes_on_its_way(rows, totals, keep=keep):
+                local = None
+            if local is not None:
+                rows += local.fields if fields is not None else ()
+                totals += (total.detach() for total in local.totals)
+        self.shared = self.group.share(rows, totals, self.signature, in_order=returns is not None)
         outward = None if fields is None else _Outward(self, device, fields, keep)
         backward = None if returns is None else _Backward(self, device, returns)
         if outward is not None:
             outward.post(self.first)
-        return self._walk(outward, backward)
+        if local is not None:
+            here = self._read_in_place(fields is not None)
+        else:
+            here = self._copied(fields is not None, keep, returns)
+        return self._walk_all(here if several else iter(()), self._walk(outward, backward), returns is not None)
+
+    def _walk_all(self, here: Iterator[Tile], travelling: Iterator[Tile], returns: bool) -> Iterator[Tile]:
+        """The tiles of this process, and then those of others."""
+        totals = self.shared[self.group.rank].added_to
+        yield from here
+        yield from travelling
+        self.shared = {}
+        if returns and len(self.group.local_peers) > 1:
+            self.group.share([], [], f"end of {self.signature}")
+            for total in totals:
+                total.will_need()
 
     def _walk(self, outward: "_Outward | None", backward: "_Backward | None") -> Iterator[Tile]:
         for i, step in enumerate(self.steps):
@@ -191,39 +234,88 @@ class Exchange:
             backward.accumulate_received(0)
         self.pool.clear()
 
-    def own_rows(self, tile: HaloSlice) -> Tensor:
-        """Which of this worker's rows a tile that it sends is made of."""
-        return self.plan.send_rows[tile.peer][tile.begin : tile.end]
+    # -- rows of the same process
 
-    def fields_of(self, tile: HaloSlice, fields: list[Tensor]) -> list[Tensor]:
-        """What the rows of a tile to send are taken from."""
-        return fields
+    def _count(self, rows: list[Tensor], totals: list[Tensor]) -> None:
+        """Count what would travel between processes: rows that this worker reads, and its own that others read."""
+        counts, me = self.plan.halo_counts, self.group.rank
+        read, given = sum(of_owner[me] for of_owner in counts) - counts[me][me], sum(counts[me]) - counts[me][me]
+        out = RowFormat.of(rows).narrowed(self.settings.wire_features).row_bytes
+        back = RowFormat.of(totals).narrowed(self.settings.wire_gradients).row_bytes
+        counters.bytes_sent += out * given + back * read
+        counters.bytes_received += out * read + back * given
 
-    def totals_of(self, tile: HaloSlice, returns: GradientReturn) -> Sequence[Tensor]:
-        """Where the gradients of a tile that was sent are added."""
-        return returns.totals
+    def _changes_on_its_way(self, rows: list[Tensor], totals: list[Tensor], *, keep: bool) -> bool:
+        """Whether rows are rounded in either direction, or kept by one for the other, which may be."""
+        wires = self.settings.wire_features, self.settings.wire_gradients
+        forms = RowFormat.of(rows), RowFormat.of(totals)
+        rounded = any(form != form.narrowed(wire) for form, wire in zip(forms, wires, strict=True))
+        return rounded or (keep and wires != (None, None))
 
-    def process_of(self, worker: int) -> int:
-        """Which process of `wire` a worker is."""
-        return worker
+    def _read_in_place(self, fetch: bool) -> Iterator[Tile]:
+        """All rows and totals of each other worker of this process, and which of them it reads."""
+        for halo, index, owner in self._asked_ahead(self.plan.local_slices(UNLIMITED_ROWS)):
+            rows, totals = ([one.rows for one in shared] for shared in owner)
+            yield Tile(halo, rows if fetch else None, totals or None, index)
+
+    def _copied(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[Tile]:
+        """Tiles of the other workers of this process, copied and rounded; they take turns in the same buffers."""
+        halos = self.plan.local_slices(self._local_rows)
+        most = max((halo.rows for halo in halos), default=0)
+        out = RowFormat.of([one.rows for one in self.shared[self.group.rank].read])
+        back = RowFormat.of([] if returns is None else returns.totals)
+        for halo, index, owner in self._asked_ahead(halos):
+            fetched = returned = rows = grads = None
+            if fetch:
+                fetched = None if keep else self.pool.take(out.message_bytes(most))
+                room = torch.empty(out.message_bytes(halo.rows), dtype=torch.uint8) if fetched is None else fetched
+                rows = [one.values for one in out.rows(room, halo.rows)]
+                for one, copy in zip(owner.read, rows, strict=True):
+                    torch.index_select(one.rows, 0, index, out=copy)
+                out.narrowed(self.settings.wire_features).round(rows)
+            if returns is not None:
+                returned = self.pool.take(back.message_bytes(most))
+                grads = [one.values.fill_(returns.start) for one in back.rows(returned, halo.rows)]
+            yield Tile(halo, rows, grads)
+            if returns is not None and grads is not None:
+                back.narrowed(self.settings.wire_gradients).round(grads)
+                for total, grad in zip(owner.added_to, grads, strict=True):
+                    returns.add(index, grad, total.rows)
+            self.pool.give(fetched)
+            self.pool.give(returned)
+
+    def _asked_ahead(self, halos: list[HaloSlice]) -> Iterator[tuple[HaloSlice, Tensor, Shared]]:
+        """Each slice, its rows, and what their owner shares; see [Note: reading ahead]."""
+        found = [(halo, self.plan.rows_of(halo), self.shared[halo.owner]) for halo in halos]
+        for i, this in enumerate(found):
+            for _, index, owner in found[0:2] if i == 0 else found[i + 1 : i + 2]:
+                for one in (*owner.read, *owner.added_to):
+                    one.will_need(index)
+            yield this
+
+    # -- rows that travel
 
     def post(self, place: int, direction: Direction, row: RowFormat, transfer: _Transfer) -> None:
         """Post one message each way: see [Note: address]."""
         tag = (self._number % 2**12) << 19 | direction << 18 | place % 2**18
         inbound = self._message(row, transfer.receive, transfer.received)
         outbound = self._message(row, transfer.send, transfer.sent)
-        transfer.receive_work, transfer.send_work = self.wire.post(inbound, outbound, tag, self.signature)
+        transfer.receive_work, transfer.send_work = self.group.post(inbound, outbound, tag, self.signature)
 
-    def _message(self, row: RowFormat, tile: HaloSlice | None, buffer: Tensor | None) -> Message | None:
-        nbytes = 0 if tile is None else row.message_bytes(tile.rows)
-        if tile is None or buffer is None or not nbytes:
+    def _message(self, row: RowFormat, halo: HaloSlice | None, buffer: Tensor | None) -> Message | None:
+        nbytes = 0 if halo is None else row.message_bytes(halo.rows)
+        if halo is None or buffer is None or not nbytes:
             return None
-        return Message(self.process_of(tile.peer), buffer[:nbytes])
+        return Message(self._peer(halo), buffer[:nbytes])
 
-    def wait(self, work: Any, tile: HaloSlice | None) -> None:
-        """Wait until a tile's message is there, or has gone."""
-        if work is not None and tile is not None:
-            self.wire.wait(work, self.process_of(tile.peer), self.signature)
+    def _peer(self, halo: HaloSlice) -> int:
+        """With whom this worker exchanges rows or gradients of a slice."""
+        return halo.owner if halo.reader == self.group.rank else halo.reader
+
+    def wait(self, work: Any, halo: HaloSlice | None) -> None:
+        """Wait until a slice's message is there, or has gone."""
+        if work is not None and halo is not None:
+            self.group.wait(work, self._peer(halo), self.signature)
 
     def finish_send(self, transfer: _Transfer) -> None:
         """Wait until what this worker sends has gone, and hand its buffer back."""
@@ -257,9 +349,9 @@ class _Outward:
             received = torch.empty(size, dtype=torch.uint8, device=device) if self.keep else pool.take(size)
         if step.send is not None:
             sent = pool.take(self.row.message_bytes(step.send.rows))
-            index = self.exchange.own_rows(step.send)
-            fields = self.exchange.fields_of(step.send, self.fields)
-            for column, rows in zip(fields, self.row.rows(sent, step.send.rows), strict=True):
+            index = self.exchange.plan.rows_of(step.send)
+            owned = self.exchange.shared[step.send.owner].read[: len(self.fields)]
+            for column, rows in zip([one.rows for one in owned], self.row.rows(sent, step.send.rows), strict=True):
                 if rows.are_like(column.device, column.dtype):
                     torch.index_select(column, 0, index, out=rows.values)
                 else:
@@ -330,10 +422,17 @@ class _Backward:
             transfer = self.transfers.popleft()
             self.exchange.wait(transfer.receive_work, transfer.receive)
             if transfer.receive is not None and transfer.received is not None:
-                index = self.exchange.own_rows(transfer.receive)
+                index = self.exchange.plan.rows_of(transfer.receive)
                 found = self.row.rows(transfer.received, transfer.receive.rows)
-                totals = self.exchange.totals_of(transfer.receive, self.returns)
-                for total, rows in zip(totals, found, strict=True):
+                owned = self.exchange.shared[transfer.receive.owner].added_to[: len(found)]
+                for total, rows in zip([one.rows for one in owned], found, strict=True):
                     self.returns.add(index, rows.read(self.device, total.dtype), total)
             self.exchange.finish_send(transfer)
             self.exchange.pool.give(transfer.received)
+
+
+def _local_tile_rows(settings: Settings, row: RowFormat, mean_rows: int) -> int:
+    """Rows in a tile that does not travel: there is one at a time, so it may be larger than `Settings.tile_rows`."""
+    row_bytes = max(row.row_bytes, 1)
+    rows = min(settings.buffer_bytes // 4 // row_bytes, max(mean_rows // 2, SMALL_TILE // row_bytes))
+    return 1 << max(rows, 1).bit_length() - 1

@@ -35,24 +35,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import _StopRecomputationError
 
-from sar.comm import store_notes
-from sar.comm.liveness import Answers, Liveness, Wait
-from sar.comm.messages import exchange_in_rounds
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import FollowedCall, counters, followed
-from sar.comm.store_notes import POLL_SECONDS, Abandonable, SilentStoreError, StoreNotes
-from sar.comm.transport import GlooTransport, Message, Transport
+from sar.comm.transport import LEFT_EARLY, Message, Shared, Spilled, Transport, Wait
 from sar.config import Config
-from sar.errors import CommunicationError, CommunicationTimeout, ConfigError, DisagreementError, PeerError
+from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
 from sar.ranges import named
 from sar.raw_memory import resolved
 
@@ -60,21 +55,13 @@ T = TypeVar("T")
 
 REBUILD_TIMEOUT: Final = 300.0
 """Seconds that the other workers have to come back after an error."""
-_LEFT_EARLY: Final = (
-    "Has a worker left its loop earlier? A decision must be taken by all workers alike: sar.EarlyStopping, sar.all_sum."
-)
 
 
 class Group:
-    """One worker's end of the group: rank, size, connections of its own, and the notes in the store.
+    """One worker's end of the group: rank, size, connections of its own.
 
     Args:
-        store: the key-value store of the job.
-        rank: this worker.
-        world_size: number of workers.
-        device: device on which payloads travel.
-        connect: makes the connections of a generation, together with all other workers; called with the store, rank,
-            world size and generation. Default gloo.
+        transport: what carries bytes to the other workers; connected, together with all of them, on first use.
 
     Attributes:
         generation: counts recoveries; equal on all workers.
@@ -85,50 +72,49 @@ class Group:
         replicas: compares the workers' models, where they are to be compared: see [Note: replicas].
     """
 
-    def __init__(
-        self,
-        store: dist.Store,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        connect: Callable[[dist.Store, int, int, int], Transport] = GlooTransport,
-    ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.device = device
+    def __init__(self, transport: Transport) -> None:
+        self.rank = transport.rank
+        self.world_size = transport.world_size
+        self.device = transport.device
         self.generation = 0
         self.calls = 0
         self.waiting: Wait | None = None
         self.stopped: str | None = None
         self.final = False
         self.replicas: Replicas | None = None
-        self._new_transport = partial(connect, store, rank, world_size)
-        self._notes = StoreNotes(store, rank, world_size)
-        self._liveness: Liveness | None = None
-        self._transport: Transport | None = None
+        self._transport = transport
+        self._connected = False  # in this generation
+        self._alone = len(transport.local_peers) == 1  # in its process; else the group of the processes counts
         self._known = True  # whether a call has raised what stopped the group
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
         self._latest = "no distributed call yet"
         self._lock = threading.Lock()
 
+    @property
+    def local_peers(self) -> range:
+        """The workers of the same process, this one among them: see `share`."""
+        return self._transport.local_peers
+
     def stand_for(self, workers: int) -> None:
-        """Speak, in errors, of processes with so many virtual workers each."""
-        self._notes.each = workers
+        """Speak, in errors, of processes with so many workers each."""
+        self._transport.each = workers
 
     @property
     def name(self) -> str:
         """This worker in words."""
-        return self._notes.name(self.rank)
+        return self._transport.name(self.rank)
 
     # -- the group and its generations
 
     @property
     def transport(self) -> Transport:
-        """The connections of this generation; made, together with all other workers, on first use."""
-        transport = self._transport
+        """What carries bytes, with the connections of this generation, which all workers make together on first use."""
+        connected = self._connected
         self.check()
-        return self._connect(Config.timeout) if transport is None else transport
+        if not connected:
+            self._connect(Config.timeout)
+        return self._transport
 
     def check(self) -> None:
         """Raise what has stopped this generation, if anything has."""
@@ -160,6 +146,7 @@ class Group:
         with self._lock:
             self.generation += 1
             self.stopped = None
+            self._connected = False
         if self.replicas is not None:
             self.replicas.take_checksum()  # of a step that some workers took, and that is to be repeated
         return self._go_on(step)
@@ -170,57 +157,12 @@ class Group:
             self._connect(min(Config.timeout, REBUILD_TIMEOUT))
             return min(self.agree("recover", step))
 
-    def _connect(self, limit: float) -> Transport:
+    def _connect(self, limit: float) -> None:
         """Make this generation's connections, once all workers are about to."""
-        liveness = self._liveness = self._liveness or Liveness(self, self._notes)
-        try:
-            with self._waiting("connecting", "all workers"):
-                self._wait_for_all(limit)
-                connecting = Abandonable(partial(self._new_transport, self.generation))
-                while connecting.is_alive():
-                    if self.stopped is not None:
-                        raise self._stop_error()
-                    connecting.join(POLL_SECONDS)
-                transport = connecting.result()
-                liveness.answers = Answers(transport, self.rank, self.world_size)
-        except CommunicationError:
-            raise
-        except RuntimeError as error:
-            why = str(error).partition("\n")[0]
-            late = CommunicationTimeout(
-                f"Worker {self.rank} could not connect to all {self.world_size} workers: {why} "
-                "Check that all are running; if they are, check SAR_SOCKET_NAME."
-            )
-            self.abort(late, final=True)
-            raise late from error
+        with self._waiting("connecting", "all workers"):
+            self._transport.connect(self, limit)
         self.calls = 0
-        self._transport = transport
-        return transport
-
-    def _wait_for_all(self, limit: float) -> None:
-        """Wait until every worker is about to build this generation's group, or one of them has failed before that."""
-        deadline = time.monotonic() + limit
-        self._notes.announce(self.generation)
-        pause = POLL_SECONDS
-        while self.stopped is None:
-            try:
-                note = self._notes.read_note(self.generation)
-                if note is not None:
-                    found = PeerError(note.reason)
-                    self.abort(found, final=note.final)
-                    raise found
-                if self._notes.complete(self.generation):
-                    return
-                left = self._notes.left(self.generation) if pause > store_notes.PATIENCE / 10 else []
-            except SilentStoreError:  # which the liveness thread judges
-                left = []
-            if left:
-                raise RuntimeError(f"workers {left} have left.")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"workers {self._notes.absent(self.generation)} did not come within {limit:.0f} s.")
-            time.sleep(pause)
-            pause = min(1.2 * pause, store_notes.PATIENCE / 5)
-        raise self._stop_error()
+        self._connected = True
 
     def abort(self, error: BaseException, *, final: bool = False) -> None:
         """Tell all workers that this one cannot go on, and why; once. See [Note: agreement and failure]."""
@@ -239,11 +181,8 @@ class Group:
             if self.stopped is not None:
                 self._known |= known
                 return
-            self.stopped, self.final, self._known = own, final, known
-        self._notes.leave_note(generation, told, final=final)
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.abort()
+            self.stopped, self.final, self._known = own, final or self._transport.final, known
+        self._transport.abort(generation, own, told, final=self.final)
 
     def _stop_error(self) -> CommunicationError:
         """The error of a call after the group has stopped."""
@@ -260,9 +199,7 @@ class Group:
     def close(self) -> None:
         """Leave the group for good; peers that still wait for this worker see it end."""
         self.stopped, self.final = f"Worker {self.rank} has left.", True
-        if self._liveness is not None:
-            self._liveness.close()
-        self._transport = self._liveness = None
+        self._transport.close()
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -312,9 +249,9 @@ class Group:
             with self.guard():
                 raise DisagreementError(
                     "The workers are not in the same distributed call, or not on the same graph:\n"
-                    f"{self._whereabouts(call)}\n"
+                    f"{self._transport.whereabouts(self, call)}\n"
                     "Every worker must make the same calls in the same order, with the same widths, dtypes and Config, "
-                    f"and its loss must reach every one of them (times 0 if need be). {_LEFT_EARLY}"
+                    f"and its loss must reach every one of them (times 0 if need be). {LEFT_EARLY}"
                 )
         if self.replicas is not None and set(models) != {model}:
             with self.guard():
@@ -364,9 +301,9 @@ class Group:
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int, call: str) -> tuple[Any, Any]:
         """Begin to receive one message and to send one; gives what `wait` takes for each. Inside an agreed call."""
-        if inbound is not None:
+        if self._alone and inbound is not None:
             counters.bytes_received += inbound.data.nbytes
-        if outbound is not None:
+        if self._alone and outbound is not None:
             counters.bytes_sent += outbound.data.nbytes
             counters.messages_sent += 1
         given = inbound or outbound
@@ -376,7 +313,7 @@ class Group:
 
     def wait(self, work: Any, peer: int, call: str) -> None:
         """Wait for what `post` gave for a message with this worker."""
-        self.wait_for(lambda: self.transport.wait(work), call, peer)
+        self.wait_for(lambda: self.transport.wait(work, peer), call, peer)
 
     def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Send `buffers[q]` to every worker q; return what every worker sent to this one.
@@ -391,7 +328,21 @@ class Group:
         Returns:
             One tensor per worker. The own one is returned as it is.
         """
-        return exchange_in_rounds(self, call, buffers, into)
+        return self._transport.all_to_all(self, call, buffers, into)
+
+    def share(
+        self, read: Sequence[Tensor], added_to: Sequence[Tensor], call: str, *, in_order: bool = False
+    ) -> dict[int, Shared]:
+        """Let the workers of this process read some tensors of this one, and add to others; see `Transport.share`.
+
+        Returns:
+            What each of `local_peers` shares, by rank; this worker's alone where it has a process for itself.
+        """
+        if self._alone:
+            shared = self._transport.share(read, added_to, in_order=in_order)
+        else:
+            shared = self.wait_for(lambda: self.transport.share(read, added_to, in_order=in_order), call)
+        return dict(zip(self.local_peers, shared, strict=True))
 
     def new_name(self, call: str) -> str:
         """A name that worker 0 draws for all, and that no other job has; only inside an agreed call.
@@ -399,6 +350,10 @@ class Group:
         A number that counts would not do: a restarted job has the store and the files of the one before it.
         """
         return f"{int(self.all_gather(torch.tensor(secrets.randbits(62), device='cpu'), call)[0]):x}"
+
+    def spilled(self) -> Spilled | None:
+        """As `Transport.spilled`."""
+        return self._transport.spilled()
 
     # -- waiting
 
@@ -410,21 +365,23 @@ class Group:
             call: the distributed call it belongs to.
             peer: the worker that it depends on, where there is just one.
         """
-        who = "another worker" if peer is None else self._notes.name(peer)
+        who = "another worker" if peer is None else self._transport.name(peer)
         start = time.perf_counter()
         try:
             with self._waiting(call, who), named(f"wait for {who}"):
                 return operation()
-        except CommunicationError:
+        except CommunicationError as error:  # which says all that is known
+            self.abort(error)
             raise
         except RuntimeError as error:
             self._explain(error, call, who)
         finally:
-            counters.seconds_waited += time.perf_counter() - start
+            if self._alone:
+                counters.seconds_waited += time.perf_counter() - start
 
     def clock(self) -> float:
         """Seconds from some moment on, as far as they are this worker's."""
-        return time.perf_counter()
+        return self._transport.clock()
 
     @contextmanager
     def _waiting(self, call: str, who: str) -> Iterator[None]:
@@ -437,36 +394,12 @@ class Group:
 
     def _explain(self, error: RuntimeError, call: str, who: str) -> NoReturn:
         """Raise the error that a failed wait means; closes this worker's connections first."""
-        transport, place = self._transport, f"({self.name.capitalize()} was waiting for {who} in: {call})"
         if self.stopped is not None:  # by another thread
             known = self._stop_error()
-            raise type(known)(f"{known}\n{place}") from error
-        failure = None if transport is None else transport.failure(error)
-        if failure is None:
+            raise type(known)(f"{known}\n({self.name.capitalize()} was waiting for {who} in: {call})") from error
+        explained = self._transport.explain(error, self, call, who)
+        if explained is None:
             raise error
-        overdue = failure.overdue
-        self._notes.report(self.generation, self.calls, call)
-        note = None
-        with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
-            note = self._notes.read_note(self.generation, 0 if overdue else store_notes.PATIENCE)
-        found: CommunicationError
-        if note is not None:
-            found = PeerError(f"{note.reason}\n{place}")
-        elif overdue:
-            waited = f"{self.name.capitalize()} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
-            # gloo has closed the connections already: leave the note before asking around.
-            self._notes.leave_note(
-                self.generation, f"{self.name.capitalize()} raised CommunicationTimeout: {waited}", final=False
-            )
-            found = CommunicationTimeout(f"{waited}\n{self._whereabouts(call)}\n{_LEFT_EARLY}")
-        else:
-            found = PeerError(
-                f"The connection to {who} closed without a word ({failure.reason}): its process died or left, or its "
-                f"host or the network is gone, while {self.name} waited in: {call}\nSee that worker's own output. "
-                f"{_LEFT_EARLY}\n{self._whereabouts(call)}"
-            )
-        self.abort(found, final=not overdue if note is None else note.final)
+        found, final = explained
+        self.abort(found, final=final)
         raise found from error
-
-    def _whereabouts(self, call: str) -> str:
-        return self._notes.whereabouts(self.generation, self.calls, call)

@@ -1,12 +1,12 @@
 """Who reads which rows of whom, cut into tiles: the unit of exchange and of computation."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.outofcore.group import VirtualGroup
 from sar.raw_memory import settled
 
 SCHEDULES = 8
@@ -14,16 +14,13 @@ SCHEDULES = 8
 
 
 class HaloSlice(NamedTuple):
-    """Rows begin:end of a halo list, on their way between this worker and `peer`: `size` of them, or the last ones.
+    """Rows begin:end of the halo list of `owner`'s rows that `reader` reads: `size` of them, or the last ones."""
 
-    owner: which virtual worker of this process has the rows, where they are sent.
-    """
-
-    peer: int
+    owner: int
+    reader: int
     begin: int
     end: int
     size: int
-    owner: int = 0
 
     @property
     def rows(self) -> int:
@@ -46,18 +43,24 @@ class HaloPlan:
         send_rows: for every worker, the rows of this one that it reads, ascending, (H_q,) int32 or int64.
         halo_counts: (W, W) int64: entry [p, r] is the number of rows of p that r reads; equal on all workers.
         mean_rows: rows of a worker, averaged over all; equal on all workers.
-
-    Attributes:
-        rows_here: `send_rows` of every virtual worker of this process, one after the other; empty without such.
+        local_rows: where several workers share a process, the `send_rows` of each of them, one after the other.
     """
 
-    def __init__(self, rank: int, send_rows: list[Tensor], halo_counts: Tensor, mean_rows: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        send_rows: list[Tensor],
+        halo_counts: Tensor,
+        mean_rows: int,
+        local_rows: Sequence[Tensor] = (),
+    ) -> None:
         self.rank = rank
         self.world_size = len(send_rows)
         self.send_rows = [settled(rows) for rows in send_rows]
         self.halo_counts: list[list[int]] = halo_counts.tolist()
         self.mean_rows = mean_rows
-        self.rows_here: list[Tensor] = []
+        self.local_rows = local_rows
+        self._per_process = max(len(local_rows), 1)
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile, the latest used last
 
     @property
@@ -65,10 +68,8 @@ class HaloPlan:
         return sum(rows.nbytes for rows in self.send_rows)
 
     def to(self, device: torch.device) -> "HaloPlan":
-        send_rows = [rows.to(device) for rows in self.send_rows]
-        plan = HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts), self.mean_rows)
-        plan.rows_here = [rows.to(device) for rows in self.rows_here]
-        return plan
+        send_rows, local_rows = ([rows.to(device) for rows in lists] for lists in (self.send_rows, self.local_rows))
+        return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts), self.mean_rows, local_rows)
 
     @classmethod
     def agreed(cls, group: Group, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":
@@ -83,11 +84,32 @@ class HaloPlan:
         """
         own = torch.tensor([*map(len, halos), rows])
         counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))
-        plan = cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size)
-        if isinstance(group, VirtualGroup):
-            shared = group.share(group.publish([torch.cat(send_rows)])[0], f"halo lists of {what}")
-            plan.rows_here = [one.rows for one in shared]
-        return plan
+        local_rows: list[Tensor] = []
+        if len(group.local_peers) > 1:
+            shared = group.share([torch.cat(send_rows)], [], f"halo lists of {what}")
+            local_rows = [one.read[0].rows for one in shared.values()]
+        return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size, local_rows)
+
+    def rows_of(self, halo: HaloSlice) -> Tensor:
+        """Which of the owner's rows a slice is made of; the owner is this worker or another one of its process."""
+        if halo.owner == self.rank:
+            return self.send_rows[halo.reader][halo.begin : halo.end]
+        before = sum(self.halo_counts[halo.owner][: halo.reader])
+        return self.local_rows[halo.owner % self._per_process][before + halo.begin : before + halo.end]
+
+    def local_slices(self, tile_rows: int) -> list[HaloSlice]:
+        """What this worker reads of the others of its process, in slices of at most `tile_rows` rows."""
+        first = self.rank // self._per_process * self._per_process
+        others = [owner for owner in range(first, first + self._per_process) if owner != self.rank]
+        most = max((self.halo_counts[owner][self.rank] for owner in others), default=0)
+        indices = range(-(-most // tile_rows))
+        slices = [self._slice(owner, self.rank, index, tile_rows) for owner in others for index in indices]
+        return [one for one in slices if one is not None]
+
+    def _slice(self, owner: int, reader: int, index: int, tile_rows: int) -> HaloSlice | None:
+        """One of the slices of at most `tile_rows` rows of a halo list, if it has so many."""
+        begin, rows = index * tile_rows, self.halo_counts[owner][reader]
+        return HaloSlice(owner, reader, begin, min(begin + tile_rows, rows), tile_rows) if begin < rows else None
 
     def schedule(self, tile_rows: int) -> list[Step]:
         """All steps of an exchange with tiles of at most `tile_rows` rows; made once and kept."""
@@ -98,24 +120,26 @@ class HaloPlan:
         return self._schedules[tile_rows]
 
     def _make_schedule(self, tile_rows: int) -> list[Step]:
-        """In round k every worker reads from (rank - k) mod W and sends to (rank + k) mod W.
+        """In round k every process reads from process (its number - k) mod W and sends to (its number + k) mod W.
 
         A round has as many steps as its longest halo list needs, *on every worker*: so all go through the same sequence
         of steps, and the worker that is furthest behind never waits for anything that has not been posted.
+
+        Where several workers share a process, those of the same place in their processes exchange at the same time.
+        Such a worker receives what it reads itself, and sends what the others read of any worker of its process.
         """
-        world, counts = self.world_size, self.halo_counts
+        size, counts = self._per_process, self.halo_counts
+        process, place = divmod(self.rank, size)
+        processes = self.world_size // size
         steps = []
-        for k in range(1, world):
-            source, reader = (self.rank - k) % world, (self.rank + k) % world
-            longest = max(counts[(r - k) % world][r] for r in range(world))
-            for index in range(-(-longest // tile_rows)):
-                receive = halo_slice(source, index, tile_rows, counts[source][self.rank])
-                send = halo_slice(reader, index, tile_rows, counts[self.rank][reader])
-                steps.append(Step(index, receive, send))
+        for k in range(1, processes):
+            source, reader = (process - k) % processes * size, (process + k) % processes * size + place
+            number = 0
+            for u in range(size):
+                longest = max(counts[(x - k) % processes * size + u][x * size + place] for x in range(processes))
+                for index in range(-(-longest // tile_rows)):
+                    receive = self._slice(source + u, self.rank, index, tile_rows)
+                    send = self._slice(process * size + u, reader, index, tile_rows)
+                    steps.append(Step(number * size + place, receive, send))
+                    number += 1
         return steps
-
-
-def halo_slice(peer: int, index: int, tile_rows: int, rows: int) -> HaloSlice | None:
-    """The tile of a halo list of so many rows, if there is such a one."""
-    begin = index * tile_rows
-    return HaloSlice(peer, begin, min(begin + tile_rows, rows), tile_rows) if begin < rows else None

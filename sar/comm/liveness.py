@@ -21,13 +21,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from sar.comm.store_notes import LEFT, SilentStoreError, StoreNotes
-from sar.comm.transport import Message, Transport
+from sar.comm.transport import Member, Message, Transport
 from sar.logging_setup import logger
 
 BEAT_SECONDS = 3.0
@@ -56,45 +56,15 @@ class Stall:
             logger.warning("%s has waited %.0f s for %s", who, seconds, what())
 
 
-class Wait(NamedTuple):
-    """What this worker waits for.
-
-    call: the distributed call.
-    who: the worker or workers that it depends on, in words.
-    began: by this process's monotonic clock.
-    """
-
-    call: str
-    who: str
-    began: float
-
-    def __str__(self) -> str:
-        return f"waiting for {self.who} for {time.monotonic() - self.began:.0f} s in: {self.call}"
-
-
-class Watched(Protocol):
-    """What the thread needs of a group."""
-
-    waiting: Wait | None
-    generation: int
-    final: bool
-
-    @property
-    def whereabouts(self) -> str: ...
-
-    def stop(self, generation: int, reason: str, *, final: bool) -> None: ...
-
-
 class Answers:
     """What the transport's threads of this worker and of its neighbour say for them: see [Note: signs of life].
 
     Args:
-        transport: the group's connections; what is posted there is kept until they are closed, as gloo wants.
-        rank: this worker.
-        world_size: number of workers.
+        transport: just connected; what is posted there is kept until the connections are closed, as gloo wants.
     """
 
-    def __init__(self, transport: Transport, rank: int, world_size: int) -> None:
+    def __init__(self, transport: Transport) -> None:
+        rank, world_size = transport.rank, transport.world_size
         self._transport = transport
         self._watcher, self._neighbour = (rank - 1) % world_size, (rank + 1) % world_size
         self._offered: list[Any] = []
@@ -132,7 +102,7 @@ class Liveness:
         answers: of this generation of the group, once it is connected.
     """
 
-    def __init__(self, group: Watched, notes: StoreNotes) -> None:
+    def __init__(self, group: Member, notes: StoreNotes) -> None:
         self.answers: Answers | None = None
         self._group = weakref.ref(group)
         self._notes = notes
@@ -179,7 +149,7 @@ class Liveness:
             self._silence += min(now - before, 2 * BEAT_SECONDS)
             before = now
 
-    def _exchange(self, group: Watched, own: str) -> None:
+    def _exchange(self, group: Member, own: str) -> None:
         """Show a sign; look for a note and for a new sign of the neighbour, which is not silent before its first."""
         generation = group.generation
         sign, note, asked = self._notes.beat(own, self._neighbour, generation)
@@ -200,7 +170,7 @@ class Liveness:
         with contextlib.suppress(RuntimeError):
             self._notes.show_last(LEFT)
 
-    def _give_up(self, group: Watched) -> None:
+    def _give_up(self, group: Member) -> None:
         if self._store_silent:
             found = (
                 f"The job's store has not answered {self._notes.name(self._notes.rank)} for {SILENCE_SECONDS:g} s: the "
@@ -214,7 +184,7 @@ class Liveness:
             )
         group.stop(group.generation, found, final=True)
 
-    def _report_stall(self, group: Watched) -> None:
+    def _report_stall(self, group: Member) -> None:
         """Warn of a long wait, once per doubling."""
         wait = group.waiting
         seconds = 0.0 if wait is None else time.monotonic() - wait.began

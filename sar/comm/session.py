@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,17 +18,17 @@ from sar.comm.buffers import BufferPool
 from sar.comm.environment import choose_interface, end_with_launcher, find_place, job_id, local_rank, set_in_part
 from sar.comm.group import Group
 from sar.comm.joining import Pulse, check_in, host_store, open_store, while_it_answers
+from sar.comm.process_transport import GlooTransport, NcclTransport
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
-from sar.comm.transport import GlooTransport, NcclTransport
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, NotInitializedError, SarError
 from sar.logging_setup import logger
-from sar.outofcore.group import VirtualGroup
 from sar.outofcore.residency import Residency
 from sar.outofcore.script import Script, wanted
 from sar.outofcore.spill import SpillFile
 from sar.outofcore.state import STATE, refusals
+from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Swapped, Turns
 from sar.outofcore.worker_threads import WorkerThreads, end_process
 
@@ -88,7 +87,7 @@ def initialize_comms(
             "oneccl_bindings_for_pytorch), or take gloo."
         )
     Config.validate()
-    if _current is not None and isinstance(_current.group, VirtualGroup):
+    if _current is not None and len(_current.group.local_peers) > 1:
         _check_same("rank", _rank, rank())
         _check_same("world size", _world_size, world_size())
         _check_same("backend", backend, _current.backend)
@@ -115,8 +114,8 @@ def initialize_comms(
     if found and dist.get_world_size() > 1:
         place, job = (dist.get_rank(), dist.get_world_size()), os.environ.get("SAR_JOB_ID") or job_id()
         while_it_answers(lambda pulse: check_in(store, *place, job, pulse), place[0], "torch.distributed's store")
-    connect = partial(NcclTransport, dist.new_group(backend="nccl")) if backend == "nccl" else GlooTransport
-    group = Group(store, dist.get_rank(), dist.get_world_size(), device, connect)
+    connections = NcclTransport if backend == "nccl" else GlooTransport
+    group = Group(connections(store, dist.get_rank(), dist.get_world_size(), device))
     if group.world_size > 1 and virtual is None:
         group.replicas = Replicas()
     with group.guard():
@@ -168,7 +167,7 @@ def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) 
 
     def run(place: int) -> Any:
         residency = Residency(files[place]) if files else None
-        group = VirtualGroup(process.group, turns, place, residency)
+        group = Group(InProcessTransport(process.group, turns, place, residency))
         group.replicas = Replicas(of_thread=True)
         _put_current(process._replace(group=group, pool=BufferPool(group.device)))
         torch.set_autocast_cache_enabled(False)  # it is one for all threads, so what is in it would depend on the turns

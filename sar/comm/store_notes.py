@@ -89,15 +89,13 @@ class StoreNotes:
         store: the job's; gets a connection of its own where torch can make one.
         rank: this worker.
         world_size: number of workers.
-
-    Attributes:
-        each: what seems one worker here may be a process of so many virtual ones.
+        name: a worker in words.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+    def __init__(self, store: dist.Store, rank: int, world_size: int, name: Callable[[int], str]) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.each = 1
+        self.name = name
         own = store.clone() if world_size > 1 and hasattr(store, "clone") else store
         self._store = dist.PrefixStore("sar", own)
         self._unanswered: threading.Thread | None = None
@@ -112,12 +110,6 @@ class StoreNotes:
             self._unanswered = asking
             raise SilentStoreError(f"The store has not answered for {STORE_SECONDS:g} s.")
         return asking.result()
-
-    def name(self, rank: int) -> str:
-        """A worker in words."""
-        if self.each == 1:
-            return f"worker {rank}"
-        return f"process {rank} (workers {rank * self.each} to {(rank + 1) * self.each - 1})"
 
     # -- why a generation ended
 

@@ -1,31 +1,31 @@
-"""What carries bytes between workers: the interface that the engine speaks to, with gloo and NCCL behind it.
+"""What carries bytes between workers: the interface that `Group` speaks to.
 
-A transport is the connections of one generation ([Note: recovery] in `group.py`), made by all workers together. `Group`
-agrees, guards, counts and explains failures; nothing else asks which transport there is. Every wait ends after
-`Config.timeout` at the latest.
+A transport lasts as long as its group, and its connections for one generation ([Note: recovery] in `group.py`). `Group`
+agrees, guards and counts; nothing above it asks which transport there is. Every wait ends after `Config.timeout` at the
+latest. Between processes: `process_transport.py`.
 """
 
-import re
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
 
-from sar.config import Config
-from sar.logging_setup import logger
+from sar.comm.statistics import counters
+from sar.errors import CommunicationError
+from sar.raw_memory import resolved
 
-CONNECT_TIMEOUT: Final = 40.0
-"""Seconds that connecting may take once all workers are about to."""
-CLOSING_TAG: Final = 2**31 - 1
-LOST: Final = re.compile(r"\[[^ \]]*gloo/transport[^\]]*\] (.*?)(\. |\n|$)")
-"""How gloo reports a connection that broke; any other error is this worker's own."""
-OVERDUE: Final = ("Timed out waiting", "timeout caused pair closure")
-"""How gloo reports its own time-out; "timed out" alone may be the system's word for a connection that broke."""
+T = TypeVar("T")
+
+HEAD_BYTES: Final = 2**17
+"""What is received of a message before its length is known."""
+
+
+LEFT_EARLY: Final = (
+    "Has a worker left its loop earlier? A decision must be taken by all workers alike: sar.EarlyStopping, sar.all_sum."
+)
 
 
 class Message(NamedTuple):
@@ -35,15 +35,163 @@ class Message(NamedTuple):
     data: Tensor
 
 
-class Failure(NamedTuple):
-    """What an error of a transport means: a wait took too long (`overdue`), or a connection broke, and how."""
+class Wait(NamedTuple):
+    """What a worker waits for.
 
-    overdue: bool
-    reason: str
+    call: the distributed call.
+    who: the worker or workers that it depends on, in words.
+    began: by this process's monotonic clock.
+    """
+
+    call: str
+    who: str
+    began: float
+
+    def __str__(self) -> str:
+        return f"waiting for {self.who} for {time.monotonic() - self.began:.0f} s in: {self.call}"
+
+
+class Member(Protocol):
+    """What a transport needs of its group; see `Group`."""
+
+    rank: int
+    world_size: int
+    generation: int
+    calls: int
+    waiting: Wait | None
+    stopped: str | None
+    final: bool
+
+    @property
+    def whereabouts(self) -> str: ...
+
+    def check(self) -> None: ...
+
+    def abort(self, error: BaseException, *, final: bool = False) -> None: ...
+
+    def stop(self, generation: int, reason: str, *, final: bool) -> None: ...
+
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int, call: str) -> tuple[Any, Any]: ...
+
+    def wait(self, work: Any, peer: int, call: str) -> None: ...
+
+    def wait_for(self, operation: Callable[[], T], call: str, peer: int | None = None) -> T: ...
+
+
+class SharedTensor(Protocol):
+    """A tensor of one worker that others of the same process read where it lies."""
+
+    @property
+    def rows(self) -> Tensor: ...
+
+    def will_need(self, rows: Tensor | None = None) -> None:
+        """These rows, ascending, are read soon; None for all."""
+
+
+class Spilled(NamedTuple):
+    """What a worker whose memory is left to a file has there, in bytes.
+
+    left: of its tensors that were out of memory when its turn had passed.
+    written, read: to and from the file; what is mapped from the first is in neither.
+    """
+
+    left: int
+    written: int
+    read: int
+
+
+class Shared(NamedTuple):
+    """What a worker lets others of its process read, and add to."""
+
+    read: Sequence[SharedTensor]
+    added_to: Sequence[SharedTensor]
+
+
+class OwnTensor(NamedTuple):
+    """A tensor in this worker's memory."""
+
+    rows: Tensor
+
+    def will_need(self, rows: Tensor | None = None) -> None:
+        """As `SharedTensor.will_need`; it is there."""
 
 
 class Transport(ABC):
-    """One worker's connections to all others. Operations block, but for `post`; all but `abort` raise RuntimeError."""
+    """One worker's connections to all others.
+
+    Operations block, but for `post`. They raise RuntimeError, of which `explain` knows more, or CommunicationError.
+
+    Args:
+        rank: this worker.
+        world_size: number of workers.
+        device: device on which payloads travel.
+
+    Attributes:
+        each: what seems one worker here may be a process of so many.
+    """
+
+    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self.each = 1
+
+    @property
+    def local_peers(self) -> range:
+        """The workers of the same process, this one among them, whose tensors are read where they lie: see `share`."""
+        return range(self.rank, self.rank + 1)
+
+    @property
+    def final(self) -> bool:
+        """Whether no connections can be made any more."""
+        return False
+
+    def name(self, rank: int) -> str:
+        """A worker in words."""
+        if self.each == 1:
+            return f"worker {rank}"
+        return f"process {rank} (workers {rank * self.each} to {(rank + 1) * self.each - 1})"
+
+    def clock(self) -> float:
+        """Seconds from some moment on, as far as they are this worker's."""
+        return time.perf_counter()
+
+    def spilled(self) -> Spilled | None:
+        """What has left memory so far; None where nothing is to."""
+        return None
+
+    # -- connections
+
+    @abstractmethod
+    def connect(self, group: Member, limit: float) -> None:
+        """Make the connections of the group's generation, together with all other workers, within `limit` seconds."""
+
+    @abstractmethod
+    def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
+        """End the waits of all workers for this one, from any thread, and leave word why.
+
+        Args:
+            generation: the one that ends.
+            own: the reason, as this worker says it to those of its process.
+            told: as it says it to others.
+            final: whether the group cannot recover.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave for good."""
+
+    @abstractmethod
+    def explain(
+        self, error: RuntimeError, group: Member, call: str, who: str
+    ) -> tuple[CommunicationError, bool] | None:
+        """The error that a failed wait for `who` means, and whether it is final; None for one of another kind."""
+
+    @abstractmethod
+    def whereabouts(self, group: Member, call: str) -> str:
+        """Which call each worker is in, a line for each; called by all of them."""
+
+    # -- operations
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -65,116 +213,64 @@ class Transport(ABC):
         between CPUs may be shorter than the tensor for it, whose end then stays as it was.
         """
 
-    def wait(self, work: Any) -> None:
+    @abstractmethod
+    def wait(self, work: Any, peer: int) -> None:
         """Wait for a message that was posted: until it is there, or what it was sent from may be used again."""
-        work.wait(timedelta(seconds=Config.timeout))
 
-    @abstractmethod
-    def abort(self) -> None:
-        """Close all connections, from any thread, so that the waits of all workers for this one end."""
+    def all_to_all(
+        self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
+    ) -> list[Tensor]:
+        """As `Group.exchange`: in round k from (rank - k) mod W and to (rank + k) mod W."""
+        buffers = list(map(resolved, buffers))
+        received = list(buffers if into is None else into)
+        received[self.rank] = buffers[self.rank]
+        for k in range(1, self.world_size):
+            source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
+            if into is not None:
+                _swap(group, source, received[source], reader, buffers[reader], call)
+            else:
+                received[source] = _swap_unknown(group, source, reader, buffers[reader], call)
+        return received
 
-    @abstractmethod
-    def failure(self, error: RuntimeError) -> Failure | None:
-        """What an error of this transport means; None for one of another kind."""
+    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
+        """Let the workers of this process read some tensors, and add to others, until all meet here again.
+
+        Args:
+            read: tensors of this worker, which stay as they are.
+            added_to: tensors of this worker.
+            in_order: let the workers go on in the order of their ranks.
+
+        Returns:
+            What each of `local_peers` shares.
+        """
+        return [Shared(list(map(OwnTensor, read)), list(map(OwnTensor, added_to)))]
 
 
-class GlooTransport(Transport):
-    """Connections of gloo, over TCP between CPUs.
+def _swap_unknown(group: Member, source: int, reader: int, sent: Tensor, call: str) -> Tensor:
+    """As `_swap`, of bytes that begin with their length; returns what came.
 
-    Args:
-        store: the key-value store of the job.
-        rank: this worker.
-        world_size: number of workers.
-        generation: counts recoveries; messages of one cannot reach another.
+    A message may be shorter than the tensor posted for it, so short ones need no second message.
     """
-
-    def __init__(self, store: dist.Store, rank: int, world_size: int, generation: int) -> None:
-        self._rank = rank
-        self._world_size = world_size
-        store = dist.PrefixStore(f"sar/{generation}/gloo", store)
-        limit = timedelta(seconds=CONNECT_TIMEOUT)
-        self._gloo: Any = dist.ProcessGroupGloo(store, rank, world_size, limit)
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """As `Transport.all_gather`."""
-        gathered = [torch.empty_like(tensor) for _ in range(self._world_size)]
-        self._gloo.allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
-        return gathered
-
-    def all_reduce(self, tensor: Tensor, op: Any) -> None:
-        """As `Transport.all_reduce`."""
-        options = _timed(AllreduceOptions())
-        options.reduceOp = op
-        self._gloo.allreduce([tensor], options).wait()
-
-    def broadcast(self, tensor: Tensor) -> None:
-        """As `Transport.broadcast`; as bytes, because gloo does not know every dtype."""
-        options = _timed(BroadcastOptions())
-        options.rootRank = 0
-        self._gloo.broadcast([tensor.view(-1).view(torch.uint8)], options).wait()
-
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        """As `Transport.post`; messages meet by tag."""
-        receive = None if inbound is None else self._gloo.recv([inbound.data], inbound.peer, tag)
-        send = None if outbound is None else self._gloo.send([outbound.data], outbound.peer, tag)
-        return receive, send
-
-    def abort(self) -> None:
-        """As `Transport.abort`: gloo has no call for it, but a receive that times out closes every connection."""
-        for k in range(1, self._world_size):  # the first connection that is open closes all
-            peer, nothing = (self._rank + k) % self._world_size, torch.empty(1, dtype=torch.uint8, device="cpu")
-            try:
-                self._gloo.recv([nothing], peer, CLOSING_TAG).wait(timedelta(milliseconds=1))
-            except RuntimeError as closed:
-                logger.debug("closing connections: %s", closed)
-
-    def failure(self, error: RuntimeError) -> Failure | None:
-        """As `Transport.failure`."""
-        overdue = any(words in str(error) for words in OVERDUE)
-        lost = LOST.search(str(error))
-        return None if lost is None and not overdue else Failure(overdue, "" if lost is None else lost[1])
+    head = torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu")
+    _swap(group, source, head, reader, sent[:HEAD_BYTES], call)
+    length = int(head[:8].view(torch.int64))
+    counters.bytes_received -= max(HEAD_BYTES - length, 0)
+    received = head[:length]
+    if length > HEAD_BYTES:
+        received = torch.empty(length, dtype=torch.uint8, device="cpu")
+        received[:HEAD_BYTES] = head
+    _swap(group, source, received[HEAD_BYTES:], reader, sent[HEAD_BYTES:], call)
+    return received
 
 
-class NcclTransport(GlooTransport):
-    """NCCL for what lies on CUDA devices, and gloo for the rest. Untested with more than one worker: it needs two GPUs.
-
-    Args:
-        nccl: the process group.
-        connections: as of `GlooTransport`.
-    """
-
-    def __init__(self, nccl: dist.ProcessGroup, *connections: Any) -> None:
-        super().__init__(*connections)
-        self._nccl = nccl
-
-    def all_reduce(self, tensor: Tensor, op: Any) -> None:
-        """As `Transport.all_reduce`."""
-        if tensor.is_cuda:
-            dist.all_reduce(tensor, op, group=self._nccl)
-        else:
-            super().all_reduce(tensor, op)
-
-    def broadcast(self, tensor: Tensor) -> None:
-        """As `Transport.broadcast`."""
-        if tensor.is_cuda:
-            dist.broadcast(tensor, dist.get_global_rank(self._nccl, 0), group=self._nccl)
-        else:
-            super().broadcast(tensor)
-
-    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        """As `Transport.post`, both in one batch; messages meet by order."""
-        both = [(dist.irecv, inbound), (dist.isend, outbound)]
-        given: Sequence[tuple[Any, Message]] = [(verb, message) for verb, message in both if message is not None]
-        if not all(message.data.is_cuda for _, message in given):
-            return super().post(inbound, outbound, tag)
-        works = dist.batch_isend_irecv([
-            dist.P2POp(verb, message.data, dist.get_global_rank(self._nccl, message.peer), self._nccl)
-            for verb, message in given
-        ])  # fmt: skip
-        return (works[0] if inbound is not None else None), (works[-1] if outbound is not None else None)
-
-
-def _timed(options: Any) -> Any:
-    """Options of a collective of gloo with the limit of a wait."""
-    options.timeout = timedelta(seconds=Config.timeout)
-    return options
+def _swap(group: Member, source: int, received: Tensor, reader: int, sent: Tensor, call: str) -> None:
+    """Receive from one worker while sending to another, through CPU memory; both may be empty."""
+    outgoing = sent.to("cpu").contiguous()
+    incoming = received if received.device.type == "cpu" else torch.empty_like(received, device="cpu")
+    inbound = Message(source, incoming) if incoming.nbytes else None
+    outbound = Message(reader, outgoing) if outgoing.nbytes else None
+    for work, peer in zip(group.post(inbound, outbound, 0, call), (source, reader), strict=True):
+        if work is not None:
+            group.wait(work, peer, call)
+    if incoming is not received:
+        received.copy_(incoming)

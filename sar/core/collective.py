@@ -40,8 +40,6 @@ from sar.comm.statistics import BACKWARD
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, add_rows
-from sar.outofcore.exchange import VirtualExchange
-from sar.outofcore.group import VirtualGroup
 from sar.ranges import named
 
 
@@ -81,8 +79,6 @@ class CallContext:
         """The exchange of a call along the relation; see `Exchange`."""
         pool = session.buffer_pool()
         call = self.relation.plan, self.settings, widest, pool, signature
-        if isinstance(self.group, VirtualGroup):
-            return VirtualExchange(self.group, *call, both_ways=both_ways)
         return Exchange(self.group, *call, both_ways=both_ways)
 
     def return_to(self, totals: Sequence[Tensor]) -> GradientReturn:
@@ -101,8 +97,8 @@ class CallContext:
         with named("own edges"):
             yield Piece(self.relation.blocks[self.structure.part])
         for tile, rows, grads, sources in received:
-            with named(f"tile {tile.begin}-{tile.end} of worker {tile.peer}"):
-                block = self.relation.tile(tile) if sources is None else self.relation.in_place(tile.peer, sources)
+            with named(f"tile {tile.begin}-{tile.end} of worker {tile.owner}"):
+                block = self.relation.tile(tile) if sources is None else self.relation.in_place(tile.owner, sources)
                 yield Piece(block, tile, rows, grads)
 
 

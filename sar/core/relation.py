@@ -156,7 +156,7 @@ class Relation:
         if len(self._tiles) > TILE_SIZES:
             del self._tiles[next(iter(self._tiles))]
         if tile not in cut:
-            cut[tile] = self.blocks[tile.peer].select_sources(tile.begin, tile.end)
+            cut[tile] = self.blocks[tile.owner].select_sources(tile.begin, tile.end)
         return cut[tile]
 
     def in_place(self, worker: int, sources: Tensor) -> EdgeBlock:

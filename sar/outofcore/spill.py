@@ -284,10 +284,11 @@ class Published(NamedTuple):
     slot: Slot | None = None
     begin: int = 0
 
-    def will_need(self, first: int, end: int) -> None:
-        """Rows `first` to `end` will be read soon: see [Note: reading ahead]."""
-        if self.slot is not None and len(self.rows):
+    def will_need(self, rows: Tensor | None = None) -> None:
+        """These rows, ascending, are read soon; None for all. See [Note: reading ahead]."""
+        if self.slot is not None and len(self.rows) and (rows is None or len(rows)):
             row = self.rows.nbytes // len(self.rows)
+            first, end = (0, len(self.rows)) if rows is None else (int(rows[0]), int(rows[-1]) + 1)
             self.slot.will_need(self.begin + first * row, (end - first) * row)
 
 

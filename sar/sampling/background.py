@@ -15,7 +15,6 @@ from torch import Tensor
 from sar.comm import session
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
-from sar.outofcore.group import VirtualGroup
 from sar.sampling.batch import Batch, SamplingSource
 from sar.sampling.channel import receive, send
 from sar.sampling.process import TAKEN, Failure, ProcessSettings
@@ -41,7 +40,7 @@ class Processes:
 
     def __init__(self, source: SamplingSource, count: int, ahead: int) -> None:
         group, call = session.current_group(), f"starting {count} sampling processes, {ahead} batches ahead each"
-        if isinstance(group, VirtualGroup):
+        if len(group.local_peers) > 1:
             raise ConfigError(
                 "Virtual workers (SAR_RESIDENT) cannot have background processes; leave num_workers at 0."
             )

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sar.comm.allocator import set_allocator
 from sar.comm.group import Group
+from sar.comm.process_transport import GlooTransport
 from sar.config import Config
 from sar.sampling.batch import SamplingSource, sample_batch
 from sar.sampling.channel import receive, send
@@ -108,4 +109,4 @@ def _connect(job: ProcessSettings, number: int) -> Group:
     if job.store is not None:
         limit = timedelta(seconds=job.timeout)
         store = dist.TCPStore(*job.store, is_master=False, wait_for_workers=False, timeout=limit)
-    return Group(dist.PrefixStore(f"{job.prefix}/{number}", store), job.rank, job.world_size, torch.device("cpu"))
+    return Group(GlooTransport(dist.PrefixStore(f"{job.prefix}/{number}", store), job.rank, job.world_size))

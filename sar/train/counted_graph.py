@@ -10,7 +10,6 @@ from sar.comm.halo_plan import HaloPlan
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import NodeSet, Relation, Structure
 from sar.kernels import EdgeBlock, index_dtype
-from sar.outofcore.group import VirtualGroup
 from sar.train.graph_counts import GraphCounts, RelationCounts
 
 META = torch.device("meta")
@@ -54,10 +53,11 @@ def _relation(counts: GraphCounts, relation: RelationCounts, worker: int, group:
         offset += edges
     send_rows = [_ids(reader[worker], torch.int32) for reader in relation.halo]
     mean_rows = sum(of_worker[source] for of_worker in counts.nodes) // counts.num_workers
-    plan = HaloPlan(worker, send_rows, torch.tensor(relation.halo).T, mean_rows)
-    if isinstance(group, VirtualGroup):
-        here = range(group.rank - group.place, group.rank - group.place + group.turns.size)
-        plan.rows_here = [_ids(sum(reader[owner] for reader in relation.halo), torch.int32) for owner in here]
+    local_rows = [
+        _ids(sum(reader[owner] for reader in relation.halo), torch.int32)
+        for owner in (group.local_peers if len(group.local_peers) > 1 else ())
+    ]
+    plan = HaloPlan(worker, send_rows, torch.tensor(relation.halo).T, mean_rows, local_rows)
     return Relation(
         etype=relation.etype,
         blocks=blocks,

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.statistics import statistics
-from sar.comm.transport import Message, Transport
+from sar.comm.transport import Member, Message, Transport
 
 
 @dataclass
@@ -33,14 +32,9 @@ class CountingGroup(Group):
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__(dist.HashStore(), rank, world_size, torch.device("cpu"))
+        super().__init__(CountingTransport(rank, world_size, torch.device("cpu")))
         self.calls_made: list[CallTraffic] = []
         self._counted = statistics().bytes_sent
-
-    @property
-    def transport(self) -> Transport:
-        """What stands for the connections to the others."""
-        return _NoWire(self.world_size)
 
     def agree(self, call: str, flags: int = 0) -> list[int]:
         """This worker's flags, for each of the workers."""
@@ -61,14 +55,14 @@ class CountingGroup(Group):
         return self._counted - before
 
 
-class _NoWire(Transport):
+class CountingTransport(Transport):
     """Carries nothing; every operation is done at once."""
 
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
+    def connect(self, group: Member, limit: float) -> None:
+        pass
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        return [tensor.clone() for _ in range(self._world_size)]
+        return [tensor.clone() for _ in range(self.world_size)]
 
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
         pass
@@ -79,11 +73,17 @@ class _NoWire(Transport):
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
         return inbound, outbound
 
-    def wait(self, work: Any) -> None:
+    def wait(self, work: Any, peer: int) -> None:
         pass
 
-    def abort(self) -> None:
+    def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
         pass
 
-    def failure(self, error: RuntimeError) -> None:
+    def close(self) -> None:
+        pass
+
+    def explain(self, error: RuntimeError, group: Member, call: str, who: str) -> None:
         return None
+
+    def whereabouts(self, group: Member, call: str) -> str:
+        return f"  worker {self.rank}: {call}"

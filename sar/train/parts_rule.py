@@ -18,7 +18,8 @@ import numpy as np
 
 from sar.errors import ConfigError
 from sar.outofcore.spill import DiskBandwidth
-from sar.partition.assign.assigning import Assigned, Choice
+from sar.partition.assign.assigning import Assigned
+from sar.partition.assign.methods import Choice
 from sar.partition.graph_source import GraphSource
 from sar.train.counted_graph import counted_graph
 from sar.train.counting_group import CountingGroup

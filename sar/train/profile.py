@@ -29,11 +29,11 @@ from sar.comm.group import Group
 from sar.comm.replicas import all_gather_text
 from sar.comm.session import current_group
 from sar.comm.statistics import BACKWARD, Statistics, listeners, statistics
+from sar.comm.transport import Spilled
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
-from sar.outofcore.group import VirtualGroup
 from sar.ranges import named, traced
-from sar.train.profile_report import ELSEWHERE, Spent, Spilled, draw, tables
+from sar.train.profile_report import ELSEWHERE, Spent, draw, tables
 
 _HOOKED = "sar.profile"
 _CALL_NAME = re.compile(r"[:;(]| of ")
@@ -95,7 +95,7 @@ def profile(*, trace: bool = False) -> Iterator[Profile]:
         NotInitializedError: before `sar.initialize_comms`.
     """
     group, found = current_group(), Profile()
-    if trace and isinstance(group, VirtualGroup):
+    if trace and len(group.local_peers) > 1:
         raise ConfigError("torch.profiler traces processes, not virtual workers: take sar.profile() without a trace.")
     if listeners or (trace and traced()):
         raise ConfigError("sar.profile is taken inside another one, or inside torch.profiler; end that one first.")
@@ -142,10 +142,10 @@ class _Recorder:
 
     def __init__(self, group: Group, *, measures_memory: bool) -> None:
         self._clock = group.clock
-        self._residency = group.residency if isinstance(group, VirtualGroup) else None
+        self._spilled_so_far = group.spilled
         self._left = 0
         self._memory: PeakMemory | _CudaMemory | None = None
-        if measures_memory and not isinstance(group, VirtualGroup):
+        if measures_memory and len(group.local_peers) == 1:
             self._memory = _CudaMemory() if torch.cuda.is_initialized() else PeakMemory()
         self._names: dict[Module, str] = {}
         self._layers: set[str] = set()
@@ -162,7 +162,7 @@ class _Recorder:
         ]
         listeners.append(self)
         self._since, self._counted = self._clock(), statistics()
-        self._io = self._bytes_moved()
+        self._spilled_before = self._spilled_so_far()
 
     def __exit__(self, *_: object) -> None:
         self._charge()
@@ -182,13 +182,10 @@ class _Recorder:
 
     def spilled(self) -> Spilled | None:
         """What left memory; None where nothing is to."""
-        if self._residency is None:
+        before, now = self._spilled_before, self._spilled_so_far()
+        if before is None or now is None:
             return None
-        written, read = (now - before for now, before in zip(self._bytes_moved(), self._io, strict=True))
-        return Spilled(self._left, written, read)
-
-    def _bytes_moved(self) -> tuple[int, int]:
-        return (0, 0) if self._residency is None else (self._residency.file.written, self._residency.file.read)
+        return Spilled(self._left, now.written - before.written, now.read - before.read)
 
     def begins(self, call: str) -> None:
         """A distributed call begins."""
@@ -253,8 +250,9 @@ class _Recorder:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now, counted = self._clock(), statistics()
-        if self._residency is not None:
-            self._left = max(self._left, self._residency.left)
+        spilled = self._spilled_so_far()
+        if spilled is not None:
+            self._left = max(self._left, spilled.left)
         turn, peak = self._turns[-1], None
         if self._memory is not None:
             peak = self._memory.rise()

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from os import PathLike
-from typing import NamedTuple
 
 from sar.comm.statistics import Statistics
+from sar.comm.transport import Spilled
 from sar.errors import ConfigError
 from sar.partition.inspect.text_tables import as_text
 
@@ -51,18 +51,6 @@ class Spent:
     def compute(self) -> float:
         """Seconds without waits."""
         return self.seconds - self.moved.seconds_waited
-
-
-class Spilled(NamedTuple):
-    """What a virtual worker's turns came to, in bytes.
-
-    left: the most of its tensors that were out of memory when its turn had passed.
-    written, read: to and from its spill file; what is mapped from the first is in neither.
-    """
-
-    left: int
-    written: int
-    read: int
 
 
 def total(rows: Sequence[Spent]) -> Spent:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sar.partition.assign.task import count_crossing
+from sar.partition.assign.stream import count_crossing
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource
 from sar.partition.write.write import Written, written_report

@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
 from sar.comm.allocator import SMALL
-from sar.outofcore.group import VirtualGroup
+from sar.comm.group import Group
 from sar.outofcore.in_files import TensorsInFiles
 from sar.outofcore.residency import LEAST_BYTES, Residency
 from sar.outofcore.spill import Pages, Published, Slot, SpillFile
+from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Turns
 from sar.train.counted_graph import counted_graph
 from sar.train.counting_group import CountingGroup
@@ -224,9 +225,8 @@ def try_turns(counts: GraphCounts, worker: int, size: int, make_model: MakeModel
     memory = MetaMemory(sums_in_place=False)
     process, place = divmod(worker, size)
     residency = CountedResidency(memory, size - 1)
-    group = VirtualGroup(
-        CountingGroup(process, counts.num_workers // size), _OthersAlike(size, process * size), place, residency
-    )
+    processes, turns = CountingGroup(process, counts.num_workers // size), _OthersAlike(size, process * size)
+    group = Group(InProcessTransport(processes, turns, place, residency))
     with session.standing_in(group, CountedPool(memory)), residency.in_thread(), memory:
         with group.guard():
             graph, _ = counted_graph(counts, worker, group)

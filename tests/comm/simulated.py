@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
-from sar.comm.transport import Failure, Message, Transport
+from sar.comm.process_transport import Failure, ProcessTransport
+from sar.comm.transport import Member, Message
 
 
 @dataclass(eq=False)
@@ -123,13 +125,21 @@ class Network:
             self.moved.notify_all()
 
 
-class SimulatedTransport(Transport):
-    """One worker's end of a network."""
+class SimulatedTransport(ProcessTransport):
+    """One worker's end of a network, whose workers share a store."""
 
-    def __init__(self, network: Network, rank: int, jitter: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, network: Network, store: dist.Store, rank: int, jitter: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(store, rank, network.workers)
         self.network = network
-        self.rank = rank
         self.jitter = jitter
+
+    def connect(self, group: Member, limit: float) -> None:
+        self._open = True
+
+    def _connect(self, generation: int) -> None:
+        raise NotImplementedError
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[End | None, End | None]:
         self.jitter()
@@ -141,10 +151,10 @@ class SimulatedTransport(Transport):
         self.network.post(batch)
         return batch.inbound, batch.outbound
 
-    def wait(self, work: End) -> None:
+    def wait(self, work: End, peer: int) -> None:
         self.network.wait(work)
 
-    def abort(self) -> None:
+    def _close(self) -> None:
         self.network.close(self.rank)
 
     def failure(self, error: RuntimeError) -> Failure | None:

@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 import sar
 from sar import comm
-from sar.comm.messages import HEAD_BYTES
 from sar.comm.session import current_group
+from sar.comm.transport import HEAD_BYTES
 from sar.nn.statistics import global_sum
 from tests.core.attempts import Failure, catch, catch_and_recover
 from tests.matrix import corner

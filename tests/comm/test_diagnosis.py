@@ -8,7 +8,7 @@ import sar
 from sar import comm
 from sar.comm import store_notes
 from sar.comm.group import Group
-from sar.comm.transport import GlooTransport
+from sar.comm.process_transport import GlooTransport
 from tests.core.attempts import catch, catch_and_recover, require
 from tests.parity.harness import assert_close, build, deal, random_data
 from tests.parity.programs import weighted
@@ -103,10 +103,7 @@ GLOO = "[/gloo/transport/tcp/pair.cc:537] "
 class Unconnected(GlooTransport):
     """A transport whose connections are not needed."""
 
-    def __init__(self) -> None:
-        pass
-
-    def abort(self) -> None:
+    def connect(self, group, limit):
         pass
 
 
@@ -132,8 +129,7 @@ class Unconnected(GlooTransport):
 )
 def test_the_words_of_gloo(monkeypatch, text, kind, words, absent):
     monkeypatch.setattr(store_notes, "PATIENCE", 0)
-    group = Group(dist.HashStore(), 0, 2, torch.device("cpu"))
-    group._transport = Unconnected()
+    group = Group(Unconnected(dist.HashStore(), 0, 2))
 
     def operation():
         raise RuntimeError(text)

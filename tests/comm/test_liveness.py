@@ -124,10 +124,11 @@ def with_quick_signs(program):
         for name, seconds in (("BEAT_SECONDS", BEAT), ("SILENCE_SECONDS", SILENCE), ("STALL_SECONDS", 0.5)):
             patch.setattr(liveness, name, seconds)
         group = current_group()
-        before = group._liveness
+        transport = group.transport
+        before = transport.liveness
         before.close()
-        group._liveness = liveness.Liveness(group, group._notes)
-        group._liveness.answers = before.answers
+        transport.liveness = liveness.Liveness(group, transport.notes)
+        transport.liveness.answers = before.answers
         time.sleep(2 * BEAT)
         return catch(program)
 

@@ -76,8 +76,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
     x = [torch.arange(NODES, dtype=torch.float64).unsqueeze(1) + 1000 * p for p in range(workers)]
 
     def work(rank: int) -> Tensor:
-        group = Group(store, rank, workers, CPU)
-        group._transport = SimulatedTransport(network, rank)
+        group = Group(SimulatedTransport(network, store, rank))
         settings = Settings(depth, 2**20, tile_rows, False, False, None, None, False)
         exchange = Exchange(group, plans[rank], settings, RowFormat.of([x[rank]]), BufferPool(CPU), "a call")
         total = torch.zeros(NODES, 1, dtype=torch.float64)
@@ -85,7 +84,7 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
             group.calls += 1
             returns = GradientReturn([total], add) if give else None
             for tile, rows, grads, _ in exchange.exchange_tiles(CPU, [x[rank]] if fetch else None, returns=returns):
-                sent = x[tile.peer][plans[tile.peer].send_rows[rank][tile.begin : tile.end]]
+                sent = x[tile.owner][plans[tile.owner].send_rows[rank][tile.begin : tile.end]]
                 if fetch:
                     assert torch.equal(rows[0], sent)
                 if give:
@@ -116,8 +115,7 @@ def test_a_worker_that_fails_at_any_step_ends_all(workers, step, monkeypatch) ->
             raise ValueError("on purpose")
 
     def work(rank: int) -> None:
-        group = Group(store, rank, workers, CPU)
-        group._transport = SimulatedTransport(network, rank, fail if rank == 1 else lambda: None)
+        group = Group(SimulatedTransport(network, store, rank, fail if rank == 1 else lambda: None))
         settings = Settings(1, 2**20, 2, False, False, None, None, False)
         x = torch.zeros(NODES, 1)
         with group.guard():

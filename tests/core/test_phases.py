@@ -17,7 +17,7 @@ WORKER = """
 import os, signal, sys, torch
 import sar
 from sar.comm import liveness
-from sar.comm.transport import GlooTransport
+from sar.comm.process_transport import GlooTransport
 from tests.parity.programs import pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
 from tests.parity.harness import build

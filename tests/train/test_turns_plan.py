@@ -58,7 +58,7 @@ def counted(json_file: str, kind: str) -> tuple[int, int]:
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters())
     group: Any = session.current_group()
-    file = group.residency.file
+    file = group._transport._residency.file
     before = 0, 0
     for _ in range(2):
         before = file.written, file.read

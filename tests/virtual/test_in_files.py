@@ -1,14 +1,11 @@
 """What virtual workers load of features lies in files: published unwritten, and changed without others' notice."""
 
-from typing import cast
-
 import pytest
 import torch
 
 import sar
 from sar.comm import session
 from sar.core.relation import Constant
-from sar.outofcore.group import VirtualGroup
 from sar.outofcore.residency import Residency
 from tests.adapters.dgl.directories import homogeneous_graph
 from tests.virtual.virtual_pool import VirtualPool
@@ -17,7 +14,7 @@ PLACES = 3
 
 
 def residency() -> Residency:
-    found = cast(VirtualGroup, session.current_group()).residency
+    found = session.current_group()._transport._residency
     assert found is not None
     return found
 

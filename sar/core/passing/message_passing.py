@@ -88,7 +88,7 @@ def _find_edges(
     if tile is None:
         src = structure.src.ids[source][cols]
     else:
-        src = relation.halos[tile.peer][cols + tile.begin].long() + structure.node_ranges[tile.peer][0]
+        src = relation.halos[tile.owner][cols + tile.begin].long() + structure.node_ranges[tile.owner][0]
     ids = block.ids(0, block.num_edges)
     dst = structure.dst.ids[destination][block.destinations(0, block.num_edges)]
     return src, dst, edge[EID][ids]

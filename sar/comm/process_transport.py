@@ -1,0 +1,289 @@
+"""Transports between processes: what gloo and NCCL have in common, and each of them.
+
+Workers find each other, and tell each other why they give up, in the job's store (`store_notes.py`). The first
+connection also starts the thread that watches for signs of life (`liveness.py`).
+"""
+
+import re
+import time
+from abc import abstractmethod
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
+
+from sar.comm import store_notes
+from sar.comm.liveness import Answers, Liveness
+from sar.comm.store_notes import POLL_SECONDS, Abandonable, SilentStoreError, StoreNotes
+from sar.comm.transport import LEFT_EARLY, Member, Message, Transport
+from sar.config import Config
+from sar.errors import CommunicationError, CommunicationTimeout, PeerError
+from sar.logging_setup import logger
+
+CONNECT_TIMEOUT: Final = 40.0
+"""Seconds that connecting may take once all workers are about to."""
+CLOSING_TAG: Final = 2**31 - 1
+LOST: Final = re.compile(r"\[[^ \]]*gloo/transport[^\]]*\] (.*?)(\. |\n|$)")
+"""How gloo reports a connection that broke; any other error is this worker's own."""
+OVERDUE: Final = ("Timed out waiting", "timeout caused pair closure")
+"""How gloo reports its own time-out; "timed out" alone may be the system's word for a connection that broke."""
+
+
+class Failure(NamedTuple):
+    """What an error of a transport means: a wait took too long (`overdue`), or a connection broke, and how."""
+
+    overdue: bool
+    reason: str
+
+
+class ProcessTransport(Transport):
+    """Connections between processes that share a store.
+
+    Args:
+        store: the key-value store of the job.
+        rank, world_size, device: as of `Transport`. Default device: the CPU.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, device: torch.device | None = None) -> None:
+        super().__init__(rank, world_size, device or torch.device("cpu"))
+        self.notes = StoreNotes(store, rank, world_size, self.name)
+        self.liveness: Liveness | None = None
+        self._store = store
+        self._open = False
+
+    @abstractmethod
+    def _connect(self, generation: int) -> None:
+        """Make new connections, once all workers are about to."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close all connections, from any thread, so that the waits of all workers for this one end."""
+
+    @abstractmethod
+    def failure(self, error: RuntimeError) -> Failure | None:
+        """What an error of this transport means; None for one of another kind."""
+
+    def connect(self, group: Member, limit: float) -> None:
+        """As `Transport.connect`."""
+        liveness = self.liveness = self.liveness or Liveness(group, self.notes)
+        liveness.answers = None
+        try:
+            self._wait_for_all(group, limit)
+            connecting = Abandonable(partial(self._connect, group.generation))
+            while connecting.is_alive():
+                group.check()
+                connecting.join(POLL_SECONDS)
+            connecting.result()
+            self._open = True
+            liveness.answers = Answers(self)
+        except CommunicationError:
+            raise
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+            late = CommunicationTimeout(
+                f"Worker {self.rank} could not connect to all {self.world_size} workers: {why} "
+                "Check that all are running; if they are, check SAR_SOCKET_NAME."
+            )
+            group.abort(late, final=True)
+            raise late from error
+
+    def _wait_for_all(self, group: Member, limit: float) -> None:
+        """Wait until every worker is about to connect in this generation, or one of them has failed before that."""
+        deadline = time.monotonic() + limit
+        self.notes.announce(group.generation)
+        pause = POLL_SECONDS
+        while True:
+            group.check()
+            try:
+                note = self.notes.read_note(group.generation)
+                if note is not None:
+                    found = PeerError(note.reason)
+                    group.abort(found, final=note.final)
+                    raise found
+                if self.notes.complete(group.generation):
+                    return
+                left = self.notes.left(group.generation) if pause > store_notes.PATIENCE / 10 else []
+            except SilentStoreError:  # which the liveness thread judges
+                left = []
+            if left:
+                raise RuntimeError(f"workers {left} have left.")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"workers {self.notes.absent(group.generation)} did not come within {limit:.0f} s.")
+            time.sleep(pause)
+            pause = min(1.2 * pause, store_notes.PATIENCE / 5)
+
+    def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
+        """As `Transport.abort`: a note in the store, and closed connections."""
+        self.notes.leave_note(generation, told, final=final)
+        if self._open:
+            self._open = False
+            self._close()
+
+    def close(self) -> None:
+        """As `Transport.close`."""
+        if self.liveness is not None:
+            self.liveness.close()
+        self.liveness = None
+
+    def explain(
+        self, error: RuntimeError, group: Member, call: str, who: str
+    ) -> tuple[CommunicationError, bool] | None:
+        """As `Transport.explain`."""
+        failure, me = self.failure(error), self.name(self.rank)
+        if failure is None:
+            return None
+        overdue, generation = failure.overdue, group.generation
+        self.notes.report(generation, group.calls, call)
+        note = None
+        with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
+            note = self.notes.read_note(generation, 0 if overdue else store_notes.PATIENCE)
+        if note is not None:
+            place = f"({me.capitalize()} was waiting for {who} in: {call})"
+            return PeerError(f"{note.reason}\n{place}"), note.final
+        if overdue:
+            waited = f"{me.capitalize()} waited {Config.timeout:g} s (Config.timeout) for {who} in: {call}"
+            # gloo has closed the connections already: leave the note before asking around.
+            self.notes.leave_note(generation, f"{me.capitalize()} raised CommunicationTimeout: {waited}", final=False)
+            return CommunicationTimeout(f"{waited}\n{self.whereabouts(group, call)}\n{LEFT_EARLY}"), False
+        lost = (
+            f"The connection to {who} closed without a word ({failure.reason}): its process died or left, or its "
+            f"host or the network is gone, while {me} waited in: {call}\nSee that worker's own output. "
+            f"{LEFT_EARLY}\n{self.whereabouts(group, call)}"
+        )
+        return PeerError(lost), True
+
+    def whereabouts(self, group: Member, call: str) -> str:
+        """As `Transport.whereabouts`."""
+        return self.notes.whereabouts(group.generation, group.calls, call)
+
+    def wait(self, work: Any, peer: int) -> None:
+        """As `Transport.wait`."""
+        work.wait(timedelta(seconds=Config.timeout))
+
+
+class GlooTransport(ProcessTransport):
+    """Connections of gloo, over TCP between CPUs; arguments as of `ProcessTransport`."""
+
+    _gloo: Any = None
+
+    def _connect(self, generation: int) -> None:
+        store = dist.PrefixStore(f"sar/{generation}/gloo", self._store)
+        limit = timedelta(seconds=CONNECT_TIMEOUT)
+        self._gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, limit)
+
+    def _close(self) -> None:
+        """Gloo has no call for it, but a receive that times out closes every connection."""
+        for k in range(1, self.world_size):  # the first connection that is open closes all
+            peer, nothing = (self.rank + k) % self.world_size, torch.empty(1, dtype=torch.uint8, device="cpu")
+            try:
+                self._gloo.recv([nothing], peer, CLOSING_TAG).wait(timedelta(milliseconds=1))
+            except RuntimeError as closed:
+                logger.debug("closing connections: %s", closed)
+
+    def close(self) -> None:
+        """As `Transport.close`."""
+        super().close()
+        self._gloo = None
+
+    def failure(self, error: RuntimeError) -> Failure | None:
+        """As `ProcessTransport.failure`."""
+        overdue = any(words in str(error) for words in OVERDUE)
+        lost = LOST.search(str(error))
+        return None if lost is None and not overdue else Failure(overdue, "" if lost is None else lost[1])
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """As `Transport.all_gather`."""
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        self._gloo.allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
+        return gathered
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> None:
+        """As `Transport.all_reduce`."""
+        options = _timed(AllreduceOptions())
+        options.reduceOp = op
+        self._gloo.allreduce([tensor], options).wait()
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """As `Transport.broadcast`; as bytes, because gloo does not know every dtype."""
+        options = _timed(BroadcastOptions())
+        options.rootRank = 0
+        self._gloo.broadcast([tensor.view(-1).view(torch.uint8)], options).wait()
+
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
+        """As `Transport.post`; messages meet by tag."""
+        receive = None if inbound is None else self._gloo.recv([inbound.data], inbound.peer, tag)
+        send = None if outbound is None else self._gloo.send([outbound.data], outbound.peer, tag)
+        return receive, send
+
+
+class NcclTransport(GlooTransport):
+    """NCCL for what lies on CUDA devices, and gloo for the rest. Untested with more than one worker: it needs two GPUs.
+
+    Arguments as of `ProcessTransport`.
+    """
+
+    _nccl: Any = None
+
+    def _connect(self, generation: int) -> None:
+        super()._connect(generation)
+        self._nccl = new_nccl(dist.PrefixStore(f"sar/{generation}/nccl", self._store), self.rank, self.world_size)
+
+    def _close(self) -> None:
+        """NCCL's kernels wait on the device for ever, unless they are aborted; so they come first."""
+        try:
+            self._nccl.abort()
+        finally:
+            super()._close()
+
+    def close(self) -> None:
+        """As `Transport.close`."""
+        super().close()
+        self._nccl = None
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> None:
+        """As `Transport.all_reduce`."""
+        if not tensor.is_cuda:
+            return super().all_reduce(tensor, op)
+        options = _timed(AllreduceOptions())
+        options.reduceOp = op
+        self._nccl.allreduce([tensor], options).wait()
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """As `Transport.broadcast`."""
+        if not tensor.is_cuda:
+            return super().broadcast(tensor)
+        options = _timed(BroadcastOptions())
+        options.rootRank = 0
+        self._nccl.broadcast([tensor], options).wait()
+
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
+        """As `Transport.post`, both in one batch, which both ends wait for; messages meet by order."""
+        given = [message for message in (inbound, outbound) if message is not None]
+        if not all(message.data.is_cuda for message in given):
+            return super().post(inbound, outbound, tag)
+        device = given[0].data.device
+        self._nccl._start_coalescing(device)
+        if inbound is not None:
+            self._nccl.recv([inbound.data], inbound.peer, tag)
+        if outbound is not None:
+            self._nccl.send([outbound.data], outbound.peer, tag)
+        both = self._nccl._end_coalescing(device)
+        return (None if inbound is None else both), (None if outbound is None else both)
+
+
+def new_nccl(store: dist.Store, rank: int, world_size: int) -> Any:
+    """NCCL's process group; its communicator is made with the first call."""
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=Config.timeout)
+    return dist.ProcessGroupNCCL(store, rank, world_size, options)
+
+
+def _timed(options: Any) -> Any:
+    """Options of a collective of gloo with the limit of a wait."""
+    options.timeout = timedelta(seconds=Config.timeout)
+    return options

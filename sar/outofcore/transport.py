@@ -1,0 +1,288 @@
+"""The transport of workers of one process: they meet in turns, and read each other's tensors where they lie."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sar.comm.group import Group
+from sar.comm.replicas import all_gather_text, described
+from sar.comm.statistics import counters
+from sar.comm.transport import Member, Message, Shared, Spilled, Transport
+from sar.errors import ConfigError, PeerError
+from sar.outofcore.residency import Residency
+from sar.outofcore.spill import Published
+from sar.outofcore.turns import Turns
+from sar.raw_memory import resolved
+
+_REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+class InProcessTransport(Transport):
+    """One of V workers of each of W processes: see [Note: virtual workers]. Used in the thread that makes it.
+
+    Args:
+        outer: the group of the W processes.
+        turns: of this process.
+        place: which of its V workers this is.
+        residency: what keeps its tensors on a disk; None where they stay in memory.
+    """
+
+    def __init__(self, outer: Group, turns: Turns, place: int, residency: Residency | None = None) -> None:
+        size = turns.size
+        super().__init__(outer.rank * size + place, outer.world_size * size, outer.device)
+        self._outer = outer
+        self._turns = turns
+        self._place = place
+        self._residency = residency
+        self._group: Member | None = None
+        self._away = 0.0  # seconds in which others had the turn
+        self._thread = threading.get_ident()
+
+    @property
+    def local_peers(self) -> range:
+        """As `Transport.local_peers`."""
+        first = self.rank - self._place
+        return range(first, first + self._turns.size)
+
+    @property
+    def final(self) -> bool:
+        """As `Transport.final`."""
+        return self._outer.final
+
+    def clock(self) -> float:
+        """Seconds of this worker's turns."""
+        return time.perf_counter() - self._away
+
+    def spilled(self) -> Spilled | None:
+        """As `Transport.spilled`."""
+        if self._residency is None:
+            return None
+        return Spilled(self._residency.left, self._residency.file.written, self._residency.file.read)
+
+    # -- connections
+
+    def connect(self, group: Member, limit: float) -> None:
+        """As `Transport.connect`: nothing to do, but after an error."""
+        self._group = group
+        if group.generation == 0:
+            return
+        try:
+            self._turns.rejoin(self._place)
+        except PeerError as gone:
+            group.abort(gone, final=True)
+            raise
+        self._meet("a recovery", None, lambda _: self._outer.recover(0), in_order=True)
+
+    def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
+        """As `Transport.abort`."""
+        self._turns.fail(PeerError(own), self._place)
+        self._outer.stop(self._outer.generation, told, final=final)
+
+    def close(self) -> None:
+        """As `Transport.close`; the group of the processes stays."""
+
+    def explain(self, error: RuntimeError, group: Member, call: str, who: str) -> None:
+        """As `Transport.explain`: the group of the processes has explained what fails between them."""
+
+    def whereabouts(self, group: Member, call: str) -> str:
+        """As `Transport.whereabouts`."""
+        texts = all_gather_text(self.all_gather, call)
+        return "\n".join(f"  worker {rank}: {text}" for rank, text in enumerate(texts))
+
+    # -- meetings
+
+    def _meet(self, kind: str, brought: Any, finish: Callable[[list[Any]], Any], *, in_order: bool = False) -> Any:
+        """Meet the other workers of this process; see `Turns.meet`. What `finish` moves is not this worker's."""
+        call = self._turns.latest[self._place] = self._call
+        if threading.get_ident() != self._thread:
+            raise ConfigError(
+                f"A thread that virtual worker {self.rank} has started makes a distributed call: {call}. Make them "
+                "in the thread that runs the script."
+            )
+        left = None
+
+        def leave() -> None:
+            nonlocal left
+            if self._residency is not None:
+                self._residency.leave()
+            left = time.perf_counter()
+
+        def finish_for_all(brought: list[Any]) -> Any:
+            with _uncounted(), _disable_current_modes():
+                return finish(brought)
+
+        result = self._turns.meet(self._place, kind, brought, finish_for_all, leave, afresh=in_order)
+        if left is not None:
+            self._away += time.perf_counter() - left
+        return result
+
+    @property
+    def _call(self) -> str:
+        """The distributed call that this worker is in."""
+        waiting = None if self._group is None else self._group.waiting
+        return "" if waiting is None else waiting.call
+
+    def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
+        """As `Transport.share`."""
+        mine = Shared(self._publish(read), list(map(self._open, added_to)))
+        found: list[Shared] = self._meet("a sharing", mine, lambda brought: brought, in_order=in_order)
+        return found
+
+    def _publish(self, tensors: Sequence[Tensor]) -> list[Published]:
+        """Tensors of this worker, as they are now, for those of the same process to read."""
+        if self._residency is None:
+            return [Published(_copy(tensor)) for tensor in tensors]
+        return [self._residency.publish(resolved(tensor)) for tensor in tensors]
+
+    def _open(self, total: Tensor) -> Published:
+        """A tensor of this worker for those of the same process to add to."""
+        return Published(total) if self._residency is None else self._residency.open_to_others(total)
+
+    # -- operations
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """As `Transport.all_gather`."""
+
+        def finish(brought: list[Tensor]) -> list[Tensor]:
+            mine = torch.stack(brought)
+            return [one for theirs in self._outer.all_gather(mine, self._call) for one in theirs]
+
+        gathered = self._meet(f"a gathering of {described(tensor)}", _copy(tensor), finish)
+        with _disable_current_modes():
+            return [one.clone() for one in gathered]
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> None:
+        """As `Transport.all_reduce`, in the order of the workers."""
+        combine = next((combine for known, combine in _REDUCTIONS.items() if op == known), None)
+        if combine is None:
+            raise ConfigError(f"Virtual workers cannot combine tensors by {op}.")
+
+        def finish(brought: list[Published]) -> Tensor:
+            total = brought[0].rows.clone()
+            for one in brought[1:]:
+                combine(total, one.rows, out=total)  # type: ignore[call-arg]
+            if self._outer.world_size > 1:
+                self._outer.all_reduce(total, op, self._call)
+            return total
+
+        (mine,) = self._publish([tensor])
+        tensor.copy_(self._meet(f"a reduction by {op} of {described(tensor)}", mine, finish))
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """As `Transport.broadcast`."""
+
+        def finish(brought: list[Published]) -> Tensor:
+            given = brought[0].rows
+            if self._outer.world_size > 1:
+                given = given.clone()
+                self._outer.broadcast(given, self._call)
+            return given
+
+        flat = tensor.view(-1)
+        (mine,) = self._publish([flat if self._place == 0 else flat[:0]])
+        given = self._meet(f"a broadcast of {described(tensor)}", mine, finish)
+        if self.rank:
+            flat.copy_(given)
+
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
+        """As `Transport.post`, with workers of other processes, where those of the same place have their turn."""
+        with _uncounted(messages=False):
+            return self._outer.post(self._to_process(inbound), self._to_process(outbound), tag, self._call)
+
+    def wait(self, work: Any, peer: int) -> None:
+        """As `Transport.wait`."""
+        self._outer.wait(work, self._process_of(peer), self._call)
+
+    def _process_of(self, worker: int) -> int:
+        return worker // self._turns.size
+
+    def _to_process(self, message: Message | None) -> Message | None:
+        return None if message is None else message._replace(peer=self._process_of(message.peer))
+
+    def all_to_all(
+        self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
+    ) -> list[Tensor]:
+        """As `Transport.all_to_all`, at one meeting, with one message between each two processes."""
+        mine = self._publish([_bytes(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
+        arrived = group.wait_for(lambda: self._all_to_all(mine), call)
+        counters.bytes_sent += sum(len(one.rows) for one in mine)
+        counters.bytes_received += sum(map(len, arrived))
+        counters.messages_sent += sum(len(one.rows) > 0 for one in mine)
+        received = list(arrived if into is None else into)
+        received[self.rank] = buffers[self.rank]
+        if into is not None:
+            for source, message in enumerate(arrived):
+                if source != self.rank:
+                    received[source].view(-1).view(torch.uint8).copy_(message)
+        return received
+
+    def _all_to_all(self, mine: list[Published]) -> list[Tensor]:
+        """The bytes that every worker sent to this one, by rank; `mine[q]` goes to worker q."""
+        size = self._turns.size
+
+        def finish(brought: list[list[Published]]) -> list[list[list[Tensor]]]:
+            """[process][from][to]: what the workers of each process send to those of this one."""
+            tables = []
+            for process in range(self._outer.world_size):
+                there = slice(process * size, (process + 1) * size)
+                tables.append([[one.rows for one in sent[there]] for sent in brought])
+            messages = [_packed(table if p != self._outer.rank else []) for p, table in enumerate(tables)]
+            for process, message in enumerate(self._outer.exchange(self._call, messages)):
+                if process != self._outer.rank:
+                    tables[process] = _unpacked(message, size)
+            return tables
+
+        tables = self._meet("an exchange", mine, finish)
+        return [sent[self._place] for table in tables for sent in table]
+
+
+@contextmanager
+def _uncounted(*, messages: bool = True) -> Iterator[None]:
+    """Do not count the bytes that move inside, nor the messages, as this worker's own."""
+    before = counters.bytes_sent, counters.bytes_received, counters.messages_sent
+    try:
+        yield
+    finally:
+        counters.bytes_sent, counters.bytes_received = before[:2]
+        if messages:
+            counters.messages_sent = before[2]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    with _disable_current_modes():
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    tensor = resolved(tensor.detach()).to("cpu").contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
+
+
+def _packed(table: list[list[Tensor]]) -> Tensor:
+    """Bytes that begin with their number: the lengths of messages, and the messages."""
+    flat = [one for row in table for one in row]
+    lengths = torch.tensor([0, *map(len, flat)], dtype=torch.int64)
+    lengths[0] = lengths.nbytes + lengths.sum()
+    return torch.cat([lengths.view(torch.uint8), *flat])
+
+
+def _unpacked(message: Tensor, size: int) -> list[list[Tensor]]:
+    lengths = message[: 8 * (size * size + 1)].view(torch.int64).tolist()[1:]
+    pieces = iter(message[8 * (size * size + 1) :].split(lengths))
+    return [[next(pieces) for _ in range(size)] for _ in range(size)]
