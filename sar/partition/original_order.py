@@ -25,7 +25,6 @@ from sar.partition.graph_source import Column
 from sar.partition.ingest.objects import as_array
 from sar.partition.write.writers import Writers
 from sar.storage.arrays import as_column
-from sar.storage.dgl_files import open_tensors
 from sar.storage.durable import put_in_place
 from sar.storage.part_files import (
     FeatureFiles,
@@ -38,6 +37,7 @@ from sar.storage.part_files import (
     types_of,
 )
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
+from sar.storage.tensor_files import open_tensors
 
 Ids = NDArray[np.int64]
 Values = Tensor | Array | str | PathLike[str]

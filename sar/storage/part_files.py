@@ -19,8 +19,9 @@ from sar.errors import PartitionError
 from sar.id_slices import pieces
 from sar.logging_setup import logger
 from sar.storage.arrays import StoredArray
-from sar.storage.dgl_files import StoredGraph, open_graph, open_tensors
+from sar.storage.graph_files import StoredGraph, open_graph
 from sar.storage.partition_json import DISPATCH_JSON, REWRITE, IdRanges, PartitionJson, owned_counts
+from sar.storage.tensor_files import open_tensors
 
 SRC: Final = "src"
 DST: Final = "dst"

@@ -16,7 +16,7 @@ from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
 from sar.partition.write import write_job
 from sar.partition.write.write import PartitionReport, write_partitions
-from sar.storage.file_layout import ArrayWriter
+from sar.storage.tensor_files import ArrayWriter
 
 dgl = require_dgl()
 

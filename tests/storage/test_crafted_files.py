@@ -12,8 +12,9 @@ from sar.core.regroup import WorkerShare
 from sar.errors import PartitionError
 from sar.partition.inspect.inspection import inspect_directory
 from sar.storage.arrays import StoredArray
-from sar.storage.dgl_files import COO_MARK, open_graph, open_tensors
+from sar.storage.graph_files import COO_MARK, open_graph
 from sar.storage.partition_json import read_partition_json
+from sar.storage.tensor_files import open_tensors
 from tests.adapters.dgl.directories import (
     dgl,
     heterogeneous_graph,

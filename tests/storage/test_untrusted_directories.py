@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.errors import PartitionError
 from sar.partition.inspect.inspection import inspect_directory
-from sar.storage.dgl_files import ARRAY_MARK, GRAPH_FILE_HEADER_BYTES
+from sar.storage.graph_files import GRAPH_FILE_HEADER_BYTES
+from sar.storage.tensor_files import ARRAY_MARK
 from tests.adapters.dgl.directories import (
     Directory,
     heterogeneous_graph,

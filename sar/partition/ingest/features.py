@@ -19,7 +19,7 @@ from sar.partition.ingest.files import Files, detect_format, find_files
 from sar.partition.ingest.parquet import parquet_rows
 from sar.partition.ingest.text import text_rows
 from sar.storage.arrays import ArrayFile, StoredArray, as_column, open_npy
-from sar.storage.dgl_files import open_tensors
+from sar.storage.tensor_files import open_tensors
 
 _NEVER_NAN = ("label", *SPLIT)
 

@@ -19,7 +19,7 @@ from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
 from sar.partition.ingest.objects import ONLY_TYPE, from_memory
 from sar.partition.ingest.text import TextFormat
 from sar.storage.arrays import StoredArray, as_column
-from sar.storage.dgl_files import open_graph as open_dgl_graph
+from sar.storage.graph_files import open_graph as open_dgl_graph
 
 METADATA = "metadata.json"
 

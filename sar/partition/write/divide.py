@@ -19,8 +19,8 @@ from sar.errors import PartitionError
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
 from sar.partition.write.write_job import WriteJob, by_part, stored_spec
-from sar.storage.file_layout import ArraySpec, FileLayout, tensor_file_layout
 from sar.storage.partition_json import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES, part_folder
+from sar.storage.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 
 _EDGE_BYTES = 120  # with all copies, and what arrives from other processes
 COPIES = 4

@@ -17,9 +17,10 @@ from sar.common_tuples import EID, ETYPE, NID, NTYPE
 from sar.partition.graph_data import Array
 from sar.partition.write.divide import EdgeBuckets
 from sar.partition.write.write_job import WriteJob
-from sar.storage.file_layout import ArraySpec, FileLayout, graph_file_layout, tensor_file_layout
+from sar.storage.graph_files import graph_file_layout
 from sar.storage.part_files import EDGE_FIELDS, NODE_FIELDS
 from sar.storage.partition_json import GRAPH, ORIGINAL_EDGES, part_folder
+from sar.storage.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 
 _NODE_BYTES = 64  # with all fields and copies
 

@@ -20,7 +20,7 @@ from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, index_dtype
 from sar.partition.write.staging import Staging
 from sar.partition.write.writers import Writers
-from sar.storage.file_layout import ArraySpec, stored_dtype
+from sar.storage.tensor_files import ArraySpec, stored_dtype
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20

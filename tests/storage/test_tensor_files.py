@@ -5,7 +5,7 @@ import torch
 
 from sar.errors import PartitionError
 from sar.storage import arrays
-from sar.storage.dgl_files import open_tensors
+from sar.storage.tensor_files import open_tensors
 from tests.adapters.dgl.directories import load_tensors, save_tensors
 
 CPU = torch.device("cpu")

@@ -1,29 +1,17 @@
-"""DGL's tensor files and graph files, read without DGL: arrays are found, and stay on disk until they are asked for.
+"""DGL's graph files (`dgl.save_graphs`), read and written without DGL, as `tensor_files.py` does with tensors.
 
-DGL 1.1 and 2.1 write the same layout. Both kinds of files are little-endian. Every structure begins with a mark of 8
-bytes; counts before lists and lengths before names have 8 bytes. An array is a header (`ARRAY_HEADER`, shape, size in
-bytes) and its values in C order.
+A graph file is: a header of 4096 bytes (mark, version, kind of graphs, count); the place of the first graph; tensors of
+the user's own, by name; the graphs; at the end the places of the graphs, between two copies of the size of this table.
 
-Tensor file: mark, count, count; then for each tensor its name and the array.
-
-Graph file: a header of 4096 bytes (mark, version, kind of graphs, count); the place of the first graph; tensors of the
-user's own, by name; the graphs; at the end the places of the graphs, between two copies of the size of this table. A
-graph is its types' own graph (types of nodes joined by types of edges), its relations, numbers of nodes, fields of
-nodes and of edges by type and name, and the types' names. A relation has a graph of its types too, once for each of
-the sparse formats in which its edges are saved: mark, numbers of columns and of rows, three arrays, and bytes that say
-whether they are sorted.
-
-[Note: files are not trusted]
-Whatever a file says of itself (counts, lengths, shapes) is compared with its size before anything is allocated or
-repeated by it, and every number that is used as an index is compared with what it points into. So reading ends with the
-content or with a `PartitionError`, in time and memory that grow with the file. Nothing is unpickled.
+A graph is the graph of its types (types of nodes joined by types of edges), its relations, numbers of nodes, fields of
+nodes and of edges by type and name, and the types' names. A relation is, for each of the sparse formats in which its
+edges are saved, again the graph of types, and then: mark, numbers of columns and of rows, three arrays, and bytes that
+say whether they are sorted.
 """
 
-import math
-import os
-import struct
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -31,139 +19,24 @@ from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
 from sar.errors import PartitionError
-from sar.storage.arrays import BFLOAT16, StoredArray, open_file
+from sar.storage.arrays import StoredArray, open_file
+from sar.storage.tensor_files import ArraySpec, Cursor, FileLayout
 
-TENSOR_FILE_MARK: Final = 0xDD5A9FBE3FA2443F
 GRAPH_FILE_MARK: Final = 0xDD2E4FF046B4A13F
 HETEROGRAPH_MARK: Final = 0xDD589FBE35224ABF
 META_GRAPH_MARK: Final = 0xDD3C5FFE20046ABF
 RELATION_MARK: Final = 0xDD2E60F0F6B4A127
 COO_MARK: Final = 0xDD61FFD305DFF127
 CSR_MARK: Final = 0xDD6CD31205DFF127
-ARRAY_MARK: Final = 0xDD5E40F096B4A13F
-
-GRAPH_FILE_VERSION: Final = 2
-HETEROGRAPHS: Final = 2
 GRAPH_FILE_HEADER_BYTES: Final = 4096
-
-ARRAY_HEADER: Final = "QQiiiBBH"
-"""Mark, 8 reserved bytes, kind and number of device, dimensions, and the dtype: code, bits, lanes (as in DLPack)."""
-CPU: Final = 1
-
+_VERSION = 2
+_HETEROGRAPHS = 2
 COO: Final = 1
 CSR: Final = 2
 CSC: Final = 4
 """Bits of the sparse formats that a relation is saved in; they follow each other in this order."""
-DTYPES: Final[dict[tuple[int, int], np.dtype[Any]]] = {
-    (0, 8): np.dtype("<i1"),
-    (0, 16): np.dtype("<i2"),
-    (0, 32): np.dtype("<i4"),
-    (0, 64): np.dtype("<i8"),
-    (1, 8): np.dtype("<u1"),
-    (2, 16): np.dtype("<f2"),
-    (2, 32): np.dtype("<f4"),
-    (2, 64): np.dtype("<f8"),
-    (4, 16): BFLOAT16,
-    (5, 64): np.dtype("<c8"),
-    (5, 128): np.dtype("<c16"),
-}
-"""By code and bits, as in DLPack."""
-_MAX_DIMENSIONS = 64
 _ONE_FORMAT = {1: COO, 2: CSR, 3: CSC}
 """How older versions of DGL wrote which format follows."""
-
-
-class Cursor:
-    """Goes through an open file, and never beyond its end; see [Note: files are not trusted].
-
-    Every method raises `PartitionError` where the file ends, or has something else than asked for.
-    """
-
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path = path
-        self.size = os.fstat(file.fileno()).st_size
-        self._file = file
-
-    @property
-    def at(self) -> int:
-        return self._file.tell()
-
-    def move(self, to: int) -> None:
-        self._file.seek(to)
-
-    def numbers(self, layout: str) -> tuple[int, ...]:
-        """Numbers by their codes in `struct`."""
-        layout = f"<{layout}"
-        return struct.unpack(layout, self._take(struct.calcsize(layout)))
-
-    def number(self) -> int:
-        """A count, a length or a place."""
-        return self.numbers("Q")[0]
-
-    def mark(self, expected: int, what: str) -> None:
-        found = self.number()
-        if found != expected:
-            raise self.unknown(f"{found:#x} where the mark of {what} should be")
-
-    def text(self) -> str:
-        try:
-            return self._take(self.number()).decode()
-        except UnicodeDecodeError as error:
-            raise self.unknown("a name that is not UTF-8") from error
-
-    def array(self) -> StoredArray:
-        """An array's header; its values are passed by."""
-        mark, _, device, _, ndim, code, bits, lanes = self.numbers(ARRAY_HEADER)
-        dtype = DTYPES.get((code, bits))
-        if (mark, device, lanes) != (ARRAY_MARK, CPU, 1) or dtype is None or not 1 <= ndim <= _MAX_DIMENSIONS:
-            raise self.unknown(
-                f"an array with the mark {mark:#x}, device {device}, {ndim} dimensions and dtype {(code, bits, lanes)}"
-            )
-        *shape, data_bytes = self.numbers(f"{ndim + 1}q")
-        stored = StoredArray(self.path, self.at, tuple(shape), dtype)
-        largest = math.prod(max(1, size) for size in shape) * dtype.itemsize  # torch multiplies sizes next to 0, too
-        if min(shape) < 0 or largest >= 2**63 or data_bytes != shape[0] * stored.row_bytes:
-            raise self.unknown(f"an array of shape {tuple(shape)} in {data_bytes} bytes")
-        if data_bytes > self.size - self.at:
-            raise self._truncated()
-        self._file.seek(data_bytes, os.SEEK_CUR)
-        return stored
-
-    def arrays(self) -> dict[str, StoredArray]:
-        """A list of arrays by name."""
-        return {self.text(): self.array() for _ in range(self.number())}
-
-    def unknown(self, found: str) -> PartitionError:
-        """The error for what the reader does not know."""
-        return PartitionError(
-            f"{self.path} has {found}, before byte {self.at}; expected the layout of DGL 1.1 and 2.1. The file is "
-            "damaged, or from another version: copy it again, or write it again."
-        )
-
-    def _take(self, count: int) -> bytes:
-        content = self._file.read(count) if count <= self.size - self.at else b""
-        if len(content) < count:
-            raise self._truncated()
-        return content
-
-    def _truncated(self) -> PartitionError:
-        return PartitionError(
-            f"{self.path} is truncated: it ends after {self.size} bytes, in the middle of a tensor. Copy it again, or "
-            "write it again."
-        )
-
-
-def open_tensors(path: Path) -> dict[str, StoredArray]:
-    """Find the tensors in a file without reading them.
-
-    Raises:
-        PartitionError: the file is missing, truncated, or no tensor file.
-    """
-    with open_file(path) as file:
-        cursor = Cursor(path, file)
-        cursor.mark(TENSOR_FILE_MARK, "a tensor file")
-        cursor.number()
-        return cursor.arrays()
 
 
 class StoredEdges(NamedTuple):
@@ -287,7 +160,7 @@ def _check_header(cursor: Cursor) -> None:
     cursor.move(0)
     cursor.mark(GRAPH_FILE_MARK, "a graph file")
     version, kind = cursor.numbers("QQ")
-    if (version, kind) != (GRAPH_FILE_VERSION, HETEROGRAPHS):
+    if (version, kind) != (_VERSION, _HETEROGRAPHS):
         raise cursor.unknown(f"graphs of version {version} and kind {kind}")
 
 
@@ -346,3 +219,45 @@ def _sparse(cursor: Cursor, kind: int) -> StoredEdges:
     rows, columns, edge_ids = cursor.array(), cursor.array(), cursor.array()
     cursor.numbers("??" if kind == COO else "?")  # whether they are sorted
     return StoredEdges(kind, num_rows, num_columns, rows, columns, edge_ids)
+
+
+def graph_file_layout(
+    num_nodes: int, num_edges: int, node_fields: Mapping[str, type], edge_fields: Mapping[str, type]
+) -> FileLayout:
+    """A file of one homogeneous graph, as `dgl.load_graphs` reads it.
+
+    The arrays are named `src`, `dst`, `node/FIELD` and `edge/FIELD`, with an entry for each node or edge.
+    """
+    layout = FileLayout()
+    graph_at = GRAPH_FILE_HEADER_BYTES + 16
+    layout.numbers("QQQQ", GRAPH_FILE_MARK, _VERSION, _HETEROGRAPHS, 1)
+    layout.zeros(until=GRAPH_FILE_HEADER_BYTES)
+    layout.numbers("QQ", graph_at, 0)  # no labels
+    layout.numbers("Q", HETEROGRAPH_MARK)
+    _add_type_graph(layout)
+    layout.numbers("QQiiii", 1, RELATION_MARK, COO, 1, COO | CSR | CSC, 1)  # COO is here; DGL may make any
+    _add_type_graph(layout)
+    layout.numbers("QQQ", COO_MARK, num_nodes, num_nodes)
+    for end in ("src", "dst"):
+        layout.array(end, ArraySpec(np.dtype("<i8"), (num_edges,)))
+    layout.integers()  # edges are in order
+    layout.numbers("??", 0, 0)  # neither end is sorted
+    layout.numbers("QQ", 1, num_nodes)
+    for kind, count, fields in (("node", num_nodes, node_fields), ("edge", num_edges, edge_fields)):
+        layout.numbers("QQ", 1, len(fields))
+        for name, dtype in fields.items():
+            layout.text(name)
+            layout.array(f"{kind}/{name}", ArraySpec(np.dtype(dtype).newbyteorder("<"), (count,)))
+    for name in ("_N", "_E"):
+        layout.numbers("Q", 1)
+        layout.text(name)
+    layout.numbers("QQQQ", 16, 1, graph_at, 16)  # the table of graphs between its sizes
+    return layout
+
+
+def _add_type_graph(layout: FileLayout) -> None:
+    """One type of edges, which joins the one type of nodes to itself."""
+    layout.numbers("QQQQ", META_GRAPH_MARK, CSR_MARK, 1, 1)
+    for values in ((0, 1), (0,), (0,)):
+        layout.integers(*values)
+    layout.numbers("?", 0)  # not sorted

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sar.errors import ConfigError
-from sar.storage.file_layout import ArraySpec, graph_file_layout, stored_dtype, tensor_file_layout
+from sar.storage.graph_files import graph_file_layout
+from sar.storage.tensor_files import ArraySpec, stored_dtype, tensor_file_layout
 from tests.adapters.dgl.directories import dgl, load_tensors, save_graphs, save_tensors
 
 _HEADER = slice(32, 4096)
