@@ -135,6 +135,14 @@ def with_fields(graph: GraphData, num_features: int, seed: int) -> GraphData:
     return replace(graph, node_data=drawn | graph.node_data).with_split(seed)
 
 
+def featured_graph(name: str, data: Path) -> GraphData:
+    """A real graph with features of its own, split, in both directions and with self-loops."""
+    graph = _real_graph(name, data)
+    if "feat" not in graph.node_data:
+        raise ConfigError(f"'{name}' has no features; expected a graph that has.")
+    return graph.with_split().with_reverse_edges().with_self_loops()
+
+
 def _real_graph(name: str, data: Path) -> GraphData:
     graph = load_dataset(name, data)
     if not isinstance(graph, GraphData):

@@ -17,9 +17,9 @@ from benchmarks import command
 from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
 from benchmarks.edge_partitioners import method_named, method_names
 from benchmarks.plots import draw_partitioning
-from benchmarks.quality import measure_quality
 from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import read, save, setting
+from benchmarks.studies.quality import measure_quality
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
@@ -73,7 +73,7 @@ class Row:
     """What a run took and gave; seconds and peaks of all repeats.
 
     peaks: bytes of resident memory above the level before the run, with libraries and kernels loaded.
-    edge_cut, replication, nodes, in_edges: as `benchmarks.quality.Quality`; None for `READING`.
+    edge_cut, replication, nodes, in_edges: as `benchmarks.studies.quality.Quality`; None for `READING`.
     """
 
     graph: str

@@ -27,8 +27,8 @@ class LocalTrainer:
 
         w = sum_i n_i w_i / sum_i n_i        over all partitions i of all workers, n_i training nodes each
 
-    An approximation: a partition does not see beyond its halo. `round` and the constructor are called by all workers
-    together, in between there is no communication. A worker trains on its partitions one after the other; one that has
+    An approximation: a partition does not see beyond its halo. All workers call `train_round` and the constructor
+    together; in between there is no communication. A worker trains on its partitions one after the other; one that has
     none waits. Buffers of floating point, such as running means and variances, are averaged like weights; of others,
     such as `num_batches_tracked`, the greatest is taken.
 
@@ -72,7 +72,7 @@ class LocalTrainer:
         self._shares = [count / int(total) for count in self.counts]
         self.optimizers = [make_optimizer(list(model.parameters())) for _ in parts]
 
-    def round(self, train_one: Callable[[Any, Optimizer], Any], epochs: int = 1) -> None:
+    def train_round(self, train_one: Callable[[Any, Optimizer], Any], epochs: int = 1) -> None:
         """Train on every partition for some epochs, and average; the model is then the same on all workers.
 
         Args:

@@ -79,7 +79,7 @@ class Task:
             masks = {name.removesuffix("_mask"): suffix_key_lookup(features, prefix + name) for name in names}
         return cls(labels, masks)
 
-    def loss(self, logits: Tensor, part: str = "train") -> Tensor:
+    def loss(self, logits: Tensor, split: str = "train") -> Tensor:
         """This worker's share of the mean loss over all workers' nodes of a mask; not a collective call.
 
         The shares add up to the mean: of the cross-entropy of nodes; multi-label, of the binary cross-entropy of all
@@ -87,7 +87,7 @@ class Task:
 
         Args:
             logits: (N_i, C), before softmax or sigmoid; on the labels' device.
-            part: name of the mask.
+            split: name of the mask.
 
         Returns:
             A scalar, float32 where logits are of half precision; 0 with a gradient of 0 where this worker has no such
@@ -96,16 +96,16 @@ class Task:
         Raises:
             FieldError: where no worker has such a node, or the logits have another shape.
         """
-        self._check(logits, part)
-        if not self._terms[part]:
-            raise FieldError(f"No node in the mask {part!r} has a known label, on any worker.")
-        counted = self._entries(part)
+        self._check(logits, split)
+        if not self._terms[split]:
+            raise FieldError(f"No node in the mask {split!r} has a known label, on any worker.")
+        counted = self._entries(split)
         logits, labels = logits[counted].to(accumulation_dtype(logits.dtype)), self.labels[counted]
         if self.multi_label:
             total = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
         else:
             total = F.cross_entropy(logits, labels, reduction="sum")
-        return total / self._terms[part]
+        return total / self._terms[split]
 
     def metrics(self, logits: Tensor) -> dict[str, dict[str, float]]:
         """Metrics of each mask over all workers' nodes, counted in integers; called by all workers together.
@@ -122,12 +122,12 @@ class Task:
         """
         return self._measure(logits, list(self.masks))
 
-    def accuracy(self, logits: Tensor, part: str) -> float:
+    def accuracy(self, logits: Tensor, split: str) -> float:
         """The share of nodes that are predicted right, of one mask; otherwise as `metrics`."""
-        return self._measure(logits, [part])[part]["accuracy"]
+        return self._measure(logits, [split])[split]["accuracy"]
 
     @torch.no_grad()
-    def roc_auc(self, logits: Tensor, part: str) -> float:
+    def roc_auc(self, logits: Tensor, split: str) -> float:
         """The area under the ROC curve of one mask; called by all workers together.
 
         Multi-label, the mean over the columns that have both labels, as in the Open Graph Benchmark (Hu et al., 2020,
@@ -135,7 +135,7 @@ class Task:
 
         Args:
             logits: as for `loss`.
-            part: name of the mask.
+            split: name of the mask.
 
         Returns:
             From 0 to 1, by `sar.train.metrics.roc_auc`; NaN where no column has both labels.
@@ -144,24 +144,24 @@ class Task:
             FieldError: where each node has one of more than two classes, or the logits have another shape.
         """
         with session.current_group().guard():
-            self._check(logits, part)
+            self._check(logits, split)
             if self.multi_label:
-                columns = list(zip(logits.T, self.labels.T, self._entries(part).T, strict=True))
+                columns = list(zip(logits.T, self.labels.T, self._entries(split).T, strict=True))
             elif logits.shape[1] == 2:
-                columns = [(logits.double().diff().squeeze(1), self.labels, self.masks[part])]
+                columns = [(logits.double().diff().squeeze(1), self.labels, self.masks[split])]
             else:
                 raise FieldError(f"There are {logits.shape[1]} classes; expected two, or several columns of labels.")
             areas = [roc_auc(score[of & (label == 1)], score[of & (label == 0)]) for score, label, of in columns]
         areas = [area for area in areas if not math.isnan(area)]
         return sum(areas) / len(areas) if areas else float("nan")
 
-    def _entries(self, part: str) -> Tensor:
+    def _entries(self, split: str) -> Tensor:
         """Which labels count in a mask, of the shape of `labels`."""
-        return self.masks[part].unsqueeze(1) & self._known if self.multi_label else self.masks[part]
+        return self.masks[split].unsqueeze(1) & self._known if self.multi_label else self.masks[split]
 
-    def _check(self, logits: Tensor, part: str) -> None:
-        if part not in self.masks:
-            raise FieldError(f"There is no mask {part!r}; expected one of {list(self.masks)}.")
+    def _check(self, logits: Tensor, split: str) -> None:
+        if split not in self.masks:
+            raise FieldError(f"There is no mask {split!r}; expected one of {list(self.masks)}.")
         rows, columns = logits.shape if logits.dim() == 2 else (-1, -1)
         if rows != len(self.labels) or columns < self.num_classes or (self.multi_label and columns > self.num_classes):
             raise FieldError(
@@ -170,16 +170,16 @@ class Task:
             )
 
     @torch.no_grad()
-    def _measure(self, logits: Tensor, parts: Sequence[str]) -> dict[str, dict[str, float]]:
+    def _measure(self, logits: Tensor, splits: Sequence[str]) -> dict[str, dict[str, float]]:
         with session.current_group().guard():
-            for part in parts:
-                self._check(logits, part)
-            counts = all_sum({part: self._counts(logits, part) for part in parts})
-        return {part: self._scores(counts[part], self.sizes[part]) for part in parts}
+            for split in splits:
+                self._check(logits, split)
+            counts = all_sum({split: self._counts(logits, split) for split in splits})
+        return {split: self._scores(counts[split], self.sizes[split]) for split in splits}
 
-    def _counts(self, logits: Tensor, part: str) -> Tensor:
+    def _counts(self, logits: Tensor, split: str) -> Tensor:
         """For each class the labels predicted rightly, predicted, and there, (C, 3); below it right nodes, (1, 3)."""
-        mask = self.masks[part]
+        mask = self.masks[split]
         logits, labels = logits[mask], self.labels[mask]
         if self.multi_label:
             there, predicted = labels == 1, self._known[mask] & (logits > 0)

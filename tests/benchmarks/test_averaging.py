@@ -1,14 +1,13 @@
 """The benchmark of averaged models: its table from made-up curves, and the whole path on a tiny graph."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks import averaging
-from benchmarks.averaging import AVERAGED, EXACT, METHODS, Curve, Part
-from benchmarks.results import save
+from benchmarks.studies import averaging
+from benchmarks.studies.averaging import AVERAGED, EXACT, METHODS, Curve, Part
 from sar.cli.demo.community_graph import community_graph
-from sar.errors import ConfigError
 from sar.partition.graph_data import write_npz
 from tests.benchmarks.test_benchmarks import benchmark
 
@@ -32,27 +31,19 @@ def test_table() -> None:
     )
 
 
-def test_results_survive_their_file(tmp_path: Path) -> None:
-    save([{"machine": "none"}, made_up()], tmp_path / "averaging.json")
-    assert averaging.load(tmp_path / "averaging.json") == ({"machine": "none"}, made_up())
-    with pytest.raises(ConfigError, match="holds no results"):
-        averaging.load(tmp_path / "missing.json")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_whole_path(tmp_path: Path) -> None:
     write_npz(community_graph(300, 3000, num_features=8, num_classes=3), tmp_path / "mine.npz")
     paths = "--work", tmp_path / "work", "--docs", tmp_path / "docs"
     sizes = "--seeds", "1", "--epochs", "40", "--batch-epochs", "8", "--batch-size", "20"
-    done = benchmark("benchmarks.averaging", *sizes, "--graphs", tmp_path / "mine.npz", *paths, timeout=500)
+    done = benchmark("benchmarks.studies", "averaging", *sizes, "--graphs", tmp_path / "mine.npz", *paths, timeout=500)
     assert done.returncode == 0, done.stderr
-    _, [part] = averaging.load(tmp_path / "work" / "averaging.json")
-    assert part.methods == list(METHODS)
-    for curve in part.curves:
-        # Parts are communities, and so classes: averaged models fall behind, but know more than the share of a class.
-        assert curve.accuracies[-1] > (0.6 if curve.method.startswith("exact") else 0.4)
-        assert curve.seconds == sorted(curve.seconds)
     text = (tmp_path / "docs" / "benchmarks.md").read_text()
+    accuracies = re.findall(rf"\| mine *\| ({'|'.join(METHODS)}) *\| *(0\.\d+)", text)
+    assert [method for method, _ in accuracies] == list(METHODS)
+    for method, accuracy in accuracies:
+        # Parts are communities, and so classes: averaged models fall behind, but know more than the share of a class.
+        assert float(accuracy) > (0.6 if method.startswith("exact") else 0.4)
     assert "| averaged, mini-batches" in text
     assert (tmp_path / "docs" / averaging.PICTURE).stat().st_size > 10_000

@@ -15,13 +15,14 @@ import pytest
 from matplotlib.image import imread
 
 from benchmarks import __main__ as main_benchmark
-from benchmarks import accuracy_of_wire, growth, network, runs, verification
+from benchmarks import growth, network, runs
 from benchmarks.command import shown
 from benchmarks.graphs import GeneratedSize, prepare
 from benchmarks.measure import Construction, Job, Measurement, Traffic
 from benchmarks.report import write_section
 from benchmarks.results import SINGLE, Results, Run, load, save
 from benchmarks.runs import Plan
+from benchmarks.studies import verification, wire
 from benchmarks.summary import Spread, summarise
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError, PartitionError, SarError
@@ -222,7 +223,7 @@ def test_the_network_is_as_slow_as_asked(tmp_path: Path) -> None:
 def test_accuracy_with_every_wire(tmp_path: Path) -> None:
     write_npz(community_graph(300, 3000, num_features=8, num_classes=3), tmp_path / "mine.npz")
     short = "--workers", "2", "--seeds", "2", "--epochs", "2"
-    done = benchmark("benchmarks.accuracy_of_wire", "--graphs", tmp_path / "mine.npz", *short, "--docs", tmp_path)
+    done = benchmark("benchmarks.studies", "wire", "--graphs", tmp_path / "mine.npz", *short, "--docs", tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line for line in (tmp_path / "benchmarks.md").read_text().splitlines() if line.startswith("| mine")]
     assert [row.count("±") for row in rows] == [4, 4]
@@ -230,5 +231,5 @@ def test_accuracy_with_every_wire(tmp_path: Path) -> None:
 
 def test_accuracies_are_compared_with_exact() -> None:
     exact = [0.8, 0.82]
-    assert accuracy_of_wire.cell(exact, exact) == "0.8100 ± 0.0141"
-    assert accuracy_of_wire.cell([0.8, 0.81], exact) == "0.8050 ± 0.0071, -0.0050"
+    assert wire.cell(exact, exact) == "0.8100 ± 0.0141"
+    assert wire.cell([0.8, 0.81], exact) == "0.8050 ± 0.0071, -0.0050"

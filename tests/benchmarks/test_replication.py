@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import epoch_of_methods, replication
 from benchmarks.edge_files import GeneratedEdges, both_ways, graph_of, prepare
-from benchmarks.replication import Clusters, GraphResult
+from benchmarks.studies import replication
+from benchmarks.studies.replication import Clusters, GraphResult
 from sar.cli.demo.community_graph import community_graph
 from sar.partition.graph_data import write_npz
 from tests.benchmarks.test_benchmarks import benchmark
@@ -57,7 +57,7 @@ def test_what_is_said_of_the_baselines() -> None:
     assert replication.compare([replace(one, factors={"random": [9.0]})]).startswith("The largest part")
 
 
-def test_from_the_command_line_to_the_page_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line_to_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_npz(community_graph(300, 3000, num_features=1), tmp_path / "small.npz")
     paths = ["--docs", str(tmp_path / "docs"), "--work", str(tmp_path / "work"), "--data", str(tmp_path)]
     replication.main(["--graphs", "small", "--methods", "random", "spring", "dbh", "--parts", "2", "3", *paths])
@@ -66,9 +66,6 @@ def test_from_the_command_line_to_the_page_and_back(tmp_path: Path, capsys: pyte
     assert "below `dbh`'s" in page
     assert "with 2 parts in view" in page
     assert str(tmp_path) not in page
-    (tmp_path / "docs" / "benchmarks.md").unlink()
-    replication.main(["--from", str(tmp_path / "work" / "replication.json"), "--docs", str(tmp_path / "docs")])
-    assert (tmp_path / "docs" / "benchmarks.md").read_text() == page
     assert "merged clusters" in capsys.readouterr().out
 
 
@@ -77,12 +74,8 @@ def test_epochs_are_measured_on_parts_of_each_method(tmp_path: Path) -> None:
     paths = ["--docs", str(tmp_path / "docs"), "--work", str(tmp_path / "work"), "--data", str(tmp_path)]
     size = ["--graphs", "rmat", "--nodes", "300", "--edges", "2000", "--workers", "2", "--repeats", "1"]
     chosen = ["--epochs", "1", "--models", "SAGE", "--methods", "random", "spring"]
-    done = benchmark("benchmarks.epoch_of_methods", *size, *chosen, *paths)
+    done = benchmark("benchmarks.studies", "epochs", *size, *chosen, *paths)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "docs" / "benchmarks.md").read_text()
     for method in ("random", "spring"):
         assert re.search(rf"\| *rmat *\| *{method} *\| *1\.\d\d *\| *SAGE *\| *\d+\.\d\d", page)
-    (tmp_path / "docs" / "benchmarks.md").unlink()
-    earlier = str(tmp_path / "work" / "epoch_of_methods.json")
-    epoch_of_methods.main(["--from", earlier, "--docs", str(tmp_path / "docs")])
-    assert (tmp_path / "docs" / "benchmarks.md").read_text() == page

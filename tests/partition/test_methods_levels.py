@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from benchmarks.quality import measure_quality
+from benchmarks.studies.quality import measure_quality
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign import ldg as ldg_module

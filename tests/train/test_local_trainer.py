@@ -71,7 +71,7 @@ def train_made_up(counts, dtype, plan):
     parts, mine = [rows(i, dtype) for i in own], [counts[i] for i in own]
     trainer = sar.train.LocalTrainer(model, optimizer_of, parts, mine)
     for epochs in plan:
-        trainer.round(trains(model), epochs)
+        trainer.train_round(trains(model), epochs)
     return model.state_dict()
 
 
@@ -126,7 +126,9 @@ def average_once(weights):
     def set_weight(part, _):
         model.weight.data = torch.tensor([[part]])
 
-    sar.train.LocalTrainer(model, lambda parameters: torch.optim.SGD(parameters, 1.0), parts, counts).round(set_weight)
+    sar.train.LocalTrainer(model, lambda parameters: torch.optim.SGD(parameters, 1.0), parts, counts).train_round(
+        set_weight
+    )
     return model.weight.item()
 
 
@@ -257,7 +259,7 @@ def train_one_layer(parts, path):
     trainer = sar.train.LocalTrainer(model, sgd, found)
     before = sar.comm.statistics().bytes_received
     for _ in range(4):
-        trainer.round(lambda part, optimizer: train_dgl(part, model, optimizer))
+        trainer.train_round(lambda part, optimizer: train_dgl(part, model, optimizer))
     received = sar.comm.statistics().bytes_received - before
     with torch.no_grad():
         logits = model(graph, data.node_features["_N/x"])  # collective, and the models are one again
@@ -292,7 +294,7 @@ def go_on_exactly(forgotten, path):
     trainer = sar.train.LocalTrainer(model, optimizer_of, found)
     losses = []
     for _ in range(2):
-        trainer.round(lambda part, optimizer: train_dgl(part, model, optimizer))
+        trainer.train_round(lambda part, optimizer: train_dgl(part, model, optimizer))
         optimizer = optimizer_of(model.parameters())
         for _ in range(2):
             logits = model(graph, data.node_features["_N/x"])
@@ -335,7 +337,7 @@ class Interrupted:
     def run(self, first, last):
         for step in range(first, last):
             dgl.seed(step)  # DGL's own generator is no part of a checkpoint
-            self.trainer.round(self.train_one)
+            self.trainer.train_round(self.train_one)
         return self.model.state_dict(), self.trainer.state_dict()
 
 
@@ -397,11 +399,11 @@ def misuse(mistake):
         parts, counts = [dgl.rand_graph(3, 3)], None
     trainer = sar.train.LocalTrainer(model, sgd, parts, counts)
     if mistake == "raises" and sar.rank() == 1:
-        trainer.round(lambda part, optimizer: 1 / 0)
+        trainer.train_round(lambda part, optimizer: 1 / 0)
     elif mistake == "distributed" and sar.rank() == 1:
-        trainer.round(lambda part, optimizer: sar.comm.all_reduce(torch.ones(1)))
+        trainer.train_round(lambda part, optimizer: sar.comm.all_reduce(torch.ones(1)))
     else:
-        trainer.round(lambda part, optimizer: None, 2 if mistake == "epochs" and sar.rank() == 1 else 1)
+        trainer.train_round(lambda part, optimizer: None, 2 if mistake == "epochs" and sar.rank() == 1 else 1)
 
 
 @pytest.mark.parametrize("world_size", [2])
@@ -439,10 +441,10 @@ def model_after_an_error():
             raise ValueError("on purpose")
 
     with contextlib.suppress(ValueError, sar.SarError):
-        trainer.round(train_one)
+        trainer.train_round(train_one)
     changed = not torch.equal(model.weight, before)
     sar.recover()
-    trainer.round(lambda part, optimizer: None)
+    trainer.train_round(lambda part, optimizer: None)
     return changed, before, model.weight.detach()
 
 

@@ -1,4 +1,4 @@
-"""Test accuracy by epoch and by second, of exact training and of averaged models: `python -m benchmarks.averaging`."""
+"""Test accuracy by epoch and by second, of exact training and of averaged models."""
 
 import argparse
 import shutil
@@ -18,41 +18,24 @@ from torch.optim import Optimizer
 
 import sar
 from benchmarks import command
+from benchmarks.graphs import featured_graph
 from benchmarks.models import Model
 from benchmarks.plots import draw_averaging
 from benchmarks.report import describe_setting, write_section
-from benchmarks.results import read, save, setting
+from benchmarks.results import setting
 from sar.adapters.dgl.shim import require_dgl
-from sar.errors import ConfigError
 from sar.host.processes import run_workers
-from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide
-from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
 PICTURE = "benchmarks-averaging.png"
 HEADER = "graph", "trained", "accuracy at the end", "best", "epochs to 98 %", "s / epoch", "s to 98 %"
+LEARNING_RATE = 0.003
 NEAR = 0.98
 """Of the accuracy that exact training on the whole graph has at best."""
 
 EXACT, AVERAGED, SELDOM = "exact", "averaged", "averaged every 5th"
 EXACT_BATCHES, AVERAGED_BATCHES = "exact, mini-batches", "averaged, mini-batches"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to train, and how long: three layers of SAGE.
-
-    batch_size: of each worker; fanouts: of each layer, input layer first.
-    """
-
-    num_classes: int
-    epochs: int
-    batch_epochs: int
-    batch_size: int
-    fanouts: list[int]
-    learning_rate: float
-    seeds: int
 
 
 @dataclass(frozen=True)
@@ -82,8 +65,8 @@ class Part:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Train with every method and seed, or read earlier results, and write the table and the picture."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.averaging", description=__doc__)
+    """Train with every method and seed, and write the table and the picture."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies averaging", description=__doc__)
     command.add_paths(parser)
     graphs = ["cora", "dblp_citation", "amazon_computers"]
     parser.add_argument("--graphs", nargs="+", default=graphs, metavar="NAME", help=f"({' '.join(graphs)})")
@@ -95,10 +78,13 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--batch-size", type=int, default=500, metavar="N", help="of a worker (%(default)s)")
     parser.add_argument("--fanouts", type=int, nargs=3, default=[10, 10, 10], metavar="K", help="(10 10 10)")
     parser.add_argument("--time-limit", type=float, default=1800, metavar="S", help="for one graph (%(default)s)")
-    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write averaging.json anew")
     arguments = parser.parse_args(argv)
     with command.work_directory(arguments.work) as work:
-        conditions, parts = load(arguments.earlier) if arguments.earlier else _measure(argv, arguments, work)
+        parts = [_measure(arguments, name, work) for name in arguments.graphs]
+    words = f"{arguments.workers} workers of 1 thread, {arguments.parts} parts, {arguments.seeds} seeds"
+    batches = f"fan-outs {arguments.fanouts}, {arguments.batch_size} seeds of each worker"
+    shown = command.shown("benchmarks.studies", ["averaging", *argv])
+    conditions = setting(shown, {"training": words, "mini-batches": batches})
     rows = table(parts)
     print(f"\n{as_text(rows)}")
     arguments.docs.mkdir(parents=True, exist_ok=True)
@@ -138,13 +124,6 @@ def table(parts: Sequence[Part]) -> list[tuple[str, ...]]:
     return rows
 
 
-def load(file: Path) -> tuple[dict[str, str], list[Part]]:
-    """Read what was measured, as `benchmarks.results.read` does."""
-    return read(
-        file, lambda one: (one[0], [Part(part["graph"], [Curve(**c) for c in part["curves"]]) for part in one[1]])
-    )
-
-
 def _reached(goal: float, curve: Curve) -> int | None:
     """The first point with this accuracy."""
     return next((i for i, accuracy in enumerate(curve.accuracies) if accuracy >= goal), None)
@@ -163,41 +142,21 @@ def _lines(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[floa
     return epochs, seconds, accuracies
 
 
-def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> tuple[dict[str, str], list[Part]]:
-    words = f"{arguments.workers} workers of 1 thread, {arguments.parts} parts, {arguments.seeds} seeds"
-    batches = f"fan-outs {arguments.fanouts}, {arguments.batch_size} seeds of each worker"
-    conditions = setting(command.shown("benchmarks.averaging", argv), {"training": words, "mini-batches": batches})
-    parts: list[Part] = []
-    for name in arguments.graphs:
-        data = load_dataset(name, arguments.data)
-        if not isinstance(data, GraphData) or "feat" not in data.node_data:
-            raise ConfigError(
-                f"'{name}' is heterogeneous or has no features; expected a homogeneous one with features."
-            )
-        data = data.with_split().with_reverse_edges().with_self_loops()
-        folder = work / f"averaging-{Path(name).stem}-{arguments.parts}"
-        shutil.rmtree(folder, ignore_errors=True)
-        job = Job(
-            num_classes=int(data.node_data["label"].max()) + 1,
-            epochs=arguments.epochs,
-            batch_epochs=arguments.batch_epochs,
-            batch_size=arguments.batch_size,
-            fanouts=arguments.fanouts,
-            learning_rate=0.003,
-            seeds=arguments.seeds,
-        )
-        curves = run_workers(
-            train_all,
-            job,
-            divide(data, folder, "graph", arguments.parts).json_file,
-            n_workers=arguments.workers,
-            n_threads=1,
-            time_limit=arguments.time_limit,
-            on_progress=lambda line, name=name: print(f"{Path(name).stem} {line}", flush=True),  # type: ignore[misc]
-        )
-        parts.append(Part(Path(name).stem, curves[0]))
-        save([conditions, parts], work / "averaging.json")
-    return conditions, parts
+def _measure(arguments: argparse.Namespace, name: str, work: Path) -> Part:
+    """Partition a graph and train on it in worker processes."""
+    data = featured_graph(name, arguments.data)
+    folder = work / f"averaging-{Path(name).stem}-{arguments.parts}"
+    shutil.rmtree(folder, ignore_errors=True)
+    curves = run_workers(
+        train_all,
+        arguments,
+        divide(data, folder, "graph", arguments.parts).json_file,
+        n_workers=arguments.workers,
+        n_threads=1,
+        time_limit=arguments.time_limit,
+        on_progress=lambda line: print(f"{Path(name).stem} {line}", flush=True),
+    )
+    return Part(Path(name).stem, curves[0])
 
 
 # -- in the workers
@@ -206,7 +165,7 @@ def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> 
 class Task:
     """This worker's part of a graph, as a part of the whole and as graphs by themselves."""
 
-    def __init__(self, partition_json: Path, job: Job) -> None:
+    def __init__(self, partition_json: Path, job: argparse.Namespace) -> None:
         data = sar.load_dgl_partition_data(partition_json, sar.rank(), "cpu")
         self.job = job
         self.graph = sar.construct_full_graph(data)
@@ -214,6 +173,7 @@ class Task:
         self.x, self.labels, self.train, self.test = (
             sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label", "train_mask", "test_mask")
         )
+        self.num_classes = sar.all_max(int(self.labels.max())) + 1
         self.n_train, self.n_test = self.add_up(self.train.sum(), self.test.sum())
 
     @staticmethod
@@ -223,7 +183,7 @@ class Task:
         return [int(count) for count in total]
 
     def optimizer(self, parameters: Any) -> Optimizer:
-        return torch.optim.Adam(parameters, lr=self.job.learning_rate)
+        return torch.optim.Adam(parameters, lr=LEARNING_RATE)
 
     @torch.no_grad()
     def accuracy(self, model: Model) -> float:
@@ -281,7 +241,7 @@ def averaged(task: Task, model: Model, epochs: int = 1) -> Callable[[], None]:
         _step(optimizer, functional.cross_entropy(logits, part.ndata["label"][train]))
 
     trainer = sar.train.LocalTrainer(model, task.optimizer, task.parts)
-    return lambda: trainer.round(train_one, epochs)
+    return lambda: trainer.train_round(train_one, epochs)
 
 
 def averaged_seldom(task: Task, model: Model) -> Callable[[], None]:
@@ -303,7 +263,7 @@ def averaged_batches(task: Task, model: Model) -> Callable[[], None]:
             _step(optimizer, functional.cross_entropy(logits, part.ndata["label"][outputs]))
 
     trainer = sar.train.LocalTrainer(model, task.optimizer, task.parts)
-    return lambda: trainer.round(train_one)
+    return lambda: trainer.train_round(train_one)
 
 
 METHODS: dict[str, tuple[Callable[[Task, Model], Callable[[], None]], int]] = {
@@ -316,7 +276,7 @@ METHODS: dict[str, tuple[Callable[[Task, Model], Callable[[], None]], int]] = {
 """How to train, and how many epochs at a time."""
 
 
-def train_all(report: Callable[[Any], None], job: Job, partition_json: Path) -> list[Curve]:
+def train_all(report: Callable[[Any], None], job: argparse.Namespace, partition_json: Path) -> list[Curve]:
     """Train by every method with every seed, one after the other; the first time counts for nothing."""
     warnings.filterwarnings("ignore", "Dataloader CPU affinity")
     sar.initialize_comms()
@@ -333,7 +293,7 @@ def train_all(report: Callable[[Any], None], job: Job, partition_json: Path) -> 
 
 def _train(task: Task, curve: Curve, epochs: int) -> None:
     torch.manual_seed(curve.seed)
-    model = Model("SAGE", task.x.shape[1], task.job.num_classes)
+    model = Model("SAGE", task.x.shape[1], task.num_classes)
     torch.manual_seed(1000 * curve.seed + sar.rank())  # of batches
     make, at_a_time = METHODS[curve.method]
     train, seconds = make(task, model), 0.0
@@ -351,7 +311,3 @@ def _step(optimizer: Optimizer, loss: Tensor, gather: Callable[[], None] = lambd
     loss.backward()
     gather()
     optimizer.step()
-
-
-if __name__ == "__main__":
-    command.run_main(main)

@@ -1,4 +1,4 @@
-"""What it costs to compare a partition with its checksums while it is loaded: `python -m benchmarks.verification`.
+"""What it costs to compare a partition with its checksums while it is loaded.
 
 One process loads a directory of one part again and again, with `verify` on and off in turn. The files are in the page
 cache: the share of the checksums is greatest where reading is fastest.
@@ -29,7 +29,7 @@ SHAPES = {
 
 def main(argv: Sequence[str]) -> None:
     """Measure all shapes and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.verification", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies verification", description=__doc__)
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep and reuse partitions here")
     parser.add_argument("--repeats", type=int, default=15, metavar="N", help="of either (%(default)s)")
     parser.add_argument("--scale", type=float, default=1, metavar="X", help="of nodes and edges (%(default)s)")
@@ -68,7 +68,3 @@ def _write(folder: Path, nodes: int, edges: int, node_width: int, edge_width: in
     ends = ArrayEdges(rng.integers(0, nodes, edges), rng.integers(0, nodes, edges))
     graph = GraphSource({"_N": nodes}, {etype: ends}, node_data, edge_data)
     write_partitions(graph, np.zeros(nodes, np.int64), 1, folder, "graph", method="custom")
-
-
-if __name__ == "__main__":
-    command.run_main(main)

@@ -1,4 +1,4 @@
-"""SDT-GNN's comparison of partition methods, on graphs of our own: `python -m benchmarks.replication`.
+"""SDT-GNN's comparison of partition methods, on graphs of our own: `python -m benchmarks.studies replication`.
 
 Replication factors by method and number of parts (its figure 6), and SPRING's clusters before and after they are merged
 (its table II). All graphs are made undirected, as there. Neither figure depends on how busy the machine is.
@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks import command
 from benchmarks.edge_files import GeneratedEdges, both_ways, graph_of, prepare
 from benchmarks.edge_partitioners import method_named, method_names
-from benchmarks.quality import measure_quality
 from benchmarks.report import describe_setting, write_section
-from benchmarks.results import read, save, setting
+from benchmarks.results import setting
+from benchmarks.studies.quality import measure_quality
 from sar.partition.assign.assigning import AUTO, SPRING
 from sar.partition.assign.spring import merged_clusters
 from sar.partition.assign.task import AssignmentTask
@@ -71,10 +71,10 @@ class GraphResult:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, or read earlier results, and write the tables."""
+    """Measure, and write the tables."""
     size = GeneratedEdges(nodes=100_000, edges=2_000_000)
     methods = [name for name in method_names() if name != AUTO]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replication", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies replication", description=__doc__)
     command.add_paths(parser)
     command.add_graphs(parser, "--graphs", GENERATED, REAL)
     parser.add_argument("--methods", nargs="+", choices=methods, default=methods, metavar="NAME", help="(all)")
@@ -82,15 +82,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--nodes", type=int, default=size.nodes, metavar="N", help="of generated graphs")
     parser.add_argument("--edges", type=int, default=size.edges, metavar="N", help="of generated graphs")
     parser.add_argument("--seed", type=int, default=0, help="of graphs and methods (%(default)s)")
-    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write replication.json anew")
     arguments = parser.parse_args(argv)
     with command.work_directory(arguments.work) as work:
-        if arguments.earlier is None:
-            conditions = setting(command.shown("benchmarks.replication", argv), {"parts": _listed(arguments.parts)})
-            results = _measure_all(arguments, work, conditions)
-        else:
-            conditions, results = read(arguments.earlier, lambda content: (content["setting"], _results(content)))
-    numbers = conditions["parts"].split(", ")
+        results = _measure_all(arguments, work)
+    numbers = [str(number) for number in arguments.parts]
+    shown = command.shown("benchmarks.studies", ["replication", *argv])
+    conditions = setting(shown, {"parts": ", ".join(numbers)})
     tables = [factor_table(results, numbers), cluster_table(results)]
     print("\n\n".join(map(as_text, tables)))
     compared = f"Clusters of nodes with {numbers[0]} parts in view:"
@@ -137,15 +134,14 @@ def compare(results: Sequence[GraphResult]) -> str:
     return f"SPRING's factor is on average {', '.join(said)}; {mean(means):.0f} % below all of these. {uneven}"
 
 
-def _measure_all(arguments: argparse.Namespace, work: Path, conditions: dict[str, str]) -> list[GraphResult]:
-    """Measure every graph, in this process; results are saved after each."""
+def _measure_all(arguments: argparse.Namespace, work: Path) -> list[GraphResult]:
+    """Measure every graph, in this process."""
     size = GeneratedEdges(arguments.nodes, arguments.edges)
     results: list[GraphResult] = []
     for name in command.graphs_of(arguments.graphs, GENERATED, REAL, arguments.data):
         directed, num_nodes = prepare(name, size, arguments.data, work, arguments.seed)
         results.append(measure(Path(name).stem, both_ways(directed, num_nodes), num_nodes, arguments))
         print(as_text(factor_table(results[-1:], list(map(str, arguments.parts)))), flush=True)
-        save({"setting": conditions, "results": results}, work / "replication.json")
     return results
 
 
@@ -172,19 +168,3 @@ def measure(name: str, edges: Path, num_nodes: int, arguments: argparse.Namespac
     clustered = Clusters.of(np.bincount(merging.of_node))
     merged = Clusters.of(merging.weights[:, 0].astype(np.int64))
     return GraphResult(name, num_nodes, graph.total_edges, factors, uneven, clustered, merged)
-
-
-def _results(content: dict[str, list[dict[str, dict[str, float]]]]) -> list[GraphResult]:
-    kinds = ("clustered", "merged")
-    return [
-        GraphResult(**one | {kind: Clusters(**one[kind]) for kind in kinds})  # type: ignore[arg-type]
-        for one in content["results"]
-    ]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
-if __name__ == "__main__":
-    command.run_main(main)

@@ -1,4 +1,4 @@
-"""Seconds of an epoch on the parts of each partition method: `python -m benchmarks.epoch_of_methods`.
+"""Seconds of an epoch on the parts of each partition method: `python -m benchmarks.studies epochs`.
 
 Parts are balanced by nodes and in-edges, whatever the method, and trained on by as many workers of one thread each.
 Each repeat goes through all methods, so that all see the same machine.
@@ -16,9 +16,9 @@ from benchmarks.edge_partitioners import method_named, method_names
 from benchmarks.graphs import GeneratedSize, Prepared, prepare
 from benchmarks.measure import Job
 from benchmarks.models import MODELS
-from benchmarks.quality import measure_quality
 from benchmarks.report import MEGA, describe_setting, write_section
-from benchmarks.results import Run, read, save, setting
+from benchmarks.results import Run, setting
+from benchmarks.studies.quality import measure_quality
 from benchmarks.summary import Spread, seconds
 from sar.host.processes import run_workers
 from sar.partition.assign.assigning import AUTO, IN_EDGES, balance_weights
@@ -51,10 +51,10 @@ class Row:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, or read earlier results, and write the table."""
+    """Measure, and write the table."""
     size = GeneratedSize()
     methods = [name for name in method_names() if name != AUTO]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch_of_methods", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies epochs", description=__doc__)
     command.add_paths(parser)
     parser.add_argument("--graphs", nargs="+", default=GRAPHS, metavar="NAME", help="(%(default)s)")
     parser.add_argument("--methods", nargs="+", choices=methods, default=methods, metavar="NAME", help="(all)")
@@ -66,13 +66,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--edges", type=int, default=size.edges, metavar="N", help="of the generated graph")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random (%(default)s)")
     parser.add_argument("--time-limit", type=float, default=600, metavar="S", help="for one run (%(default)s)")
-    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="write epoch_of_methods.json anew")
     arguments = parser.parse_args(argv)
     with command.work_directory(arguments.work) as work:
-        if arguments.earlier is None:
-            conditions, rows = _measure_all(argv, arguments, work)
-        else:
-            conditions, rows = read(arguments.earlier, lambda of: (of["setting"], [Row(**row) for row in of["rows"]]))
+        rows = _measure_all(arguments, work)
+    runs = f"{arguments.workers} workers of 1 thread; {arguments.repeats} interleaved, median (min-max)"
+    options = {"runs": f"{runs}; {arguments.epochs} epochs each after 2 to warm up"}
+    conditions = setting(command.shown("benchmarks.studies", ["epochs", *argv]), options)
     cells = table(rows)
     print(f"\n{as_text(cells)}")
     section = f"{describe_setting(conditions)}\n\n{as_markdown(cells)}"
@@ -88,11 +87,8 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return cells
 
 
-def _measure_all(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> tuple[dict[str, str], list[Row]]:
-    """Measure every method on every graph; results are saved after each run."""
-    runs = f"{arguments.workers} workers of 1 thread; {arguments.repeats} interleaved, median (min-max)"
-    options = {"runs": f"{runs}; {arguments.epochs} epochs each after 2 to warm up"}
-    conditions = setting(command.shown("benchmarks.epoch_of_methods", argv), options)
+def _measure_all(arguments: argparse.Namespace, work: Path) -> list[Row]:
+    """Measure every method on every graph."""
     rows: list[Row] = []
     for name in arguments.graphs:
         size = GeneratedSize(arguments.nodes, arguments.edges)
@@ -109,9 +105,7 @@ def _measure_all(argv: Sequence[str], arguments: argparse.Namespace, work: Path)
                 job = Job(row.model, graph.num_classes, 2, arguments.epochs, 0.01, arguments.seed)
                 _train(row, job, parts[row.method][0], arguments)
                 print(" ".join(table([row])[-1]), flush=True)
-                done = [row for row in rows if row.seconds]
-                save({"setting": conditions, "rows": done}, work / "epoch_of_methods.json")
-    return conditions, rows
+    return rows
 
 
 def divide(graph: Prepared, method: str, num_parts: int, seed: int) -> tuple[Path, float]:
@@ -133,7 +127,3 @@ def _train(row: Row, job: Job, json_file: Path, arguments: argparse.Namespace) -
     traffic = [process.traffic for process in processes if process.traffic]
     row.waited.append(max(one.waited for one in traffic))
     row.sent = max(one.sent for one in traffic)
-
-
-if __name__ == "__main__":
-    command.run_main(main)

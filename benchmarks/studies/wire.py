@@ -1,4 +1,4 @@
-"""Test accuracy with features and gradients rounded on the wire: `python -m benchmarks.accuracy_of_wire`."""
+"""Test accuracy with features and gradients rounded on the wire: `python -m benchmarks.studies wire`."""
 
 import argparse
 import itertools
@@ -12,14 +12,12 @@ import torch
 
 import sar
 from benchmarks import command
+from benchmarks.graphs import featured_graph
 from benchmarks.report import describe_setting, write_section
 from benchmarks.results import setting
 from sar.cli.demo import MODELS, train_distributed
-from sar.errors import ConfigError
 from sar.host.processes import run_workers
-from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide
-from sar.partition.ingest.datasets import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
 
@@ -41,7 +39,7 @@ WIRES = {
 
 def main(argv: Sequence[str]) -> None:
     """Train every model with every wire and seed, and write the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy_of_wire", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies wire", description=__doc__)
     command.add_paths(parser)
     parser.add_argument(
         "--graphs", nargs="+", default=["cora", "amazon_computers"], metavar="NAME", help="(%(default)s)"
@@ -60,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
                 rows.append((Path(name).stem, model, *(cell(accuracies[model, wire], exact) for wire in WIRES)))
     print(f"\n{as_text(rows)}")
     words = f"{arguments.workers} workers, {arguments.epochs} epochs, {arguments.seeds} seeds"
-    conditions = setting(command.shown("benchmarks.accuracy_of_wire", argv), {"training": words})
+    conditions = setting(command.shown("benchmarks.studies", ["wire", *argv]), {"training": words})
     write_section(arguments.docs / "benchmarks.md", "wire", f"{describe_setting(conditions)}\n\n{as_markdown(rows)}")
 
 
@@ -92,10 +90,7 @@ def _dtype(name: str | None) -> torch.dtype | None:
 
 def _train_all(arguments: argparse.Namespace, name: str, work: Path) -> dict[tuple[str, str], list[float]]:
     """Partition a graph and train on it in worker processes."""
-    data = load_dataset(name, arguments.data)
-    if not isinstance(data, GraphData) or "feat" not in data.node_data:
-        raise ConfigError(f"'{name}' is heterogeneous or has no features; expected a homogeneous graph with features.")
-    data = data.with_split().with_reverse_edges().with_self_loops()
+    data = featured_graph(name, arguments.data)
     folder = work / f"wire-{Path(name).stem}-{arguments.workers}"
     shutil.rmtree(folder, ignore_errors=True)
     partitions = divide(data, folder, "graph", arguments.workers).json_file
@@ -111,7 +106,3 @@ def _train_all(arguments: argparse.Namespace, name: str, work: Path) -> dict[tup
     )
     accuracies: dict[tuple[str, str], list[float]] = everybodys[0]
     return accuracies
-
-
-if __name__ == "__main__":
-    command.run_main(main)
