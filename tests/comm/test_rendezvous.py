@@ -44,7 +44,7 @@ def closed_port():
     return f"127.0.0.1 {free_port()} 0123456789abcdef\n"
 
 
-@pytest.mark.parametrize("content", [closed_port(), "", "10.0.0.1\n", "a b c", "127.0.0.1 99999999 abc"])
+@pytest.mark.parametrize("content", [closed_port(), "", "10.0.0.1\n", "a b c", "127.0.0.1 99999999 abc"], ids=range(5))
 def test_a_stale_file_is_not_believed(tmp_path, content):
     path = tmp_path / "ip"
     path.write_text(content)
