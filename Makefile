@@ -3,29 +3,18 @@
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := sar tests examples benchmarks tools setup.py
-FAST := test_architecture.py test_graphs.py test_mutants.py comm/test_collectives.py core/graph \
+# Two processes take the tests of one file after the other from one queue, the longest first (tests/durations.txt).
+QUEUE := -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
+FAST := kernels test_architecture.py test_graphs.py test_mutants.py comm/test_collectives.py core/graph \
   core/test_agreement.py core/test_attention.py core/test_late_messages.py core/test_pruned_backward.py nn parity/test_layers.py \
   parity/test_values.py parity/test_conv_layers.py::test_python_functions_in_many_tiles sampling/test_blocks.py \
   sampling/test_seeds.py sampling/test_training.py storage/test_partition_reader.py partition/test_write.py \
   cli/test_inspect.py
-
-# `make test` runs two parts side by side, as most tests use one core: these, and all others. Of the others, those that compile
-# most come last: by then the first part has left the kernels in the cache.
-ENGINE := $(addprefix tests/,kernels core nn parity host storage adapters)
-COMPILING := $(addprefix tests/,sampling train combinations examples pages benchmarks)
-OTHERS := $(filter-out $(ENGINE) $(COMPILING),$(wildcard tests/test_*.py) $(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
-PART = $(if $(findstring engine,$@),$(ENGINE),$(OTHERS) $(COMPILING))
-# Tests of the engine, and with `--virtual 1` all that have workers.
-ON_WORKERS = $(addprefix tests/,core nn parity comm $(if $(findstring x,$*),,storage adapters sampling train))
+# With `--virtual WxV`: tests of the engine; with `--virtual W`: all that have workers.
+ON_WORKERS = $(addprefix tests/,core nn parity comm $(if $(findstring x,$*),,adapters partition sampling storage train))
 VIRTUAL := $(addprefix .virtual-,2x4 1 1x5 2x2)
-SIDE_BY_SIDE = @$(MAKE) --jobs 2 --no-print-directory
-# Each line of a part's output begins with the part's name; the status is that of pytest, not of sed.
-SHELL := bash
-.SHELLFLAGS := -o pipefail -c
-NAMED = | sed -u 's/^/$(subst .,,$@): /'
 
-.PHONY: venv demo docs bench test .test-engine .test-others .all-engine .all-others test-fast .fast-kernels .fast-rest test-all \
-  test-virtual mutants check clean
+.PHONY: venv demo docs bench test durations test-fast test-all .all test-virtual $(VIRTUAL) mutants check clean
 
 venv: $(VENV)/.made
 
@@ -41,37 +30,33 @@ bench: $(VENV)/.installed-plot
 	$(BIN)/python -m benchmarks $(BENCH)
 
 test: $(VENV)/.installed-test
-	$(SIDE_BY_SIDE) .test-engine .test-others
+	$(BIN)/python $(QUEUE) -m "not slow"
 
-.test-engine .test-others:
-	@$(BIN)/python -m pytest -q -m "not slow" $(PART) $(NAMED)
+# Writes tests/durations.txt anew, on a machine that does nothing else.
+durations: $(VENV)/.installed-test
+	$(BIN)/python $(QUEUE) -m "not slow" --record-durations
 
 # Kernels, frames, the engine against DGL, mini-batches, and directories written and read, on up to two workers: within three
 # minutes on two cores, compiling included. Random cases are fewer than in `make test`.
 test-fast: $(VENV)/.installed-test
-	$(SIDE_BY_SIDE) .fast-kernels .fast-rest
+	$(BIN)/python $(QUEUE) -m "not slow" --most-workers 2 --hypothesis-profile fast $(addprefix tests/,$(FAST))
 
-.fast-kernels .fast-rest:
-	@$(BIN)/python -m pytest -q -m "not slow" --most-workers 2 --hypothesis-profile fast \
-	  $(addprefix tests/,$(if $(filter .fast-kernels,$@),kernels,$(FAST))) $(NAMED)
-
-# All tests, those of the engine with virtual workers, too, and which lines and branches of sar/ they reach, child processes
-# included; kernels are compiled anew, as their making is measured too. Then the mutants.
+# All tests, with workers as processes and those of the engine with virtual workers, too, and which lines and branches of sar/
+# they reach, child processes included; kernels are compiled anew, as their making is measured too. Then the mutants.
 test-all: $(VENV)/.installed-test
 	rm -rf .coverage .coverage.* $(VENV)/kernels
-	$(SIDE_BY_SIDE) --keep-going .all-engine .all-others $(VIRTUAL); status=$$?; \
-	  $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
+	$(MAKE) --keep-going .all $(VIRTUAL); status=$$?; $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
 	$(MAKE) mutants
 
-.all-engine .all-others:
-	@NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels $(BIN)/coverage run -m pytest -q --hypothesis-profile all $(PART) $(NAMED)
+.all:
+	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels $(BIN)/coverage run $(QUEUE) --hypothesis-profile all --processes
 
 # The tests once more, with virtual workers: all those of a test in one process, or V in each of W processes (`WxV`).
 test-virtual: $(VENV)/.installed-test
-	$(SIDE_BY_SIDE) --keep-going $(VIRTUAL)
+	$(MAKE) --keep-going $(VIRTUAL)
 
-.virtual-%:
-	@$(BIN)/coverage run -m pytest -q --virtual $* $(ON_WORKERS) $(NAMED)
+$(VIRTUAL): .virtual-%:
+	$(BIN)/coverage run $(QUEUE) --virtual $* $(ON_WORKERS)
 
 # Breaks central lines, one at a time, and checks that a fast test fails on each.
 mutants: $(VENV)/.installed-test

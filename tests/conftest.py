@@ -1,4 +1,4 @@
-"""Set-up shared by all tests: hypothesis profile, worker pool, order of tests, and a check for leftovers."""
+"""Set-up shared by all tests: hypothesis profile, workers, order of tests, and a check for leftovers."""
 
 import inspect
 import time
@@ -8,12 +8,12 @@ import hypothesis
 import pytest
 
 import sar  # noqa: F401  before anything imports dgl
-from tests import leftovers
+from tests import durations, leftovers
 from tests.virtual.virtual_pool import VirtualPool
-from tests.workers import WorkerPool, close_shared_pool, end_helper_processes, shared_pool
+from tests.workers import WorkerPool, close_shared_pools, end_helper_processes, shared_pool
 
 # Random examples for each test: of `make test-all`, `make test` and `make test-fast`.
-for name, examples in (("all", 100), ("sar", 50), ("fast", 20)):
+for name, examples in (("all", 100), ("sar", 20), ("fast", 10)):
     hypothesis.settings.register_profile(
         name,
         max_examples=examples,
@@ -29,8 +29,15 @@ hypothesis.settings.load_profile("sar")  # `--hypothesis-profile` chooses anothe
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--most-workers", type=int, metavar="W", help="leave out tests that need more workers")
+    parser.addoption("--processes", action="store_true", help="every worker is a process, more than two of a test, too")
     told = "workers are virtual: those of a test share W processes; with xV: tests of any number of workers have W x V"
     parser.addoption("--virtual", type=_shape, metavar="W[xV]", help=told)
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.txt anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-durations"):
+        config.pluginmanager.register(durations.Recorder())
 
 
 def _shape(text: str) -> tuple[int, int | None]:
@@ -54,13 +61,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort by number of workers, so that one pool after the other is needed, each started once."""
+    """Leave out what is not asked for; where processes share a queue, sort files by how long they take."""
     most, shape = config.getoption("--most-workers"), config.getoption("--virtual")
     kept = [item for item in items if most is None or _workers(item) <= most]
     kept = [item for item in kept if shape is None or _is_virtual(item, *shape)]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = sorted(kept, key=_workers)
+    items[:] = kept
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        durations.longest_files_first(items)
 
 
 def _is_virtual(item: pytest.Item, processes: int, each: int | None) -> bool:
@@ -77,9 +86,16 @@ def _workers(item: pytest.Item) -> int:
 
 @pytest.fixture
 def pool(world_size: int, request: pytest.FixtureRequest) -> WorkerPool | VirtualPool:
-    """`world_size` workers; the test is parametrised with `world_size`."""
+    """`world_size` workers; the test is parametrised with `world_size`.
+
+    One or two are processes, and more are workers of one process, which is quicker; but tests that are about processes
+    have these, and with `--processes` all.
+    """
     shape: tuple[int, int | None] | None = request.config.getoption("--virtual")
-    return shared_pool(world_size) if shape is None else VirtualPool(shape[0], world_size // shape[0])
+    if shape is not None:
+        return VirtualPool(shape[0], world_size // shape[0])
+    processes = request.config.getoption("--processes") or request.node.get_closest_marker("processes")
+    return shared_pool(world_size) if world_size <= 2 or processes else VirtualPool(1, world_size, spill=False)
 
 
 def _left(shared_memory: set[str]) -> list[str]:
@@ -92,7 +108,7 @@ def nothing_left_behind() -> Iterator[None]:
     leftovers.mark_session()
     shared_memory = leftovers.shared_memory()
     yield
-    close_shared_pool()
+    close_shared_pools()
     end_helper_processes()
     # Processes take a moment to end, and entries that another session uses may go while they are looked at.
     deadline = time.monotonic() + 5

@@ -45,8 +45,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 GRACE = 3.0
 """Seconds by which the parent waits longer than the worker's own watchdog, which leaves a traceback behind."""
 
-_forked = multiprocessing.get_context("forkserver")
-_forked.set_forkserver_preload(["sar", "dgl", "tests.workers"])
+forked = multiprocessing.get_context("forkserver")
+forked.set_forkserver_preload(["sar", "dgl", "tests.workers"])
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Worker:
         self.channel, theirs = Pipe()
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(directory / "tmp")} | ONE_THREAD
         with theirs:
-            self.process = _forked.Process(target=_serve, args=(theirs, rank, world_size, environment, self.log))
+            self.process = forked.Process(target=_serve, args=(theirs, rank, world_size, environment, self.log))
             self.process.start()
 
     def send(self, message: bytes) -> None:
@@ -185,7 +185,7 @@ class WorkerPool:
     def _start(self) -> None:
         if self._workers:
             return
-        _ensure_fork_server()
+        ensure_fork_server()
         self._directory = tempfile.TemporaryDirectory(prefix=f"sar-workers-{os.getpid()}-")
         directory = Path(self._directory.name)
         (directory / "tmp").mkdir()
@@ -244,21 +244,17 @@ class WorkerPool:
             self._directory = None
 
 
-_shared: list[WorkerPool] = []
+_shared: dict[int, WorkerPool] = {}
 
 
 def shared_pool(world_size: int) -> WorkerPool:
-    """The session's pool of this size; one of another size is closed first, so sort tests by size (conftest does)."""
-    if _shared and _shared[0].world_size != world_size:
-        close_shared_pool()
-    if not _shared:
-        _shared.append(WorkerPool(world_size))
-    return _shared[0]
+    """The session's pool of this size, which lives until `close_shared_pools`."""
+    return _shared.setdefault(world_size, WorkerPool(world_size))
 
 
-def close_shared_pool() -> None:
-    if _shared:
-        _shared.pop().close()
+def close_shared_pools() -> None:
+    while _shared:
+        _shared.popitem()[1].close()
 
 
 def end_helper_processes() -> None:
@@ -267,7 +263,7 @@ def end_helper_processes() -> None:
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
-def _ensure_fork_server() -> None:
+def ensure_fork_server() -> None:
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)  # read when torch and numba are imported
     forkserver.ensure_running()

@@ -3,7 +3,6 @@
 import argparse
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_data import write_npz
 from tests.leftovers import MARK
-from tests.workers import REPOSITORY
+from tests.python_process import run
 
 ROWS = [
     ("GraphSAGE", "2 workers, sar"),
@@ -28,14 +27,7 @@ ROWS = [
 
 def demo(*arguments: str, mark: str = "demo") -> subprocess.CompletedProcess[str]:
     """Run `sar demo` within four minutes, with its processes marked."""
-    return subprocess.run(
-        [sys.executable, "-m", "sar.cli", "demo", *arguments],
-        cwd=REPOSITORY,
-        env=os.environ | {MARK + "_DEMO": mark},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return run("-m", "sar.cli", "demo", *arguments, env=os.environ | {MARK + "_DEMO": mark}, timeout=240)
 
 
 def processes_left(mark: str) -> list[str]:

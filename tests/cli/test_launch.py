@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ import pytest
 from sar.cli import launch as command
 from sar.cli import main
 from tests.leftovers import marked_processes
-from tests.workers import REPOSITORY
+from tests.python_process import PythonProcess
+from tests.workers import ensure_fork_server
 
 VARIABLES = "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "SAR_ALLOCATOR"
 
@@ -42,6 +41,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file, temporary = tmp_path / "train.py", tmp_path / "temporary"
     file.write_text(SCRIPT)
     temporary.mkdir()
+    ensure_fork_server()  # which stays
     monkeypatch.setenv("TMPDIR", str(temporary))
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -51,14 +51,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert list(temporary.iterdir()) == []
 
 
-def launch(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "sar.cli", "launch", *map(str, arguments)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def launch(*arguments: object) -> PythonProcess:
+    return PythonProcess("-m", "sar.cli", "launch", *arguments)
 
 
 def reports(output: str) -> list[dict[str, Any]]:
@@ -138,8 +132,7 @@ def test_the_exit_status_of_a_worker_passes_through_and_the_others_end(script: P
 
 def test_an_interrupt_ends_all(script: Path) -> None:
     process = launch("--workers", 2, script, "wait")
-    assert process.stdout is not None
-    assert reports(process.stdout.readline() + process.stdout.readline())[1]["rank"] == 1
+    assert reports(process.line() + process.line())[1]["rank"] == 1
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT

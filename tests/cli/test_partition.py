@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.inspection import inspect_directory
 from tests.matrix import corner
 from tests.partition.written import content_of
+from tests.python_process import run
 from tests.stages import without_stages
 from tests.workers import REPOSITORY
 
@@ -255,20 +255,13 @@ def test_several_processes_write_the_same(tmp_path: Path, edges: Path, launcher:
     else:
         (tmp_path / "sar").write_text(SCRIPT)
         start = ["sar.cli", "launch", "--workers", "2", str(tmp_path / "sar")]
-    done = subprocess.run(
-        [sys.executable, "-m", *start, "partition", *options, str(tmp_path / "parts")],
-        cwd=REPOSITORY,
-        env={
-            "PYTHONPATH": str(REPOSITORY),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "TMPDIR": str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environment = {
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TMPDIR": str(tmp_path),
+    }
+    done = run("-m", *start, "partition", *options, tmp_path / "parts", env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("wrote ") == 1
     assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")

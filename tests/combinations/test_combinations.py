@@ -12,7 +12,7 @@ import pytest
 from tests.combinations import pair_table
 from tests.combinations.cases import ALL, AXES, QUICK, cases
 from tests.combinations.checks import PROCESSES, problems
-from tests.workers import close_shared_pool, end_helper_processes
+from tests.workers import close_shared_pools, end_helper_processes
 
 AT_ONCE = 20
 
@@ -49,7 +49,7 @@ def main(numbers):
     for number in numbers:
         case = cases(number + 1)[-1]
         print(case, "\n   ", problems([case]).get(case, "right"))
-    close_shared_pool()
+    close_shared_pools()
     end_helper_processes()
 
 

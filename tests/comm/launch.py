@@ -5,11 +5,10 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.workers import REPOSITORY
+from tests.python_process import PythonProcess
 
 REPORT = """
 import json, os, torch, sar
@@ -40,20 +39,13 @@ def launch(code: str, environments: Sequence[Mapping[str, str]], timeout: float 
         if not name.startswith(LAUNCHER_PREFIXES) and name not in LAUNCHER_NAMES
     }
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code + REPORT],
-            cwd=REPOSITORY,
-            env=clean | {"OMP_NUM_THREADS": "1"} | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        PythonProcess("-c", code + REPORT, env=clean | {"OMP_NUM_THREADS": "1"} | environment, merged=True)
         for environment in environments
     ]
     return finish(processes, timeout)
 
 
-def finish(processes: Sequence["subprocess.Popen[str]"], timeout: float) -> list[dict[str, Any]]:
+def finish(processes: Sequence["PythonProcess | subprocess.Popen[str]"], timeout: float) -> list[dict[str, Any]]:
     """Wait for all; kill what overruns; return what each reported."""
     try:
         outputs = [process.communicate(timeout=timeout)[0] for process in processes]

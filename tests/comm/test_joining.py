@@ -2,8 +2,6 @@
 
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,7 @@ from sar.comm.environment import job_id
 from sar.comm.joining import Pulse, check_in, host_store, open_store, while_it_answers
 from sar.errors import CommunicationError, CommunicationTimeout, ConfigError
 from tests.comm.launch import free_port, launch
-from tests.workers import REPOSITORY
+from tests.python_process import PythonProcess
 
 
 @pytest.fixture(autouse=True)
@@ -109,18 +107,9 @@ sar.initialize_comms(rank, 3, "127.0.0.1", master_port_number=port)
 
 def test_a_worker_0_that_freezes_while_others_join():
     port = free_port()
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", FROZEN, str(rank), str(port)],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    workers = [PythonProcess("-c", FROZEN, rank, port, merged=True) for rank in range(2)]
     try:
-        assert "frozen" in workers[0].stdout.readline()
+        assert "frozen" in workers[0].line()
         said = workers[1].communicate(timeout=60)[0]
         assert workers[1].returncode == 1
         assert "CommunicationTimeout: Worker 1 has not heard of the job's store at 127.0.0.1" in said, said

@@ -4,7 +4,6 @@ import ctypes
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from sar.comm.session import current_group
 from tests.comm.launch import free_port
 from tests.core.attempts import catch
 from tests.matrix import corner
-from tests.workers import REPOSITORY
+from tests.python_process import PythonProcess
 
 pytestmark = pytest.mark.processes("watches processes")
 
@@ -57,20 +56,12 @@ def freeze(size, victim, store_in_worker, *constants):
     """Stop a worker for good in the middle of its work; return what the others say, and how long it takes."""
     port = free_port()
     store = None if store_in_worker else dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, *map(str, (rank, size, port, int(store_in_worker), *constants))],
-            cwd=REPOSITORY,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    given = port, int(store_in_worker), *constants
+    workers = [PythonProcess("-c", WORKER, rank, size, *given, env=environment, merged=True) for rank in range(size)]
     try:
         for worker in workers:
-            assert "a step" in worker.stdout.readline()
+            assert "a step" in worker.line()
         time.sleep(3 * constants[0])
         workers[victim].send_signal(signal.SIGSTOP)
         began = time.monotonic()

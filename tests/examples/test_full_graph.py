@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo.community_graph import community_graph
 from sar.partition.graph_data import SPLIT, write_npz
 from sar.partition.ingest.datasets import load_dataset
+from tests import python_process
 from tests.graphs import DATA
 from tests.matrix import corner
 from tests.workers import REPOSITORY
@@ -22,10 +21,10 @@ from tests.workers import REPOSITORY
 CORA = DATA / "cora.npz"
 
 
-def run(*command: str) -> str:
-    """The output of a command, which has four minutes."""
+def run(*arguments: str) -> str:
+    """The output of Python with these arguments, which has four minutes."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=240)
+    done = python_process.run(*arguments, env=environment, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -68,20 +67,12 @@ def test_partition_then_train(tmp_path: Path, graph: str, workers: int) -> None:
         file = tmp_path / "generated.npz"
         write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
     parts = tmp_path / "partitions"
-    said = run(
-        sys.executable,
-        "examples/partition_graph.py",
-        "--dataset",
-        str(file),
-        "--parts",
-        str(workers),
-        "--out",
-        str(parts),
-    )
+    options = ["--dataset", str(file), "--parts", str(workers), "--out", str(parts)]
+    said = run("examples/partition_graph.py", *options)
     json_file = parts / f"{file.stem}.json"
     assert f"torchrun --nproc-per-node {workers} examples/full_graph.py --partition-json {json_file}" in said
 
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
     said = run(*torchrun, "examples/full_graph.py", "--partition-json", str(json_file), "--epochs", "20")
     epoch = re.compile(r"^epoch \d+: loss ([\d.]+), validation accuracy [\d.]+$", re.MULTILINE)
     losses = [float(loss) for loss in epoch.findall(said)]

@@ -1,7 +1,6 @@
 """The mini-batch examples: what they say of the whole graph, against the same parameters in plain DGL."""
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from tests.examples.test_full_graph import run
 from tests.examples.test_models import example
 from tests.matrix import corner
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 EPOCHS, FANOUTS = 3, (5, 5)
 OPTIONS = ["--epochs", str(EPOCHS), "--batch-size", "50", "--fanouts", *map(str, FANOUTS)]
 
@@ -38,13 +37,13 @@ def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
     file, parameters = tmp_path / "generated.npz", tmp_path / "parameters.pt"
     write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
     out = tmp_path / "partitions"
-    run(sys.executable, "examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
+    run("examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
     json_file = str(out / "generated.json")
     options = [*OPTIONS, "--parameters", str(parameters)]
     if script == "minibatch":
         said = run(*TORCHRUN, "examples/minibatch.py", "--partition-json", json_file, *options)
     else:
-        cluster = [sys.executable, "examples/distdgl_cluster.py", "--partition-json", json_file, "--trainers", "2"]
+        cluster = ["examples/distdgl_cluster.py", "--partition-json", json_file, "--trainers", "2"]
         said = run(*cluster, f"examples/{script}.py", *options)
     assert len(re.findall(r"^epoch \d+: loss", said, re.MULTILINE)) == EPOCHS
     whole = re.compile(r"^on the whole graph: accuracy train ([\d.]+), val ([\d.]+), test ([\d.]+)$", re.MULTILINE)
@@ -65,7 +64,7 @@ def test_evaluation_with_one_partition_in_memory_at_a_time(tmp_path: Path) -> No
     (tmp_path / "spill").mkdir()
     launch = ["-m", "sar", "launch", "--workers", "1", "--resident", "1", "--spill", str(tmp_path / "spill")]
     options = ["--partition-json", str(json_file), "--parameters", str(tmp_path / "sage.pt")]
-    said = run(sys.executable, *launch, "examples/evaluate.py", *options, "--logits", str(tmp_path / "logits.npy"))
+    said = run(*launch, "examples/evaluate.py", *options, "--logits", str(tmp_path / "logits.npy"))
     x, labels = (torch.from_numpy(graph.node_data[key]) for key in ("feat", "label"))
     whole = dgl_graph(torch.from_numpy(graph.src), torch.from_numpy(graph.dst), graph.num_nodes)
     expected = model.double()([whole] * 3, x)
@@ -80,7 +79,7 @@ def test_evaluation_with_one_partition_in_memory_at_a_time(tmp_path: Path) -> No
 def test_links_are_told_from_other_pairs(tmp_path: Path) -> None:
     file, out = tmp_path / "generated.npz", tmp_path / "partitions"
     write_npz(community_graph(400, 4000, num_features=16, num_classes=20, homophily=0.95, signal=2.0), file)
-    run(sys.executable, "examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
+    run("examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
     options = ["--epochs", "3", "--partition-json", f"{out}/generated.json"]
     said = run(*TORCHRUN, "examples/link_prediction_minibatch.py", *options)
     lines = re.findall(r"^epoch \d+: loss ([\d.]+), test MRR ([\d.]+)$", said, re.MULTILINE)

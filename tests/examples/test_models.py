@@ -257,13 +257,13 @@ def test_a_heterogeneous_graph_from_its_file_to_the_printed_losses(tmp_path: Pat
     np.savez(file, **arrays)
     left_out = "paper:wins:prize"
     options = ["--parts", "2", "--out", str(tmp_path / "parts"), "--leave-out", left_out]
-    said = run(sys.executable, "examples/partition_graph.py", "--dataset", str(file), *options)
+    said = run("examples/partition_graph.py", "--dataset", str(file), *options)
     json_file = tmp_path / "parts" / "typed.json"
     assert f"torchrun --nproc-per-node 2 examples/rgcn.py --partition-json {json_file}" in said
 
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     argv = ["--partition-json", str(json_file), "--epochs", "3"]
-    said = run(sys.executable, *torchrun, "examples/rgcn.py", *argv)
+    said = run(*torchrun, "examples/rgcn.py", *argv)
     found = re.findall(r"^epoch \d+: loss ([\d.]+), accuracy train [\d.]+, test [\d.]+$", said, re.MULTILINE)
     kept = {etype: ends for etype, ends in data.edges.items() if "wins" not in etype[1]}
     alone = replace(data, edges=kept)

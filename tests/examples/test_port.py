@@ -95,6 +95,6 @@ def test_the_port_from_the_command_line(tmp_path: Path, launcher: list[str]) -> 
         "import sys, sar, torch, runpy\ntorch.set_default_dtype(torch.float64)\ndel sys.argv[0]\n"
         "sys.path.insert(0, sys.argv[0].rpartition('/')[0])\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    alone = run(sys.executable, str(in_double), str(PLAIN), graph_file, str(tmp_path / "alone.pt"))
-    said = run(sys.executable, *launcher, str(in_double), str(PORTED), str(json_file), str(tmp_path / "checkpoints"))
+    alone = run(str(in_double), str(PLAIN), graph_file, str(tmp_path / "alone.pt"))
+    said = run(*launcher, str(in_double), str(PORTED), str(json_file), str(tmp_path / "checkpoints"))
     compare(said, alone)

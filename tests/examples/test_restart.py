@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_training_goes_on_after_a_kill(tmp_path: Path, script: str, options: list[str]) -> None:
     write_npz(community_graph(400, 4000, num_features=16, num_classes=4), tmp_path / "generated.npz")
     parts = ["--parts", "2", "--out", str(tmp_path / "parts")]
-    run(sys.executable, "examples/partition_graph.py", "--dataset", str(tmp_path / "generated.npz"), *parts)
+    run("examples/partition_graph.py", "--dataset", str(tmp_path / "generated.npz"), *parts)
     killer = tmp_path / "killer.py"
     killer.write_text(KILLED)
     said, models = {}, {}
@@ -45,7 +44,7 @@ def test_training_goes_on_after_a_kill(tmp_path: Path, script: str, options: lis
         program = [str(killer), f"examples/{script}.py"] if name == "killed" else [f"examples/{script}.py"]
         arguments = ["--partition-json", str(tmp_path / "parts" / "generated.json"), "--epochs", str(EPOCHS)]
         folder = tmp_path / name
-        said[name] = run(sys.executable, *torchrun, *program, *arguments, *options, "--checkpoint", str(folder))
+        said[name] = run(*torchrun, *program, *arguments, *options, "--checkpoint", str(folder))
         assert sorted(os.listdir(folder)) == [f"step-{step:06d}" for step in (EPOCHS - 1, EPOCHS)]
         models[name] = torch.load(folder / f"step-{EPOCHS:06d}" / "shared.pt", weights_only=True)["model"]
     lines = {name: re.findall(r"^epoch \d+: loss .*$", text, re.MULTILINE) for name, text in said.items()}

@@ -1,7 +1,6 @@
 """The example of subgraphs: it learns, with every sampler."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,9 @@ SAMPLERS = {"cluster": [], "edge": ["--budget", "80"], "node": ["--budget", "100
 def test_it_learns(sampler: str, tmp_path: Path) -> None:
     file, out = tmp_path / "generated.npz", tmp_path / "partitions"
     write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
-    run(sys.executable, "examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
+    run("examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(out))
     options = ["--epochs", "6", "--batches", "5", "--sampler", sampler, *SAMPLERS[sampler]]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     said = run(*torchrun, "examples/subgraphs.py", "--partition-json", str(out / "generated.json"), *options)
     losses = list(map(float, re.findall(r"^epoch \d+: loss ([\d.]+)$", said, re.MULTILINE)))
     assert len(losses) == 6

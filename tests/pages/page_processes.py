@@ -23,10 +23,11 @@ import torch
 import torch.distributed as dist
 
 from tests.pages.blocks import Block
-from tests.workers import ONE_THREAD, REPOSITORY, _ensure_fork_server, _forked
+from tests.python_process import run
+from tests.workers import ONE_THREAD, REPOSITORY, ensure_fork_server, forked
 
 IN_PROCESS = ("chunk", "inspect", "partition", "plan")
-"""Commands of `sar` that start no processes: they are called in a forked process, which has imported everything."""
+"""Commands of `sar` that start no processes: they run in forked ones, which have imported everything."""
 
 
 class PageFailure(AssertionError):
@@ -64,13 +65,13 @@ class PageProcesses:
         self._ranks = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(world_size)]
         self._processes: dict[Connection, Any] = {}
         self._workers: list[Connection] = []
-        _ensure_fork_server()
+        ensure_fork_server()
 
-    def _start(self, target: Any, environment: dict[str, str], log: Path) -> Connection:
+    def _start(self, environment: dict[str, str], log: Path) -> Connection:
         log.touch()
         ours, theirs = Pipe()
         with theirs:
-            process = _forked.Process(target=target, args=(theirs, self._folder, environment, log, self._limit))
+            process = forked.Process(target=_work, args=(theirs, self._folder, environment, log, self._limit))
             process.start()
         self._processes[ours] = process
         return ours
@@ -80,7 +81,7 @@ class PageProcesses:
         if not self._workers:
             for rank, own in enumerate(self._ranks):
                 environment = self._plain | {key: str(value) for key, value in own.items()}
-                self._workers.append(self._start(_work, environment, self._folder.parent / f"worker-{rank}.log"))
+                self._workers.append(self._start(environment, self._folder.parent / f"worker-{rank}.log"))
         for channel in self._workers:
             channel.send((block.code, str(page), block.line, known))
         failures = [self._hear(channel) for channel in self._workers]
@@ -92,16 +93,7 @@ class PageProcesses:
         plain = re.sub(r"(^|\s)#.*", "", code.replace("\\\n", " "), flags=re.MULTILINE)
         commands = [shlex.split(line) for line in plain.splitlines() if line.strip()]
         if all(words[0] == "sar" and words[1] in IN_PROCESS for words in commands) and not set("$|<>&") & set(plain):
-            log = self._folder.parent / "commands.log"
-            log.unlink(missing_ok=True)
-            channel = self._start(_call, self._plain, log)
-            channel.send(commands)
-            failure = self._hear(channel)
-            self._end(channel)
-            said = log.read_text()
-            if failure is not None:
-                raise PageFailure(f"{failure}\n{said}")
-            return said
+            return "".join(self._command(words) for _, *words in commands)
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))  # so that `sar launch` starts two workers
         with subprocess.Popen(
             ["taskset", "-c", cores, "bash", "-e", "-o", "pipefail", "-c", code],
@@ -120,6 +112,14 @@ class PageProcesses:
         if shell.returncode != 0:
             raise PageFailure(f"exit status {shell.returncode} of\n{code}\n{said}")
         return said
+
+    def _command(self, words: list[str]) -> str:
+        """What `sar` prints; patterns become names, as in a shell."""
+        names = [name for word in words for name in sorted(glob.glob(word, root_dir=self._folder)) or [word]]
+        done = run("-m", "sar.cli", *names, cwd=self._folder, env=self._plain, merged=True, timeout=self._limit)
+        if done.returncode != 0:
+            raise PageFailure(f"exit status {done.returncode} of sar {shlex.join(words)}\n{done.stdout}")
+        return done.stdout
 
     def close(self) -> None:
         """End the workers; those that do not end by themselves are killed."""
@@ -154,7 +154,8 @@ class PageProcesses:
         channel.close()
 
 
-def _enter(folder: Path, environment: dict[str, str], log: Path, limit: float) -> None:
+def _work(channel: Connection, folder: Path, environment: dict[str, str], log: Path, limit: float) -> None:
+    """A worker: execute one block after the other among the same names."""
     os.environ.clear()
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
@@ -165,31 +166,6 @@ def _enter(folder: Path, environment: dict[str, str], log: Path, limit: float) -
     torch.set_num_threads(1)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-
-
-def _call(channel: Connection, folder: Path, environment: dict[str, str], log: Path, limit: float) -> None:
-    """Call `sar` with each of the lines that come."""
-    from sar.cli import main
-
-    _enter(folder, environment, log, limit)
-    failure = None
-    try:
-        for _, *words in channel.recv():  # patterns become names, as in a shell
-            status = main([name for word in words for name in sorted(glob.glob(word)) or [word]])
-            if status != 0:
-                failure = f"exit status {status} of sar {shlex.join(words)}"
-                break
-    except BaseException:
-        failure = traceback.format_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    channel.send(failure)
-    os._exit(0)
-
-
-def _work(channel: Connection, folder: Path, environment: dict[str, str], log: Path, limit: float) -> None:
-    """A worker: execute one block after the other among the same names."""
-    _enter(folder, environment, log, limit)
     module = sys.modules["page"] = ModuleType("page")
     with contextlib.suppress(EOFError, BrokenPipeError):
         while (message := channel.recv()) is not None:

@@ -29,6 +29,9 @@ WHY_NOT = {
 LIMIT = 240.0
 """Seconds for a run."""
 
+SAMPLE = ("README.md:", "docs/howto/mfg.md:", "docs/inspect.md:124", "docs/pyg.md:82", "docs/training.md:126")
+"""Runs of `make test`, by how their names begin; `make test-all` has all."""
+
 ALL = [run for page in PAGES for run in runs_of(page, page.read_text())]
 
 
@@ -36,7 +39,8 @@ def cases() -> Iterator[Any]:
     """Each run as far as it is quick, and as a whole where it is not."""
     for run in ALL:
         if run.quick is None or any(not block.why_not for block in run.blocks[: run.quick]):
-            yield pytest.param(replace(run, blocks=run.blocks[: run.quick]), id=run.name)
+            marks = () if run.name.startswith(SAMPLE) else pytest.mark.slow
+            yield pytest.param(replace(run, blocks=run.blocks[: run.quick]), id=run.name, marks=marks)
         if run.quick is not None:
             yield pytest.param(run, id=f"{run.name}, all", marks=pytest.mark.slow)
 

@@ -24,7 +24,7 @@ from sar.partition.write.write import write_partitions
 from sar.storage.arrays import open_file
 from sar.storage.checksums import SLICE_BYTES, SUMS, comparing
 from tests.partition.written import content_of, typed_graph, write
-from tests.workers import REPOSITORY
+from tests.python_process import run
 
 PAGE = 4096
 
@@ -213,9 +213,7 @@ def kill_at(point: int, where: str, from_last_step: bool) -> None:
 def test_a_run_killed_anywhere_resumes(tmp_path: Path, every: int, from_last_step: bool) -> None:
     arguments = f"p.Path({str(tmp_path)!r}), {every}, {from_last_step}"
     call = f"import pathlib as p, tests.partition.test_integrity as t; t.killed_at_every_change({arguments})"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", call], cwd=REPOSITORY, timeout=300, capture_output=True, text=True
-    )
+    done = run("-c", call, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -38,6 +38,7 @@ from tests.partition.written import (
     use_small_slices,
     write,
 )
+from tests.python_process import run
 from tests.workers import REPOSITORY
 
 
@@ -122,8 +123,7 @@ def test_dist_graph_reads_it(tmp_path: Path) -> None:
     etype, x, w = ("_N", "_E", "_N"), rng.random((30, 2)), rng.random(90)
     graph = GraphSource({"_N": 30}, {etype: edges}, {"_N": {"x": x}}, {etype: {"w": w}})
     report = write_partitions(graph, np.zeros(30, int), 1, tmp_path / "parts", "graph", method="custom")
-    arguments = [sys.executable, "-W", "ignore", "-c", STANDALONE, str(report.json_file), str(tmp_path / "said.pt")]
-    subprocess.run(arguments, cwd=REPOSITORY, check=True, timeout=120, capture_output=True)
+    run("-c", STANDALONE, report.json_file, tmp_path / "said.pt", timeout=120).check_returncode()
     found_x, found_w, src, dst = torch.load(tmp_path / "said.pt", weights_only=True)
     assert np.array_equal(found_x, x)
     assert np.array_equal(found_w, w)
@@ -356,7 +356,7 @@ def killed_again_and_again(folder: str) -> None:
 
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = f"import tests.partition.test_writer as t; t.killed_again_and_again({str(tmp_path / 'parts')!r})"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", call], cwd=REPOSITORY, check=True, timeout=120)
+    run("-c", call, timeout=120).check_returncode()
     use_small_slices(monkeypatch.setattr)
     write(typed_graph(), tmp_path / "expected")
     assert content_of(tmp_path / "parts") == content_of(tmp_path / "expected")
@@ -420,7 +420,7 @@ def peak_of_a_large_graph(folder: str) -> int:
 
 def test_memory_stays_within_what_is_allowed(tmp_path: Path) -> None:
     call = f"import tests.partition.test_writer as t; print(t.peak_of_a_large_graph({str(tmp_path)!r}))"
-    run = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", call],
         cwd=REPOSITORY,
         check=True,
@@ -428,6 +428,6 @@ def test_memory_stays_within_what_is_allowed(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert int(run.stdout) < MEMORY
+    assert int(done.stdout) < MEMORY
     written = sum(file.stat().st_size for file in (tmp_path / "parts").rglob("*"))
     assert written > 10 * MEMORY

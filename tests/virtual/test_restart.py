@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from tests import leftovers
 from tests.parity.harness import build, deal, random_data
 from tests.parity.programs import weighted
 from tests.parity.scenarios import SCENARIOS
+from tests.python_process import PythonProcess
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import REPOSITORY
 
@@ -66,17 +65,12 @@ def make(folder: Path) -> dict[int, Path]:
     return {parts: folder / f"in {parts}" / "graph.json" for parts in (2, 4)}
 
 
-def start(folder: Path, parts: Path, saved: str, workers: int, virtual: bool, kill: int = -1) -> subprocess.Popen[str]:
+def start(folder: Path, parts: Path, saved: str, workers: int, virtual: bool, kill: int = -1) -> PythonProcess:
     how = ["--workers", str(workers), "--threads", "1"]
     how += ["--resident", "1", "--spill", str(folder / "spill")] if virtual else []
     arguments = [str(folder / "train.py"), str(parts), str(folder / saved), str(kill)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "sar", "launch", *how, *arguments],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return PythonProcess("-m", "sar", "launch", *how, *arguments, env=environment, start_new_session=True)
 
 
 def losses(output: str) -> dict[int, float]:
@@ -98,9 +92,8 @@ def killed(last: int, *how) -> dict[int, float]:
     process = start(*how)
     output, pids = "", []
     try:
-        assert process.stdout is not None
         while f"as worker {last} of {last + 1}" not in output:
-            line = process.stdout.readline()
+            line = process.line()
             assert line, output
             output += line
         pids = list(map(int, re.findall(r"stands (\d+)", output)))

@@ -13,6 +13,7 @@ import pytest
 from tests import leftovers
 from tests.comm.launch import free_port
 from tests.graphs import DATA
+from tests.python_process import PythonProcess
 from tests.workers import REPOSITORY
 
 SCRIPT = """
@@ -48,21 +49,14 @@ if __name__ == "__main__":
 """
 
 
-def start(folder: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, *command: str, **environment: str) -> PythonProcess:
     """Run the script with this command before its name."""
     (folder / "train.py").write_text(SCRIPT)
     variables = {"PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.Popen(
-        [sys.executable, *command[:-1], str(folder / "train.py"), command[-1]],
-        cwd=folder,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return PythonProcess(*command[:-1], folder / "train.py", command[-1], cwd=folder, env={**os.environ, **variables})
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
+def finish(process: PythonProcess) -> tuple[int, list[str], str]:
     try:
         out, told = process.communicate(timeout=100)
     finally:
@@ -118,8 +112,7 @@ def test_nothing_is_left(tmp_path, end):
     spill = tmp_path / "spill"
     spill.mkdir()
     process = start(tmp_path, "forever", **VIRTUAL, SAR_SPILL_DIR=str(spill))
-    assert process.stdout is not None
-    while "worker 2" not in process.stdout.readline():
+    while "worker 2" not in process.line():
         assert process.poll() is None
     assert not any(spill.iterdir())
     began = time.monotonic()
@@ -149,8 +142,7 @@ def test_one_of_two_processes_is_ended(tmp_path, end, told, victim):
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [start(tmp_path, "forever", **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
     for process in processes:
-        assert process.stdout is not None
-        while "step 1 " not in process.stdout.readline():
+        while "step 1 " not in process.line():
             assert process.poll() is None
     began = time.monotonic()
     processes[victim].send_signal(end)
