@@ -36,6 +36,7 @@ from sar.core.passing.messages import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, pair_graph  # noqa: E402
+from sar.outofcore.workers import workers_of_process  # noqa: E402
 from sar.sampling import (  # noqa: E402
     ClusterGCNSampler,
     DataLoader,
@@ -49,6 +50,8 @@ from sar.sampling import (  # noqa: E402
 from sar.train.early_stopping import EarlyStopping  # noqa: E402
 from sar.train.script import print, seed  # noqa: E402
 from sar.train.task import Task  # noqa: E402
+
+comm.session.workers_of_process = workers_of_process
 
 __version__ = "0.1.0"
 

@@ -45,7 +45,7 @@ WITHIN = {"outofcore": "comm"}
 FACADES = ("sar/__init__.py", "sar/core/__init__.py", "sar/core/sampling.py")
 """Files of public names and nothing else. They import what they name, wherever it is; only they and cli import them."""
 
-CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim"]}
+CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim", "comm.session.workers_of_process"]}
 """Calls of sar's own functions that importing a file makes; in general there are none."""
 
 

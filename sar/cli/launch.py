@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from sar.errors import ConfigError, PartitionError
-from sar.outofcore.script import wanted
+from sar.outofcore.workers import wanted
 from sar.storage.partition_json import read_partition_json
 
 

@@ -2,13 +2,10 @@
 
 import atexit
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,19 +21,14 @@ from sar.comm.replicas import Replicas
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, NotInitializedError, SarError
 from sar.logging_setup import logger
-from sar.outofcore.residency import Residency
-from sar.outofcore.script import Script, wanted
-from sar.outofcore.spill import SpillFile
-from sar.outofcore.state import STATE, refusals
-from sar.outofcore.transport import InProcessTransport
-from sar.outofcore.turns import Swapped, Turns
-from sar.outofcore.worker_threads import WorkerThreads, end_process
 
 DEFAULT_PORT = 12345
 BACKENDS = ("gloo", "nccl", "mpi", "ccl")
 
 
-class _Communication(NamedTuple):
+class Communication(NamedTuple):
+    """This worker's end of the group, and what it was made of."""
+
     group: Group
     pool: BufferPool
     backend: str
@@ -44,7 +36,15 @@ class _Communication(NamedTuple):
     master_port: int | None
 
 
-_current: _Communication | None = None
+_current: Communication | None = None
+
+
+def _no_others() -> None:
+    """No other workers in this process."""
+
+
+workers_of_process: Callable[[], Callable[[], None] | None] = _no_others
+"""What says whether the environment asks for several workers in this process, and then how to start them."""
 
 
 def initialize_comms(
@@ -87,15 +87,14 @@ def initialize_comms(
             "oneccl_bindings_for_pytorch), or take gloo."
         )
     Config.validate()
-    if _current is not None and len(_current.group.local_peers) > 1:
+    if _current is not None:
         _check_same("rank", _rank, rank())
         _check_same("world size", _world_size, world_size())
         _check_same("backend", backend, _current.backend)
         return
-    virtual = wanted() if _current is None else None
-    if _current is None:
-        set_allocator(spilled=virtual is not None)
-        end_with_launcher()
+    start_workers = workers_of_process()
+    set_allocator(spilled=start_workers is not None)
+    end_with_launcher()
     choose_interface(master_ip_address)
     master: tuple[str | None, int | None] = (None, None)
     found = dist.is_initialized()
@@ -104,8 +103,6 @@ def initialize_comms(
     _check_same("rank", _rank, dist.get_rank())
     _check_same("world size", _world_size, dist.get_world_size())
     _check_same("backend", backend, dist.get_backend())
-    if _current is not None:
-        return
     backend = dist.get_backend()
     device = torch.device(_comm_device) if _comm_device is not None else _default_device(backend)
     if (device.type == "cuda") != (backend == "nccl"):
@@ -116,86 +113,20 @@ def initialize_comms(
         while_it_answers(lambda pulse: check_in(store, *place, job, pulse), place[0], "torch.distributed's store")
     connections = NcclTransport if backend == "nccl" else GlooTransport
     group = Group(connections(store, dist.get_rank(), dist.get_world_size(), device))
-    if group.world_size > 1 and virtual is None:
+    if group.world_size > 1 and start_workers is None:
         group.replicas = Replicas()
     with group.guard():
         group.agree("initialize_comms")
     stop_announcing()
-    _current = _Communication(group, BufferPool(device), backend, *master)
+    _current = Communication(group, BufferPool(device), backend, *master)
     atexit.register(_shut_down, started=master[0] is not None)
     logger.info("worker %d of %d is connected over %s", group.rank, group.world_size, backend)
-    if virtual is not None and virtual.parts > group.world_size:
-        _run_script_again(-(-virtual.parts // group.world_size), virtual.folder)
+    if start_workers is not None:
+        start_workers()
 
 
-def _run_script_again(size: int, folder: Path) -> NoReturn:
-    """Run the script as virtual workers, and end the process with its exit status: see [Note: the script again]."""
-    script, group = Script(), _get().group
-    with group.guard():
-        group.agree(f"starting {size} virtual workers in each process")
-    threads = virtual_workers(size, lambda place: script.run(), folder)
-    status = max((result for result in threads.results if result is not None), default=0)
-    if threads.first_failure is not None:
-        place, error = threads.first_failure
-        print(f"Virtual worker {threads.turns.first + place} of {size * group.world_size} failed:", file=sys.stderr)
-        traceback.print_exception(error)
-        status = status or 1
-    if threads.some_left:
-        end_process(status)
-    raise SystemExit(status)
-
-
-def virtual_workers(size: int, work: Callable[[int], Any], folder: Path | None) -> WorkerThreads:
-    """Run `work(place)` as `size` virtual workers of this process: see [Note: virtual workers].
-
-    Args:
-        size: V; the same on all processes.
-        work: what each does, in a thread of its own.
-        folder: where tensors wait that are out of memory; None to keep all in memory.
-
-    Returns:
-        The threads, whose results and failures are to be looked at.
-
-    Raises:
-        ConfigError: where the folder cannot be used, or the workers' tensors travel on CUDA devices.
-    """
-    process = _get()
-    if process.group.device.type != "cpu":
-        raise ConfigError("Virtual workers (SAR_RESIDENT) run on the CPU only; use the backend gloo.")
-    turns = Turns(size, process.group.rank * size, (*STATE, Swapped(lambda: _current, _put_current)))
-    files: list[SpillFile] = []
-
-    def run(place: int) -> Any:
-        residency = Residency(files[place]) if files else None
-        group = Group(InProcessTransport(process.group, turns, place, residency))
-        group.replicas = Replicas(of_thread=True)
-        _put_current(process._replace(group=group, pool=BufferPool(group.device)))
-        torch.set_autocast_cache_enabled(False)  # it is one for all threads, so what is in it would depend on the turns
-        try:
-            with nullcontext() if residency is None else residency.in_thread():
-                return work(place)
-        except BaseException as error:  # of which the other processes are to hear, too
-            group.abort(error, final=True)
-            raise
-        finally:
-            group.replicas.close()
-
-    threads, replicas = WorkerThreads(turns, run), process.group.replicas
-    process.group.stand_for(size)
-    try:
-        with process.group.guard():
-            files.extend(SpillFile(folder) for _ in range(size) if folder is not None)
-        with refusals(), nullcontext() if replicas is None else replicas.apart():
-            threads.run(lambda: process.group.waiting is not None)
-    finally:
-        process.group.stand_for(1)
-        _put_current(process)
-        for file in files:
-            file.close()
-    return threads
-
-
-def _put_current(current: _Communication | None) -> None:
+def set_current(current: Communication) -> None:
+    """Give this worker another group, as workers of one process have their own in turns."""
     global _current
     _current = current
 
@@ -204,7 +135,7 @@ def _put_current(current: _Communication | None) -> None:
 def standing_in(group: Group, pool: BufferPool) -> Iterator[None]:
     """Take another group and its buffers for this worker's own inside, as a plan does that sends nothing."""
     global _current
-    before, _current = _current, _Communication(group, pool, "none", None, None)
+    before, _current = _current, Communication(group, pool, "none", None, None)
     try:
         yield
     finally:
@@ -218,45 +149,50 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """This worker's number."""
-    return _get().group.rank
+    return current().group.rank
 
 
 def world_size() -> int:
     """The number of workers."""
-    return _get().group.world_size
+    return current().group.world_size
 
 
 def comm_device() -> torch.device:
     """The device on which tensors travel."""
-    return _get().group.device
+    return current().group.device
 
 
 def backend() -> str:
     """The backend of `torch.distributed`."""
-    return _get().backend
+    return current().backend
 
 
 def master_ip() -> str | None:
     """The address of worker 0; None where the process group was there before sar."""
-    return _get().master_ip
+    return current().master_ip
 
 
 def master_port() -> int | None:
     """The port of worker 0; None where the process group was there before sar."""
-    return _get().master_port
+    return current().master_port
 
 
 def current_group() -> Group:
     """This worker's end of the current group."""
-    return _get().group
+    return current().group
 
 
 def buffer_pool() -> BufferPool:
     """The buffers of this worker's exchanges."""
-    return _get().pool
+    return current().pool
 
 
-def _get() -> _Communication:
+def current() -> Communication:
+    """What `initialize_comms` has set up.
+
+    Raises:
+        NotInitializedError: before that.
+    """
     if _current is None:
         raise NotInitializedError("Communication is not set up; call sar.initialize_comms() first, on every worker.")
     return _current

@@ -18,5 +18,5 @@ Who gives the turn away leaves memory (`residency.py`, [Note: leaving memory]): 
 mapped from there (`spill.py`, [Note: memory of the file]).
 
 What belongs to a worker but lives in the process, such as generators of random numbers, `Config` and counters, is
-swapped with the turn (`turns.py`). `worker_threads.py` starts the threads and watches them.
+swapped with the turn (`turns.py`). `workers.py` starts the threads and watches them.
 """

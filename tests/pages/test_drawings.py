@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from sar.outofcore.turns import Turns
-from sar.outofcore.worker_threads import WorkerThreads
+from sar.outofcore.workers import WorkerThreads
 from tools import drawings
 
 

@@ -13,10 +13,10 @@ import torch
 import sar
 from sar.comm import liveness, session
 from sar.errors import ConfigError
-from sar.outofcore import worker_threads
+from sar.outofcore import workers
 from sar.outofcore.spill import PAGE, SpillFile, disk_bandwidth
 from sar.outofcore.turns import Turns
-from sar.outofcore.worker_threads import WorkerThreads
+from sar.outofcore.workers import WorkerThreads
 from tests.core.attempts import catch
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import Err
@@ -154,11 +154,11 @@ def keeps_a_lock(limit):
 
 
 def keeps_a_lock_with_short_limits(limit):
-    worker_threads.STALL_SECONDS = limit / 2
+    workers.STALL_SECONDS = limit / 2
     try:
         return keeps_a_lock(limit)
     finally:
-        worker_threads.STALL_SECONDS = liveness.STALL_SECONDS
+        workers.STALL_SECONDS = liveness.STALL_SECONDS
 
 
 def test_a_lock_kept_across_a_call():
@@ -171,7 +171,7 @@ def test_a_lock_kept_across_a_call():
 def test_the_stacks_show_who_waits_for_a_lock(monkeypatch, capsys, lets_go):
     """One that never lets go is left behind."""
     for name, seconds in (("STALL_SECONDS", 0.3), ("GRACE", 0.3 if not lets_go else 10.0)):
-        monkeypatch.setattr(worker_threads, name, seconds)
+        monkeypatch.setattr(workers, name, seconds)
     monkeypatch.setattr(sar.Config, "timeout", 1.0)
     turns, lock = Turns(2, 4), threading.Lock()
 

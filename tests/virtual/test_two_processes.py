@@ -12,8 +12,7 @@ import torch
 
 import sar
 from sar.comm import session
-from sar.comm.session import virtual_workers
-from sar.outofcore import worker_threads
+from sar.outofcore import workers
 from tests.parity.harness import build, deal, random_data
 from tests.parity.programs import weighted
 from tests.parity.scenarios import SCENARIOS
@@ -89,7 +88,7 @@ def fills_the_disk(mine):
 
 
 def keeps_a_lock(mine):
-    sar.Config.timeout, worker_threads.STALL_SECONDS = 2.0, 0.5
+    sar.Config.timeout, workers.STALL_SECONDS = 2.0, 0.5
     sar.all_sum(1)
     if sar.rank() >= 2:
         the_lock.acquire()
@@ -135,7 +134,7 @@ def without_a_folder():
 
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder) / ("missing" if session.rank() else "")
-        failures = virtual_workers(2, work, there).failures
+        failures = workers.run_in_turns(2, work, there).failures
         return [str(error) for error in failures.values()], os.listdir(folder)
 
 

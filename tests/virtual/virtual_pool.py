@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sar.comm import session
 from sar.comm.allocator import _M_MMAP_THRESHOLD, set_allocator
-from sar.outofcore import residency
+from sar.outofcore import residency, workers
 from tests.workers import Err, Ok, WorkerFailure, _pickle, shared_pool
 
 SPILL_ALL = 1
@@ -62,7 +61,7 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LEAST_BLOCK)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            threads = session.virtual_workers(
+            threads = workers.run_in_turns(
                 len(given), lambda place: _pickle(function(*given[place])), Path(folder) if spill else None
             )
             assert not os.listdir(folder)

@@ -1,0 +1,333 @@
+"""The workers of one process: whether they are asked for, how a script runs once for each, and their threads.
+
+[Note: the script again]
+`sar.initialize_comms` in the script's main thread finds out that several workers are asked for in its process. It then
+runs the script again from its first line, as `__main__`, in a thread for each of them, and ends the process when they
+have ended. In these threads `initialize_comms` finds itself set up. So what the script does before that call, it does
+V + 1 times.
+
+[Note: watching turns]
+The main thread waits for the workers. Where no turn passes and the process does not compute, it says so after
+`STALL_SECONDS`, with the stack of every worker, and ends them after half of `Config.timeout`, before other processes
+give this one up: most likely one waits for a lock that another has kept across a distributed call. Ctrl-C reaches the
+main thread, which ends the workers, too. A thread that does not end then is left behind with the process.
+"""
+
+import ctypes
+import importlib.machinery
+import io
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from sar.comm import session
+from sar.comm.buffers import BufferPool
+from sar.comm.group import Group
+from sar.comm.liveness import STALL_SECONDS
+from sar.comm.replicas import Replicas
+from sar.config import Config
+from sar.errors import CommunicationTimeout, ConfigError, PeerError
+from sar.logging_setup import logger
+from sar.outofcore.residency import Residency
+from sar.outofcore.spill import SpillFile
+from sar.outofcore.state import STATE, exits_of_its_own, refusals
+from sar.outofcore.transport import InProcessTransport
+from sar.outofcore.turns import Swapped, Turns
+
+POLL_SECONDS = 0.1
+GRACE = 10.0
+"""Seconds that the workers have to end after an error."""
+BUSY = 0.05
+"""Of a processor: what a process uses at least that computes."""
+
+
+class Wanted(NamedTuple):
+    """Virtual workers that the environment asks for.
+
+    parts: partitions, of which one is in memory at a time.
+    folder: for what is not.
+    """
+
+    parts: int
+    folder: Path
+
+
+def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Wanted | None:
+    """What SAR_RESIDENT, SAR_SPILL_DIR and SAR_PARTS ask for; None where they do not.
+
+    Raises:
+        ConfigError: where one is missing or makes no sense.
+    """
+    resident = environ.get("SAR_RESIDENT")
+    if resident is None:
+        return None
+    if resident != "1":
+        raise ConfigError(
+            f"SAR_RESIDENT is {resident!r}; expected 1, the partitions that a worker process has in memory at a time. "
+            "For more, start more processes."
+        )
+    if not environ.get("SAR_SPILL_DIR"):
+        raise ConfigError("SAR_RESIDENT needs SAR_SPILL_DIR, a folder on a disk for what is not in memory.")
+    parts = environ.get("SAR_PARTS") or _number_of_parts(argv)
+    if parts is None or not str(parts).isdecimal() or int(parts) < 1:
+        raise ConfigError(
+            f"SAR_PARTS is {parts!r}, and no argument of the script names a directory of partitions; set it to the "
+            "number of partitions."
+        )
+    return Wanted(int(parts), Path(environ["SAR_SPILL_DIR"]))
+
+
+def _number_of_parts(argv: Sequence[str]) -> str | None:
+    """Of the partitions that an argument names: a JSON file, or the directory of one."""
+    for word in argv[1:]:
+        named = Path(word.rpartition("=")[2])
+        for file in [named] if named.suffix == ".json" else sorted(named.glob("*.json")) if named.is_dir() else []:
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                return str(int(json.loads(file.read_text())["num_parts"]))
+    return None
+
+
+def workers_of_process() -> Callable[[], None] | None:
+    """Where the environment asks for several workers in this process, what starts them; see `wanted`."""
+    asked = wanted()
+    return None if asked is None else partial(_run_script_again, asked)
+
+
+def _run_script_again(asked: Wanted) -> None:
+    """Run the script as each of the workers, and end the process with its exit status: see [Note: the script again]."""
+    group = session.current_group()
+    size = -(-asked.parts // group.world_size)
+    if size == 1:
+        return
+    script = Script()
+    with group.guard():
+        group.agree(f"starting {size} workers in each process")
+    threads = run_in_turns(size, lambda place: script.run(), asked.folder)
+    status = max((result for result in threads.results if result is not None), default=0)
+    if threads.first_failure is not None:
+        place, error = threads.first_failure
+        print(f"Worker {threads.turns.first + place} of {size * group.world_size} failed:", file=sys.stderr)
+        traceback.print_exception(error)
+        status = status or 1
+    if threads.some_left:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    raise SystemExit(status)
+
+
+def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> "WorkerThreads":
+    """Run `work(place)` as `size` workers of this process: see [Note: workers of one process].
+
+    Args:
+        size: V; the same on all processes.
+        work: what each does, in a thread of its own.
+        folder: where tensors wait that are out of memory; None to keep all in memory.
+
+    Returns:
+        The threads, whose results and failures are to be looked at.
+
+    Raises:
+        ConfigError: where the folder cannot be used, or the workers' tensors travel on CUDA devices.
+    """
+    process = session.current()
+    if process.group.device.type != "cpu":
+        raise ConfigError("Workers that share a process (SAR_RESIDENT) run on the CPU only; use the backend gloo.")
+    turns = Turns(size, process.group.rank * size, (*STATE, Swapped(session.current, session.set_current)))
+    files: list[SpillFile] = []
+
+    def run(place: int) -> Any:
+        residency = Residency(files[place]) if files else None
+        group = Group(InProcessTransport(process.group, turns, place, residency))
+        group.replicas = Replicas(of_thread=True)
+        session.set_current(process._replace(group=group, pool=BufferPool(group.device)))
+        torch.set_autocast_cache_enabled(False)  # it is one for all threads, so what is in it would depend on the turns
+        try:
+            with nullcontext() if residency is None else residency.in_thread():
+                return work(place)
+        except BaseException as error:  # of which the other processes are to hear, too
+            group.abort(error, final=True)
+            raise
+        finally:
+            group.replicas.close()
+
+    threads, replicas = WorkerThreads(turns, run), process.group.replicas
+    process.group.stand_for(size)
+    try:
+        with process.group.guard():
+            files.extend(SpillFile(folder) for _ in range(size) if folder is not None)
+        with refusals(), nullcontext() if replicas is None else replicas.apart():
+            threads.run(lambda: process.group.waiting is not None)
+    finally:
+        process.group.stand_for(1)
+        session.set_current(process)
+        for file in files:
+            file.close()
+    return threads
+
+
+class Script:
+    """The program that runs as `__main__`.
+
+    Raises:
+        ConfigError: where there is no file of it, as in a notebook.
+    """
+
+    def __init__(self) -> None:
+        self._main = sys.modules["__main__"]
+        self._code = _code_of(self._main)
+
+    def run(self) -> int:
+        """Run it from the first line, and return its exit status."""
+        module = ModuleType("__main__", self._main.__doc__)
+        for name in ("__file__", "__spec__", "__package__", "__loader__", "__cached__", "__builtins__"):
+            if hasattr(self._main, name):
+                setattr(module, name, getattr(self._main, name))
+        sys.modules["__main__"] = module
+        try:
+            with exits_of_its_own():
+                exec(self._code, module.__dict__)
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        return 0
+
+
+def _code_of(main: ModuleType) -> CodeType:
+    spec: importlib.machinery.ModuleSpec | None = getattr(main, "__spec__", None)
+    loader: Any = getattr(spec, "loader", None)
+    if spec is not None and loader is not None:  # python -m
+        code: CodeType | None = loader.get_code(spec.name)
+        if code is not None:
+            return code
+    file = getattr(main, "__file__", None)
+    if file is None or not os.path.isfile(file):
+        raise ConfigError(
+            "Virtual workers (SAR_RESIDENT) run a script once for each; there is no file of this program."
+        )
+    with io.open_code(os.path.abspath(file)) as stream:
+        return compile(stream.read(), file, "exec")
+
+
+class WorkerThreads:
+    """Runs `work(place)` in a thread for each of the workers that share the turns.
+
+    Attributes:
+        results: what each has returned.
+        failures: what each has raised, by place.
+    """
+
+    def __init__(self, turns: Turns, work: Callable[[int], Any]) -> None:
+        self.turns = turns
+        self.work = work
+        self.results: list[Any] = [None] * turns.size
+        self.failures: dict[int, BaseException] = {}
+        self._threads = [
+            threading.Thread(target=self._run, args=(place,), name=f"sar-worker-{turns.first + place}", daemon=True)
+            for place in range(turns.size)
+        ]
+
+    def run(self, others_work: Callable[[], bool] = lambda: False) -> None:
+        """Run all workers to their end; see [Note: watching turns].
+
+        Args:
+            others_work: whether this process waits for another one, which takes as long as it takes.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C.
+        """
+        for thread in self._threads:
+            thread.start()
+        try:
+            self._watch(others_work)
+        except KeyboardInterrupt:
+            self.turns.fail(PeerError("Ctrl-C has ended the virtual workers."), now=True)
+            self._interrupt()
+            self._end()
+            raise
+        self._end()
+
+    @property
+    def first_failure(self) -> tuple[int, BaseException] | None:
+        """The failure that is no echo of another one."""
+        return min(self.failures.items(), key=lambda one: isinstance(one[1], PeerError), default=None)
+
+    def _run(self, place: int) -> None:
+        try:
+            self.turns.begin(place)
+            self.results[place] = self.work(place)
+        except BaseException as error:
+            self.failures[place] = error
+            what = "".join(traceback.format_exception_only(error)).strip()
+            self.turns.fail(PeerError(f"Virtual worker {self.turns.first + place} raised {what}"))
+        finally:
+            self.turns.end(place)
+
+    def _watch(self, others_work: Callable[[], bool]) -> None:
+        idle = reported = 0.0
+        passes, used, before = self.turns.passes, time.process_time(), time.monotonic()
+        while any(thread.is_alive() for thread in self._threads):
+            time.sleep(POLL_SECONDS)
+            if self.turns.ended_by is not None:
+                return
+            now, cpu = time.monotonic(), time.process_time()
+            if self.turns.passes != passes or others_work() or cpu - used > BUSY * (now - before):
+                idle = reported = 0.0
+            else:
+                idle += now - before
+            passes, used, before = self.turns.passes, cpu, now
+            if idle >= Config.timeout / 2:
+                self.turns.fail(CommunicationTimeout(self._stuck(idle)), now=True)
+            elif idle >= max(STALL_SECONDS, 2 * reported):
+                reported = idle
+                print(f"{self._stuck(idle)}\n{self._stacks()}", file=sys.stderr, flush=True)
+
+    def _stuck(self, seconds: float) -> str:
+        holder = self.turns.first + self.turns.holder
+        return (
+            f"Virtual worker {holder} has the turn, and has not computed for {seconds:.0f} s; the others wait. Perhaps "
+            "it waits for a lock that another worker keeps across a distributed call: release locks before such calls. "
+            f"Its latest call: {self.turns.latest[self.turns.holder]}"
+        )
+
+    def _stacks(self) -> str:
+        """Where each worker is, the innermost call last."""
+        frames = sys._current_frames()
+        stacks = [(thread.name, frames.get(thread.ident or 0)) for thread in self._threads]
+        return "".join(f"{name}:\n{''.join(traceback.format_stack(frame))}" for name, frame in stacks if frame)
+
+    def _end(self) -> None:
+        """Wait for the threads to end, but not for ever."""
+        deadline = time.monotonic() + (GRACE if self.turns.ended_by is not None else float("inf"))
+        for thread in self._threads:
+            thread.join(max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)))
+        for place, thread in enumerate(self._threads):
+            if thread.is_alive():
+                error = self.turns.ended_by
+                self.failures.setdefault(place, error if error is not None else PeerError("still running"))
+                logger.error("virtual worker %d does not end, and is left behind", self.turns.first + place)
+
+    @property
+    def some_left(self) -> bool:
+        """Whether threads have been left behind."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def _interrupt(self) -> None:
+        """Raise KeyboardInterrupt in what the workers run."""
+        for thread in self._threads:
+            if thread.is_alive() and thread.ident is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt)
+                )
