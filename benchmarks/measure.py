@@ -200,7 +200,7 @@ def _construct(partition_json: Path) -> tuple[Any, dict[str, Tensor], Constructi
 
 def _traffic(model: Model, task: _Task, job: Job, moved: list[sar.comm.Statistics]) -> Traffic:
     """The median epoch's counters, and its floors."""
-    relation, layers = task.graph.passing().context.relation, model.exchanged()
+    relation, layers = task.graph.call_context().relation, model.exchanged()
     gradients = sum(parameter.nbytes for parameter in model.parameters()) if sar.world_size() > 1 else 0
     needed = gradients + bytes_needed(
         relation.plan.halo_counts,

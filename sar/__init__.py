@@ -32,7 +32,7 @@ from sar.core import (  # noqa: E402
     construct_full_graph,
     construct_mfgs,
 )
-from sar.core.passing.messages import message_has_parameters  # noqa: E402
+from sar.core.passing.builtin import message_has_parameters  # noqa: E402
 from sar.errors import SarError  # noqa: E402
 from sar.logging_setup import logger, logging_setup  # noqa: E402
 from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, pair_graph  # noqa: E402

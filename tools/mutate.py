@@ -57,7 +57,7 @@ MUTANTS = [
     ),
     Mutant(
         "lost edge ID offset, Python messages",
-        "sar/core/passing/gather.py",
+        "sar/core/passing/reductions.py",
         "return column[block.edge_offset : block.edge_offset + block.num_edges]",
         "return column[: block.num_edges]",
         "tests/core/test_pruned_backward.py::test_gradients",

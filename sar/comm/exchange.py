@@ -71,7 +71,7 @@ class Direction(IntEnum):
 class Tile(NamedTuple):
     """Rows of another worker that have come, for the edges from them to be computed.
 
-    halo: which rows of the sender's halo list.
+    halo: which rows of the sender's halo list; None only where there is no sender.
     rows: the fetched fields, (tile rows, ...) each; None in an exchange that fetches nothing.
     grads: where the rows' gradients are added, (tile rows, ...) each, `GradientReturn.start` at first; None in an
         exchange that returns nothing.
@@ -79,7 +79,7 @@ class Tile(NamedTuple):
         (tile rows,) ascending; `grads` are the sender's totals then.
     """
 
-    halo: HaloSlice
+    halo: HaloSlice | None
     rows: list[Tensor] | None
     grads: list[Tensor] | None
     sources: Tensor | None = None

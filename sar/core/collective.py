@@ -25,35 +25,24 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.exchange import Exchange, GradientReturn, Tile
+from sar.comm.exchange import Exchange, Tile
 from sar.comm.group import Group
-from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import RowFormat
 from sar.comm.settings import Settings
 from sar.comm.statistics import BACKWARD
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
-from sar.kernels import EdgeBlock, add_rows
+from sar.kernels import EdgeBlock
 from sar.ranges import named
 
-
-class Piece(NamedTuple):
-    """A block of edges to compute, with what has come for it from another worker.
-
-    tile: the tile that its edges read; None for those that read this worker's rows.
-    rows, grads: as in `Tile`.
-    """
-
-    block: EdgeBlock
-    tile: HaloSlice | None = None
-    rows: list[Tensor] | None = None
-    grads: list[Tensor] | None = None
+OWN_ROWS = Tile(None, None, None)
+"""In the place of a tile, for edges that read this worker's own rows."""
 
 
 @dataclass(frozen=True)
@@ -81,30 +70,33 @@ class CallContext:
         call = self.relation.plan, self.settings, widest, pool, signature
         return Exchange(self.group, *call, both_ways=both_ways)
 
-    def return_to(self, totals: Sequence[Tensor]) -> GradientReturn:
-        """The return of gradients that adds up at `totals`, (N_src, ...) each."""
-        return GradientReturn(totals, add_rows)
-
-    def pieces(self, received: Iterable[Tile] | None) -> Iterator[Piece]:
-        """All edges of the relation: the own shard's first, while the first tiles travel, then tile by tile.
+    def tiles(self, received: Iterable[Tile] | None) -> Iterator[tuple[EdgeBlock, Tile]]:
+        """All edges of the relation, with what they read: the own shard first, while the first tiles travel.
 
         Args:
             received: the exchange, which has begun; None where nothing travels.
+
+        Yields:
+            Edges, and the tile that they read; `OWN_ROWS` for those that read this worker's rows.
         """
         if received is None:
-            yield from map(Piece, self.relation.blocks)
+            yield from ((block, OWN_ROWS) for block in self.relation.blocks)
             return
         with named("own edges"):
-            yield Piece(self.relation.blocks[self.structure.part])
-        for tile, rows, grads, sources in received:
-            with named(f"tile {tile.begin}-{tile.end} of worker {tile.owner}"):
-                block = self.relation.tile(tile) if sources is None else self.relation.in_place(tile.owner, sources)
-                yield Piece(block, tile, rows, grads)
+            yield self.relation.blocks[self.structure.part], OWN_ROWS
+        for tile in received:
+            halo = tile.halo
+            assert halo is not None
+            with named(f"tile {halo.begin}-{halo.end} of worker {halo.owner}"):
+                if tile.sources is None:
+                    yield self.relation.tile(halo), tile
+                else:
+                    yield self.relation.in_place(halo.owner, tile.sources), tile
 
 
 @dataclass
-class Made:
-    """What a forward made.
+class ForwardOutput:
+    """What a forward has made.
 
     results: what the caller gets.
     saved: what the backward needs.
@@ -138,7 +130,7 @@ class Collective(ABC):
         self.given = torch.empty(0)  # stands for all inputs: see [Note: second derivatives]
 
     @abstractmethod
-    def forward(self, *inputs: Any) -> Made:
+    def forward(self, *inputs: Any) -> ForwardOutput:
         """Compute the results from inputs that are tensors or None; `needs` and `needed` are known."""
 
     @abstractmethod

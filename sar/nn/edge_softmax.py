@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.core.collective import Collective, Made
+from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
+from sar.core.passing.builtin import copy_to_edges
 from sar.core.passing.reverse import max_at_sources, sum_at_sources
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, edge_softmax_backward, edge_softmax_forward
@@ -53,15 +54,15 @@ def edge_softmax(graph: GraphShardManager, logits: Tensor, eids: Any = ALL, norm
 
 
 def _by_destination(graph: GraphShardManager, logits: Tensor) -> Tensor:
-    return _EdgeSoftmax(graph.passing().context.relation.blocks).apply(logits)[0]
+    return _EdgeSoftmax(graph.call_context().relation.blocks).apply(logits)[0]
 
 
 def _by_source(graph: GraphShardManager, logits: Tensor) -> Tensor:
-    passing = graph.passing()
+    context = graph.call_context()
     greatest = max_at_sources(graph, logits)
     greatest = greatest.masked_fill(greatest == -torch.inf, 0)
-    weights = (logits - passing.copy_to_edges(greatest)).exp()
-    return weights / passing.copy_to_edges(sum_at_sources(graph, weights))
+    weights = (logits - copy_to_edges(context, greatest)).exp()
+    return weights / copy_to_edges(context, sum_at_sources(graph, weights))
 
 
 class _EdgeSoftmax(Collective):
@@ -71,9 +72,9 @@ class _EdgeSoftmax(Collective):
         super().__init__(None, "edge_softmax")
         self.blocks = blocks
 
-    def forward(self, *inputs: Any) -> Made:
+    def forward(self, *inputs: Any) -> ForwardOutput:
         out = edge_softmax_forward(self.blocks, inputs[0])
-        return Made((out,), [out])
+        return ForwardOutput((out,), [out])
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         return [edge_softmax_backward(self.blocks, saved[0], grads[0])]

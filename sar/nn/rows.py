@@ -15,7 +15,7 @@ from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.common_tuples import EID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.build import build_structure
-from sar.core.collective import Collective, Made
+from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frames
 from sar.core.graph.graph import GraphShardManager, make_graph
@@ -136,10 +136,10 @@ class _Fetch(Collective):
         self.wanted, self.place = node_ids.unique(return_inverse=True)
         self.sent: list[Tensor] = []  # which of this worker's rows each worker got
 
-    def forward(self, tensor: Tensor) -> Made:
+    def forward(self, tensor: Tensor) -> ForwardOutput:
         rows, self.sent = self.owners.fetch(tensor, self.wanted)
         self.place = self.place.to(tensor.device)
-        return Made((rows[self.place],))
+        return ForwardOutput((rows[self.place],))
 
     def backward(self, saved: list[Tensor | None], *grads: Tensor) -> tuple[Tensor]:
         grad = grads[0].to(accumulation_dtype(grads[0].dtype))
@@ -213,8 +213,8 @@ class _Return(Collective):
         super().__init__(structure.group, call)
         self.route = route
 
-    def forward(self, values: Tensor) -> Made:
-        return Made((_carried(values, self.route.edges, self.route.arrived, self.route.given),))
+    def forward(self, values: Tensor) -> ForwardOutput:
+        return ForwardOutput((_carried(values, self.route.edges, self.route.arrived, self.route.given),))
 
     def backward(self, saved: list[Tensor | None], *grads: Tensor) -> tuple[Tensor]:
         return (_carried(grads[0], self.route.given, self.route.sent, self.route.edges),)

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sar.comm import session
 from sar.comm.collectives import all_max
 from sar.comm.group import Group
-from sar.core.collective import Collective, Made
+from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.errors import ConfigError, GraphError
 from sar.kernels import accumulation_dtype
@@ -193,7 +193,7 @@ class _Normalise(_OverAllWorkers):
         )
         self.eps = eps
 
-    def forward(self, *inputs: Any) -> Made:
+    def forward(self, *inputs: Any) -> ForwardOutput:
         x, weight, bias = inputs
         wide = x.to(accumulation_dtype(x.dtype))
         own_mean = wide.mean(0) if len(x) else wide.new_zeros(x.shape[1])
@@ -206,7 +206,9 @@ class _Normalise(_OverAllWorkers):
         scale = (var + self.eps).rsqrt()
         normal = (wide - mean) * scale
         y = normal if weight is None or bias is None else normal * weight + bias
-        return Made((y.to(x.dtype), mean, var, count), [normal, scale, weight, count], constants=(mean, var, count))
+        return ForwardOutput(
+            (y.to(x.dtype), mean, var, count), [normal, scale, weight, count], constants=(mean, var, count)
+        )
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         normal, scale, weight, count = saved
@@ -286,8 +288,8 @@ class _GlobalSum(_OverAllWorkers):
         shape, gradients = tuple(values.shape), "on" if torch.is_grad_enabled() else "off"
         super().__init__(session.current_group(), f"global_sum of {values.dtype} {shape}, gradients {gradients}")
 
-    def forward(self, *inputs: Any) -> Made:
-        return Made((torch.stack(self.from_all(inputs[0])).sum(0),))
+    def forward(self, *inputs: Any) -> ForwardOutput:
+        return ForwardOutput((torch.stack(self.from_all(inputs[0])).sum(0),))
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         return [torch.stack(self.from_all(grads[0])).sum(0)]

@@ -90,7 +90,7 @@ def epoch_bytes(mine: Mine, mode: int, settings: dict[str, object]) -> dict[str,
             start = sar.comm.statistics()
             model(graph, x).sum().backward()
             moved = sar.comm.statistics() - start
-        counts, cached = graph.passing().context.relation.plan.halo_counts, "cache_constant_inputs" in settings
+        counts, cached = graph.call_context().relation.plan.halo_counts, "cache_constant_inputs" in settings
         needed = bytes_needed(counts, sar.rank(), model.exchanged(), kept=mode != 1, cached=cached)
         found[name] = moved.bytes_sent, needed
     sar.unpatch_dgl()

@@ -52,7 +52,7 @@ def on_worker(mine, score, same, mode):
     attn, attn_dst = parameters(x.dtype)
     torch.manual_seed(SEED)
     out = attention(
-        graph.passing(), score, x, y,
+        graph.call_context(), score, x, y,
         attn=None if score is Score.DOT else attn, attn_dst=attn_dst if score is Score.ADDITIVE else None,
         factor=SLOPE, dropout=DROPOUT, edge_weight=weight,
     )  # fmt: skip
@@ -196,7 +196,7 @@ def result_during_backward(mine, retain_graph):
     attn, attn_dst = parameters(leaf.dtype)
     x = leaf * 2
     out = attention(
-        build(partition, 1).passing(), Score.ADDITIVE, x, x,
+        build(partition, 1).call_context(), Score.ADDITIVE, x, x,
         attn=attn, attn_dst=attn_dst, factor=SLOPE, recompute=Recompute(project, (leaf,)),
     )  # fmt: skip
     memory["result"] = StorageWeakRef(out.untyped_storage())
@@ -225,14 +225,14 @@ def test_the_result_is_let_go_of(pool, world_size):
 
 def wrong_operands(mine):
     partition, data = mine
-    passing = build(partition, 1).passing()
+    context = build(partition, 1).call_context()
     x = data.nodes["x"].reshape(-1, 2, 3)
     return [
-        catch(lambda: attention(passing, Score.DOT, x[1:], x, factor=1.0)),
-        catch(lambda: attention(passing, Score.DOT, x, x[:, :1], factor=1.0)),
-        catch(lambda: attention(passing, Score.DOT, x, x, factor=1.0, edge_weight=data.edges["w"])),
-        catch(lambda: attention(passing, Score.DYNAMIC, x, x, factor=0.2, attn=x[0, :1])),
-        catch(lambda: attention(passing, Score.ADDITIVE, x, x, factor=0.2, attn=x[0], attn_dst=x[0, 0])),
+        catch(lambda: attention(context, Score.DOT, x[1:], x, factor=1.0)),
+        catch(lambda: attention(context, Score.DOT, x, x[:, :1], factor=1.0)),
+        catch(lambda: attention(context, Score.DOT, x, x, factor=1.0, edge_weight=data.edges["w"])),
+        catch(lambda: attention(context, Score.DYNAMIC, x, x, factor=0.2, attn=x[0, :1])),
+        catch(lambda: attention(context, Score.ADDITIVE, x, x, factor=0.2, attn=x[0], attn_dst=x[0, 0])),
     ]
 
 

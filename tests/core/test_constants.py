@@ -79,7 +79,7 @@ def looked_at(mine):
     partition, data = mine
     sar.Config.cache_constant_inputs = True
     graph, found = build(partition, 1), []
-    relation = graph.passing().context.relation
+    relation = graph.call_context().relation
     for message in (fn.copy_u("x", "m"), fn.copy_e("w", "m")):
         graph.srcdata["x"], graph.edata["w"] = data.nodes["x"], data.edges["w"]
         for _ in range(CALLS):
@@ -164,7 +164,7 @@ def epochs_of_layers(mine, mode, cache):
             sent.append((comm.statistics() - start).bytes_sent)
             made.append((out.detach().clone(), last.weight.grad.clone()))
         found[name] = made, sent
-    return found, sum(graph.passing().context.relation.plan.halo_counts[sar.rank()]) * WIDTH * 8
+    return found, sum(graph.call_context().relation.plan.halo_counts[sar.rank()]) * WIDTH * 8
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

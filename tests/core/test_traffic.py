@@ -123,7 +123,7 @@ def exchange_at_depth(mine, depth, both_ways, grads):
     sar.Config.comm_buffer_bytes = budget = (4 if both_ways else 2) * (depth + 1) * row
     group, pool = session.current_group(), CountingPool(torch.device("cpu"))
     fields = [data.nodes["x"]]
-    plan, width = graph.passing().context.relation.plan, RowFormat.of(fields)
+    plan, width = graph.call_context().relation.plan, RowFormat.of(fields)
     exchange = Exchange(group, plan, Settings.current(), width, pool, "an exchange", both_ways=both_ways)
     group.agree("an exchange")
     returns = GradientReturn(fields, lambda rows, values, total: None) if grads else None
@@ -163,7 +163,7 @@ def widths_in_turn(mine, widths):
         result = graph.ndata["out"][:, 0].detach()
         first = result if first is None else first
         right.append(bool(torch.allclose(result, first)) and torch.equal(x.grad[:, 0], graph.out_degrees().double()))
-    kept = graph.passing().context.relation._tiles
+    kept = graph.call_context().relation._tiles
     return {size: len(tiles) for size, tiles in kept.items()}, right
 
 

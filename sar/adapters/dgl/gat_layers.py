@@ -77,7 +77,7 @@ def gat_conv(layer: Any, graph: GraphShardManager, feat: Features, edge_weight: 
     x = _heads(layer, project_src(source))
     y = _heads(layer, project_dst(destination)) if isinstance(feat, tuple) else _own(graph, x)
     result = attention(
-        graph.passing(),
+        graph.call_context(),
         Score.ADDITIVE,
         x,
         y,
@@ -99,7 +99,7 @@ def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
     shared = layer.fc_dst is layer.fc_src and not isinstance(feat, tuple)
     y = _own(graph, x) if shared else _heads(layer, layer.fc_dst(destination))
     result = attention(
-        graph.passing(),
+        graph.call_context(),
         Score.DYNAMIC,
         x,
         y,
@@ -124,7 +124,7 @@ def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor
     x = _heads(layer, project_src(source))
     y = _own(graph, x) if project_src is not getattr(layer, "fc_src", None) else _heads(layer, layer.fc_dst(feat[1]))
     recompute = _recompute(layer, project_src, source)
-    return attention(graph.passing(), Score.DOT, x, y, factor=layer._out_feats**-0.5, recompute=recompute)
+    return attention(graph.call_context(), Score.DOT, x, y, factor=layer._out_feats**-0.5, recompute=recompute)
 
 
 def _ends(graph: GraphShardManager, feat: Features, drop: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ from sar.config import Config
 from sar.core.graph.absent import INSTEAD
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
+from sar.core.passing.builtin import copy_to_edges
 from sar.core.passing.reverse import sum_at_sources
 from sar.errors import GraphError
 from sar.kernels import compile_ahead
@@ -45,7 +46,7 @@ _FORWARD = "forward"
 def edge_weight_norm(original: Forward, layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
     """`EdgeWeightNorm`: the original sums weights at sources on the reversed graph; this graph cannot be reversed."""
     fn = require_dgl().function
-    passing = graph.passing()
+    context = graph.call_context()
     with graph.local_scope():
         if edge_weight.dim() != 1:
             raise GraphError(f"EdgeWeightNorm takes one weight an edge, (E,); got {tuple(edge_weight.shape)}.")
@@ -62,7 +63,7 @@ def edge_weight_norm(original: Forward, layer: Any, graph: Any, edge_weight: Ten
         normalised: Tensor = graph.edata["normalised"]
         if layer._norm == "both":
             sent = (sum_at_sources(graph, edge_weight) + layer._eps) ** power
-            normalised = passing.copy_to_edges(sent) * normalised
+            normalised = copy_to_edges(context, sent) * normalised
         return normalised
 
 

@@ -25,7 +25,7 @@ from sar.adapters.pyg.edge_index import DistributedEdgeIndex
 from sar.adapters.pyg.guarded import wraps
 from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
-from sar.core.passing.exponentials import PEAKS, by_head
+from sar.core.passing.reductions import PEAKS, by_head
 from sar.kernels.attention_operands import Score
 from sar.per_thread import PerThread
 
@@ -88,13 +88,13 @@ def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, 
     """What `propagate` makes of its arguments, (N_dst, H, C), by the engine's attention; None where that cannot."""
     if not isinstance(layer, (conv.TransformerConv, *GAT)):
         return None
-    weights, passing = given.get("alpha"), edges.passes[0].passing()
+    weights, context = given.get("alpha"), edges.passes[0].call_context()
     dropout = layer.dropout if layer.training else 0.0
     if isinstance(layer, conv.TransformerConv) and layer.lin_edge is None and given.get("edge_attr") is None:
         query, value, size = given["query"], given["value"], layer.out_channels
         both = torch.cat([given["key"], value], -1)  # travel and add up together; scores see the keys alone
         query = torch.cat([query, torch.zeros_like(query)], -1)
-        out = attention(passing, Score.DOT, both, query, factor=size**-0.5, dropout=dropout)
+        out = attention(context, Score.DOT, both, query, factor=size**-0.5, dropout=dropout)
         return out[..., size:].contiguous()
     if not isinstance(weights, Weights) or weights.given.get("edge_attr") is not None or layer.negative_slope < 0:
         return None
@@ -103,7 +103,7 @@ def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, 
         return None
     additive = isinstance(layer, conv.GATConv)
     return attention(
-        passing,
+        context,
         Score.ADDITIVE if additive else Score.DYNAMIC,
         source,
         destination,

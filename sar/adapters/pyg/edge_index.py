@@ -14,7 +14,6 @@ destinations of the same edges alone, and the edges that are added are self-loop
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,6 +26,8 @@ from sar.adapters.pyg.numbering import Numbering
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
 from sar.core.graph.graph import GraphShardManager, reversed_graph
+from sar.core.passing.builtin import copy_to_edges
+from sar.core.passing.python_messages import run_python
 from sar.core.passing.reverse import sum_at_sources
 from sar.errors import GraphError
 
@@ -133,13 +134,14 @@ class DistributedEdgeIndex(NodeNumbers):
         """The row of each column's source, (E, ...), of values of this worker's nodes, (N_src, ...)."""
         check_rows("The sources index values of", len(values), self.sides[0])
         graph, _ = self.passes
-        passing = graph.passing()
+        context = graph.call_context()
         with graph._structure.group.guard():
             if values.is_floating_point():
-                rows = passing.copy_to_edges(values.contiguous())
+                rows = copy_to_edges(context, values.contiguous())
             else:
                 frame = Frame(len(values), values.device, "sources", {"x": values})
-                rows = replace(passing, src=frame).apply_edges(lambda edges: {"x": edges.src["x"]})["x"]
+                fields = graph._edge_fields(context)._replace(src=frame)
+                rows = run_python(context, lambda edges: {"x": edges.src["x"]}, fields, None, None)["x"]
         return self.in_column_order(rows)
 
     @uncompiled

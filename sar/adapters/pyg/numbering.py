@@ -34,7 +34,7 @@ class Numbering:
 
     def __init__(self, graph: GraphShardManager) -> None:
         self.graph = graph
-        self.relation = graph.passing().context.relation
+        self.relation = graph.call_context().relation
         self.part = graph._structure.part
         *starts, self.count = accumulate(map(len, self.relation.halos), initial=self.relation.num_src)
         self.starts = [0 if part == self.part else start for part, start in enumerate(starts)]
@@ -77,7 +77,7 @@ class Numbering:
         own = torch.arange(count, device=self.graph.device)
         pairs = [self.graph.node_ids() * count + own]
         for graph in (self.graph, reversed_graph(self.graph)):
-            relation = graph.passing().context.relation
+            relation = graph.call_context().relation
             for ids, block in zip(source_ids(graph._structure, relation), relation.blocks, strict=True):
                 pairs.append(ids[block.cols.long()] * count + block.destinations(0, block.num_edges))
         self._joined = torch.cat(pairs).unique()

@@ -21,7 +21,7 @@ from sar.adapters.pyg.edge_index import (
 )
 from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly
 from sar.adapters.pyg.numbering import Numbering
-from sar.core.passing.exponentials import by_head
+from sar.core.passing.reductions import by_head
 from sar.core.passing.reverse import max_at_sources
 from sar.errors import GraphError
 

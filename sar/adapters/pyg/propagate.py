@@ -30,11 +30,9 @@ from sar.comm.collectives import all_max
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
-from sar.core.passing.batches import EdgeBatch
-from sar.core.passing.builtin import BuiltinMessages, run
-from sar.core.passing.messages import COPY_SOURCE, Message, Operand
+from sar.core.passing.batches import EdgeBatch, EdgeFields
+from sar.core.passing.builtin import COPY_SOURCE, Message, Operand, aggregate
 from sar.core.passing.python_messages import run_python
-from sar.core.passing.recording import EdgeFields, PythonMessages
 from sar.errors import GraphError
 from sar.kernels import Op, Target
 from sar.nn.statistics import DistributedBN1D
@@ -219,28 +217,29 @@ def _of_all_types(conv: MessagePassing, joined: JoinedEdgeIndex, arguments: _Arg
 def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Arguments) -> attention.Sums:
     """What comes together at each destination along one edge type."""
     graph, _ = edges.passes
-    passing, read = graph.passing(), arguments.reader()
+    context, read = graph.call_context(), arguments.reader()
+    relation = context.relation
 
     def message(batch: EdgeBatch) -> dict[str, Tensor]:
         return attention.message(conv, batch, read(batch))
 
     fields = EdgeFields(
-        Frame(passing.src.rows, graph.device, "sources", arguments.src),
-        Frame(passing.dst.rows, graph.device, "destinations", arguments.dst),
+        Frame(relation.num_src, graph.device, "sources", arguments.src),
+        Frame(relation.num_dst, graph.device, "destinations", arguments.dst),
         Frame(
-            passing.edge.rows, graph.device, "edges", {k: edges.in_graph_order(v) for k, v in arguments.edge.items()}
+            relation.num_edges, graph.device, "edges", {k: edges.in_graph_order(v) for k, v in arguments.edge.items()}
         ),
     )
     reducer = REDUCERS[type(conv.aggr_module)]
     with graph._structure.group.guard():
         if _is_weighted_copy(conv, arguments, reducer):
-            made = {"message": _weighted_sum(passing.context, fields, reducer)}
+            (x,) = arguments.src.values()
+            made = {"message": _weighted_sum(context, reducer, x, fields.edge)}
         elif getattr(conv.message, "__func__", None) is LEConv.message and reducer in ("sum", "mean"):
-            made = {"message": _weighted_differences(passing.context, fields, reducer)}
+            made = {"message": _weighted_differences(context, reducer, fields)}
         else:
-            messages = PythonMessages(message, passing.find_edges())
-            made = run_python(passing.context, messages, fields, reducer, None)
-    return attention.Sums(made, passing.context.relation.in_degrees)
+            made = run_python(context, message, fields, reducer, None)
+    return attention.Sums(made, relation.in_degrees)
 
 
 def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments, reducer: str) -> bool:
@@ -264,20 +263,17 @@ def _is_weighted_copy(conv: MessagePassing, arguments: _Arguments, reducer: str)
     )
 
 
-def _weighted_sum(context: CallContext, fields: EdgeFields, reducer: str) -> Tensor:
-    (x,) = fields.src.values()
-    if not fields.edge:
-        return run(BuiltinMessages(context, COPY_SOURCE, reducer, x), x)
-    (weight,) = fields.edge.values()
-    weight = weight.reshape(-1, *[1] * (x.dim() - 1))
-    return run(BuiltinMessages(context, WEIGHTED_SOURCE, reducer, x, weight), x, weight)
+def _weighted_sum(context: CallContext, reducer: str, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    if not weights:
+        return aggregate(context, COPY_SOURCE, reducer, x)
+    (weight,) = weights.values()
+    return aggregate(context, WEIGHTED_SOURCE, reducer, x, weight.reshape(-1, *[1] * (x.dim() - 1)))
 
 
-def _weighted_differences(context: CallContext, fields: EdgeFields, reducer: str) -> Tensor:
+def _weighted_differences(context: CallContext, reducer: str, fields: EdgeFields) -> Tensor:
     """LEConv's sum of w * (a - b), a at sources and b at destinations: that of w * a without b times that of w * 1."""
     (a,), (b,) = fields.src.values(), fields.dst.values()
-    both = {"a_j": torch.cat([a, a.new_ones(len(a), 1)], 1)}
-    sums = _weighted_sum(context, fields._replace(src=both), reducer)
+    sums = _weighted_sum(context, reducer, torch.cat([a, a.new_ones(len(a), 1)], 1), fields.edge)
     return sums[:, :-1] - b * sums[:, -1:]
 
 

@@ -20,8 +20,8 @@ from sar.core.eager import uncompiled
 from sar.core.graph.edges import source_ids, with_self_loops, without_self_loops
 from sar.core.graph.frames import Frame, Frames
 from sar.core.graph.queries import ALL, GraphQueries
-from sar.core.passing.batches import NodeBatch
-from sar.core.passing.message_passing import Passing, apply_nodes, reduce_across
+from sar.core.passing.batches import EdgeFields, NodeFunction, apply_nodes
+from sar.core.passing.message_passing import compute_on_edges, reduce_across, send_and_reduce
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 
@@ -48,7 +48,7 @@ class GraphShardManager(GraphQueries):
         self,
         message_func: Any,
         reduce_func: Any,
-        apply_node_func: Callable[[NodeBatch], Mapping[str, Tensor]] | None = None,
+        apply_node_func: NodeFunction | None = None,
         etype: str | CanonicalEtype | None = None,
     ) -> None:
         """Send messages along all edges, reduce them at their destinations, and set the result in `dstdata`.
@@ -70,16 +70,16 @@ class GraphShardManager(GraphQueries):
             CommunicationError: where another worker failed or makes another call.
         """
         with self._structure.group.guard():
-            relation = self._relation(etype)
-            results = self.passing(relation.etype).update_all(message_func, reduce_func)
-            self._set_results(relation.etype[2], results, apply_node_func)
+            context = self.call_context(etype)
+            results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func)
+            self._set_results(context.relation.etype[2], results, apply_node_func)
 
     @uncompiled
     def multi_update_all(
         self,
         etype_dict: Mapping[str | CanonicalEtype, tuple[Any, ...]],
         cross_reducer: Any,
-        apply_node_func: Callable[[NodeBatch], Mapping[str, Tensor]] | None = None,
+        apply_node_func: NodeFunction | None = None,
     ) -> None:
         """`update_all` along several edge types, and a reduction across those that share a destination type.
 
@@ -93,12 +93,12 @@ class GraphShardManager(GraphQueries):
         with self._structure.group.guard():
             made: dict[CanonicalEtype, dict[str, Tensor]] = {}
             for etype, (message_func, reduce_func, *apply_func) in etype_dict.items():
-                relation = self._relation(etype)
-                results = self.passing(relation.etype).update_all(message_func, reduce_func)
+                context = self.call_context(etype)
+                results = send_and_reduce(context, self._edge_fields(context), message_func, reduce_func)
+                _, _, ntype = context.relation.etype
                 if apply_func and apply_func[0] is not None:
-                    ntype = relation.etype[2]
                     results = apply_nodes(apply_func[0], results, self._frames.dst[ntype], ntype)
-                made[relation.etype] = results
+                made[context.relation.etype] = results
             ordered = [etype for etype in self._relations if etype in made]
             for ntype in dict.fromkeys(etype[2] for etype in ordered):
                 results = reduce_across([made[etype] for etype in ordered if etype[2] == ntype], cross_reducer)
@@ -119,30 +119,25 @@ class GraphShardManager(GraphQueries):
             inplace: accepted as DGL does, without effect.
         """
         with self._structure.group.guard():
-            relation = self._relation(etype)
-            frame = self._frames.edge[relation.etype]
-            for name, values in self.passing(relation.etype).apply_edges(func).items():
+            context = self.call_context(etype)
+            frame = self._frames.edge[context.relation.etype]
+            for name, values in compute_on_edges(context, self._edge_fields(context), func).items():
                 if not (isinstance(edges, str) and edges == ALL):
                     chosen = _edge_rows(edges, frame)
                     before = frame[name] if name in frame else torch.zeros_like(values)
                     values = before.index_copy(0, chosen, values[chosen])
                 frame[name] = values
 
-    def passing(self, etype: str | CanonicalEtype | None = None) -> Passing:
-        """One edge type with its frames, ready for message passing; for layers that need more than `update_all`."""
+    def call_context(self, etype: str | CanonicalEtype | None = None) -> CallContext:
+        """Where calls along one edge type take place; for layers that need more than `update_all`."""
         refuse_averaging()
-        relation = self._relation(etype)
-        source, _, destination = relation.etype
-        return Passing(
-            CallContext(self._structure, relation, Settings.current(one_shot=self.one_shot)),
-            self._frames.src[source],
-            self._frames.dst[destination],
-            self._frames.edge[relation.etype],
-        )
+        return CallContext(self._structure, self._relation(etype), Settings.current(one_shot=self.one_shot))
 
-    def _set_results(
-        self, ntype: str, results: dict[str, Tensor], apply_func: Callable[[NodeBatch], Mapping[str, Tensor]] | None
-    ) -> None:
+    def _edge_fields(self, context: CallContext) -> EdgeFields:
+        source, _, destination = etype = context.relation.etype
+        return EdgeFields(self._frames.src[source], self._frames.dst[destination], self._frames.edge[etype])
+
+    def _set_results(self, ntype: str, results: dict[str, Tensor], apply_func: NodeFunction | None) -> None:
         frame = self._frames.dst[ntype]
         if apply_func is not None:
             results = apply_nodes(apply_func, results, frame, ntype)

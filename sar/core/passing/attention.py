@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Exchange, LocalFields
+from sar.comm.exchange import Exchange, GradientReturn, LocalFields
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.core.collective import CallContext, Collective, Made
+from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import uncompiled
-from sar.core.passing.message_passing import Passing
 from sar.errors import GraphError
-from sar.kernels import accumulation_dtype
+from sar.kernels import accumulation_dtype, add_rows
 from sar.kernels.attention import (
     add_score_grads,
     attend,
@@ -61,7 +60,7 @@ class Inputs(NamedTuple):
 
 @uncompiled
 def attention(
-    passing: Passing,
+    context: CallContext,
     score: Score,
     x: Tensor,
     y: Tensor,
@@ -76,7 +75,7 @@ def attention(
     """Sum the features of each node's sources, weighted by softmax(score) over its in-edges; a collective call.
 
     Args:
-        passing: the relation.
+        context: where the call takes place.
         score: how scores are made of x and y; see `Score`.
         x: features of the sources, (N_src, H, D).
         y: features of the destinations, (N_dst, H, D); may be x itself.
@@ -94,7 +93,7 @@ def attention(
         GraphError: for operands that do not fit the graph or each other.
         CommunicationError: where another worker failed or makes another call.
     """
-    context, relation = passing.context, passing.context.relation
+    relation = context.relation
     _check(x, y, edge_weight, relation.num_src, relation.num_dst, relation.num_edges)
     for parameters in (attn, attn_dst):
         if parameters is not None and parameters.shape != x.shape[1:]:
@@ -133,9 +132,9 @@ class _AttentionCall(Collective):
         self.relation = context.relation
         self.how = how
         self.recompute = recompute
-        self.kept: list[HaloSlice] = []
+        self.kept: list[HaloSlice | None] = []
 
-    def forward(self, *inputs: Any) -> Made:
+    def forward(self, *inputs: Any) -> ForwardOutput:
         given, made_of = Inputs(*inputs[:5]), inputs[5:]
         keep = bool(self.needed) and self.context.settings.keep
         out, normaliser, kept = self._attend(given, keep)
@@ -143,9 +142,9 @@ class _AttentionCall(Collective):
         x = given.x if self.recompute is None else None
         dtypes = [tensor.dtype for tensor in given if tensor is not None]
         result = out.to(reduce(torch.promote_types, dtypes))
-        return Made((result,), [out, normaliser, x, *given[1:], *made_of, *kept.values()])
+        return ForwardOutput((result,), [out, normaliser, x, *given[1:], *made_of, *kept.values()])
 
-    def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[HaloSlice, Tensor]]:
+    def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[HaloSlice | None, Tensor]]:
         """The result, (N_dst, H, D), what makes scores weights (see `Running.finish`), and fetched rows to keep."""
         x, received, scores = inputs.x, None, self._scores(inputs)
         if self.distributed:
@@ -153,10 +152,10 @@ class _AttentionCall(Collective):
             received = self._exchange(x).exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
         ends, kept = _ends(inputs, *scores), {}
         running = Running.start(self.relation.num_dst, ends.x)
-        for block, tile, rows, _ in self.context.pieces(received):
-            attend(block, self.how, ends if rows is None else _replaced(ends, rows), running)
-            if keep and tile is not None and rows is not None:
-                kept[tile] = rows[0]
+        for block, tile in self.context.tiles(received):
+            attend(block, self.how, ends if tile.rows is None else _replaced(ends, tile.rows), running)
+            if keep and tile.rows is not None:
+                kept[tile.halo] = tile.rows[0]
         return *running.finish(self.relation.in_degrees), kept
 
     def _scores(self, inputs: Inputs) -> list[Tensor]:
@@ -183,24 +182,24 @@ class _AttentionCall(Collective):
             inputs = inputs._replace(x=self.recompute(*made_of))
         return [*self._attend_back(inputs, stats, kept, grad), *[None] * len(made_of)]
 
-    def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[HaloSlice, Tensor], grad: Tensor) -> Inputs:
+    def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[HaloSlice | None, Tensor], grad: Tensor) -> Inputs:
         """Gradients of the inputs; for `stats` see `destination_statistics`."""
         x, received, scores = inputs.x, None, self._scores(inputs)
         totals = [roomy(each.shape, accumulation_dtype(each.dtype), each.device, zeros=True) for each in (x, *scores)]
         if self.distributed:
             keep = self.context.settings.keep
-            returns, besides = self.context.return_to(totals[:1]), LocalFields(scores, totals[1:])
+            returns, besides = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])
             received = self._exchange(x).exchange_tiles(
                 x.device, None if keep else [x], keep=keep, local=besides, returns=returns
             )
         ends = _ends(inputs, *scores)
         note_scores(self.how, stats, ends.y)
         grads = _zero_gradients(inputs, ends, *totals)
-        for block, tile, fetched, tile_grads in self.context.pieces(received):
+        for block, tile in self.context.tiles(received):
             here, here_grads = ends, grads
-            if tile is not None and tile_grads is not None:
-                here = _replaced(ends, [kept[tile]] if fetched is None else fetched)
-                here_grads = grads._replace(x=tile_grads[0], x_score=None if here.x_score is None else tile_grads[1])
+            if tile.grads is not None:
+                here = _replaced(ends, [kept[tile.halo]] if tile.rows is None else tile.rows)
+                here_grads = grads._replace(x=tile.grads[0], x_score=None if here.x_score is None else tile.grads[1])
             attend_grad(block, self.how, here, grad, stats, here_grads)
         if scores:
             add_score_grads(ends, grads)

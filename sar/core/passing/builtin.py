@@ -1,4 +1,4 @@
-"""Sequential aggregation with rematerialisation, for the built-in message functions.
+"""Built-in message functions: what they say, and how a call of one is computed.
 
 [Note: forward and backward]
 The forward posts the first tiles, computes the own shard while they travel, and then takes the other partitions tile by
@@ -8,21 +8,21 @@ fetches rows again exactly when the derivative of an operand that needs a gradie
 instead.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Exchange, LocalFields, Tile
+from sar.comm.exchange import Exchange, GradientReturn, LocalFields
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.core.collective import CallContext, Collective, Made
-from sar.core.passing.gather import Combined, Reduction
-from sar.core.passing.messages import Message
+from sar.core.collective import CallContext, Collective, ForwardOutput
+from sar.core.eager import uncompiled
+from sar.core.passing.reductions import Combined, Reduction
 from sar.core.relation import Constant
 from sar.errors import GraphError
 from sar.kernels import (
@@ -32,6 +32,7 @@ from sar.kernels import (
     Op,
     Target,
     accumulation_dtype,
+    add_rows,
     aggregate_cmp,
     aggregate_grad,
     aggregate_sum,
@@ -47,153 +48,290 @@ CALL_ID_BIT = 2  # from this bit on: when a result at hand was made, see [Note: 
 Values = Sequence[Tensor | None]
 """Operands or their gradients: of the left one, and of the right one where there is one."""
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-@dataclass
-class Aggregated:
-    """What a forward makes: the result, the edges of maxima or minima, and fetched source rows to keep."""
-
-    out: Tensor
-    argmax: Tensor | None
-    kept: dict[HaloSlice, Tensor] = field(default_factory=dict)
+REDUCERS = ("sum", "mean", "max", "min")
 
 
-class BuiltinMessages:
-    """One message function of two operands at most, and its reducer: the computation, both ways, without agreement.
+@dataclass(frozen=True)
+class Operand:
+    """A field that a message reads, and whose rows it has."""
+
+    target: Target
+    field: str
+
+    def __str__(self) -> str:
+        return f"{self.target.name.lower()}[{self.field!r}]"
+
+
+@dataclass(frozen=True)
+class Message:
+    """A built-in message function: op(lhs, rhs) per edge; `rhs` is None for a copy."""
+
+    op: Op
+    lhs: Operand
+    rhs: Operand | None
+    out_field: str
+
+    def __str__(self) -> str:
+        return f"{self.op.name.lower()}({self.lhs}{f', {self.rhs}' if self.rhs else ''})"
+
+
+COPY_SOURCE = Message(Op.COPY, Operand(Target.U, "values"), None, "values")
+"""The row of each edge's source."""
+
+
+def is_python(function: Any) -> bool:
+    """Whether a message or reduce function is a Python function, rather than one of `dgl.function` or neither."""
+    return callable(function) and not hasattr(function, "out_field")
+
+
+def parse_message(function: Any) -> Message:
+    """Read a built-in message function.
+
+    Raises:
+        GraphError: for one that is not known.
+    """
+    if hasattr(function, "binary_op"):
+        lhs = Operand(Target(function.lhs), function.lhs_field)
+        rhs = Operand(Target(function.rhs), function.rhs_field)
+        return Message(Op(function.binary_op), lhs, rhs, function.out_field)
+    if hasattr(function, "in_field") and hasattr(function, "target"):
+        return Message(Op.COPY, Operand(Target(function.target), function.in_field), None, function.out_field)
+    raise GraphError(
+        f"{_named(function)} is not a message function; expected one of dgl.function, or a Python function."
+    )
+
+
+def parse_reduction(function: Any, made: str | None) -> tuple[str, str]:
+    """Read a built-in reducer: its name, and the field that it makes.
 
     Args:
-        context: where it takes place.
+        function: the reducer.
+        made: the field that the message function makes, where that is known.
+
+    Raises:
+        GraphError: for a reducer that is not known, or that reads another field.
+    """
+    if not hasattr(function, "msg_field") or function.name not in REDUCERS:
+        raise GraphError(
+            f"{_named(function)} is not a reducer; expected {', '.join(REDUCERS)} of dgl.function, or a function."
+        )
+    if made is not None and function.msg_field != made:
+        raise GraphError(
+            f"The message function makes {made!r}, but the reducer reads {function.msg_field!r}; use one name for both."
+        )
+    return function.name, function.out_field
+
+
+def _named(function: Any) -> str:
+    return repr(getattr(function, "name", function))
+
+
+def message_has_parameters(param_fn: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Accept SAR's declaration of the parameters that a message function uses; autograd finds them by itself.
+
+    Args:
+        param_fn: ignored.
+
+    Returns:
+        A decorator that gives its function back as it is.
+    """
+    return lambda function: function
+
+
+def aggregate(
+    context: CallContext, message: Message, reducer: str | None, lhs: Tensor, rhs: Tensor | None = None
+) -> Tensor:
+    """Call a built-in message function; a collective call where it reads sources.
+
+    Args:
+        context: where the call takes place.
         message: what each edge sends.
         reducer: sum, mean, max or min; None to write messages to the edges.
         lhs, rhs: operands, (rows of their target, ...); half precisions accumulate in float32.
 
+    Returns:
+        The messages combined at their destinations, (N_dst, *message), or written to the edges, (E, *message).
+
     Raises:
         GraphError: for operands that do not broadcast, differ in dtype, or are not floating point.
+        CommunicationError: where another worker failed or makes another call.
+    """
+    operands = [lhs] if rhs is None else _promoted(lhs, rhs)
+    call = BuiltinCall(context, message, reducer, operands)
+    needs_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+    # Where nothing travels, comparing operands would cost as much as computing.
+    if context.settings.cache and call.distributed and reducer is not None and not needs_gradient:
+        call.constant = context.relation.constants.find((call.message, reducer, context.settings), operands)
+    return call.apply(*operands)[0]
+
+
+@uncompiled
+def copy_to_edges(context: CallContext, values: Tensor) -> Tensor:
+    """The row of each edge's source, (E, ...), of (N_src, ...) values; a collective call."""
+    return aggregate(context, COPY_SOURCE, None, values)
+
+
+class BuiltinCall(Collective):
+    """One call of a message function of two operands at most, and its reducer: see [Note: forward and backward].
+
+    Args:
+        context, message, reducer: as of `aggregate`.
+        operands: of the left side, and of the right one where there is one.
     """
 
-    def __init__(
-        self, context: CallContext, message: Message, reducer: str | None, lhs: Tensor, rhs: Tensor | None = None
-    ) -> None:
+    def __init__(self, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> None:
+        _check(message, reducer, operands)
+        sides = [message.lhs] if message.rhs is None else [message.lhs, message.rhs]
+        lhs, *rhs = (
+            EdgeOperand(None, side.target, tuple(operand.shape[1:]))
+            for side, operand in zip(sides, operands, strict=True)
+        )
+        self.message = EdgeMessage(message.op, lhs, *rhs)
+        self.operands = self.message.operands
+        # Which operand has rows of sources, if any.
+        self.source = next((i for i, operand in enumerate(self.operands) if operand.target is Target.U), None)
+        what = f"update_all, {reducer}" if reducer else "apply_edges"
+        shapes = " and ".join(str(operand.shape) for operand in self.operands)
+        signature = context.signature(f"{what} of {message}: {operands[0].dtype}, widths {shapes}")
+        super().__init__(context.group, signature, distributed=self.source is not None)
         self.context = context
         self.relation = context.relation
         self.reducer = reducer
-        _check(message, reducer, lhs, rhs)
-        right = None
-        if message.rhs is not None and rhs is not None:
-            right = EdgeOperand(None, message.rhs.target, tuple(rhs.shape[1:]))
-        self.message = EdgeMessage(message.op, EdgeOperand(None, message.lhs.target, tuple(lhs.shape[1:])), right)
-        self.operands = self.message.operands
-        self.dtype = lhs.dtype
-        self.sum_dtype = accumulation_dtype(lhs.dtype)
+        self.dtype = operands[0].dtype
+        self.sum_dtype = accumulation_dtype(self.dtype)
         self.reduction = Reduction(self.relation, reducer, self.dtype, self.message.shape)
-        what = f"update_all, {reducer}" if reducer else "apply_edges"
-        shapes = " and ".join(str(operand.shape) for operand in self.operands)
-        self.signature = context.signature(f"{what} of {message}: {lhs.dtype}, widths {shapes}")
+        self.constant: Constant | None = None  # what is known of a call on the same operands
+        self.hit = False  # whether all workers hold the result of one earlier call
+        self.kept: list[HaloSlice | None] = []
 
-    @property
-    def source(self) -> int | None:
-        """Which operand has rows of sources, if any."""
-        return next((i for i, operand in enumerate(self.operands) if operand.target is Target.U), None)
+    def flags(self) -> int:
+        call_id = 0 if self.constant is None else self.constant.call_id
+        return super().flags() | call_id << CALL_ID_BIT
 
-    @property
-    def distributed(self) -> bool:
-        """Whether rows of other workers take part."""
-        return self.source is not None and self.context.group.world_size > 1
+    def agreed(self, flags: list[int]) -> None:
+        self.needed = reduce(or_, flags) & ALL_SIDES
+        self.hit = flags[0] >> CALL_ID_BIT > 0 and all(theirs == flags[0] for theirs in flags)
 
-    def values_needed(self, needed: int) -> list[bool]:
-        """Whether the backward reads the values of each operand, where the operands with these bits need gradients."""
-        pairs = [operand_values_needed(self.message.op, side) for i, side in enumerate(SIDES) if needed >> i & 1]
+    def values_needed(self) -> list[bool]:
+        """Whether the backward reads the values of each operand."""
+        pairs = [operand_values_needed(self.message.op, side) for i, side in enumerate(SIDES) if self.needed >> i & 1]
         return [any(pair[i] for pair in pairs) for i in range(len(self.operands))]
 
-    def rows_needed(self, needed: int) -> bool:
+    @property
+    def rows_needed(self) -> bool:
         """Whether the backward reads the values of source rows."""
-        return self.source is not None and self.values_needed(needed)[self.source]
+        return self.source is not None and self.values_needed()[self.source]
 
-    def exchange(self, needed: int) -> Exchange:
+    @property
+    def backward_communicates(self) -> bool:
+        """Whether the backward fetches rows or returns gradients."""
+        if not self.distributed or self.source is None:
+            return False
+        return bool(self.needed >> self.source & 1) or (self.rows_needed and not self.context.settings.keep)
+
+    def exchange(self) -> Exchange:
         """The exchange of the call, whose forward and backward have the same needs."""
         assert self.source is not None
         widest = RowFormat((FieldFormat(self.sum_dtype, self.operands[self.source].shape),))
-        both_ways = bool(needed >> self.source & 1) and self.rows_needed(needed)
+        both_ways = bool(self.needed >> self.source & 1) and self.rows_needed
         return self.context.exchange(widest, self.signature, both_ways=both_ways)
 
     # -- forward
 
-    def aggregate(self, operands: Values, needed: int) -> Aggregated:
-        """The result of an agreed call."""
+    def forward(self, *operands: Any) -> ForwardOutput:
+        known = self.constant.result if self.hit and self.constant is not None else None
+        if known is not None:
+            return ForwardOutput((known,))
         received = None
         own = None if self.source is None else operands[self.source]
-        keep = self.context.settings.keep and self.rows_needed(needed)
-        kept: dict[HaloSlice, Tensor] = {}
+        keep = self.context.settings.keep and self.rows_needed
+        kept: dict[HaloSlice | None, Tensor] = {}
         if self.distributed and own is not None:
-            received = self.exchange(needed).exchange_tiles(own.device, [own], keep=keep, local=LocalFields())
-        made = self.reduction.start()  # not before the turn of a virtual worker may pass
-        for piece in self.context.pieces(received):
+            received = self.exchange().exchange_tiles(own.device, [own], keep=keep, local=LocalFields())
+        combined = self.reduction.start()  # not before the turn of a virtual worker may pass
+        for block, tile in self.context.tiles(received):
             here = list(operands)
-            if piece.tile is not None and piece.rows is not None and self.source is not None:
-                here[self.source] = piece.rows[0]
+            if tile.rows is not None and self.source is not None:
+                here[self.source] = tile.rows[0]
                 if keep:
-                    kept[piece.tile] = piece.rows[0]
-            self._accumulate(piece.block, here, made)
-        return Aggregated(self.reduction.finish(made), made.argmax, kept)
+                    kept[tile.halo] = tile.rows[0]
+            self._accumulate(block, here, combined)
+        out = self.reduction.finish(combined)
+        if self.constant is not None and not self.needed and self.group is not None:
+            self.constant.keep(out, self.group.call_id)
+        self.kept = list(kept)
+        values = [operand if read else None for operand, read in zip(operands, self.values_needed(), strict=True)]
+        return ForwardOutput((out,), [*values, combined.argmax, *kept.values()])
 
-    def _accumulate(self, block: EdgeBlock, operands: Values, made: Combined) -> None:
+    def _accumulate(self, block: EdgeBlock, operands: Values, combined: Combined) -> None:
         message = _with_values(self.message, operands)
         if self.reducer is None:
-            edge_apply(block, message, made.total)
-        elif made.argmax is None:
-            aggregate_sum(block, message, made.total)
+            edge_apply(block, message, combined.total)
+        elif combined.argmax is None:
+            aggregate_sum(block, message, combined.total)
         else:
-            aggregate_cmp(block, message, made.total, made.argmax, self.reducer == "max")
+            aggregate_cmp(block, message, combined.total, combined.argmax, self.reducer == "max")
 
     # -- backward
 
-    def exchanges_in_backward(self, needed: int) -> bool:
-        """Whether the backward fetches rows or returns gradients."""
-        if not self.distributed or self.source is None:
-            return False
-        return bool(needed >> self.source & 1) or (self.rows_needed(needed) and not self.context.settings.keep)
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
+        count = len(self.operands)
+        values, argmax, rows = saved[:count], saved[count], saved[count + 1 :]
+        kept = dict(zip(self.kept, rows, strict=True))
+        grad, message = grads[0].to(self.sum_dtype), self.message
+        if self.reducer == "mean" and message.op is Op.COPY and self.dtype == self.sum_dtype:
+            # As the sum of copies times 1 / in-degree, without a copy of the gradient. Only the backward: sum and
+            # division in the forward make the mean of equal rows that row, exactly.
+            weights = self.relation.inverse_degrees(self.dtype, len(message.lhs.shape))
+            message, values = EdgeMessage(Op.MUL, message.lhs, EdgeOperand.of(weights, Target.V)), [None, weights]
+        elif self.reducer == "mean":
+            grad = grad / self.relation.degrees_like(grad)
+        return self.gradients(message, values, grad, self.needed, argmax, kept)[:count]
 
-    def pull_back(self, operands: Values, made: Aggregated, grad: Tensor, needed: int) -> list[Tensor | None]:
+    def gradients(
+        self,
+        message: EdgeMessage,
+        values: Values,
+        grad: Tensor,
+        needed: int,
+        argmax: Tensor | None = None,
+        kept: Mapping[HaloSlice | None, Tensor] | None = None,
+    ) -> list[Tensor | None]:
         """Gradients of the operands on this worker, for those that need one somewhere; the backward is agreed on.
 
         Args:
-            operands: where the derivatives read their values.
-            made: by the forward; `out` is not read.
-            grad: of the result.
+            message: what the forward has computed.
+            values: operands, where the derivatives read their values.
+            grad: of the sums.
             needed: bit i for operand i.
+            argmax: edges of maxima or minima.
+            kept: source rows that the forward has kept.
         """
-        grad = grad.to(self.sum_dtype)
-        if self.reducer == "mean" and self.message.op is Op.COPY and self.dtype == self.sum_dtype:
-            return self._pull_back_mean(made, grad, needed)
-        if self.reducer == "mean":
-            grad = grad / self.relation.degrees_like(grad)
-        return self._sweep_back(self.message, operands, made, grad, needed)
-
-    def _pull_back_mean(self, made: Aggregated, grad: Tensor, needed: int) -> list[Tensor | None]:
-        """As `pull_back`, of a mean of copies as the sum of copies times 1 / in-degree, without a copy of the gradient.
-
-        Only the backward: sum and division in the forward make the mean of equal rows that row, exactly.
-        """
-        weights = self.relation.inverse_degrees(self.dtype, len(self.operands[0].shape))
-        message = EdgeMessage(Op.MUL, self.operands[0], EdgeOperand.of(weights, Target.V))
-        return self._sweep_back(message, [None, weights], made, grad, needed)[:1]
-
-    def _sweep_back(
-        self, message: EdgeMessage, operands: Values, made: Aggregated, grad: Tensor, needed: int
-    ) -> list[Tensor | None]:
         gradient = EdgeOperand.of(grad, Target.E if self.reducer is None else Target.V)
         grads = [
             self._zeros(spec, grad.device, leaves=i == self.source) if needed >> i & 1 else None
             for i, spec in enumerate(message.operands)
         ]
-        for piece in self.context.pieces(self._post_backward(operands, grads, needed, grad.device)):
-            here, here_grads = list(operands), list(grads)
-            if piece.tile is not None and self.source is not None:
-                here[self.source] = made.kept.get(piece.tile) if piece.rows is None else piece.rows[0]
-                here_grads[self.source] = None if piece.grads is None else piece.grads[0]
+        received = None
+        if self.distributed and self.source is not None:
+            own, own_grad, keep = values[self.source], grads[self.source], self.context.settings.keep
+            received = self.exchange().exchange_tiles(
+                grad.device,
+                None if own is None or keep else [own],
+                keep=keep and self.rows_needed,
+                local=LocalFields(),
+                returns=None if own_grad is None else GradientReturn([own_grad], add_rows),
+            )
+        for block, tile in self.context.tiles(received):
+            here, here_grads = list(values), list(grads)
+            if tile.halo is not None and self.source is not None:
+                here[self.source] = (kept or {}).get(tile.halo) if tile.rows is None else tile.rows[0]
+                here_grads[self.source] = None if tile.grads is None else tile.grads[0]
             for i, out in enumerate(here_grads):
                 if out is not None:
-                    filled = _with_values(message, here)
-                    aggregate_grad(piece.block, filled, SIDES[i], gradient, out, arg=made.argmax)
+                    aggregate_grad(block, _with_values(message, here), SIDES[i], gradient, out, arg=argmax)
         return grads
 
     def _zeros(self, spec: EdgeOperand, device: torch.device, *, leaves: bool) -> Tensor:
@@ -204,85 +342,17 @@ class BuiltinMessages:
             return roomy((rows, *spec.shape), self.sum_dtype, device, zeros=True)
         return torch.zeros(rows, *spec.shape, dtype=self.sum_dtype, device=device)
 
-    def _post_backward(
-        self, operands: Values, grads: Values, needed: int, device: torch.device
-    ) -> Iterator[Tile] | None:
-        """Start to fetch source rows where their values are needed, and to return their gradients."""
-        if not self.distributed or self.source is None:
-            return None
-        own, own_grad = operands[self.source], grads[self.source]
-        return self.exchange(needed).exchange_tiles(
-            device,
-            None if own is None or self.context.settings.keep else [own],
-            keep=self.context.settings.keep and self.rows_needed(needed),
-            local=LocalFields(),
-            returns=None if own_grad is None else self.context.return_to([own_grad]),
-        )
 
-
-class BuiltinCall(Collective):
-    """`update_all` or `apply_edges` of a built-in message function: see [Note: forward and backward]."""
-
-    def __init__(self, messages: BuiltinMessages, constant: Constant | None) -> None:
-        super().__init__(messages.context.group, messages.signature, distributed=messages.distributed)
-        self.messages = messages
-        self.constant = constant
-        self.hit = False  # whether all workers hold the result of one earlier call
-        self.kept: list[HaloSlice] = []
-
-    @property
-    def backward_communicates(self) -> bool:
-        return self.messages.exchanges_in_backward(self.needed)
-
-    def flags(self) -> int:
-        call_id = 0 if self.constant is None else self.constant.call_id
-        return super().flags() | call_id << CALL_ID_BIT
-
-    def agreed(self, flags: list[int]) -> None:
-        self.needed = reduce(or_, flags) & ALL_SIDES
-        self.hit = flags[0] >> CALL_ID_BIT > 0 and all(theirs == flags[0] for theirs in flags)
-
-    def forward(self, *operands: Any) -> Made:
-        known = self.constant.result if self.hit and self.constant is not None else None
-        if known is not None:
-            return Made((known,))
-        made = self.messages.aggregate(operands, self.needed)
-        self.kept = list(made.kept)
-        if self.constant is not None and not self.needed and self.group is not None:
-            self.constant.keep(made.out, self.group.call_id)
-        reads = self.messages.values_needed(self.needed)
-        values = [operand if read else None for operand, read in zip(operands, reads, strict=True)]
-        return Made((made.out,), [*values, made.argmax, *made.kept.values()])
-
-    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
-        count = len(self.messages.operands)
-        values, argmax, rows = saved[:count], saved[count], saved[count + 1 :]
-        made = Aggregated(grads[0], argmax, dict(zip(self.kept, rows, strict=True)))
-        return self.messages.pull_back(values, made, grads[0], self.needed)
-
-
-def run(messages: BuiltinMessages, lhs: Tensor, rhs: Tensor | None = None) -> Tensor:
-    """Aggregate messages at their destinations, (N_dst, *message), or write them to the edges, (E, *message)."""
-    operands = [lhs] if rhs is None else [lhs, rhs]
-    context, constant = messages.context, None
-    needs_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    # Where nothing travels, comparing operands would cost as much as computing.
-    if context.settings.cache and messages.distributed and messages.reducer is not None and not needs_gradient:
-        call = (messages.message, messages.reducer, context.settings)
-        constant = context.relation.constants.find(call, operands)
-    return BuiltinCall(messages, constant).apply(*operands)[0]
-
-
-def promoted(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+def _promoted(lhs: Tensor, rhs: Tensor) -> list[Tensor]:
     """Both operands in the wider of their floating-point dtypes under autocast, which mixes them; as given elsewhere.
 
     So does arithmetic in a Python message function. The conversion is the user's own rows', before they travel.
     """
     mixed = lhs.dtype != rhs.dtype and lhs.is_floating_point() and rhs.is_floating_point()
     if not mixed or not torch.is_autocast_enabled(lhs.device.type):
-        return lhs, rhs
+        return [lhs, rhs]
     dtype = torch.promote_types(lhs.dtype, rhs.dtype)
-    return lhs.to(dtype), rhs.to(dtype)
+    return [lhs.to(dtype), rhs.to(dtype)]
 
 
 def _with_values(message: EdgeMessage, values: Values) -> EdgeMessage:
@@ -290,11 +360,10 @@ def _with_values(message: EdgeMessage, values: Values) -> EdgeMessage:
     return EdgeMessage(message.op, lhs, *rhs)
 
 
-def _check(message: Message, reducer: str | None, lhs: Tensor, rhs: Tensor | None) -> None:
-    if rhs is not None and lhs.dtype != rhs.dtype:
-        raise GraphError(f"The operands of {message} have dtypes {lhs.dtype} and {rhs.dtype}; convert one of them.")
+def _check(message: Message, reducer: str | None, operands: Sequence[Tensor]) -> None:
+    lhs, *rhs = (operand.dtype for operand in operands)
+    if rhs and lhs != rhs[0]:
+        raise GraphError(f"The operands of {message} have dtypes {lhs} and {rhs[0]}; convert one of them.")
     copied = message.op is Op.COPY and reducer is None
-    if not lhs.dtype.is_floating_point and not copied:
-        raise GraphError(
-            f"{message} is {lhs.dtype}; built-in arithmetic takes floating point. Call .float() on it first."
-        )
+    if not lhs.is_floating_point and not copied:
+        raise GraphError(f"{message} is {lhs}; built-in arithmetic takes floating point. Call .float() on it first.")

@@ -10,38 +10,54 @@ parameters and captured tensors, which are inputs of the node ([Note: captured t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Exchange, GradientReturn
+from sar.comm.exchange import Exchange, GradientReturn, Tile
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.core.collective import CallContext, Collective, Made, Piece
+from sar.common_tuples import EID
+from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import views_of_nothing
-from sar.core.passing.batches import EdgeBatch, RowView, checked_results
-from sar.core.passing.exponentials import PEAKS, Peaks
-from sar.core.passing.gather import Combined, Reduction, add_to_edges, edge_rows, gather_rows
-from sar.core.passing.recording import EdgeFields, PythonMessages, Recording, record
-from sar.core.passing.replay import Captured, FindCaptured, StandIns, Surroundings
-from sar.core.passing.torch_reductions import TORCH_REDUCERS
+from sar.core.graph.frames import Frame
+from sar.core.passing.batches import (
+    EdgeBatch,
+    EdgeFields,
+    Fields,
+    MessageFunction,
+    RowView,
+    checked_results,
+    function_name,
+    results_on_nothing,
+)
+from sar.core.passing.captured import AmbientState, Captured, DetachedLeaves, FindCaptured, forked_generators
+from sar.core.passing.reductions import (
+    PEAKS,
+    TORCH_REDUCERS,
+    Combined,
+    Peaks,
+    Reduction,
+    add_to_edges,
+    edge_rows,
+    gather_rows,
+)
 from sar.errors import FieldError, GraphError
-from sar.kernels import EdgeBlock, Target, accumulation_dtype
+from sar.kernels import EdgeBlock, Target, accumulation_dtype, add_rows
 from sar.outofcore.residency import roomy
 
 ANY, SOURCES = 1, 2  # flags in the agreement: some input, some field of the sources needs a gradient here
 
 
 def run_python(
-    context: CallContext, messages: PythonMessages, fields: EdgeFields, reducer: str | None, reduced: str | None
+    context: CallContext, function: MessageFunction, fields: EdgeFields, reducer: str | None, reduced: str | None
 ) -> dict[str, Tensor]:
     """Call a Python message function on all edges and combine what it makes; a collective call.
 
     Args:
         context: where the call takes place.
-        messages: the function.
+        function: takes an `EdgeBatch`, returns messages, (E_batch, ...) each.
         fields: frames of sources, destinations and edges.
         reducer: sum, mean, max or min of the message `reduced`, or one of `TORCH_REDUCERS`; None to return the messages
             of all edges.
@@ -55,20 +71,81 @@ def run_python(
         GraphError, FieldError: where the function makes or reads different things on different edges.
         CommunicationError: where another worker failed or makes another call.
     """
-    recording = record(context, messages, fields)
+    recording = record(context, function, fields)
     made = recording.made
     if reduced is not None:
         if reduced not in made:
             raise GraphError(
-                f"{messages.name} makes {list(made)}, but the reducer reads {reduced!r}; use one name for both."
+                f"{function_name(function)} makes {list(made)}, but the reducer reads {reduced!r}; use one name for "
+                "both."
             )
         made = {reduced: made[reduced]}
     if not made:
         return {}
     kind = TORCH_REDUCERS.get(reducer or "", Reduction)
     reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in made.items()}
-    call = PythonCall(context, messages, recording, reductions)
+    call = PythonCall(context, function, recording, reductions, fields.edge)
     return dict(zip([*made, PEAKS], call.apply(*recording.columns, *recording.captured), strict=False))
+
+
+# -- what the function does
+
+
+class Recording(NamedTuple):
+    """What a message function does, as it showed when it was called on no edges.
+
+    read: the fields that it reads, of sources, of destinations and of edges.
+    captured: tensors that it was not given; none without gradient mode.
+    made: (0, ...) each.
+    """
+
+    read: list[dict[str, Tensor]]
+    captured: list[Tensor]
+    made: dict[str, Tensor]
+
+    @property
+    def columns(self) -> list[Tensor]:
+        return [column for fields in self.read for column in fields.values()]
+
+
+class _Sample(dict[str, Tensor]):
+    """A few rows of each of a frame's fields, cut off from autograd's graph."""
+
+    def __init__(self, fields: Fields, rows: int) -> None:
+        super().__init__()
+        self.fields = fields
+        for name, column in fields.items():
+            first = column.detach()[:rows]
+            if len(first) < rows:
+                first = first.new_zeros(rows, *column.shape[1:])
+            self[name] = first.requires_grad_(column.requires_grad and torch.is_grad_enabled())
+
+    def __missing__(self, key: str) -> Tensor:
+        return self.fields[key]  # raises the frame's own error
+
+
+def record(context: CallContext, function: MessageFunction, fields: EdgeFields) -> Recording:
+    """Find out what the function reads, captures and makes, on no edges where it can do without."""
+    device, reads = context.structure.device, (set[str](), set[str](), set[str]())
+    captured: dict[int, Tensor] = {}
+
+    def call(rows: int) -> Mapping[str, Tensor]:
+        ids = torch.zeros(rows, dtype=torch.int64, device=device)
+        samples = [_Sample(frame, rows) for frame in fields]
+        src, dst, edge = (
+            RowView(sample, lambda column: column, read) for sample, read in zip(samples, reads, strict=True)
+        )
+        batch = EdgeBatch(src, dst, edge, context.relation.etype, rows, lambda: (ids, ids, ids))
+        given = [ids, *(column for sample in samples for column in sample.values())]
+        with FindCaptured(given, constants=True) as finder:
+            made = checked_results(function, function(batch), rows)
+        captured.update((id(tensor), tensor) for tensor in finder.captured)
+        return made
+
+    with torch.random.fork_rng(forked_generators(device)):
+        made = results_on_nothing(function, call)
+    columns = [{name: frame[name] for name in sorted(read)} for frame, read in zip(fields, reads, strict=True)]
+    return Recording(columns, list(captured.values()) if torch.is_grad_enabled() else [], dict(made))
 
 
 class _Recorded(dict[str, Tensor]):
@@ -80,256 +157,275 @@ class _Recorded(dict[str, Tensor]):
         )
 
 
-@dataclass(frozen=True)
-class _BlockRows:
-    """What the function is called with on one block: rows of its sources, of all destinations, and of its edges."""
-
-    src: list[Tensor]
-    dst: list[Tensor]
-    edge: list[Tensor]
-
-    def replaced(self, rows: Sequence[Tensor]) -> "_BlockRows":
-        first, second = len(self.src), len(self.src) + len(self.dst)
-        return _BlockRows(list(rows[:first]), list(rows[first:second]), list(rows[second:]))
-
-    def all(self) -> list[Tensor]:
-        return [*self.src, *self.dst, *self.edge]
+# -- the call
 
 
 class PythonCall(Collective):
-    """See [Note: replay]. Its inputs are the fields of sources, destinations and edges, then the captured tensors."""
+    """See [Note: replay]. Its inputs are the fields of sources, destinations and edges, then the captured tensors.
+
+    Args:
+        context: where the call takes place.
+        function: takes an `EdgeBatch`.
+        recording: what it does.
+        reductions: what becomes of the messages, by name.
+        edge: fields of the edges, of which the IDs are kept. No frame is: it may come to hold results of the call,
+            whose autograd node would hold itself.
+    """
 
     def __init__(
         self,
         context: CallContext,
-        messages: PythonMessages,
+        function: MessageFunction,
         recording: Recording,
         reductions: dict[str, Reduction],
+        edge: Frame,
     ) -> None:
         reducer = next(iter(reductions.values())).reducer
-        reads, makes = recording.read.src, {name: recording.made[name] for name in reductions}
+        reads, makes = recording.read[0], {name: recording.made[name] for name in reductions}
+        self.name = function_name(function)
         signature = context.signature(
-            f"{reducer or 'apply_edges'} of {messages.name}, which reads {_described(reads)} of the sources "
+            f"{reducer or 'apply_edges'} of {self.name}, which reads {_described(reads)} of the sources "
             f"and makes {_described(makes)}"
         )
         super().__init__(context.group, signature, distributed=bool(reads))
         self.context = context
         self.names = [list(fields) for fields in recording.read]
+        self.num_src, self.num_fields = len(reads), len(recording.columns)
+        self.first_edge_field = self.num_src + len(recording.read[1])
+        self.edge_ids = Frame(edge.rows, edge.device, edge.what, {EID: edge[EID]} if EID in edge else None)
         self.reductions = reductions
-        self.differentiable = any(recording.made[name].requires_grad for name in reductions)
+        self.differentiable = any(made.requires_grad for made in makes.values())
         read = RowFormat.of([*recording.columns, *recording.made.values()])
         self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
-        self.captured = Captured(messages.function, recording.captured)
-        self.messages = replace(messages, function=self.captured.function)
-        self.surroundings = Surroundings(context.structure.device)
-        self.kept: list[HaloSlice] = []
+        self.captured = Captured(function, recording.captured)
+        self.state = AmbientState(context.structure.device)
+        self.kept: list[HaloSlice | None] = []
         self.used: set[int] = set()  # of the captured tensors, by the forward
 
     def flags(self) -> int:
         if not self.differentiable:
             return 0
-        return ANY | SOURCES * any(self.needs[: len(self.names[0])])
+        return ANY | SOURCES * any(self.needs[: self.num_src])
 
-    def _split(self, tensors: Sequence[Any]) -> tuple[_BlockRows, list[Any]]:
-        """Tensors in the order of the inputs: fields, and what comes after them."""
-        given = iter(tensors)
-        fields = [[next(given).detach() for _ in names] for names in self.names]
-        return _BlockRows(*fields), list(given)
-
-    def _exchange(self, src: list[Tensor]) -> Exchange:
+    def exchange(self, fields: Sequence[Tensor]) -> Exchange:
         """The exchange of rows of the sources, or their gradients in float32 at least."""
+        src = fields[: self.num_src]
         widest = RowFormat(tuple(FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])) for x in src))
         return self.context.exchange(widest, self.signature)
 
     # -- forward
 
-    def forward(self, *inputs: Any) -> Made:
-        columns, captured = self._split(inputs)
-        stand_ins = StandIns(self.captured, captured)
-        device = self.context.structure.device
+    def forward(self, *inputs: Any) -> ForwardOutput:
+        fields, captured = [x.detach() for x in inputs[: self.num_fields]], inputs[self.num_fields :]
+        leaves = DetachedLeaves(self.captured, captured)
         combined = {name: reduction.start() for name, reduction in self.reductions.items()}
         peaks = Peaks(self.context.relation, [each.total for each in combined.values()])
         keep = bool(self.needed) and self.context.settings.keep
-        received = (
-            self._exchange(columns.src).exchange_tiles(device, columns.src, keep=keep) if self.distributed else None
-        )
+        received = None
+        if self.distributed:
+            device = self.context.structure.device
+            received = self.exchange(fields).exchange_tiles(device, fields[: self.num_src], keep=keep)
         kept: list[Tensor] = []
-        for piece in self.context.pieces(received):
-            if keep and piece.tile is not None and piece.rows is not None:
-                self.kept.append(piece.tile)
-                kept += piece.rows
-            for part in self.parts(piece):
-                self._add_messages(part, columns, stand_ins, combined, peaks)
-        self.used = stand_ins.used
+        for block, tile in self.context.tiles(received):
+            if keep and tile.rows is not None:
+                self.kept.append(tile.halo)
+                kept += tile.rows
+            for part in self.parts(block):
+                self._add_messages(part, tile, fields, leaves, combined, peaks)
+        self.used = leaves.used
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
-        fields, constants = inputs[: len(columns.all())], () if peaks.values is None else (peaks.values,)
-        saved = [*fields, *(each.argmax for each in combined.values()), peaks.values, *captured, *kept]
-        return Made((*results, *constants), saved, constants)
+        constants = () if peaks.values is None else (peaks.values,)
+        argmax = [each.argmax for each in combined.values()]
+        saved = [*inputs[: self.num_fields], *argmax, peaks.values, *captured, *kept]
+        return ForwardOutput((*results, *constants), saved, constants)
 
     def _add_messages(
-        self, piece: Piece, columns: _BlockRows, stand_ins: StandIns, combined: dict[str, Combined], peaks: Peaks
+        self,
+        block: EdgeBlock,
+        tile: Tile,
+        fields: list[Tensor],
+        leaves: DetachedLeaves,
+        combined: dict[str, Combined],
+        peaks: Peaks,
     ) -> None:
-        find = FindCaptured(stand_ins.leaves)
-        with find, stand_ins, self.surroundings.autocast():
-            made = self.run(piece, self.rows(piece, columns), peaks.rise)
+        find = FindCaptured(leaves.leaves)
+        with find, leaves, self.state.autocast():
+            made = self.run(block, tile, self.rows(block, tile, fields), peaks.rise)
         if find.found and self.needed:
             raise GraphError(
-                f"{self.messages.name} uses a tensor of shape {tuple(find.found[0].shape)} that needs a gradient on "
+                f"{self.name} uses a tensor of shape {tuple(find.found[0].shape)} that needs a gradient on "
                 "some edges only; let it use the same tensors whenever it is called, or set it as a field."
             )
         for name, reduction in self.reductions.items():
-            reduction.add(combined[name], made[name].detach(), piece.block)
+            reduction.add(combined[name], made[name].detach(), block)
 
-    def parts(self, piece: Piece) -> list[Piece]:
-        """The piece with so few edges at a time that these take what the exchange may, or about what the nodes do."""
-        block = piece.block
+    def parts(self, block: EdgeBlock) -> list[EdgeBlock]:
+        """The block with so few edges at a time that these take what the exchange may, or about what the nodes do."""
         size = max(self.edges_at_once, block.num_src + block.num_dst, 1)
-        return [piece._replace(block=each) for each in block.pieces(1 << (size.bit_length() - 1))]
+        return list(block.pieces(1 << (size.bit_length() - 1)))
 
-    def rows(self, piece: Piece, columns: _BlockRows) -> _BlockRows:
-        """What there is to read on the edges of a block."""
-        src = columns.src if piece.rows is None else piece.rows
-        return _BlockRows(src, columns.dst, [edge_rows(column, piece.block) for column in columns.edge])
+    def rows(self, block: EdgeBlock, tile: Tile, fields: list[Tensor]) -> list[Tensor]:
+        """What there is to read on the edges of a block: rows of its sources, of all destinations, and of its edges."""
+        src = fields[: self.num_src] if tile.rows is None else tile.rows
+        edge = (edge_rows(column, block) for column in fields[self.first_edge_field :])
+        return [*src, *fields[self.num_src : self.first_edge_field], *edge]
 
     def run(
-        self, piece: Piece, rows: _BlockRows, exponentials: Callable[[Tensor, EdgeBlock], Tensor]
+        self,
+        block: EdgeBlock,
+        tile: Tile,
+        rows: Sequence[Tensor],
+        exponentials: Callable[[Tensor, EdgeBlock], Tensor],
     ) -> Mapping[str, Tensor]:
-        """What the function makes on the edges of a block."""
-        block = piece.block
-        src, dst, edge = (
-            _Recorded(zip(names, each, strict=True))
-            for names, each in zip(self.names, (rows.src, rows.dst, rows.edge), strict=True)
-        )
+        """What the function makes on the edges of a block, where it reads `rows`."""
+        given = iter(rows)
+        src, dst, edge = (_Recorded((name, next(given)) for name in names) for names in self.names)
         batch = EdgeBatch(
             RowView(src, lambda column: gather_rows(column, block, Target.U)),
             RowView(dst, lambda column: gather_rows(column, block, Target.V)),
             RowView(edge, lambda column: column),
             self.context.relation.etype,
             block.num_edges,
-            lambda: self.messages.find_edges(block, piece.tile),
+            lambda: self._find_edges(block, tile.halo),
             lambda scores: exponentials(scores, block),
         )
-        function = self.messages.function
+        function = self.captured.function
         with views_of_nothing(block.num_edges):
             made = checked_results(function, function(batch), block.num_edges)
         for name in self.reductions:
             if name not in made:
-                raise GraphError(
-                    f"{self.messages.name} makes {name!r} on some edges only; let it always make the same fields."
-                )
+                raise GraphError(f"{self.name} makes {name!r} on some edges only; let it always make the same fields.")
         return made
+
+    def _find_edges(self, block: EdgeBlock, halo: HaloSlice | None) -> tuple[Tensor, Tensor, Tensor]:
+        """See `EdgeBatch.edges`."""
+        structure, relation = self.context.structure, self.context.relation
+        source, _, destination = relation.etype
+        cols = block.cols.long()
+        if halo is None:
+            src = structure.src.ids[source][cols]
+        else:
+            src = relation.halos[halo.owner][cols + halo.begin].long() + structure.node_ranges[halo.owner][0]
+        dst = structure.dst.ids[destination][block.destinations(0, block.num_edges)]
+        return src, dst, self.edge_ids[EID][block.ids(0, block.num_edges)]
 
     # -- backward
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
-        columns, rest = self._split(saved)
-        count = len(self.reductions)
-        rows = rest[count + 1 + len(self.captured.tensors) :]
-        stand_ins = StandIns(self.captured, rest[count + 1 : len(rest) - len(rows)])
-        peaks = Peaks(self.context.relation, (), rest[count])
-        sweep = _BackwardSweep(self, columns, stand_ins, rest[:count], peaks, grads[:count])
-        received, device = None, self.context.structure.device
+        fields = [x.detach() for x in saved[: self.num_fields]]
+        first_captured = self.num_fields + len(self.reductions) + 1
+        *argmax, peaks = saved[self.num_fields : first_captured]
+        grads = grads[: len(argmax)]  # the peaks, a further result, take none
+        first_kept = first_captured + len(self.captured.tensors)
+        leaves = DetachedLeaves(self.captured, saved[first_captured:first_kept])
+        sums = _GradientSums(self, fields, leaves, argmax, Peaks(self.context.relation, (), peaks), grads)
+        received = None
         if self.distributed:
-            fields = None if self.context.settings.keep else columns.src
-            received = self._exchange(columns.src).exchange_tiles(device, fields, returns=sweep.gradient_return())
-        width = len(columns.src)
-        kept = {tile: rows[i * width : (i + 1) * width] for i, tile in enumerate(self.kept)}
-        with self.surroundings.restored():
-            for piece in self.context.pieces(received):
-                if piece.tile is not None and piece.rows is None:
-                    piece = piece._replace(rows=kept[piece.tile])
-                for part in self.parts(piece):
-                    sweep.add_gradients(part)
-        if stand_ins.used != self.used:
+            src = None if self.context.settings.keep else fields[: self.num_src]
+            totals = [total for total in sums.totals[: self.num_src] if total is not None]
+            returns = GradientReturn(totals, add_rows) if totals else None
+            received = self.exchange(fields).exchange_tiles(self.context.structure.device, src, returns=returns)
+        given = iter(saved[first_kept:])
+        kept = {halo: [next(given) for _ in range(self.num_src)] for halo in self.kept}
+        with self.state.restored():
+            for block, tile in self.context.tiles(received):
+                if tile.halo is not None and tile.rows is None:
+                    tile = tile._replace(rows=kept[tile.halo])
+                for part in self.parts(block):
+                    sums.add(part, tile)
+        if leaves.used != self.used:
             raise GraphError(
-                f"{self.messages.name} uses other tensors in the backward than in the forward, for which "
+                f"{self.name} uses other tensors in the backward than in the forward, for which "
                 "torch.func.functional_call, for example, had given its layers other weights. Let it take such tensors "
                 "from variables around it, or set them as fields."
             )
-        return [*sweep.totals, *sweep.captured]
+        return [*sums.totals, *sums.captured]
 
 
-class _BackwardSweep:
-    """Adds up the gradients of a call's inputs, block by block."""
+class _GradientSums:
+    """Gradients of a call's inputs, added up block by block.
+
+    Args:
+        call: whose backward it is.
+        fields: the fields that the function reads.
+        leaves: the captured tensors.
+        argmax, peaks: of the forward.
+        grads: of the results.
+
+    Attributes:
+        totals: gradients of the fields; None for those that need none.
+        captured: gradients of the captured tensors; None where there is none so far.
+    """
 
     def __init__(
         self,
         call: PythonCall,
-        columns: _BlockRows,
-        stand_ins: StandIns,
+        fields: list[Tensor],
+        leaves: DetachedLeaves,
         argmax: Sequence[Tensor | None],
         peaks: Peaks,
         grads: Sequence[Tensor],
     ) -> None:
         self.call = call
-        self.columns = columns
-        self.stand_ins = stand_ins
+        self.fields = fields
+        self.leaves = leaves
         self.argmax = argmax
         self.peaks = peaks
         self.result_grads = [
             reduction.total_grad(grad) for reduction, grad in zip(call.reductions.values(), grads, strict=True)
         ]
-        sources = [bool(call.needed & SOURCES)] * len(columns.src)
-        self.needs = [*sources, *call.needs[len(sources) : len(columns.all())]]
+        needs = [bool(call.needed & SOURCES)] * call.num_src + list(call.needs[call.num_src : call.num_fields])
         self.totals = [
             roomy(x.shape, accumulation_dtype(x.dtype), x.device, zeros=True)
             if need and x.is_floating_point()
             else None
-            for x, need in zip(columns.all(), self.needs, strict=True)
+            for x, need in zip(fields, needs, strict=True)
         ]
-        self.wanted = [number for number, leaf in enumerate(stand_ins.leaves) if leaf.requires_grad]
-        self.captured: list[Tensor | None] = [None] * len(stand_ins.leaves)
+        self.wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
+        self.captured: list[Tensor | None] = [None] * len(leaves.leaves)
 
-    def gradient_return(self) -> GradientReturn | None:
-        """Where the other workers' gradients of source fields go; None where nobody needs one."""
-        totals = [total for total in self.totals[: len(self.columns.src)] if total is not None]
-        return self.call.context.return_to(totals) if totals else None
-
-    def add_gradients(self, piece: Piece) -> None:
+    def add(self, block: EdgeBlock, tile: Tile) -> None:
         """Run the function on a block once more, and add the gradients of what it used."""
-        call, stand_ins = self.call, self.stand_ins
-        rows = call.rows(piece, self.columns)
-        leaves = [
+        call, leaves = self.call, self.leaves
+        rows = [
             each.detach() if total is None else each.detach().requires_grad_()
-            for each, total in zip(rows.all(), self.totals, strict=True)
+            for each, total in zip(call.rows(block, tile, self.fields), self.totals, strict=True)
         ]
-        with torch.enable_grad(), stand_ins:
-            made = call.run(piece, rows.replaced(leaves), self.peaks.exponentials)
+        with torch.enable_grad(), leaves:
+            made = call.run(block, tile, rows, self.peaks.exponentials)
         messages, grads = [], []
         for i, (name, reduction) in enumerate(call.reductions.items()):
             if made[name].requires_grad:
                 messages.append(made[name])
-                grad, message = self.result_grads[i], made[name].detach()
-                grads.append(reduction.message_grad(grad, self.argmax[i], piece.block, message))
+                grads.append(reduction.message_grad(self.result_grads[i], self.argmax[i], block, made[name].detach()))
         if not messages:
             return
-        inputs = [leaf for leaf in leaves if leaf.requires_grad]
-        reached = stand_ins.reached(messages)
-        used = [*inputs, *(stand_ins.leaves[i] for i in self.wanted), *(stand_ins.captured[i] for i in reached)]
+        inputs = [each for each in rows if each.requires_grad]
+        reached = leaves.reached(messages)
+        used = [*inputs, *(leaves.leaves[i] for i in self.wanted), *(leaves.captured[i] for i in reached)]
         found = torch.autograd.grad(messages, used, grads, allow_unused=True)
-        self._add_to_fields(piece, found[: len(inputs)])
+        self._add_to_fields(block, tile, found[: len(inputs)])
         for number, grad in zip([*self.wanted, *reached], found[len(inputs) :], strict=True):
             before = self.captured[number]
             if grad is not None:
                 grad = grad.to(accumulation_dtype(grad.dtype))
                 self.captured[number] = grad if before is None else before + grad
 
-    def _add_to_fields(self, piece: Piece, found: Sequence[Tensor | None]) -> None:
-        given, returned = iter(found), iter(piece.grads or ())
-        first_edge_field = len(self.columns.src) + len(self.columns.dst)
+    def _add_to_fields(self, block: EdgeBlock, tile: Tile, found: Sequence[Tensor | None]) -> None:
+        given, returned = iter(found), iter(tile.grads or ())
         for i, total in enumerate(self.totals):
             if total is None:
                 continue
             grad = next(given)
-            if piece.tile is not None and i < len(self.columns.src):
+            if tile.halo is not None and i < self.call.num_src:
                 total = next(returned)
             if grad is None:
                 continue
-            if i < first_edge_field:
+            if i < self.call.first_edge_field:
                 total += grad
             else:
-                add_to_edges(total, piece.block, grad)
+                add_to_edges(total, block, grad)
 
 
-def _described(fields: Mapping[str, Tensor]) -> str:
+def _described(fields: Fields) -> str:
     return ", ".join(f"{k} {v.dtype} {tuple(v.shape[1:])}" for k, v in fields.items()) or "nothing"

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from sar.comm.exchange import GradientReturn, LocalFields
-from sar.core.collective import Collective, Made
+from sar.core.collective import ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
-from sar.core.passing.builtin import Aggregated, BuiltinMessages
-from sar.core.passing.messages import COPY_SOURCE
+from sar.core.passing.builtin import COPY_SOURCE, BuiltinCall
 from sar.outofcore.residency import roomy
 
 SOURCES = 1
@@ -34,26 +33,25 @@ def sum_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
     return _SumAtSources("sum", graph, values).apply(values)[0]
 
 
-class _AtSources(Collective):
+class _AtSources(BuiltinCall):
     """Values of edges travel as gradients of "copy the source's row to the edge" do."""
 
     def __init__(self, what: str, graph: GraphShardManager, values: Tensor) -> None:
-        self.copies = BuiltinMessages(graph.passing().context, COPY_SOURCE, None, values)
-        signature = f"{what} at sources; {self.copies.signature}"
-        super().__init__(self.copies.context.group, signature, distributed=self.copies.distributed)
+        super().__init__(graph.call_context(), COPY_SOURCE, None, [values])
+        self.signature = f"{what} at sources; {self.signature}"
 
 
 class _SumAtSources(_AtSources):
     """The backward of these copies, with them as its own backward."""
 
-    def forward(self, *inputs: Any) -> Made:
-        (values,) = inputs
-        (out,) = self.copies.pull_back([None], Aggregated(values, None), values, SOURCES)
+    def forward(self, *operands: Any) -> ForwardOutput:
+        (values,) = operands
+        (out,) = self.gradients(self.message, [None], values.to(self.sum_dtype), SOURCES)
         assert out is not None
-        return Made((out.to(values.dtype),))
+        return ForwardOutput((out.to(values.dtype),))
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
-        return [self.copies.aggregate([grads[0].contiguous()], 0).out]
+        return [super().forward(grads[0].contiguous()).results[0]]
 
 
 @uncompiled
@@ -72,19 +70,18 @@ def max_at_sources(graph: GraphShardManager, values: Tensor) -> Tensor:
 
 
 class _MaxAtSources(_AtSources):
-    def forward(self, *inputs: Any) -> Made:
-        (values,) = inputs
-        shape = self.copies.relation.num_src, *values.shape[1:]
+    def forward(self, *operands: Any) -> ForwardOutput:
+        (values,) = operands
+        shape = self.relation.num_src, *values.shape[1:]
         greatest = roomy(shape, values.dtype, values.device).fill_(-torch.inf)
         received = None
         if self.distributed:
             returns = GradientReturn([greatest], _keep_greater, start=-torch.inf)
-            received = self.copies.exchange(0).exchange_tiles(values.device, local=LocalFields(), returns=returns)
-        for piece in self.copies.context.pieces(received):
-            total = greatest if piece.grads is None else piece.grads[0]
-            ids = piece.block.ids(0, piece.block.num_edges)
-            total.index_reduce_(0, piece.block.cols, values[ids], "amax")
-        return Made((greatest,))
+            received = self.exchange().exchange_tiles(values.device, local=LocalFields(), returns=returns)
+        for block, tile in self.context.tiles(received):
+            total = greatest if tile.grads is None else tile.grads[0]
+            total.index_reduce_(0, block.cols, values[block.ids(0, block.num_edges)], "amax")
+        return ForwardOutput((greatest,))
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         raise AssertionError("no gradient flows through a maximum at sources")

@@ -46,7 +46,12 @@ def call(graph, data, name):
 def calls_of(mine, names):
     """What each layer calls to reach other workers."""
     graph, data, made = build(mine[0], 1), mine[1], {}
-    watched = {"run": propagate, "run_python": propagate, "attention": attention, "at_edges": DistributedEdgeIndex}
+    watched = {
+        "aggregate": propagate,
+        "run_python": propagate,
+        "attention": attention,
+        "at_edges": DistributedEdgeIndex,
+    }
     for name in names:
         made[name] = seen = set()
         with ExitStack() as stack:
@@ -95,7 +100,7 @@ def several_times(times, workers=2):
 @pytest.mark.parametrize("world_size", [2])
 def test_ways_through_the_engine(pool, world_size):
     parts = several_times(1)
-    ways = {"run": BUILTIN, "attention": KERNEL, "run_python": BY_TILES, "at_edges": WHOLE}
+    ways = {"aggregate": BUILTIN, "attention": KERNEL, "run_python": BY_TILES, "at_edges": WHOLE}
     names = [name for layers in ways.values() for name in layers]
     for made in pool.run(calls_of, names, per_rank=deal(parts, random_data(parts, torch.float64)), timeout=60):
         assert made == {name: {way} for way, layers in ways.items() for name in layers}

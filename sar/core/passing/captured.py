@@ -1,14 +1,14 @@
-"""Running a Python function a second time as the first: same random numbers, same autocast, same captured tensors.
+"""What a Python function depends on besides its arguments: tensors that it captures, random numbers and autocast.
 
 [Note: captured tensors]
 A message function may use tensors that it is not given: parameters of a layer, or what a lambda captures. Autograd has
-to see them as inputs of the call, and to save them, so they are looked for when the function is recorded: a tensor that
-enters a torch operation and was not made in the run is one of them. In the runs that count, a stand-in takes each one's
-place in every torch operation: what autograd has saved, as a leaf where it needs a gradient. So a tensor that has
-changed since is an error, a tile's gradients end there, and the tensors' own hooks run once for the call and not once
-for each tile. Only a `torch.autograd.Function` of the user's that is given a captured tensor gets the tensor itself;
-`StandIns.reached` finds those, whose gradients are asked for too. Between its runs a function keeps no tensor that is a
-variable around it, so that checkpointing can free it; what it has as an attribute of something else stays.
+to see them as inputs of the call, and to save them. So they are looked for when the function is recorded: a tensor that
+enters a torch operation and was not made in the run is one of them. In the runs that count, every torch operation gets
+instead what autograd has saved of it, as a leaf where it needs a gradient. So a tensor that has changed since is an
+error, a tile's gradients end there, and the tensors' own hooks run once for the call and not once for each tile. Only a
+`torch.autograd.Function` of the user's that is given a captured tensor gets the tensor itself;
+`DetachedLeaves.reached` finds those, whose gradients are asked for too. Between its runs a function keeps no tensor
+that is a variable around it, so that checkpointing can free it; what it has as an attribute of something else stays.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -137,12 +137,12 @@ def _copied(cell: CellType) -> CellType:
         return cell
 
 
-class StandIns(_SeeTensors):
-    """Puts what is saved of captured tensors in their place, inside.
+class DetachedLeaves(_SeeTensors):
+    """Puts what is saved of captured tensors in their place, inside: those that need a gradient are leaves.
 
     Args:
         captured: the tensors.
-        saved: their values; those that need a gradient become leaves.
+        saved: their values.
 
     Attributes:
         used: numbers of the tensors that the function has used so far, but for variables around it.
@@ -156,7 +156,7 @@ class StandIns(_SeeTensors):
         self._number_of = {id(tensor): number for number, tensor in enumerate(self.captured)}
         self._cells = captured.cells
 
-    def __enter__(self) -> "StandIns":
+    def __enter__(self) -> "DetachedLeaves":
         for cell, number in self._cells:
             cell.cell_contents = self.leaves[number]
         super().__enter__()
@@ -223,7 +223,7 @@ def forked_generators(device: torch.device) -> list[torch.device]:
     return [device] if device.type == "cuda" else []
 
 
-class Surroundings:
+class AmbientState:
     """The state of random generators and autocast, as it is when this is made.
 
     Args:

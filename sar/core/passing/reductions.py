@@ -1,6 +1,16 @@
-"""Rows of nodes to edges, and messages of edges to nodes, without saving anything of edge size."""
+"""Rows of nodes to edges, and messages of edges to nodes block by block, without saving anything of edge size.
 
+[Note: softmax in a message]
+The softmax of scores over a node's in-edges is known only once all tiles are in. But where messages are proportional to
+it, their sum is S / T: T is the sum of the exponentials, and S that of the messages with the exponentials in the place
+of the softmax. So a message function asks for exponentials (`EdgeBatch.exponentials`) and makes both; S and T are
+reduced alike. In the forward they are relative to the greatest score of the destination so far: where a tile raises
+it, the sums shrink. In the backward the greatest score of all is known, and a constant, because it cancels in S / T.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -170,3 +180,139 @@ def _positions(argmax: Tensor, block: EdgeBlock) -> Tensor:
     ids, order = ids.sort()
     place = torch.searchsorted(ids, argmax.long()).clamp(max=len(ids) - 1)
     return torch.where(ids[place] == argmax, order[place], -1).to(argmax.dtype)
+
+
+def places(block: EdgeBlock, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that have messages, (R,), and which of them each message goes to, in the shape of the messages."""
+    place = torch.repeat_interleave(block.indptr.long().diff())
+    return block.rows.long(), place.view(-1, *[1] * (like.dim() - 1)).expand_as(like)
+
+
+class _LikeTorch(Reduction):
+    """Maxima, minima and products with the gradients of `torch.scatter_reduce`, which differ from DGL's.
+
+    Equal maxima share the gradient evenly, infinities and NaN stay, and nodes without messages get 0, or 1 for a
+    product. `Combined.argmax` is what the backward needs.
+    """
+
+    fill: float
+
+    def start(self) -> Combined:
+        shape, device = (self.relation.num_dst, *self.shape), self.relation.in_degrees.device
+        total = torch.full(shape, self.fill, dtype=accumulation_dtype(self.dtype), device=device)
+        return Combined(total, torch.zeros_like(total))
+
+    def total_grad(self, grad: Tensor) -> Tensor:
+        return grad.to(accumulation_dtype(self.dtype))
+
+
+class Extreme(_LikeTorch):
+    """Maxima or minima. Of `Combined.argmax`, the number of messages equal to the result, the backward makes shares."""
+
+    def start(self) -> Combined:
+        self.fill = -torch.inf if self.reducer == "amax" else torch.inf
+        return super().start()
+
+    def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
+        assert combined.argmax is not None
+        rows, place = places(block, message)
+        message = message.to(combined.total.dtype)
+        before = combined.total[rows]
+        best = before.scatter_reduce(0, place, message, self.reducer or "", include_self=True)
+        count = torch.zeros_like(best).scatter_add_(0, place, (message == best.gather(0, place)).to(best.dtype))
+        combined.argmax[rows] = torch.where(best == before, combined.argmax[rows] + count, count)
+        combined.total[rows] = best
+
+    def finish(self, combined: Combined) -> Tensor:
+        assert combined.argmax is not None
+        # NaN equals no message, and makes shares of the gradient NaN, as torch's.
+        total = combined.total.masked_fill_((combined.argmax == 0) & ~combined.total.isnan(), 0)
+        # torch counts the 0 that the result starts from, wherever it equals the result, but gives it no share.
+        combined.argmax = torch.stack([total, combined.argmax + (total == 0)])
+        return total.to(self.dtype)
+
+    def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
+        assert argmax is not None
+        rows, place = places(block, message)
+        total, share = argmax[0, rows], grad[rows] / argmax[1, rows]
+        return (share.gather(0, place) * (message == total.gather(0, place))).to(self.dtype)
+
+
+class Product(_LikeTorch):
+    """Products. `total` leaves out messages that are 0; `Combined.argmax` counts them."""
+
+    fill = 1.0
+
+    def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
+        assert combined.argmax is not None
+        rows, place = places(block, message)
+        message = message.to(combined.total.dtype)
+        zero = message == 0
+        combined.total[rows] = combined.total[rows].scatter_reduce(0, place, message.masked_fill(zero, 1), "prod")
+        combined.argmax[rows] = combined.argmax[rows].scatter_add(0, place, zero.to(message.dtype))
+
+    def finish(self, combined: Combined) -> Tensor:
+        assert combined.argmax is not None
+        total, zeros = combined.total, combined.argmax
+        combined.argmax = torch.stack([total, zeros])
+        return total.masked_fill(zeros > 0, 0).to(self.dtype)
+
+    def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
+        assert argmax is not None
+        rows, place = places(block, message)
+        others, zeros = (grad[rows] * argmax[0, rows]).gather(0, place), argmax[1, rows].gather(0, place)
+        zero = message == 0
+        only_one = zero & (zeros == 1)
+        return torch.where((zeros == 0) | only_one, others / message.masked_fill(zero, 1), 0.0).to(self.dtype)
+
+
+TORCH_REDUCERS: dict[str, type[Reduction]] = {"amax": Extreme, "amin": Extreme, "prod": Product}
+
+
+PEAKS = "peaks"
+"""The name under which the greatest scores are returned."""
+
+
+class Peaks:
+    """The greatest scores of each destination so far.
+
+    Args:
+        relation: whose edges have scores, (E_block, *heads).
+        totals: sums at destinations, (N_dst, ...), that are proportional to the exponentials: the first elements of a
+            row to those of the first head, as many to those of the second, and so on.
+        values: (N_dst, H), -inf without in-edges; None before the first scores.
+    """
+
+    def __init__(self, relation: Relation, totals: Sequence[Tensor], values: Tensor | None = None) -> None:
+        self.relation = relation
+        self.totals = totals
+        self.values = values
+
+    def rise(self, scores: Tensor, block: EdgeBlock) -> Tensor:
+        """Take in the scores of a block, shrink the totals, and return the exponentials of the scores."""
+        flat = by_head(scores.detach())
+        if self.values is None:
+            self.values = flat.new_full((self.relation.num_dst, flat.shape[1]), -torch.inf)
+        rows, place = places(block, flat)
+        before = self.values[rows]
+        greatest = before.scatter_reduce(0, place, flat, "amax")
+        self.values[rows] = greatest
+        for total in self.totals:
+            shrink = torch.where(greatest > before, (before.to(total.dtype) - greatest).exp(), 1).unsqueeze(2)
+            some = total[rows]
+            total[rows] = (by_head(some, flat.shape[1]) * shrink).view(some.shape)
+        return self.exponentials(scores, block)
+
+    def exponentials(self, scores: Tensor, block: EdgeBlock) -> Tensor:
+        """exp(score - peak) of the edges of a block, (E_block, *heads)."""
+        assert self.values is not None
+        rows, place = places(block, by_head(scores))
+        peaks = self.values[rows]
+        peaks = peaks.masked_fill(peaks == -torch.inf, 0)  # -inf weighs nothing, even where all scores are
+        return (scores - peaks.gather(0, place).view(scores.shape)).exp()
+
+
+def by_head(rows: Tensor, heads: int | None = None) -> Tensor:
+    """(N, ...) rows as (N, H, elements of a head); as (N, elements) where there is no number of heads."""
+    size = prod(rows.shape[1:])
+    return rows.reshape(len(rows), size) if heads is None else rows.reshape(len(rows), heads, size // heads)
