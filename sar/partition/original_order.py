@@ -33,7 +33,7 @@ from sar.storage.part_files import (
     check_edge_ids,
     check_node_ids,
     order_edges,
-    split_edge_type,
+    parse_edge_type,
     types_of,
 )
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
@@ -299,7 +299,7 @@ def original_nodes(spec: PartitionJson, ntype: str | None) -> Originals:
 
 def original_edges(spec: PartitionJson, etype: str | CanonicalEtype) -> Originals:
     """The edges of a type, by its canonical or its plain name; in each worker's visible order."""
-    names = [split_edge_type(name) or name for name in spec.edge_types]
+    names = [parse_edge_type(name) or name for name in spec.edge_types]
     if isinstance(etype, str):
         matches = [etype == (name if isinstance(name, str) else name[1]) for name in names]
     else:

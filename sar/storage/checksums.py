@@ -80,9 +80,9 @@ class FileSums(NamedTuple):
         except OSError as error:
             raise PartitionError(f"Cannot read {self.path} ({error.strerror}). Copy it again.") from error
         if wrong:
-            raise self.differ(len(wrong), wrong[0])
+            raise self.mismatch(len(wrong), wrong[0])
 
-    def differ(self, count: int, first: int) -> PartitionError:
+    def mismatch(self, count: int, first: int) -> PartitionError:
         """The error where so many slices differ, of which this is the first."""
         slices = f"{count} slices of {SLICE_BYTES} bytes, the first at byte {first * SLICE_BYTES}"
         return _damaged(f"{self.path} is not what was written: the checksum is another in {slices}")
@@ -148,7 +148,7 @@ _known = PerThread(_NO_SUMS)
 
 
 @contextmanager
-def comparing(folder: Path) -> Iterator[None]:
+def verifying(folder: Path) -> Iterator[None]:
     """Compare with the checksums of a part, where it has any, what is read of its files inside.
 
     Raises:
@@ -204,7 +204,7 @@ class CheckedFile(io.RawIOBase):
         while done < len(place) and (count := self._file.readinto(place[done:])):
             done += count
         if done < len(place) or [slice_sum(place)] != self._sums.sums[number : number + 1]:
-            raise self._sums.differ(1, number)
+            raise self._sums.mismatch(1, number)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]

@@ -142,17 +142,17 @@ def canonical_edge_types(spec: PartitionJson, graph: LocalGraph, part: int) -> l
     Raises:
         PartitionError: no file at hand has an edge of some type, or the JSON file lacks the node types that one names.
     """
-    names = {type_id: split_edge_type(name) for type_id, name in enumerate(spec.edge_types)}
+    names = {type_id: parse_edge_type(name) for type_id, name in enumerate(spec.edge_types)}
     if len(spec.node_types) == 1:
         (only,) = spec.node_types
         names = {type_id: name or (only, spec.edge_types[type_id], only) for type_id, name in names.items()}
     if None in names.values():
-        _complete(names, spec, graph)
+        _infer_edge_types(names, spec, graph)
     for other in range(spec.num_parts):
         path = spec.files[other].get("part_graph")
         if None in names.values() and other != part and path is not None and os.path.exists(path):
             logger.info("%s gives edge types plain names; looking for their node types in %s", spec.path, path)
-            _complete(names, spec, PartFile(path).read())
+            _infer_edge_types(names, spec, PartFile(path).read())
     nameless = [spec.edge_types[type_id] for type_id, name in names.items() if name is None]
     if nameless:
         raise PartitionError(
@@ -168,7 +168,7 @@ def canonical_edge_types(spec: PartitionJson, graph: LocalGraph, part: int) -> l
     return found
 
 
-def split_edge_type(name: str) -> CanonicalEtype | None:
+def parse_edge_type(name: str) -> CanonicalEtype | None:
     """Take `src:rel:dst` apart; None for the plain name of an edge type."""
     parts = name.split(":")
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else None
@@ -182,7 +182,7 @@ def types_of(ids: torch.Tensor, ranges: IdRanges) -> torch.Tensor:
     return torch.searchsorted(ends, ids, right=True, out_int32=True).remainder_(ranges.shape[1])
 
 
-def _complete(names: dict[int, CanonicalEtype | None], spec: PartitionJson, graph: LocalGraph) -> None:
+def _infer_edge_types(names: dict[int, CanonicalEtype | None], spec: PartitionJson, graph: LocalGraph) -> None:
     edge_types = types_of(graph.edges[EID], spec.edge_ranges)
     for type_id in [type_id for type_id, name in names.items() if name is None]:
         edges = (edge_types == type_id).nonzero()

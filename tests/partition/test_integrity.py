@@ -22,7 +22,7 @@ from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
 from sar.partition.write.write import write_partitions
 from sar.storage.arrays import open_file
-from sar.storage.checksums import SLICE_BYTES, SUMS, comparing
+from sar.storage.checksums import SLICE_BYTES, SUMS, verifying
 from tests.partition.written import content_of, typed_graph, write
 from tests.python_process import run
 
@@ -132,7 +132,7 @@ def test_reads_of_any_places_are_compared_and_give_what_is_there(directory: Path
     rng = np.random.default_rng(0)
     file = directory / "part0" / "node_feat.dgl"
     content = file.read_bytes()
-    with comparing(file.parent), open_file(file) as opened:
+    with verifying(file.parent), open_file(file) as opened:
         for begin, end in rng.integers(0, len(content) + 10, (300, 2)):
             opened.seek(begin)
             assert opened.read(end) == content[begin : begin + end]

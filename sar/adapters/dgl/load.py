@@ -20,7 +20,7 @@ from sar.id_slices import pieces
 from sar.kernels import compile_ahead
 from sar.logging_setup import logger
 from sar.outofcore.residency import roomy
-from sar.storage.checksums import comparing
+from sar.storage.checksums import verifying
 from sar.storage.part_files import (
     PART_ID,
     FeatureFiles,
@@ -154,7 +154,7 @@ def _on_device(data: PartitionData, device: torch.device) -> PartitionData:
 
 def _load_part(spec: PartitionJson, part: int, device: torch.device, verify: bool) -> PartitionData:
     """Load one partition; with `verify`, what is read is compared with its checksums."""
-    with comparing(graph_path(spec, part).parent) if verify else nullcontext():
+    with verifying(graph_path(spec, part).parent) if verify else nullcontext():
         file = PartFile(graph_path(spec, part))
         graph, has_part_ids = file.read(), PART_ID in file.nodes
         check_node_ids(spec, part, graph)

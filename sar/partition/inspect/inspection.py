@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.common_tuples import EID
+from sar.common_tuples import EID, SPLIT
 from sar.core.regroup import WorkerShare
 from sar.errors import ConfigError, PartitionError
 from sar.id_slices import pieces
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
-from sar.partition.inspect.part_inspection import MASKS, EdgeSources, PartContent, What, inspect_part, one_thread
+from sar.partition.inspect.part_inspection import EdgeSources, PartContent, What, inspect_part, one_thread
 from sar.partition.original_order import PermutationCheck
 from sar.storage.checksums import damage
 from sar.storage.part_files import DST, SRC, Feature, FeatureFiles, LocalGraph, PartFile, types_of
@@ -88,7 +88,7 @@ def inspect_parts(
         num_edges={name: sum(of_part[name] for of_part in counts["edges"]) for name in edge_names},
         features=_features(spec.node_types, edge_names, contents),
         parts=[
-            PartReport(nodes, edges, content.came_in.counts.tolist(), content.read_from.tolist(), content.split)
+            PartReport(nodes, edges, content.edges_in.counts.tolist(), content.read_from.tolist(), content.split)
             for nodes, edges, content in zip(counts["nodes"], counts["edges"], contents, strict=True)
         ],
         problems=problems,
@@ -195,10 +195,10 @@ def _edges_of_both_ends(spec: PartitionJson, contents: Sequence[PartContent]) ->
     """Compare the edges that a part stores towards others with those that these have as in-edges."""
     problems = []
     for p, sender in enumerate(contents):
-        stores_them = bool(sender.going_out.counts.sum())  # only DGL's own writer does
+        stores_them = bool(sender.edges_out.counts.sum())  # only DGL's own writer does
         for q, reader in enumerate(contents if stores_them else []):
-            there, here = (int(x.counts[i]) for x, i in ((sender.going_out, q), (reader.came_in, p)))
-            same = sender.going_out.prints[q] == reader.came_in.prints[p]
+            there, here = (int(x.counts[i]) for x, i in ((sender.edges_out, q), (reader.edges_in, p)))
+            same = sender.edges_out.fingerprints[q] == reader.edges_in.fingerprints[p]
             if p != q and reader.edge_types and (there != here or not same):
                 files = [spec.files[i]["part_graph"] for i in (p, q)]
                 what = f"{there} edges" if there != here else f"other edges, {there} as well,"
@@ -316,7 +316,7 @@ def _split(spec: PartitionJson, parts: Sequence[int], rows_of: Sequence[Mapping[
     chosen: dict[str, int] = {}
     for part in parts:
         files = FeatureFiles(spec, part, "nodes")
-        for mask in (one for one in files.features() if one.name in MASKS):
+        for mask in (one for one in files.features() if one.name in SPLIT):
             cut = rows_of[mask.type_id][part]
             count = sum(
                 int((rows[max(cut.start - first, 0) : max(cut.stop - first, 0)] != 0).sum())

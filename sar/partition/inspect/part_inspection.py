@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, CanonicalEtype
+from sar.common_tuples import EID, ETYPE, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
 from sar.errors import PartitionError
 from sar.id_slices import distinct, pieces
 from sar.storage.arrays import StoredArray
@@ -36,21 +36,20 @@ from sar.storage.part_files import (
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path
 
 What = Literal["nodes", "edges"]
-MASKS = ("train_mask", "val_mask", "test_mask")
 
 
-class Between(NamedTuple):
+class EdgesBetween(NamedTuple):
     """Edges between one part and each of the others.
 
     counts: (P,) int64.
-    prints: (P,) uint64 fingerprints, see [Note: one part at a time].
+    fingerprints: (P,) uint64, see [Note: one part at a time].
     """
 
     counts: NDArray[np.int64]
-    prints: NDArray[np.uint64]
+    fingerprints: NDArray[np.uint64]
 
     @classmethod
-    def none(cls, num_parts: int) -> "Between":
+    def none(cls, num_parts: int) -> "EdgesBetween":
         return cls(np.zeros(num_parts, np.int64), np.zeros(num_parts, np.uint64))
 
 
@@ -70,8 +69,8 @@ class PartContent:
     """What one part's files hold.
 
     problems: in words that begin with a file.
-    came_in: in-edges, by the part of their source.
-    going_out: edges to other parts, which DGL's own writer stores with both parts.
+    edges_in: in-edges, by the part of their source.
+    edges_out: edges to other parts, which DGL's own writer stores with both parts.
     read_from: (P,) distinct nodes of each other part that in-edges come from.
     edges_from, rows_from: (R, P) in-edges of each type by the part of their source, and distinct nodes of each other
         part that these come from; (0, P) where the part's graph cannot be read.
@@ -81,8 +80,8 @@ class PartContent:
     """
 
     problems: list[str]
-    came_in: Between
-    going_out: Between
+    edges_in: EdgesBetween
+    edges_out: EdgesBetween
     read_from: NDArray[np.int64]
     edges_from: NDArray[np.int64]
     rows_from: NDArray[np.int64]
@@ -113,7 +112,7 @@ def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent
     """
     parts = spec.num_parts
     none = np.zeros((0, parts), np.int64)
-    content = PartContent([], Between.none(parts), Between.none(parts), np.zeros(parts, np.int64), none, none)
+    content = PartContent([], EdgesBetween.none(parts), EdgesBetween.none(parts), np.zeros(parts, np.int64), none, none)
     has_part_ids = False
     try:
         path = graph_path(spec, part)
@@ -124,17 +123,17 @@ def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent
         content.problems.append(str(error))
     else:
         has_part_ids = PART_ID in file.nodes
-        _Structure(spec, part, path, content).check(file, graph)
+        _GraphCheck(spec, part, path, content).check(file, graph)
         del graph
     for files in (
         FeatureFiles(spec, part, "nodes", has_part_ids=has_part_ids),
         FeatureFiles(spec, part, "edges", content.edge_types, has_part_ids=has_part_ids),
     ):
-        _look_at_features(files, content, values=values)
+        _check_features(files, content, values=values)
     return content
 
 
-class _Structure:
+class _GraphCheck:
     """Checks the graph of one part."""
 
     def __init__(self, spec: PartitionJson, part: int, path: Path, content: PartContent) -> None:
@@ -148,27 +147,27 @@ class _Structure:
         inner, ids = graph.is_inner, graph.node_id
         self._owned_once("nodes", ids[inner], spec.node_ranges)
         num_nodes = spec.partition_ranges[-1][1]
-        self._each("nodes have IDs outside those of all parts", (ids < 0) | (ids >= num_nodes), ids)
+        self._report_rows("nodes have IDs outside those of all parts", (ids < 0) | (ids >= num_nodes), ids)
         start, end = spec.partition_ranges[part]
         own = (ids >= start) & (ids < end)
-        self._each("halo nodes are the part's own nodes", ~inner & own, ids)
+        self._report_rows("halo nodes are the part's own nodes", ~inner & own, ids)
         halo = ids[~inner]
         repeated = len(halo) - len(distinct(halo))
         if repeated:
-            self._say(f"{repeated} halo nodes are there more than once; expected each once")
+            self._report(f"{repeated} halo nodes are there more than once; expected each once")
         ids = ids.clamp(0, max(num_nodes - 1, 0))
         owner = _owner(ids, spec.node_ranges)
         if PART_ID in file.nodes:
             wrong = file.nodes[PART_ID].load() != owner
-            self._each(f"nodes have another part_id than the ranges in {spec.path.name} say", wrong, ids)
+            self._report_rows(f"nodes have another part_id than the ranges in {spec.path.name} say", wrong, ids)
         if NTYPE in file.nodes:
             wrong = file.nodes[NTYPE].load() != types_of(ids, spec.node_ranges)
-            self._each(f"nodes have another {NTYPE} than the ranges in {spec.path.name} say", wrong, ids)
+            self._report_rows(f"nodes have another {NTYPE} than the ranges in {spec.path.name} say", wrong, ids)
         marks: dict[str, Tensor] = {key: file.edges[key].load() for key in (INNER_EDGE, ETYPE) if key in file.edges}
         self._check_edges(graph, marks, ids, owner)
-        self._keep_original_ids("nodes", graph.node_id, graph.orig_node_id, inner, spec.node_ranges)
+        self._note_original_ids("nodes", graph.node_id, graph.orig_node_id, inner, spec.node_ranges)
         mine = inner[graph.edges[DST].long()]
-        self._keep_original_ids("edges", graph.edges[EID], graph.edges.get(ORIG_ID), mine, spec.edge_ranges)
+        self._note_original_ids("edges", graph.edges[EID], graph.edges.get(ORIG_ID), mine, spec.edge_ranges)
 
     def _check_edges(self, graph: LocalGraph, marks: Mapping[str, Tensor], node_id: Tensor, owner: Tensor) -> None:
         """Check edges in chunks, and add up what comes from and goes to other parts."""
@@ -204,12 +203,12 @@ class _Structure:
                 wrong.setdefault(problem, []).append(ids[rows])
             goes_out = ~comes_in & inner[src]
             hashes = _hashes(ids, node_id[src], node_id[dst])
-            _add(content.came_in, owner[src[comes_in]], hashes[comes_in.numpy()])
-            _add(content.going_out, owner[dst[goes_out]], hashes[goes_out.numpy()])
+            _add(content.edges_in, owner[src[comes_in]], hashes[comes_in.numpy()])
+            _add(content.edges_out, owner[dst[goes_out]], hashes[goes_out.numpy()])
         for problem, edge_ids in wrong.items():
             bad = torch.cat(edge_ids)
             if len(bad):
-                self._say(f"{len(bad)} {problem}, edge {int(bad[0])} for one")
+                self._report(f"{len(bad)} {problem}, edge {int(bad[0])} for one")
         self._owned_once("edges", torch.cat(own_ids) if own_ids else edges[EID], spec.edge_ranges)
         content.edges_from = sources.edges
         content.rows_from, content.read_from = sources.rows()
@@ -225,31 +224,31 @@ class _Structure:
         """Check that the IDs of a part's own nodes or edges are those of its range, each once."""
         start, end = int(ranges[self._part, 0, 0]), int(ranges[self._part, -1, 1])
         inside = (ids >= start) & (ids < end)
-        self._each(f"inner {what} have IDs outside [{start}, {end}), the part's own", ~inside, ids)
+        self._report_rows(f"inner {what} have IDs outside [{start}, {end}), the part's own", ~inside, ids)
         seen = distinct(ids[inside])
         missing, repeated = end - start - len(seen), int(inside.sum()) - len(seen)
         if missing or repeated:
             run = int((seen == torch.arange(start, start + len(seen))).int().cumprod(0).sum())  # IDs without a gap
             first = f", {start + run} for one" if missing else ""
-            self._say(
+            self._report(
                 f"of the {what} [{start}, {end}) that {self._spec.path.name} promises, {missing} are missing{first}; "
                 f"{repeated} are there more than once"
             )
 
-    def _keep_original_ids(
+    def _note_original_ids(
         self, what: What, ids: Tensor, original: Tensor | None, mine: Tensor, ranges: IdRanges
     ) -> None:
         if original is not None:
             kind, ids = types_of(ids[mine], ranges), original[mine]
             self._content.orig_ids[what] = [ids[kind == type_id] for type_id in range(ranges.shape[1])]
 
-    def _each(self, problem: str, bad: Tensor, ids: Tensor) -> None:
+    def _report_rows(self, problem: str, bad: Tensor, ids: Tensor) -> None:
         """Report rows that are `bad`, (n,), with the ID of the first."""
         count = int(bad.sum())
         if count:
-            self._say(f"{count} {problem}, {int(ids[bad][0])} for one")
+            self._report(f"{count} {problem}, {int(ids[bad][0])} for one")
 
-    def _say(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
         self._content.problems.append(f"{self._path}: {problem}.")
 
 
@@ -268,35 +267,37 @@ def _hashes(*columns: Tensor) -> NDArray[np.uint64]:
     return state
 
 
-def _add(between: Between, parts: Tensor, hashes: NDArray[np.uint64]) -> None:
+def _add(between: EdgesBetween, parts: Tensor, hashes: NDArray[np.uint64]) -> None:
     """Add edges to the counts and fingerprints of the parts at their other ends, (n,)."""
-    np.add.at(between.prints, parts.numpy(), hashes)
+    np.add.at(between.fingerprints, parts.numpy(), hashes)
     between.counts[:] += np.bincount(parts.numpy(), minlength=len(between.counts))
 
 
-def _look_at_features(files: FeatureFiles, content: PartContent, *, values: bool) -> None:
+def _check_features(files: FeatureFiles, content: PartContent, *, values: bool) -> None:
     """Note the features of a part, count what masks choose, and report wrong lengths and, if asked, NaN."""
-    say: Callable[[str], None] = content.problems.append
+    report: Callable[[str], None] = content.problems.append
     try:
         path, tensors = files.tensors()
     except PartitionError as error:
-        say(str(error))
+        report(str(error))
         return
     for key, stored in tensors.items():
         try:
             type_id, name, *_ = files.feature(path, key, stored)
         except PartitionError as error:
-            say(str(error))
+            report(str(error))
             continue
-        if files.what == "nodes" and name in MASKS:
+        if files.what == "nodes" and name in SPLIT:
             chosen = sum(int((rows != 0).sum()) for _, rows in stored.slices())
             content.split[name] = content.split.get(name, 0) + chosen
-        nan_rows = _rows_with_nan(path, key, stored, say) if values and stored.tensor_dtype.is_floating_point else None
+        nan_rows = (
+            _rows_with_nan(path, key, stored, report) if values and stored.tensor_dtype.is_floating_point else None
+        )
         dtype = str(stored.tensor_dtype).removeprefix("torch.")
         content.features.append(StoredFeature(files.what, type_id, name, dtype, tuple(stored.shape[1:]), nan_rows))
 
 
-def _rows_with_nan(path: Path, key: str, stored: StoredArray, say: Callable[[str], None]) -> int:
+def _rows_with_nan(path: Path, key: str, stored: StoredArray, report: Callable[[str], None]) -> int:
     count, first = 0, -1
     for start, rows in stored.slices():
         bad = rows.isnan().view(len(rows), -1).any(1) if rows.numel() else torch.zeros(0, dtype=torch.bool)
@@ -304,7 +305,7 @@ def _rows_with_nan(path: Path, key: str, stored: StoredArray, say: Callable[[str
             first = start + int(bad.nonzero()[0])
         count += int(bad.sum())
     if count:
-        say(f"{path}: {count} rows of {key!r} have NaN, row {first} for one.")
+        report(f"{path}: {count} rows of {key!r} have NaN, row {first} for one.")
     return count
 
 
