@@ -13,7 +13,7 @@ from sar.core.relation import Relation
 from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand, Op, Target, aggregate_grad, aggregate_sum
 from sar.kernels.attention import attend, attend_grad, note_scores
 from sar.kernels.attention import destination_statistics as statistics_of
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 
 SLOPE = 0.2  # of GATConv's leaky ReLU
 
@@ -56,9 +56,9 @@ def _attention(relation: Relation, layer: Exchanged) -> float:
     shape, how = (HEADS, layer.columns // HEADS), Attention(Score.ADDITIVE, SLOPE)
     attn, grad = torch.rand(shape), torch.rand(relation.num_dst, *shape)
     y = torch.rand(relation.num_dst, HEADS)
-    ends = [Ends(torch.rand(block.num_src, *shape), y, attn, None) for block in relation.blocks]
+    ends = [AttentionOperands(torch.rand(block.num_src, *shape), y, attn, None) for block in relation.blocks]
     start = time.perf_counter()
-    running = Running.start(relation.num_dst, grad)
+    running = OnlineSoftmaxState.start(relation.num_dst, grad)
     for block, operands in zip(relation.blocks, ends, strict=True):
         attend(block, how, operands, running)
     out, normaliser = running.finish(relation.in_degrees)

@@ -43,14 +43,14 @@ MUTANTS = [
     ),
     Mutant(
         "first edge of a node left out",
-        "sar/kernels/cpu/loops.py",
-        "range(u64(walk.indptr[group]), u64(walk.indptr[group + ONE])):",
-        "range(u64(walk.indptr[group]) + ONE, u64(walk.indptr[group + ONE])):",
+        "sar/kernels/cpu/aggregate_loops.py",
+        "range(u64(csr.indptr[group]), u64(csr.indptr[group + ONE])):",
+        "range(u64(csr.indptr[group]) + ONE, u64(csr.indptr[group + ONE])):",
         "tests/kernels/test_aggregate.py::test_sum",
     ),
     Mutant(
         "lost edge ID offset",
-        "sar/kernels/cpu/walks.py",
+        "sar/kernels/cpu/csr_view.py",
         "np.uint64(block.edge_offset)",
         "np.uint64(0)",
         "tests/core/test_used_graphs.py::test_a_change_of_a_used_graph",
@@ -64,9 +64,9 @@ MUTANTS = [
     ),
     Mutant(
         "softmax without the running maximum",
-        "sar/kernels/cpu/attention_steps.py",
-        "store(total, o + h, load(total, o + h) * shrink)",
-        "store(total, o + h, load(total, o + h))",
+        "sar/kernels/cpu/attention_loops.py",
+        "total[own + h] *= shrinks[t + h]",
+        "total[own + h] *= 1",
         "tests/kernels/test_attention.py::test_result_and_gradients",
     ),
     Mutant(
@@ -79,8 +79,8 @@ MUTANTS = [
     Mutant(
         "softmax's gradient without its mean",
         "sar/kernels/torch/attention.py",
-        "(share * along - stats[edges.dst, ALONG])",
-        "(share * along)",
+        "(share * grad_dot - stats[edges.dst, GRAD_DOT])",
+        "(share * grad_dot)",
         "tests/kernels/test_attention.py::test_result_and_gradients",
     ),
     Mutant(

@@ -28,7 +28,14 @@ from pathlib import Path
 
 import torch
 
-from sar.kernels.attention_operands import STATISTICS, Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import (
+    STATISTICS,
+    Attention,
+    AttentionOperands,
+    Gradients,
+    OnlineSoftmaxState,
+    Score,
+)
 from sar.kernels.backend import compiled, load_kernels
 from sar.kernels.code_cache import TakenElsewhereError, code_folder, digest_of, nothing_awaited
 from sar.kernels.edge_block import EdgeBlock
@@ -125,20 +132,20 @@ def _compile_all() -> None:
 
 def steps() -> list[Callable[[], object]]:
     """Calls of the kernels that SAGE-like and GAT-like models use on float32, those first that are needed first."""
-    from sar.kernels.cpu.walks import transpose  # loads the compiler
+    from sar.kernels.cpu.csr_view import transpose  # loads the compiler
 
     kernels, ends = compiled(), torch.arange(2)
     block = EdgeBlock.from_coo(ends, ends, 2, 2)
     x, how = torch.ones(2, 1, 1), Attention(Score.ADDITIVE, 0.2)
     scores, attn, stats = x[:, 0], x[:1, 0], torch.ones(2, STATISTICS, 1)
-    scored = Ends(x, scores, attn, None, scores)
+    scored = AttentionOperands(x, scores, attn, None, scores)
     grads = Gradients(x.clone(), scores.clone(), None, None, scores.clone())
     message = EdgeMessage(Op.COPY, EdgeOperand.of(scores, Target.U), None)
     return [
         load_kernels,
         partial(transpose, block),
         lambda: kernels.aggregate_sum(block, message, scores.clone()),
-        lambda: kernels.attend(block, how, scored, Running.start(2, x)),
+        lambda: kernels.attend(block, how, scored, OnlineSoftmaxState.start(2, x)),
         lambda: kernels.attend_grad(block, how, scored, x, stats, grads),
         partial(kernels.project, x, attn),
         lambda: kernels.project_grad(x, attn, scores, x.clone(), attn.clone()),

@@ -1,7 +1,8 @@
 """One-pass attention over the edges of a block: the interface of its kernels.
 
 Weights are softmax(score) over the in-edges of a destination, and the result is the sum of weight * source features.
-Both come in one pass over blocks of edges, by `attend`; `Running.finish` divides. Nothing edge-sized is made.
+Both come in one pass over blocks of edges, by `attend`; `OnlineSoftmaxState.finish` divides. Nothing has the size of
+the edges.
 """
 
 from __future__ import annotations
@@ -9,7 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sar.kernels.attention_operands import INVERSE, SCORE, STATISTICS, Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import (
+    INVERSE,
+    SCORE,
+    STATISTICS,
+    Attention,
+    AttentionOperands,
+    Gradients,
+    OnlineSoftmaxState,
+    Score,
+)
 from sar.kernels.backend import choose
 from sar.kernels.edge_block import EdgeBlock
 
@@ -24,10 +34,10 @@ def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_gra
     choose(x).project_grad(x, attn, grad, x_grad, attn_grad)
 
 
-def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
-    """Add the edges of a block to the running sums of their destinations."""
+def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
+    """Add the edges of a block to the sums of their destinations."""
     if block.num_edges:
-        choose(ends.x).attend(block, how, _with_scores(how, ends), running)
+        choose(operands.x).attend(block, how, _with_scores(how, operands), state)
 
 
 def destination_statistics(how: Attention, normaliser: Tensor, grad: Tensor, out: Tensor) -> Tensor:
@@ -35,7 +45,7 @@ def destination_statistics(how: Attention, normaliser: Tensor, grad: Tensor, out
 
     Args:
         how: as in the forward.
-        normaliser: from `Running.finish`, (num_dst, 2, H).
+        normaliser: from `OnlineSoftmaxState.finish`, (num_dst, 2, H).
         grad: (num_dst, H, D) gradient of the result, contiguous.
         out: the result.
 
@@ -50,18 +60,20 @@ def destination_statistics(how: Attention, normaliser: Tensor, grad: Tensor, out
 
 
 def note_scores(how: Attention, stats: Tensor, y: Tensor) -> None:
-    """Add `Ends.y` of ADDITIVE scores to the statistics of destinations."""
+    """Add `AttentionOperands.y` of ADDITIVE scores to the statistics of destinations."""
     if how.score is Score.ADDITIVE:
         stats[:, SCORE] = y
 
 
-def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:
+def attend_grad(
+    block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
+) -> None:
     """Add the gradients of a block's edges.
 
     Args:
         block: the edges.
         how: as in the forward.
-        ends: likewise.
+        operands: likewise.
         grad: (num_dst, H, D) gradient of the result, contiguous.
         stats: from `destination_statistics`, after `note_scores`.
         grads: where to add; of edge weights, those of this block's edges are written. Gradients of a given `x_score`
@@ -69,25 +81,25 @@ def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stat
     """
     if not block.num_edges:
         return
-    made_here = how.score is Score.ADDITIVE and ends.x_score is None
-    ends = _with_scores(how, ends)
-    if made_here and ends.x_score is not None:
-        grads = grads._replace(x_score=torch.zeros_like(ends.x_score))
-    choose(ends.x).attend_grad(block, how, ends, grad, stats, grads)
+    made_here = how.score is Score.ADDITIVE and operands.x_score is None
+    operands = _with_scores(how, operands)
+    if made_here and operands.x_score is not None:
+        grads = grads._replace(x_score=torch.zeros_like(operands.x_score))
+    choose(operands.x).attend_grad(block, how, operands, grad, stats, grads)
     if made_here:
-        add_score_grads(ends, grads)
+        add_score_grads(operands, grads)
 
 
-def add_score_grads(ends: Ends, grads: Gradients) -> None:
+def add_score_grads(operands: AttentionOperands, grads: Gradients) -> None:
     """Add the gradients of `x_score` of ADDITIVE scores to those of what it is made of."""
-    assert ends.attn is not None
+    assert operands.attn is not None
     assert grads.attn is not None
     assert grads.x_score is not None
-    project_grad(ends.x, ends.attn, grads.x_score, grads.x, grads.attn)
+    project_grad(operands.x, operands.attn, grads.x_score, grads.x, grads.attn)
 
 
-def _with_scores(how: Attention, ends: Ends) -> Ends:
-    if how.score is not Score.ADDITIVE or ends.x_score is not None:
-        return ends
-    assert ends.attn is not None
-    return ends._replace(x_score=project(ends.x, ends.attn))
+def _with_scores(how: Attention, operands: AttentionOperands) -> AttentionOperands:
+    if how.score is not Score.ADDITIVE or operands.x_score is not None:
+        return operands
+    assert operands.attn is not None
+    return operands._replace(x_score=project(operands.x, operands.attn))

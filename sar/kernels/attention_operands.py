@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PEAK, INVERSE, ALONG, SCORE = 0, 1, 2, 3
+PEAK, INVERSE, GRAD_DOT, SCORE = 0, 1, 2, 3
 """Rows of a destination's statistics: see `sar.kernels.attention.destination_statistics`."""
 STATISTICS = 4
 """How many rows there are."""
@@ -39,7 +39,7 @@ class Attention(NamedTuple):
     seed: int = 0
 
 
-class Ends(NamedTuple):
+class AttentionOperands(NamedTuple):
     """Operands of a block's edges, of one dtype: float32 or float64.
 
     x: (num_src, H, D) features of the sources.
@@ -56,7 +56,7 @@ class Ends(NamedTuple):
     x_score: Tensor | None = None
 
 
-class Running(NamedTuple):
+class OnlineSoftmaxState(NamedTuple):
     """Sums over the edges so far, relative to exp(peak).
 
     out: (num_dst, H, D) weighted sum.
@@ -69,7 +69,7 @@ class Running(NamedTuple):
     total: Tensor
 
     @classmethod
-    def start(cls, num_dst: int, x: Tensor) -> Running:
+    def start(cls, num_dst: int, x: Tensor) -> OnlineSoftmaxState:
         """The sums over no edges, for source features like x, (*, H, D)."""
         heads = x.new_zeros(num_dst, x.shape[1])
         return cls(x.new_zeros(num_dst, *x.shape[1:]), torch.full_like(heads, -torch.inf), heads)
@@ -86,7 +86,7 @@ class Running(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of `Ends`, to which `attend_grad` adds; shapes as there."""
+    """Gradients of `AttentionOperands`, to which `attend_grad` adds; shapes as there."""
 
     x: Tensor
     y: Tensor

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import sar.kernels.meta as meta_kernels
 import sar.kernels.torch as torch_kernels
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running
+from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand
 from sar.logging_setup import logger
@@ -51,14 +51,20 @@ class Backend(Protocol):
     def project_grad(self, x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
         """Add the gradients of `project`."""
 
-    def attend(self, block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
-        """Add edges to the running sums of attention; `ends.x_score` is given for ADDITIVE scores."""
+    def attend(self, block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
+        """Add edges to the sums of attention; `operands.x_score` is given for ADDITIVE scores."""
 
     def head_sums(self, how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
-        """Write the sums of grad * out over each head to stats[:, ALONG]."""
+        """Write the sums of grad * out over each head to stats[:, GRAD_DOT]."""
 
     def attend_grad(
-        self, block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients
+        self,
+        block: EdgeBlock,
+        how: Attention,
+        operands: AttentionOperands,
+        grad: Tensor,
+        stats: Tensor,
+        grads: Gradients,
     ) -> None:
         """Add the gradients of attention; of ADDITIVE scores that of `x_score` instead of those it is made of."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Target
 
@@ -65,18 +65,20 @@ def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     _read(grad, out, stats)
 
 
-def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
+def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """As `sar.kernels.attention.attend`."""
     _read_by_destination(block)
-    _read(*ends, *running)
+    _read(*operands, *state)
 
 
-def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:
+def attend_grad(
+    block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
+) -> None:
     """As `sar.kernels.attention.attend_grad`: gradients of sources need the edges grouped by source."""
-    _read(*block.transposed(_transpose, with_positions=how.dropout > 0 or ends.weight is not None))
+    _read(*block.transposed(_transpose, with_positions=how.dropout > 0 or operands.weight is not None))
     if how.score is not Score.ADDITIVE:
         _read_by_destination(block)
-    _read(grad, stats, *ends, *grads)
+    _read(grad, stats, *operands, *grads)
 
 
 def _read(*tensors: Tensor | None) -> None:

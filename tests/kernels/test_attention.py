@@ -13,12 +13,14 @@ from torch.nn.functional import leaky_relu
 
 from sar.kernels import EdgeBlock
 from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from sar.kernels.torch.attention import dropout_factors
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
 
-Case = tuple[Attention, Tensor, Tensor, Ends, list[int]]  # src, dst, operands, where sources are cut into tiles
+Case = tuple[
+    Attention, Tensor, Tensor, AttentionOperands, list[int]
+]  # src, dst, operands, where sources are cut into tiles
 
 
 @st.composite
@@ -41,10 +43,10 @@ def cases(draw: st.DrawFn) -> Case:
     dropout = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
     how = Attention(score, draw(st.sampled_from([0.0, 0.2])), dropout, draw(st.integers(0, 2**64 - 1)))
     cuts = sorted({0, num_src, *draw(st.lists(st.integers(0, num_src), max_size=3))})
-    return how, src, dst, Ends(values(num_src, heads, dim), y, attn, weight), cuts
+    return how, src, dst, AttentionOperands(values(num_src, heads, dim), y, attn, weight), cuts
 
 
-def expected(how: Attention, src: Tensor, dst: Tensor, ends: Ends) -> Tensor:
+def expected(how: Attention, src: Tensor, dst: Tensor, ends: AttentionOperands) -> Tensor:
     """Attention with tensors of the size of the edges."""
     x, y, attn, weight, _ = ends
     if how.score is Score.ADDITIVE:
@@ -83,7 +85,7 @@ class Tiles(NamedTuple):
     def forward(self, case: Case) -> tuple[Tensor, Tensor]:
         """The result, and what makes scores weights."""
         how, _, dst, ends, _ = case
-        running = Running.start(len(ends.y), ends.x)
+        running = OnlineSoftmaxState.start(len(ends.y), ends.x)
         for (begin, end), block in zip(*self, strict=True):
             attend(block, how, ends._replace(x=ends.x[begin:end]), running)
         return running.finish(torch.bincount(dst, minlength=len(ends.y)))
@@ -107,7 +109,7 @@ def test_result_and_gradients(case: Case, seed: int, in_place: bool) -> None:
     how, src, dst, ends, _ = case
     tiles = Tiles.cut(case, in_place=in_place)
     result, normaliser = tiles.forward(case)
-    leaves = Ends(*(None if t is None else t.double().requires_grad_() for t in ends))
+    leaves = AttentionOperands(*(None if t is None else t.double().requires_grad_() for t in ends))
     wanted = expected(how, src, dst, leaves)
     tolerance = {"rtol": 1e-9, "atol": 1e-9} if ends.x.dtype is torch.float64 else {"rtol": 2e-3, "atol": 2e-3}
     torch.testing.assert_close(result.double(), wanted, **tolerance)
@@ -152,12 +154,14 @@ def test_scores_of_any_size_in_any_order(score: Score, dtype: torch.dtype) -> No
             y[:, :, 0] = torch.tensor([[1], [-1], [0]])
         src, dst = torch.arange(count).repeat(3), torch.arange(3).repeat_interleave(count)
         weight = 1 + few(len(src)).abs()
-        ends = Ends(x * size, y * size, None if score is Score.DOT else attn, weight)
+        ends = AttentionOperands(x * size, y * size, None if score is Score.DOT else attn, weight)
         for cuts in ([0, count], [0, 30, 94, 100, count]):
             case = Attention(score, 0.5), src, dst, ends, cuts
             tiles = Tiles.cut(case, in_place=False)
             result, normaliser = tiles.forward(case)
-            leaves = Ends(*(None if t is None else t.to(torch.float64, copy=True).requires_grad_() for t in ends))
+            leaves = AttentionOperands(
+                *(None if t is None else t.to(torch.float64, copy=True).requires_grad_() for t in ends)
+            )
             wanted = expected(*case[:3], leaves)
             grad = 1 + few(*wanted.shape)
             wanted.backward(grad.double())
@@ -165,7 +169,7 @@ def test_scores_of_any_size_in_any_order(score: Score, dtype: torch.dtype) -> No
 
             # What is subtracted from each other in a gradient, at most, by operand.
             along, slope = 200 * size * dim, 200 * size if score is Score.DOT else 1
-            scales = Ends(along * slope, along * slope, along * 200 * size, along)
+            scales = AttentionOperands(along * slope, along * slope, along * 200 * size, along)
             close = partial(torch.testing.assert_close, rtol=0)
             accuracy = 100 * torch.finfo(dtype).eps
             close(result.double(), wanted, atol=200 * size * accuracy)
@@ -184,7 +188,7 @@ def test_the_backward_has_the_weights_of_the_forward(seed: int, score: Score, di
     dst = torch.randint(3, (1000,), generator=generator).sort().values
     y = (3, 5) if score is Score.ADDITIVE else (3, 5, dim)
     x, y, attn, grad = (torch.randn(shape, generator=generator) for shape in ((50, 5, dim), y, (5, dim), (3, 5, dim)))
-    ends = Ends(3000 * x, 3000 * y, None if score is Score.DOT else attn, torch.ones(1000))
+    ends = AttentionOperands(3000 * x, 3000 * y, None if score is Score.DOT else attn, torch.ones(1000))
     case = Attention(score, 0.2), src, dst, ends, [0, 20, 50]
     tiles = Tiles.cut(case, in_place=False)
     result, normaliser = tiles.forward(case)
@@ -211,9 +215,9 @@ def test_infinite_undefined_and_tiny_scores(dtype: torch.dtype) -> None:
         whole = EdgeBlock.from_coo(torch.arange(most), torch.zeros(most, dtype=torch.int64), most, 1)
         how, y, attn = Attention(Score.ADDITIVE, 1.0), torch.zeros(1, 1, dtype=dtype), torch.ones(1, 3, dtype=dtype)
         for tiles in ([(0, most)], [(0, most // 2), (most // 2, most)]):
-            running = Running.start(1, x)
+            running = OnlineSoftmaxState.start(1, x)
             blocks = [whole.select_sources(*bounds) for bounds in tiles]
-            ends = [Ends(x[begin:end], y, attn, None, scores[begin:end]) for begin, end in tiles]
+            ends = [AttentionOperands(x[begin:end], y, attn, None, scores[begin:end]) for begin, end in tiles]
             for block, here in zip(blocks, ends, strict=True):
                 attend(block, how, here, running)
             out, normaliser = running.finish(torch.tensor([most]))

@@ -11,7 +11,7 @@ import sar.kernels.meta as meta_kernels
 import sar.kernels.torch as torch_kernels
 from sar.errors import GraphError
 from sar.kernels import EdgeOperand, Target, aggregate_grad, aggregate_sum, backend
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from tests.kernels import oracle
 
 FUNCTIONS = {name for name in vars(backend.Backend) if not name.startswith("_")}
@@ -83,7 +83,7 @@ def test_plain_torch_never_waits_for_the_device():
         x, y, attn = torch.ones(2, 1, 4), torch.ones(3, 1, 4), torch.ones(1, 4)
         for score in (Score.DYNAMIC, Score.DOT):
             how = Attention(score, 0.2, 0.5, 3)
-            ends = Ends(x, y, attn if score is Score.DYNAMIC else None, w[:, 0])
-            torch_kernels.attend(block, how, ends, Running.start(3, x))
+            ends = AttentionOperands(x, y, attn if score is Score.DYNAMIC else None, w[:, 0])
+            torch_kernels.attend(block, how, ends, OnlineSoftmaxState.start(3, x))
             grads = Gradients(x.clone(), y.clone(), attn.clone(), w[:, 0].clone())
             torch_kernels.attend_grad(block, how, ends, y, torch.ones(3, 4, 1), grads)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from sar.kernels import code_cache
-from sar.kernels.compiler.shared_cache import compile_cached
+from sar.kernels.compiler import compile_cached
 from tests.workers import REPOSITORY
 
 
@@ -144,8 +144,8 @@ CALLED = {
     "add_rows",
     "_sort_by_column",
     "accumulate",
-    "attend_additive",
-    "additive_source_gradients",
+    "attend",
+    "source_gradients",
     "project",
     "project_grad",
     "head_sums",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sar.kernels import EdgeBlock, EdgeOperand, Target, aggregate_grad, aggregate_sum, index_dtype
-from sar.kernels.cpu.walks import transpose
+from sar.kernels.cpu.csr_view import transpose
 from tests.kernels import oracle
 
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from sar.kernels import EdgeBlock, EdgeOperand, Target, aggregate_cmp, aggregate_grad, aggregate_sum
 from sar.kernels.attention import attend, attend_grad, destination_statistics, note_scores
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from tests.kernels import oracle
 
 pytestmark = [
@@ -62,11 +62,11 @@ def test_attention_forward_and_backward(block: EdgeBlock, score: Score, weighted
     how = Attention(score, 0.2, dropout=0.3 if weighted else 0.0, seed=7)
     y = torch.randn(NODES, HEADS) if score is Score.ADDITIVE else torch.randn(NODES, HEADS, DIM)
     attn = None if score is Score.DOT else torch.randn(HEADS, DIM)
-    ends = Ends(torch.randn(NODES, HEADS, DIM), y, attn, torch.rand(EDGES) if weighted else None)
+    ends = AttentionOperands(torch.randn(NODES, HEADS, DIM), y, attn, torch.rand(EDGES) if weighted else None)
     grads = Gradients(*(None if operand is None else torch.zeros_like(operand) for operand in ends))
 
     def forward_and_backward() -> None:
-        running = Running.start(NODES, ends.x)
+        running = OnlineSoftmaxState.start(NODES, ends.x)
         attend(block, how, ends, running)
         out, normaliser = running.finish(torch.ones(NODES))
         stats = destination_statistics(how, normaliser, out, out)

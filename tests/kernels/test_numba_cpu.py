@@ -25,7 +25,7 @@ from sar.kernels import (
     edge_apply,
     threads,
 )
-from sar.kernels.cpu import loops
+from sar.kernels.cpu import aggregate_loops as loops
 from sar.kernels.torch import edge_chunks
 from tests.kernels import oracle
 

@@ -12,7 +12,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = {
-    "kernels": ("vectors", "aggregate", "gradients", "attention", "softmax", "neighbor_sampling"),
+    "kernels": ("rows", "aggregate", "gradients", "attention", "softmax", "neighbor_sampling"),
     "partition": ("methods_streaming", "spring", "edge_partitioners", "balance"),
 }
 
@@ -20,7 +20,7 @@ FILES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FILES)
 def test_the_loops_are_right_without_the_compiler(folder):
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.kernels.plain_vectors", "-k", "not reference-"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.kernels.plain_prefetch", "-k", "not reference-"]
     done = subprocess.run(
         [*command, "-W", "ignore::RuntimeWarning", *(f"tests/{folder}/test_{name}.py" for name in FILES[folder])],
         cwd=REPOSITORY,

@@ -30,7 +30,7 @@ from sar.kernels.attention import (
     project,
     project_grad,
 )
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from sar.outofcore.residency import roomy, spills
 
 SEED_STEP = 0xD1342543DE82EF95
@@ -145,13 +145,13 @@ class _AttentionCall(Collective):
         return ForwardOutput((result,), [out, normaliser, x, *given[1:], *made_of, *kept.values()])
 
     def _attend(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor, dict[HaloSlice | None, Tensor]]:
-        """The result, (N_dst, H, D), what makes scores weights (see `Running.finish`), and fetched rows to keep."""
+        """The result, (N_dst, H, D), what makes scores weights (`OnlineSoftmaxState.finish`), and rows to keep."""
         x, received, scores = inputs.x, None, self._scores(inputs)
         if self.distributed:
             # The first tiles travel while all of the own nodes' part is computed.
             received = self._exchange(x).exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
         ends, kept = _ends(inputs, *scores), {}
-        running = Running.start(self.relation.num_dst, ends.x)
+        running = OnlineSoftmaxState.start(self.relation.num_dst, ends.x)
         for block, tile in self.context.tiles(received):
             attend(block, self.how, ends if tile.rows is None else _replaced(ends, tile.rows), running)
             if keep and tile.rows is not None:
@@ -206,12 +206,12 @@ class _AttentionCall(Collective):
         return _input_gradients(inputs, ends, grads)
 
 
-def _replaced(ends: Ends, rows: list[Tensor]) -> Ends:
+def _replaced(ends: AttentionOperands, rows: list[Tensor]) -> AttentionOperands:
     """The operands with rows of other sources, and their scores if these have come, too."""
     return ends._replace(x=rows[0].to(ends.x.dtype), x_score=rows[1] if rows[1:] else None)
 
 
-def _ends(inputs: Inputs, x_score: Tensor | None = None) -> Ends:
+def _ends(inputs: Inputs, x_score: Tensor | None = None) -> AttentionOperands:
     """The operands of the kernels on this worker's own nodes."""
     x, y = inputs.x, inputs.x if inputs.y is None else inputs.y
     dtype = accumulation_dtype(x.dtype)
@@ -219,10 +219,13 @@ def _ends(inputs: Inputs, x_score: Tensor | None = None) -> Ends:
     if inputs.attn_dst is not None:
         y = project(y, inputs.attn_dst.detach().to(dtype))
     attn = None if inputs.attn is None else inputs.attn.detach().to(dtype)
-    return Ends(x, y, attn, None if inputs.edge_weight is None else inputs.edge_weight.detach().to(dtype), x_score)
+    weight = None if inputs.edge_weight is None else inputs.edge_weight.detach().to(dtype)
+    return AttentionOperands(x, y, attn, weight, x_score)
 
 
-def _zero_gradients(inputs: Inputs, ends: Ends, x_grad: Tensor, x_score_grad: Tensor | None = None) -> Gradients:
+def _zero_gradients(
+    inputs: Inputs, ends: AttentionOperands, x_grad: Tensor, x_score_grad: Tensor | None = None
+) -> Gradients:
     """Where the gradients of the kernels' operands go; where sources are destinations, both to one tensor."""
     shared = inputs.attn_dst is None and inputs.y is None
     y_grad = x_grad if shared else torch.zeros_like(ends.y)
@@ -231,7 +234,7 @@ def _zero_gradients(inputs: Inputs, ends: Ends, x_grad: Tensor, x_score_grad: Te
     return Gradients(x_grad, y_grad, attn, weight, x_score_grad)
 
 
-def _input_gradients(inputs: Inputs, ends: Ends, grads: Gradients) -> Inputs:
+def _input_gradients(inputs: Inputs, ends: AttentionOperands, grads: Gradients) -> Inputs:
     """The gradients of the inputs, from those of the kernels' operands."""
     if inputs.attn_dst is None:
         return Inputs(grads.x, None if inputs.y is None else grads.y, grads.attn, None, grads.weight)

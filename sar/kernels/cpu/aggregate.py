@@ -1,4 +1,4 @@
-"""Compiled aggregations: which loop of `sar.kernels.cpu.loops` runs on which arrays."""
+"""Compiled aggregations: which loop of `sar.kernels.cpu.aggregate_loops` runs on which arrays."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sar.kernels.cpu import loops
-from sar.kernels.cpu.loops import Formula, Table
-from sar.kernels.cpu.operand_layout import make_layout
-from sar.kernels.cpu.walks import EDGE, NO_INDICES, OTHER, OWN, Walk, by_destination, by_source
+from sar.kernels.cpu import aggregate_loops as loops
+from sar.kernels.cpu.aggregate_loops import Formula, Table, make_layout
+from sar.kernels.cpu.csr_view import EDGE, NO_INDICES, OTHER, OWN, CSRView, by_destination, by_source
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, aligned_message_shape
 from sar.kernels.threads import run_balanced
@@ -31,9 +30,9 @@ _OPERATIONS = {  # compiled operation and its sign
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.aggregate_sum`."""
-    walk = by_destination(block, with_edges=_of_edges(*message.operands))
+    csr = by_destination(block, with_edges=_of_edges(*message.operands))
     formula, *operands = _operands(message)
-    _run(_adding(formula), walk, formula, *operands, Table(flat(out), OWN))
+    _run(_adding(formula), csr, formula, *operands, Table(flat(out), OWN))
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
@@ -71,16 +70,16 @@ def aggregate_grad(
     # Grouped by destination, several threads would write to one source's row.
     of_sources = operand.target is Target.U
     group, whose = (by_source, _BY_SOURCE) if of_sources else (by_destination, _BY_DESTINATION)
-    walk = group(block, with_edges=arg is not None or _of_edges(*message.operands, grad))
+    csr = group(block, with_edges=arg is not None or _of_edges(*message.operands, grad))
     a = Table(flat(grad.values), whose[grad.target])
     b = Table(flat(other.values), whose[other.target])
     to = Table(flat(out), whose[operand.target])
     if arg is None and code != loops.DIV_RHS:
-        _run(_adding(formula), walk, formula, a, b, to)
+        _run(_adding(formula), csr, formula, a, b, to)
     else:
         denominator = flat(operand.values) if code == loops.DIV_RHS else to.values  # else not read
         edge_ids = NO_INDICES if arg is None else flat(arg)
-        _run(loops.accumulate_where, walk, formula, a, b, to, denominator, Table(edge_ids, a.whose))
+        _run(loops.accumulate_where, csr, formula, a, b, to, denominator, Table(edge_ids, a.whose))
 
 
 def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
@@ -92,13 +91,13 @@ def _adding(formula: Formula) -> Any:
     return loops.accumulate if formula.op in (loops.COPY, loops.MUL) else loops.accumulate_others
 
 
-def _run(kernel: Any, walk: Walk, formula: Formula, *arguments: object) -> None:
+def _run(kernel: Any, csr: CSRView, formula: Formula, *arguments: object) -> None:
     width = int(formula.layout.length) * len(formula.layout.a_offsets)
-    run_balanced(kernel, walk.indptr, width, walk, formula, *arguments)
+    run_balanced(kernel, csr.indptr, width, csr, formula, *arguments)
 
 
 def _operands(message: EdgeMessage) -> tuple[Formula, Table, Table]:
-    """What a walk by destination computes of which operands."""
+    """What a kernel over destinations computes of which operands."""
     lhs_aligned, rhs_aligned, full = message.aligned_shapes()
     lhs, rhs = message.lhs, message.rhs
     if rhs is None:

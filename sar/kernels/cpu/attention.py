@@ -10,28 +10,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.kernels.attention_operands import Attention, Ends, Gradients, Running, Score
+from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
 from sar.kernels.cpu import attention_loops as loops
-from sar.kernels.cpu.attention_loops import Incoming, SourceGradients, Sums
-from sar.kernels.cpu.attention_steps import CHUNK, Heads, Scored, Scratch
-from sar.kernels.cpu.walks import by_destination, by_source
+from sar.kernels.cpu.attention_loops import CHUNK, Heads, Incoming, Scored, Scratch, SourceGradients, Sums
+from sar.kernels.cpu.csr_view import by_destination, by_source
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.threads import run_balanced, run_rows
 from sar.raw_memory import flat
 
 
-def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
+def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """Compiled kernel of `sar.kernels.attention.attend`."""
-    x, walk = ends.x, by_destination(block, with_edges=_reads_edges(how, ends))
-    scored = _scored(ends.y, x if ends.x_score is None else ends.x_score, ends)
-    sums = Sums(*(flat(tensor) for tensor in running))
-    operands = _heads(how, x), flat(x), scored, _flat(ends.weight, x), sums
-    kernel = loops.attend_additive if how.score is Score.ADDITIVE else loops.attend_pairs
-    run_balanced(kernel, walk.indptr, x.shape[1:].numel(), walk, *operands, private=lambda: [_scratch(x)])
+    x, csr = operands.x, by_destination(block, with_edges=_reads_edges(how, operands))
+    scored = _scored(operands.y, x if operands.x_score is None else operands.x_score, operands)
+    sums = Sums(*(flat(tensor) for tensor in state))
+    arguments = _heads(how, x), flat(x), scored, _flat(operands.weight, x), sums
+    run_balanced(loops.attend, csr.indptr, x.shape[1:].numel(), csr, *arguments, private=lambda: [_scratch(x)])
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
-    """Write the sums of grad * out over each head to stats[:, ALONG]."""
+    """Write the sums of grad * out over each head to stats[:, GRAD_DOT]."""
     run_rows(loops.head_sums, len(grad), grad.shape[1:].numel(), _heads(how, grad), flat(grad), flat(out), flat(stats))
 
 
@@ -53,32 +51,34 @@ def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_gra
     parts.add_up()
 
 
-def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:
+def attend_grad(
+    block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
+) -> None:
     """Compiled kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
-    x, additive = ends.x, how.score is Score.ADDITIVE
-    heads, width, reads_edges = _heads(how, x), x.shape[1:].numel(), _reads_edges(how, ends)
-    weight, incoming = _flat(ends.weight, x), Incoming(flat(grad), flat(stats))
+    x, x_score = operands.x, operands.x if operands.x_score is None else operands.x_score
+    additive, reads_edges = how.score is Score.ADDITIVE, _reads_edges(how, operands)
+    heads, width, weight = _heads(how, x), x.shape[1:].numel(), _flat(operands.weight, x)
+    incoming = Incoming(flat(grad), flat(stats))
 
-    walk = by_source(block, with_edges=reads_edges)
-    scored = _scored(x if ends.x_score is None else ends.x_score, ends.y, ends)
+    csr = by_source(block, with_edges=reads_edges)
+    scored = _scored(x_score, stats if additive else operands.y, operands)
     results = SourceGradients(*(_flat(tensor, x) for tensor in (grads.x, grads.x_score, grads.weight)))
     parts = _Parts(grads.y if additive else grads.x[:0])
-    operands = walk, heads, flat(x), scored, weight, incoming, results
-    kernel = loops.additive_source_gradients if additive else loops.pair_source_gradients
-    run_balanced(kernel, walk.indptr, width, *operands, private=partial(_private, parts, x))
+    to_sources = csr, heads, flat(x), scored, weight, incoming, results
+    run_balanced(loops.source_gradients, csr.indptr, width, *to_sources, private=partial(_private, parts, x))
     parts.add_up()
     if additive:
         return
 
-    walk = by_destination(block, with_edges=reads_edges)
+    csr = by_destination(block, with_edges=reads_edges)
     parts = _Parts(grads.attn if grads.attn is not None else grads.x[:0])
-    to_destinations = walk, heads, flat(x), _scored(ends.y, x, ends), weight, incoming, flat(grads.y)
-    run_balanced(loops.destination_gradients, walk.indptr, width, *to_destinations, private=partial(_private, parts, x))
+    to_destinations = csr, heads, flat(x), _scored(operands.y, x, operands), weight, incoming, flat(grads.y)
+    run_balanced(loops.destination_gradients, csr.indptr, width, *to_destinations, private=partial(_private, parts, x))
     parts.add_up()
 
 
-def _scored(mine: Tensor, theirs: Tensor, ends: Ends) -> Scored:
-    return Scored(flat(mine), flat(theirs), _flat(ends.attn, ends.x))
+def _scored(mine: Tensor, theirs: Tensor, operands: AttentionOperands) -> Scored:
+    return Scored(flat(mine), flat(theirs), _flat(operands.attn, operands.x))
 
 
 def _scratch(x: Tensor) -> Scratch:
@@ -95,9 +95,9 @@ def _flat(tensor: Tensor | None, like: Tensor) -> NDArray[Any]:
     return np.empty(0, flat(like).dtype) if tensor is None else flat(tensor)
 
 
-def _reads_edges(how: Attention, ends: Ends) -> bool:
+def _reads_edges(how: Attention, operands: AttentionOperands) -> bool:
     """Whether edge IDs matter: to dropout, and to find weights."""
-    return how.dropout > 0 or ends.weight is not None
+    return how.dropout > 0 or operands.weight is not None
 
 
 class _Parts:

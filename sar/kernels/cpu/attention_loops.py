@@ -5,53 +5,93 @@ blocks: it keeps the greatest score so far, and the sums relative to it (Milakov
 calculation for softmax"; Dao 2022, "FlashAttention"). The backward makes each weight anew from the
 greatest score of all and the sum.
 
-Arrays are flat; `width` is heads * dim. The ends of an edge are called as in `sar.kernels.cpu.walks`: "own" is the row
-by which edges are grouped, "other" that at the other end. See [Note: chunks of edges] in `attention_steps`.
+Arrays are flat; `width` is heads * dim. The ends of an edge are called as in `sar.kernels.cpu.csr_view`: "own" is the
+row by which edges are grouped, "other" that at the other end.
+
+[Note: chunks of edges]
+The kernels take CHUNK edges at a time, of as many rows as these have, through one short loop after another. Most rows
+have few edges: a loop over each row's would end, and be mispredicted, more often than anything else.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sar.kernels.cpu.attention_steps import (
-    AHEAD,
-    ALONG,
-    CHUNK,
-    DOT,
-    DYNAMIC,
-    LOWEST_32,
-    LOWEST_64,
-    STATISTICS,
-    Chunk,
-    Heads,
-    Scored,
-    Scratch,
-    add_rows,
-    add_score_grads,
-    copy,
-    has_shares,
-    lay_out,
-    multiply,
-    raise_to,
-    rise,
+import numpy as np
+
+from sar.kernels import attention_operands as operands
+from sar.kernels.compiler import inline, inline_distinct, kernel
+from sar.kernels.cpu.csr_view import ONE, OTHER, OWN, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row
+from sar.kernels.cpu.rows import (
+    add_four_scaled,
+    add_leaky,
+    add_scaled,
+    add_slopes,
+    dot,
+    dot_leaky,
+    exponentials,
     scale,
-    score_additive,
-    score_grads,
-    score_pair,
-    u64,
-    weigh_and_count,
-    write_additive_weights,
-    write_alongs,
-    write_pair_weights,
-    write_shares,
 )
-from sar.kernels.cpu.compile import inline, kernel
-from sar.kernels.cpu.vector import add_dot, add_leaky, add_scaled, add_slopes, nothing_of, thin
-from sar.kernels.cpu.walks import ONE, OTHER, OWN, ZERO, Array, Index, Walk, look_ahead
+
+ADDITIVE, DYNAMIC, DOT = 0, 1, 2
+CHUNK = 64  # edges that are worked on at a time
+AHEAD = np.uint64(32)  # edges between asking for a row and using it; most loops here take few nanoseconds an edge
+LOWEST_32, LOWEST_64 = (float(np.finfo(dtype).min) for dtype in (np.float32, np.float64))
+PEAK, INVERSE = np.uint64(operands.PEAK), np.uint64(operands.INVERSE)
+GRAD_DOT, SCORE = np.uint64(operands.GRAD_DOT), np.uint64(operands.SCORE)
+STATISTICS = np.uint64(operands.STATISTICS)
+
+u64 = np.uint64
+TWO, THREE, FOUR = u64(2), u64(3), u64(4)
+HASH_STEP, HASH_1, HASH_2 = u64(0x9E3779B97F4A7C15), u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
+
+
+class Heads(NamedTuple):
+    """What all edges have in common."""
+
+    kind: int  # ADDITIVE, DYNAMIC or DOT
+    heads: Index
+    dim: Index
+    factor: float  # slope of the leaky ReLU below 0, or what dot products are multiplied with
+    seed: Index  # of dropout
+    drop: Index  # weights whose hash is below this are dropped; 0: none
+    scale: float  # of weights that are kept
+
+
+class Scratch(NamedTuple):
+    """What is known about a chunk: (CHUNK * heads,) numbers each, and (CHUNK + 1,) indices."""
+
+    scores: Array  # of each edge and head: logits, then exponentials, then what rows are multiplied with
+    slopes: Array  # of each edge and head: derivative of the leaky ReLU
+    grad_dot: Array  # of each edge and head: gradient of the weight, which is grad . x; then gradient of the score
+    shares: Array  # of each edge and head: what dropout and edge weight multiply a weight with
+    tops: Array  # of each row and head: the greatest score so far
+    owns: Array  # of each row: its number
+    bounds: Array  # of each row: its first edge; of one more, the end of the chunk
+    own_of: Array  # of each edge: own row
+    place_of: Array  # of each edge: which row of the chunk
+
+
+class Chunk(NamedTuple):
+    """The edges first to first + size of a view, of `count` rows."""
+
+    csr: CSRView
+    first: Index
+    size: Index
+    count: Index
+    scratch: Scratch
+
+
+class Scored(NamedTuple):
+    """What scores are made of, of own and other rows: a number a head for ADDITIVE scores, features for the others."""
+
+    mine: Array
+    theirs: Array
+    attn: Array
 
 
 class Sums(NamedTuple):
-    """As `sar.kernels.attention_operands.Running`."""
+    """As `sar.kernels.attention_operands.OnlineSoftmaxState`."""
 
     out: Array
     peak: Array
@@ -73,162 +113,304 @@ class SourceGradients(NamedTuple):
     weight: Array
 
 
+@inline
+def lay_out(csr: CSRView, group: Index, first: Index, stop: Index, scratch: Scratch) -> Any:
+    """Note the rows that edges first to stop belong to; returns how many these are, and the group of edge `stop`."""
+    count, p = ZERO, first
+    scratch.bounds[ZERO] = first
+    while p < stop:
+        end = u64(csr.indptr[group + ONE])
+        until = min(end, stop)
+        if until > p:
+            own = own_row(csr, group)
+            for q in range(p - first, until - first):
+                scratch.own_of[q] = own
+                scratch.place_of[q] = count
+            scratch.owns[count] = own
+            count += ONE
+            scratch.bounds[count] = p = until
+        if p == end:
+            group += ONE
+    return count, group
+
+
 def _over_chunks(step: Any) -> Any:
     """A function that calls step(chunk, to, *operands) for the edges of groups begin to end, a chunk at a time."""
     step = inline(step)
 
     @inline
-    def run(begin: int, end: int, walk: Walk, scratch: Scratch, to: Heads, *operands: Any) -> None:
-        first, last, group = u64(walk.indptr[begin]), u64(walk.indptr[end]), u64(begin)
+    def run(begin: int, end: int, csr: CSRView, scratch: Scratch, to: Heads, *operands: Any) -> None:
+        first, last, group = u64(csr.indptr[begin]), u64(csr.indptr[end]), u64(begin)
         while first < last:
             stop = min(first + u64(CHUNK), last)
-            count, group = lay_out(walk, group, first, stop, scratch)
-            step(Chunk(walk, first, stop - first, count, scratch), to, *operands)
+            count, group = lay_out(csr, group, first, stop, scratch)
+            step(Chunk(csr, first, stop - first, count, scratch), to, *operands)
             first = stop
 
     return run
 
 
-def _attending(additive: bool) -> Any:
-    """The loop for ADDITIVE scores, or for the others: a kernel has the code of those only that it computes."""
+@inline
+def add_rows(chunk: Chunk, to: Heads, rows: Array, factors: Array, out: Array) -> None:
+    """Add other rows, each head multiplied with its factor, to own rows of out.
 
-    @_over_chunks
-    def attend(chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums) -> None:
-        slope, lowest = x.dtype.type(to.factor), x.dtype.type(LOWEST_32 if x.itemsize == 4 else LOWEST_64)
-        heads, step = to.heads, to.heads * (ONE if additive else to.dim)
-        walk, scratch = chunk.walk, chunk.scratch
-        out, peak, total = sums.out, sums.peak, sums.total
-        scores, tops, shrinks = scratch.scores, scratch.tops, scratch.shares
-        for k in range(chunk.count):
-            copy(heads, tops, k * heads, peak, scratch.owns[k] * heads)
-        for q in range(chunk.size):
-            look_ahead(OTHER, walk, chunk.first + q, scored.theirs, step, AHEAD)
-            own, other, i, t = (
-                scratch.own_of[q],
-                u64(walk.other[chunk.first + q]),
-                q * heads,
-                scratch.place_of[q] * heads,
-            )
-            if additive:
-                score_additive(heads, scores, i, tops, t, scored.mine, own * heads, scored.theirs, other * heads, slope)
+    Four edges at a time, so that own rows are loaded and stored less often. They are added in the order of edges, so
+    that results do not depend on where a chunk begins.
+    """
+    csr, scratch, other = chunk.csr, chunk.scratch, chunk.csr.other
+    heads, width = to.heads, to.heads * to.dim
+    for row in range(chunk.count):
+        o, p, end = scratch.owns[row] * width, scratch.bounds[row], scratch.bounds[row + ONE]
+        while p < end:
+            f = (p - chunk.first) * heads
+            if p + FOUR <= end:
+                for q in range(p, p + FOUR):
+                    look_ahead(OTHER, csr, q, rows, width, AHEAD)
+                i, j = u64(other[p]) * width, u64(other[p + ONE]) * width
+                k, m = u64(other[p + TWO]) * width, u64(other[p + THREE]) * width
+                for h in range(heads):
+                    c = h * to.dim
+                    add_four_scaled(to.dim, out, o + c, rows, i + c, j + c, k + c, m + c, factors, f + h, heads)
+                p += FOUR
             else:
-                score_pair(to, scored, own, other, scores, i)
-                raise_to(heads, tops, t, scores, i)
-        for k in range(chunk.count):
-            own, t = scratch.owns[k] * heads, k * heads
-            rise(heads, peak, total, own, tops, shrinks, t, lowest)
-            for h in range(heads):
-                # Not by the total: that has shrunk already, to 0 where the peak has risen by much.
-                if peak[own + h] >= lowest and shrinks[t + h] != 1:
-                    scale(to.dim, out, (own + h) * to.dim, shrinks[t + h])
-            copy(heads, peak, own, tops, t)
+                look_ahead(OTHER, csr, p, rows, width, AHEAD)
+                i = u64(other[p]) * width
+                for h in range(heads):
+                    add_scaled(to.dim, out, o + h * to.dim, rows, i + h * to.dim, factors[f + h])
+                p += ONE
+
+
+@inline
+def _kept(to: Heads, edge: Index, h: Index, x: Array) -> Any:
+    """What dropout multiplies a weight with.
+
+    The generator counts instead of going from state to state (SplitMix64: Steele, Lea and Flood 2014, "Fast splittable
+    pseudorandom number generators"), so that the backward draws the same in another order.
+    """
+    if to.drop == ZERO:
+        return x.dtype.type(1)
+    z = to.seed + (edge * to.heads + h + ONE) * HASH_STEP
+    z = (z ^ (z >> u64(30))) * HASH_1
+    z = (z ^ (z >> u64(27))) * HASH_2
+    z ^= z >> u64(31)
+    return x.dtype.type(to.scale) if z >> u64(32) >= to.drop else x.dtype.type(0)
+
+
+@inline
+def write_shares(chunk: Chunk, to: Heads, weight: Array) -> None:
+    """Write what dropout and edge weights multiply the softmax of a chunk's edges with, unless there are neither."""
+    if to.drop != ZERO or weight.size:
         for q in range(chunk.size):
-            weigh_and_count(
-                heads, scores, q * heads, tops, scratch.place_of[q] * heads, total, scratch.own_of[q] * heads
-            )
-        if has_shares(to, weight):
-            write_shares(chunk, to, weight)
-            multiply(chunk.size * heads, scores, scratch.shares)
-        add_rows(chunk, to, x, scores, out)
-
-    return attend
+            edge = edge_row(chunk.csr, chunk.first + q)
+            for h in range(to.heads):
+                share = _kept(to, edge, h, weight)
+                chunk.scratch.shares[q * to.heads + h] = share * weight[edge] if weight.size else share
 
 
-_attend_additive, _attend_pairs = _attending(True), _attending(False)
+@inline
+def multiply_by_shares(chunk: Chunk, to: Heads, weight: Array, a: Array) -> None:
+    """Multiply numbers of each edge and head with what `write_shares` wrote."""
+    if to.drop != ZERO or weight.size:
+        for i in range(chunk.size * to.heads):
+            a[i] *= chunk.scratch.shares[i]
+
+
+@inline_distinct
+def _add_and_slope(
+    heads: Index, scores: Array, slopes: Array, i: Index, a: Array, ia: Index, b: Array, ib: Index, slope: Any
+) -> None:
+    """scores[i] = leaky_relu(a[ia] + b[ib]), and slopes[i] the leaky ReLU's derivative, for each head."""
+    for h in range(heads):
+        raw = a[ia + h] + b[ib + h]
+        scores[i + h] = raw if raw > 0 else raw * slope
+        slopes[i + h] = a.dtype.type(1) if raw > 0 else slope
+
+
+@inline
+def write_scores(chunk: Chunk, to: Heads, scored: Scored, first: Index, step: Index) -> None:
+    """Write the scores of a chunk's edges and, where they are ADDITIVE, `slopes`.
+
+    first, step: the place of ADDITIVE scores' numbers in the rows of `theirs`, and the length of these.
+    """
+    csr, scratch, mine, theirs = chunk.csr, chunk.scratch, scored.mine, scored.theirs
+    heads, width, factor = to.heads, to.heads * to.dim, mine.dtype.type(to.factor)
+    for q in range(chunk.size):
+        own, other, i = scratch.own_of[q], u64(csr.other[chunk.first + q]), q * heads
+        if to.kind == ADDITIVE:
+            look_ahead(OTHER, csr, chunk.first + q, theirs, step, AHEAD)
+            x, y = own * heads, other * step + first
+            _add_and_slope(heads, scratch.scores, scratch.slopes, i, mine, x, theirs, y, factor)
+        else:
+            look_ahead(OTHER, csr, chunk.first + q, theirs, width, AHEAD)
+            for h in range(heads):
+                c = h * to.dim
+                x, y = own * width + c, other * width + c
+                if to.kind == DYNAMIC:
+                    scratch.scores[i + h] = dot_leaky(to.dim, scored.attn, c, mine, x, theirs, y, factor)
+                else:
+                    scratch.scores[i + h] = dot(to.dim, mine, x, theirs, y) * factor
+
+
+@_over_chunks
+def _attend(chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums) -> None:
+    lowest = x.dtype.type(LOWEST_32 if x.itemsize == 4 else LOWEST_64)
+    heads, scratch, out, peak, total = to.heads, chunk.scratch, sums.out, sums.peak, sums.total
+    scores, tops, shrinks = scratch.scores, scratch.tops, scratch.shares
+    write_scores(chunk, to, scored, ZERO, heads)
+    for k in range(chunk.count):
+        for h in range(heads):
+            tops[k * heads + h] = peak[scratch.owns[k] * heads + h]
+    for q in range(chunk.size):
+        i, t = q * heads, scratch.place_of[q] * heads
+        for h in range(heads):  # NaN is not greater than anything
+            tops[t + h] = scores[i + h] if scores[i + h] > tops[t + h] else tops[t + h]
+    for k in range(chunk.count):
+        own, t = scratch.owns[k] * heads, k * heads
+        for h in range(heads):  # not -inf, because -inf less -inf would be NaN
+            tops[t + h] = max(tops[t + h], lowest)
+            shrinks[t + h] = peak[own + h] - tops[t + h]
+    exponentials(shrinks, chunk.count * heads)
+    for k in range(chunk.count):
+        own, t = scratch.owns[k] * heads, k * heads
+        for h in range(heads):
+            total[own + h] *= shrinks[t + h]
+            # Not by the total: that has shrunk already, to 0 where the peak has risen by much.
+            if peak[own + h] >= lowest and shrinks[t + h] != 1:
+                scale(to.dim, out, (own + h) * to.dim, shrinks[t + h])
+            peak[own + h] = tops[t + h]
+    for q in range(chunk.size):
+        i, t = q * heads, scratch.place_of[q] * heads
+        for h in range(heads):
+            scores[i + h] -= tops[t + h]
+    exponentials(scores, chunk.size * heads)
+    for q in range(chunk.size):
+        i, own = q * heads, scratch.own_of[q] * heads
+        for h in range(heads):
+            total[own + h] += scores[i + h]
+    write_shares(chunk, to, weight)
+    multiply_by_shares(chunk, to, weight, scores)
+    add_rows(chunk, to, x, scores, out)
 
 
 @kernel
-def attend_additive(
-    begin: int, end: int, walk: Walk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums, scratch: Scratch
+def attend(
+    begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums, scratch: Scratch
 ) -> None:
-    """Add the edges of groups begin to end to the sums of their destinations, by ADDITIVE scores.
+    """Add the edges of groups begin to end to the sums of their destinations.
 
     x: (N_src, width) features of the sources.
     """
-    _attend_additive(begin, end, *thin((walk, scratch, to, x, scored, weight, sums)))
+    _attend(begin, end, csr, scratch, to, x, scored, weight, sums)
 
 
-@kernel
-def attend_pairs(
-    begin: int, end: int, walk: Walk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums, scratch: Scratch
+@inline
+def write_weights(chunk: Chunk, to: Heads, whose: int, scored: Scored, stats: Array) -> None:
+    """Write the softmax of each edge to `scores`, as the forward rounds it. whose: the destination is OWN or OTHER."""
+    csr, scratch, heads = chunk.csr, chunk.scratch, to.heads
+    write_scores(chunk, to, scored, SCORE * heads, STATISTICS * heads)
+    for q in range(chunk.size):
+        d = scratch.own_of[q] if whose == OWN else u64(csr.other[chunk.first + q])
+        i, peak = q * heads, (d * STATISTICS + PEAK) * heads
+        for h in range(heads):
+            scratch.scores[i + h] -= stats[peak + h]
+    exponentials(scratch.scores, chunk.size * heads)
+    for q in range(chunk.size):
+        d = scratch.own_of[q] if whose == OWN else u64(csr.other[chunk.first + q])
+        i, inverse = q * heads, (d * STATISTICS + INVERSE) * heads
+        for h in range(heads):
+            scratch.scores[i + h] *= stats[inverse + h]
+
+
+@inline
+def write_weight_grads(
+    chunk: Chunk, to: Heads, own_rows: Array, other_rows: Array, weight: Array, edge_grad: Array, writes: bool
 ) -> None:
-    """As `attend_additive`, by DYNAMIC or DOT scores."""
-    _attend_pairs(begin, end, *thin((walk, scratch, to, x, scored, weight, sums)))
+    """Write the gradient of each softmax, own row . other row and its share, to `grad_dot`.
+
+    edge_grad: also those of edge weights, unless this is empty; not where `writes` is False.
+    """
+    csr, scratch = chunk.csr, chunk.scratch
+    heads, width = to.heads, to.heads * to.dim
+    for q in range(chunk.size):
+        look_ahead(OTHER, csr, chunk.first + q, other_rows, width, AHEAD)
+        i, j = scratch.own_of[q] * width, u64(csr.other[chunk.first + q]) * width
+        for h in range(heads):
+            c = h * to.dim
+            scratch.grad_dot[q * heads + h] = dot(to.dim, own_rows, i + c, other_rows, j + c)
+    if writes and edge_grad.size:
+        for q in range(chunk.size):
+            edge, total = edge_row(csr, chunk.first + q), weight.dtype.type(0)
+            for h in range(heads):
+                i = q * heads + h
+                total += scratch.scores[i] * scratch.grad_dot[i] * _kept(to, edge, h, weight)
+            edge_grad[edge] = total
+    write_shares(chunk, to, weight)
+    multiply_by_shares(chunk, to, weight, scratch.grad_dot)
+
+
+@inline
+def _to_score_grads(chunk: Chunk, to: Heads, whose: int, stats: Array) -> None:
+    """Make gradients of weights those of scores: softmax * (grad_dot - its mean over the destination's edges)."""
+    csr, scratch, heads = chunk.csr, chunk.scratch, to.heads
+    for q in range(chunk.size):
+        d = scratch.own_of[q] if whose == OWN else u64(csr.other[chunk.first + q])
+        i, mean = q * heads, (d * STATISTICS + GRAD_DOT) * heads
+        for h in range(heads):
+            scratch.grad_dot[i + h] = scratch.scores[i + h] * (scratch.grad_dot[i + h] - stats[mean + h])
 
 
 @inline
 def _add_score_grads_of_pairs(chunk: Chunk, to: Heads, scored: Scored, out: Array) -> None:
-    """Add the derivatives of DYNAMIC and DOT scores by own features, times the scores' gradients in `alongs`."""
+    """Add the derivatives of DYNAMIC and DOT scores by own features, times the scores' gradients in `grad_dot`."""
     scratch, factor = chunk.scratch, out.dtype.type(to.factor)
     if to.kind == DOT:
-        scale(chunk.size * to.heads, scratch.alongs, ZERO, factor)
-        add_rows(chunk, to, scored.theirs, scratch.alongs, out)
+        scale(chunk.size * to.heads, scratch.grad_dot, ZERO, factor)
+        add_rows(chunk, to, scored.theirs, scratch.grad_dot, out)
         return
     width = to.heads * to.dim
     for q in range(chunk.size):
-        i, j = scratch.own_of[q] * width, u64(chunk.walk.other[chunk.first + q]) * width
+        i, j = scratch.own_of[q] * width, u64(chunk.csr.other[chunk.first + q]) * width
         for h in range(to.heads):
-            c, score_grad = h * to.dim, scratch.alongs[q * to.heads + h]
+            c, score_grad = h * to.dim, scratch.grad_dot[q * to.heads + h]
             add_slopes(to.dim, out, i + c, scored.attn, c, scored.mine, i + c, scored.theirs, j + c, factor, score_grad)
 
 
-def _of_sources(additive: bool) -> Any:
-    """As `_attending`."""
-
-    @_over_chunks
-    def gradients(
-        chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming, out: SourceGradients,
-        theirs_grad: Array,
-    ) -> None:  # fmt: skip
-        heads, scratch, stats = to.heads, chunk.scratch, incoming.stats
-        parts = scratch.alongs, scratch.scores, scratch.slopes
-        if additive:
-            write_additive_weights(chunk, to, scored, stats)
-        else:
-            write_pair_weights(chunk, to, OTHER, scored, stats)
-        write_alongs(chunk, to, x, incoming.grad, weight, out.weight)
+@_over_chunks
+def _source_gradients(
+    chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming, out: SourceGradients,
+    theirs_grad: Array,
+) -> None:  # fmt: skip
+    heads, csr, scratch, stats = to.heads, chunk.csr, chunk.scratch, incoming.stats
+    write_weights(chunk, to, OTHER, scored, stats)
+    write_weight_grads(chunk, to, x, incoming.grad, weight, out.weight, True)
+    _to_score_grads(chunk, to, OTHER, stats)
+    if to.kind == ADDITIVE:
         for q in range(chunk.size):
-            own, other, i = scratch.own_of[q] * heads, u64(chunk.walk.other[chunk.first + q]) * heads, q * heads
-            mean = STATISTICS * other + ALONG * heads
-            if additive:
-                look_ahead(OTHER, chunk.walk, chunk.first + q, theirs_grad, heads, AHEAD)
-                add_score_grads(heads, *parts, i, stats, mean, out.mine, own, theirs_grad, other)
-            else:
-                score_grads(heads, scratch.alongs, scratch.scores, i, stats, mean)
-        if has_shares(to, weight):
-            multiply(chunk.size * heads, scratch.scores, scratch.shares)
-        add_rows(chunk, to, incoming.grad, scratch.scores, out.x)
-        if not additive:
-            _add_score_grads_of_pairs(chunk, to, scored, out.x)
-
-    return gradients
-
-
-_of_additive, _of_pairs = _of_sources(True), _of_sources(False)
+            look_ahead(OTHER, csr, chunk.first + q, theirs_grad, heads, AHEAD)
+            own, other, i = scratch.own_of[q] * heads, u64(csr.other[chunk.first + q]) * heads, q * heads
+            for h in range(heads):
+                score_grad = scratch.grad_dot[i + h] * scratch.slopes[i + h]
+                out.mine[own + h] += score_grad
+                theirs_grad[other + h] += score_grad
+    multiply_by_shares(chunk, to, weight, scratch.scores)
+    add_rows(chunk, to, incoming.grad, scratch.scores, out.x)
+    if to.kind != ADDITIVE:
+        _add_score_grads_of_pairs(chunk, to, scored, out.x)
 
 
 @kernel
-def additive_source_gradients(
-    begin: int, end: int, walk: Walk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
+def source_gradients(
+    begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
     out: SourceGradients, theirs_grad: Array, scratch: Scratch,
 ) -> None:  # fmt: skip
     """Add the gradients of sources, and write those of edge weights, over the edges of the sources begin to end.
 
-    Also theirs_grad, (N_dst, heads), to which other sources may not be adding at the same time.
+    Of ADDITIVE scores also theirs_grad, (N_dst, heads), to which other sources may not be adding at the same time.
 
     x: (N_src, width) features.
-    scored: `theirs` is not read.
+    scored: `theirs` of ADDITIVE scores are the statistics of destinations.
     """
-    _of_additive(begin, end, *thin((walk, scratch, to, x, scored, weight, incoming, out, theirs_grad)))
-
-
-@kernel
-def pair_source_gradients(
-    begin: int, end: int, walk: Walk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
-    out: SourceGradients, theirs_grad: Array, scratch: Scratch,
-) -> None:  # fmt: skip
-    """As `additive_source_gradients`, of DYNAMIC and DOT scores; theirs_grad is not touched."""
-    _of_pairs(begin, end, *thin((walk, scratch, to, x, scored, weight, incoming, out, theirs_grad)))
+    _source_gradients(begin, end, csr, scratch, to, x, scored, weight, incoming, out, theirs_grad)
 
 
 @_over_chunks
@@ -237,68 +419,52 @@ def _destination_gradients(
     attn_grad: Array,
 ) -> None:  # fmt: skip
     heads, width, scratch, factor = to.heads, to.heads * to.dim, chunk.scratch, x.dtype.type(to.factor)
-    write_pair_weights(chunk, to, OWN, scored, incoming.stats)
-    write_alongs(chunk, to, incoming.grad, x, weight, nothing_of(weight))
-    for q in range(chunk.size):
-        mean = (STATISTICS * scratch.own_of[q] + ALONG) * heads
-        score_grads(heads, scratch.alongs, scratch.scores, q * heads, incoming.stats, mean)
+    write_weights(chunk, to, OWN, scored, incoming.stats)
+    write_weight_grads(chunk, to, incoming.grad, x, weight, weight, False)
+    _to_score_grads(chunk, to, OWN, incoming.stats)
     _add_score_grads_of_pairs(chunk, to, scored, y_grad)
     if to.kind == DYNAMIC:
         for q in range(chunk.size):
-            i, j = scratch.own_of[q] * width, u64(chunk.walk.other[chunk.first + q]) * width
+            i, j = scratch.own_of[q] * width, u64(chunk.csr.other[chunk.first + q]) * width
             for h in range(heads):
-                c, score_grad = h * to.dim, scratch.alongs[q * heads + h]
+                c, score_grad = h * to.dim, scratch.grad_dot[q * heads + h]
                 add_leaky(to.dim, attn_grad, c, scored.mine, i + c, x, j + c, factor, score_grad)
 
 
 @kernel
 def destination_gradients(
-    begin: int, end: int, walk: Walk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
+    begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
     y_grad: Array, attn_grad: Array, scratch: Scratch,
 ) -> None:  # fmt: skip
     """Add the gradients of destinations, over the edges of groups begin to end, of DYNAMIC and DOT scores.
 
     Also of `attn`, to which others may not be adding at the same time.
     """
-    _destination_gradients(begin, end, *thin((walk, scratch, to, x, scored, weight, incoming, y_grad, attn_grad)))
+    _destination_gradients(begin, end, csr, scratch, to, x, scored, weight, incoming, y_grad, attn_grad)
 
 
 @kernel
 def head_sums(begin: int, end: int, to: Heads, grad: Array, out: Array, stats: Array) -> None:
-    """Write the sum over each head of grad * out to the row ALONG of stats, for destinations begin to end."""
-    grad, out, stats = thin((grad, out, stats))
+    """Write the sum over each head of grad * out to the row GRAD_DOT of stats, for destinations begin to end."""
     for d in range(u64(begin), u64(end)):
         for h in range(to.heads):
             i = (d * to.heads + h) * to.dim
-            o = (STATISTICS * d + ALONG) * to.heads + h
-            stats[o] = 0
-            add_dot(to.dim, stats, o, grad, i, out, i)
+            stats[(STATISTICS * d + GRAD_DOT) * to.heads + h] = dot(to.dim, grad, i, out, i)
 
 
 @kernel
 def project(begin: int, end: int, heads: Index, dim: Index, x: Array, attn: Array, out: Array) -> None:
     """Write the product of each head of rows begin to end of x with its row of attn to out, (N, heads)."""
-    x, attn, out = thin((x, attn, out))
     for n in range(u64(begin), u64(end)):
         for h in range(heads):
-            out[n * heads + h] = 0
-            add_dot(dim, out, n * heads + h, x, (n * heads + h) * dim, attn, h * dim)
+            out[n * heads + h] = dot(dim, x, (n * heads + h) * dim, attn, h * dim)
 
 
 @kernel
 def project_grad(
-    begin: int,
-    end: int,
-    heads: Index,
-    dim: Index,
-    x: Array,
-    attn: Array,
-    grad: Array,
-    x_grad: Array,
-    attn_grad: Array,
+    begin: int, end: int, heads: Index, dim: Index, x: Array, attn: Array, grad: Array, x_grad: Array, attn_grad: Array
 ) -> None:
     """Add the gradients of `project`; to attn_grad others may not be adding at the same time."""
-    x, attn, grad, x_grad, attn_grad = thin((x, attn, grad, x_grad, attn_grad))
     for n in range(u64(begin), u64(end)):
         for h in range(heads):
             i = (n * heads + h) * dim

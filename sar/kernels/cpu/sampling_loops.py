@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from sar.kernels.cpu.compile import inline, kernel
-from sar.kernels.cpu.vector import prefetch
+from sar.kernels.compiler import inline, kernel
+from sar.kernels.cpu.csr_view import AHEAD, prefetch_row
 
 Array = Any  # flat
 Index = Any  # uint64
@@ -29,7 +29,6 @@ STEP = u64(0x9E3779B97F4A7C15)
 FACTOR_1, FACTOR_2 = u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
 SHIFT_1, SHIFT_2, SHIFT_3, TO_DOUBLE = u64(30), u64(27), u64(31), u64(11)
 UNIT = 2.0**-53
-AHEAD, LEAD, CACHE_LINE = u64(8), u64(512), u64(64)  # rows, bytes, bytes: what is asked for before it is copied
 
 
 @inline
@@ -253,8 +252,6 @@ def copy_rows(begin: int, end: int, table: Array, rows: Array, out: Array, place
         source = (u64(rows[i]) if rows.size > 0 else i) * width
         target = (u64(places[i]) if places.size > 0 else i) * width
         if rows.size > 0 and i + AHEAD < u64(end):
-            soon = u64(rows[i + AHEAD]) * width
-            for k in range(u64(0), min(width, LEAD // u64(table.itemsize)), CACHE_LINE // u64(table.itemsize)):
-                prefetch(table, soon + k)
+            prefetch_row(table, u64(rows[i + AHEAD]) * width, width)
         for k in range(width):
             out[target + k] = table[source + k]

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from sar.kernels.attention_operands import ALONG, INVERSE, PEAK, Attention, Ends, Gradients, Running
+from sar.kernels.attention_operands import (
+    GRAD_DOT,
+    INVERSE,
+    PEAK,
+    Attention,
+    AttentionOperands,
+    Gradients,
+    OnlineSoftmaxState,
+)
 from sar.kernels.edge_block import EdgeBlock
 from sar.kernels.torch.edge_chunks import EdgeChunk, edge_chunks
 
@@ -18,14 +26,14 @@ from sar.kernels.torch.edge_chunks import EdgeChunk, edge_chunks
 HASH_STEP, HASH_1, HASH_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> None:
+def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """Reference of `sar.kernels.attention.attend`."""
-    out, peak, total = running
-    features = tuple(ends.x.shape[1:])
-    score = ends.x.new_empty(block.num_edges, ends.x.shape[1])
+    out, peak, total = state
+    features = tuple(operands.x.shape[1:])
+    score = operands.x.new_empty(block.num_edges, operands.x.shape[1])
     greatest = peak.clone()
     for edges in edge_chunks(block, features):
-        here = _scores(how, ends, edges)
+        here = _scores(how, operands, edges)
         score[edges.begin : edges.end] = here
         dst = edges.dst.unsqueeze(1).expand_as(here)
         greatest.scatter_reduce_(0, dst, here.nan_to_num(-torch.inf, torch.inf), "amax")
@@ -38,8 +46,8 @@ def attend(block: EdgeBlock, how: Attention, ends: Ends, running: Running) -> No
         # -inf weighs nothing, even where all scores are; NaN goes through.
         weight = torch.where(here == -torch.inf, 0, (here - peak[edges.dst]).exp())
         total.index_add_(0, edges.dst, weight)
-        weight *= _shares(how, ends, edges)[1]
-        out.index_add_(0, edges.dst, ends.x[edges.src].mul_(weight.unsqueeze(2)))
+        weight *= _shares(how, operands, edges)[1]
+        out.index_add_(0, edges.dst, operands.x[edges.src].mul_(weight.unsqueeze(2)))
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
@@ -54,34 +62,38 @@ def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_gra
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
-    """Write the sums of grad * out over each head to stats[:, ALONG]."""
-    stats[:, ALONG] = (grad * out).sum(-1)
+    """Write the sums of grad * out over each head to stats[:, GRAD_DOT]."""
+    stats[:, GRAD_DOT] = (grad * out).sum(-1)
 
 
-def attend_grad(block: EdgeBlock, how: Attention, ends: Ends, grad: Tensor, stats: Tensor, grads: Gradients) -> None:
+def attend_grad(
+    block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
+) -> None:
     """Reference of `sar.kernels.attention.attend_grad`; see `Backend`."""
-    for edges in edge_chunks(block, tuple(ends.x.shape[1:])):
-        score = _scores(how, ends, edges)
+    for edges in edge_chunks(block, tuple(operands.x.shape[1:])):
+        score = _scores(how, operands, edges)
         softmax = (score - stats[edges.dst, PEAK]).exp() * stats[edges.dst, INVERSE]
-        kept, share = _shares(how, ends, edges)
+        kept, share = _shares(how, operands, edges)
         out_grad = grad[edges.dst]
-        along = (out_grad * ends.x[edges.src]).sum(-1)
+        grad_dot = (out_grad * operands.x[edges.src]).sum(-1)
         if grads.weight is not None:
-            grads.weight[edges.ids] = (softmax * kept * along).sum(1)
-        score_grad = softmax * (share * along - stats[edges.dst, ALONG])
+            grads.weight[edges.ids] = (softmax * kept * grad_dot).sum(1)
+        score_grad = softmax * (share * grad_dot - stats[edges.dst, GRAD_DOT])
         grads.x.index_add_(0, edges.src, out_grad.mul_((softmax * share).unsqueeze(2)))
         if grads.x_score is None:
-            _add_pair_grads(how, ends, edges, score_grad.unsqueeze(2), grads)
+            _add_pair_grads(how, operands, edges, score_grad.unsqueeze(2), grads)
             continue
         raw_grad = torch.where(score > 0, score_grad, score_grad * how.factor)
         grads.x_score.index_add_(0, edges.src, raw_grad)
         grads.y.index_add_(0, edges.dst, raw_grad)
 
 
-def _add_pair_grads(how: Attention, ends: Ends, edges: EdgeChunk, score_grad: Tensor, grads: Gradients) -> None:
+def _add_pair_grads(
+    how: Attention, operands: AttentionOperands, edges: EdgeChunk, score_grad: Tensor, grads: Gradients
+) -> None:
     """Add what DYNAMIC and DOT scores, of gradient (chunk, H, 1), give to their operands."""
-    x, y = ends.x[edges.src], ends.y[edges.dst]
-    if ends.attn is None:
+    x, y = operands.x[edges.src], operands.y[edges.dst]
+    if operands.attn is None:
         score_grad = how.factor * score_grad
         grads.x.index_add_(0, edges.src, y.mul_(score_grad))
         grads.y.index_add_(0, edges.dst, x.mul_(score_grad))
@@ -89,27 +101,27 @@ def _add_pair_grads(how: Attention, ends: Ends, edges: EdgeChunk, score_grad: Te
     assert grads.attn is not None
     raw = x.add_(y)
     grads.attn.add_((score_grad * leaky_relu(raw, how.factor)).sum(0))
-    raw_grad = ends.attn * torch.where(raw > 0, score_grad, score_grad * how.factor)
+    raw_grad = operands.attn * torch.where(raw > 0, score_grad, score_grad * how.factor)
     grads.x.index_add_(0, edges.src, raw_grad)
     grads.y.index_add_(0, edges.dst, raw_grad)
 
 
-def _scores(how: Attention, ends: Ends, edges: EdgeChunk) -> Tensor:
+def _scores(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> Tensor:
     """(chunk, H)"""
-    if ends.x_score is not None:
-        return leaky_relu(ends.x_score[edges.src] + ends.y[edges.dst], how.factor)
-    x, y = ends.x[edges.src], ends.y[edges.dst]
-    if ends.attn is None:
+    if operands.x_score is not None:
+        return leaky_relu(operands.x_score[edges.src] + operands.y[edges.dst], how.factor)
+    x, y = operands.x[edges.src], operands.y[edges.dst]
+    if operands.attn is None:
         return how.factor * x.mul_(y).sum(-1)
-    return leaky_relu(x.add_(y), how.factor).mul_(ends.attn).sum(-1)
+    return leaky_relu(x.add_(y), how.factor).mul_(operands.attn).sum(-1)
 
 
-def _shares(how: Attention, ends: Ends, edges: EdgeChunk) -> tuple[Tensor, Tensor]:
+def _shares(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> tuple[Tensor, Tensor]:
     """What dropout multiplies weights with, and what both dropout and edge weights do; (chunk, H) or (1, 1) each."""
-    kept = ends.x.new_ones(1, 1)
+    kept = operands.x.new_ones(1, 1)
     if how.dropout:
-        kept = dropout_factors(how, edges.ids, ends.x.shape[1], ends.x.dtype)
-    return kept, kept if ends.weight is None else kept * ends.weight[edges.ids].unsqueeze(1)
+        kept = dropout_factors(how, edges.ids, operands.x.shape[1], operands.x.dtype)
+    return kept, kept if operands.weight is None else kept * operands.weight[edges.ids].unsqueeze(1)
 
 
 def dropout_factors(how: Attention, ids: Tensor, heads: int, dtype: torch.dtype) -> Tensor:

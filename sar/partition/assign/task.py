@@ -18,7 +18,7 @@ import numba
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.kernels.compiler.shared_cache import compile_cached
+from sar.kernels.compiler import compile_cached
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource, Progress
 

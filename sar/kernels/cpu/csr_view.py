@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sar.kernels.cpu.compile import inline, kernel
-from sar.kernels.cpu.vector import line_length, prefetch, thin
+from sar.kernels import compiler
+from sar.kernels.compiler import inline, kernel, prefetch
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 from sar.raw_memory import flat
 
@@ -24,14 +24,14 @@ Array = Any  # flat, of whatever type is compiled for
 Index = Any  # uint64
 
 u64 = np.uint64
-ZERO, ONE = u64(0), u64(1)
+ZERO, ONE, CACHE_LINE = u64(0), u64(1), u64(compiler.CACHE_LINE)
 AHEAD = u64(8)  # edges between asking for a row and using it
 LEAD = u64(8)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
 
 NO_INDICES = np.empty(0, np.int32)
 
 
-class Walk(NamedTuple):
+class CSRView(NamedTuple):
     """Edges grouped by the row of one end; group i has the edges indptr[i]:indptr[i + 1]."""
 
     rows: NDArray[Any]  # (groups,): row of each group; empty: i
@@ -42,17 +42,17 @@ class Walk(NamedTuple):
     edge_offset: Index
 
 
-def by_destination(block: EdgeBlock, *, with_edges: bool = True) -> Walk:
+def by_destination(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
     """The edges grouped by destination; `with_edges` says whether their IDs are needed."""
     rows, indptr, cols = flat(block.rows), flat(block.indptr), flat(block.cols)
-    return Walk(rows, indptr, cols, NO_INDICES, *_edge_ids(block, with_edges))
+    return CSRView(rows, indptr, cols, NO_INDICES, *_edge_ids(block, with_edges))
 
 
-def by_source(block: EdgeBlock, *, with_edges: bool = True) -> Walk:
+def by_source(block: EdgeBlock, *, with_edges: bool = True) -> CSRView:
     """The edges grouped by source; `with_edges` says whether their IDs are needed."""
     indptr, dst, positions, sources = block.transposed(transpose, with_positions=with_edges)
     rows, places = (NO_INDICES if indices is None else flat(indices) for indices in (sources, positions))
-    return Walk(rows, flat(indptr), flat(dst), places, *_edge_ids(block, with_edges))
+    return CSRView(rows, flat(indptr), flat(dst), places, *_edge_ids(block, with_edges))
 
 
 def _edge_ids(block: EdgeBlock, needed: bool) -> tuple[NDArray[Any], np.uint64]:
@@ -61,35 +61,40 @@ def _edge_ids(block: EdgeBlock, needed: bool) -> tuple[NDArray[Any], np.uint64]:
 
 
 @inline
-def own_row(walk: Walk, group: Index) -> Index:
+def own_row(csr: CSRView, group: Index) -> Index:
     """The row that the edges of a group have in common."""
-    return u64(walk.rows[group]) if walk.rows.size else group
+    return u64(csr.rows[group]) if csr.rows.size else group
 
 
 @inline
-def edge_row(walk: Walk, p: Index) -> Index:
+def edge_row(csr: CSRView, p: Index) -> Index:
     """The row of an edge in edge operands."""
-    position = u64(walk.positions[p]) if walk.positions.size else p
-    return u64(walk.edge_ids[position]) if walk.edge_ids.size else walk.edge_offset + position
+    position = u64(csr.positions[p]) if csr.positions.size else p
+    return u64(csr.edge_ids[position]) if csr.edge_ids.size else csr.edge_offset + position
 
 
 @inline
-def row_of(whose: int, walk: Walk, own: Index, p: Index) -> Index:
+def row_of(whose: int, csr: CSRView, own: Index, p: Index) -> Index:
     """The row of edge p in operands with rows of OWN, OTHER or EDGE."""
     if whose == OWN:
         return own
-    return u64(walk.other[p]) if whose == OTHER else edge_row(walk, p)
+    return u64(csr.other[p]) if whose == OTHER else edge_row(csr, p)
 
 
 @inline
-def look_ahead(whose: int, walk: Walk, p: Index, operand: Array, width: Index, ahead: Index = AHEAD) -> None:
+def look_ahead(whose: int, csr: CSRView, p: Index, operand: Array, width: Index, ahead: Index = AHEAD) -> None:
     """Prefetch the operand's row of an edge soon to come; this hides most of the latency of random rows."""
     p += ahead
-    if whose != OWN and p < u64(walk.other.size):
-        start = (u64(walk.other[p]) if whose == OTHER else edge_row(walk, p)) * width
-        line = line_length(operand)
-        for i in range(start, start + min(width, LEAD * line), line):
-            prefetch(operand, i)
+    if whose != OWN and p < u64(csr.other.size):
+        start = (u64(csr.other[p]) if whose == OTHER else edge_row(csr, p)) * width
+        prefetch_row(operand, start, width)
+
+
+@inline
+def prefetch_row(array: Array, start: Index, width: Index) -> None:
+    """Ask for the first LEAD cache lines of array[start : start + width]."""
+    for line in range(min((width * u64(array.itemsize) + CACHE_LINE - ONE) // CACHE_LINE, LEAD)):
+        prefetch(array, start, line)
 
 
 def transpose(block: EdgeBlock) -> Transposed:
@@ -107,7 +112,6 @@ def transpose(block: EdgeBlock) -> Transposed:
 @kernel
 def _sort_by_column(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, positions: Any) -> None:
     """Counting sort of the edges into by_col, (columns + 1,) zeros at first, dst and positions, keeping their order."""
-    rows, indptr, cols, by_col, dst, positions = thin((rows, indptr, cols, by_col, dst, positions))
     for p in range(u64(cols.size)):
         by_col[u64(cols[p]) + ONE] += 1
     for column in range(ONE, u64(by_col.size)):

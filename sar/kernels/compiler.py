@@ -1,0 +1,229 @@
+"""How compiled kernels are made and kept; the only file that touches the insides of Numba and LLVM.
+
+`docs/kernels.md` says what breaks with a new Numba, and how to look at the machine code.
+
+[Note: one module]
+Numba would make machine code of every helper, with two wrappers for callers that it does not have, and optimise it with
+all that it calls, again at each level. Three quarters of the time went there. Here a helper is no more than LLVM's
+code as Numba emits it; the entry point takes that of all its helpers, and all of it is optimised once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.types import void
+from numba.extending import intrinsic
+
+from sar.kernels.code_cache import Turn, code_folder, digest_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CACHE_LINE = 64  # bytes
+
+# Not `fastmath=True`: its "nnan" and "ninf" allow to drop the comparisons that NaN and infinities depend on.
+FAST_MATH = ("contract", "reassoc", "nsz", "arcp")
+IN_ORDER = ("contract",)
+
+_OPTIONS = {
+    "nogil": True,
+    "error_model": "numpy",  # division by zero gives inf or NaN
+    "fastmath": set(FAST_MATH),
+    # No reference counting: the loops only borrow their arrays, and an atomic count per edge is slower than the edge.
+    "_nrt": False,
+    "no_cfunc_wrapper": True,
+}
+
+# Numba has no types that mypy could check.
+_Library: Any = JITCodeLibrary
+_Compiler: Any = CompilerBase
+_Locator: Any = _CacheLocator
+_Files: Any = CompileResultCacheImpl
+_Cache: Any = FunctionCache
+_intrinsic: Any = intrinsic
+_njit: Any = numba.njit
+
+
+class _Part(_Library):  # type: ignore[misc]
+    """The code of a helper: no machine code, hence no address and no environment."""
+
+    def finalize(self) -> None:
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        return self  # of which Numba only asks `set_env`
+
+    def set_env(self, name: str, env: Any) -> None:
+        pass
+
+
+class _Whole(_Library):  # type: ignore[misc]
+    """The code of an entry point, and of the helpers that it calls."""
+
+    def finalize(self) -> None:
+        order: dict[Any, None] = {}  # callees first
+
+        def visit(library: Any) -> None:
+            if library not in order:
+                for called in library._linking_libraries if isinstance(library, _Part | _Whole) else ():
+                    visit(called)
+                order[library] = None
+
+        visit(self)
+        # Callers first: LLVM leaves out what nothing linked so far refers to.
+        self._linking_libraries = list(order)[-2::-1]
+        super().finalize()
+
+
+def _compiler(library: Any, *, noalias: bool = False) -> Any:
+    """Numba's compiler, with code of this kind; `noalias`: no array that is written to overlaps another argument."""
+
+    class Compiler(_Compiler):  # type: ignore[misc]
+        def define_pipelines(self) -> list[Any]:
+            state = self.state
+            state.library = library(state.targetctx.codegen(), state.func_id.func_qualname)
+            state.library.enable_object_caching()
+            state.flags.noalias = noalias
+            return [DefaultPassBuilder.define_nopython_pipeline(state)]
+
+    return Compiler
+
+
+_ENTRY_POINT, _HELPER, _DISTINCT = _compiler(_Whole), _compiler(_Part), _compiler(_Part, noalias=True)
+
+
+def kernel(function: F) -> F:
+    """Compile an entry point and keep its code on disk."""
+    folder = Path(__file__).parent
+    sources = folder / "cpu", Path(__file__), folder / "attention_operands.py"
+    compiled: F = compile_cached(function, _njit, {**_OPTIONS, "pipeline_class": _ENTRY_POINT}, *sources)
+    return compiled
+
+
+def inline(function: F) -> F:
+    """Compile a helper into each kernel that calls it."""
+    return _helper(function, _HELPER, FAST_MATH)
+
+
+def inline_distinct(function: F) -> F:
+    """As `inline`, where no array that the helper writes to is, or overlaps, another one that it is given.
+
+    A short loop then needs not check for overlaps each time it is entered, which costs as much as a row.
+    """
+    return _helper(function, _DISTINCT, FAST_MATH)
+
+
+def inline_in_order(function: F) -> F:
+    """As `inline_distinct`, with sums and products taken in the order in which they are written."""
+    return _helper(function, _DISTINCT, IN_ORDER)
+
+
+def _helper(function: F, pipeline: Any, fastmath: tuple[str, ...]) -> F:
+    options = {**_OPTIONS, "fastmath": set(fastmath), "no_cpython_wrapper": True, "pipeline_class": pipeline}
+    compiled: F = _njit(forceinline=True, **options)(function)
+    return compiled
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def prefetch(_context: Any, array: Any, index: Any, line: Any) -> Any:
+    """Ask for a cache line, for reading: that of array[index], or `line` lines after it; harmless out of range."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        start = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        pointer = builder.gep(start, [builder.mul(arguments[2], ir.IntType(64)(CACHE_LINE))])
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        read, all_levels, data_cache = number(0), number(3), number(1)
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, read, all_levels, data_cache])
+        return context.get_dummy_value()
+
+    return void(array, index, line), generate
+
+
+class _OneFolder(_Locator):  # type: ignore[misc]
+    """All code in one folder, whatever environment its source lies in; names tell it apart."""
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], file: str) -> _OneFolder:
+        return cls()
+
+    def get_cache_path(self) -> str:
+        return str(code_folder())
+
+    def get_source_stamp(self) -> str:
+        return "in the name"
+
+    def get_disambiguator(self) -> str:
+        return "kernel"
+
+
+class _KernelFiles(_Files):  # type: ignore[misc]
+    _locator_classes = (_OneFolder,)
+
+
+class SharedCache(_Cache):  # type: ignore[misc]
+    """One kernel's code, made by one process for all of a host: see [Note: compiled once]."""
+
+    _impl_class = _KernelFiles
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._turn: Turn | None = None
+        self._began = 0.0
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The code for a signature; None where this process is to make it now, which `save_overload` ends."""
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            self._end_turn()  # where making it failed
+            self._began = time.monotonic()
+            self._turn = Turn(self._impl.filename_base)
+            found = super().load_overload(sig, target_context)
+            if found is not None:
+                self._end_turn()
+        return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with contextlib.suppress(OSError):  # a full disk: this process has its code
+            super().save_overload(sig, data)
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.end(self._began)
+            self._turn = None
+
+
+def compile_cached(function: Callable[..., Any], njit: Any, options: dict[str, Any], *sources: Path) -> Any:
+    """Compile a function with Numba's `njit` and keep its code on disk, in `code_folder`.
+
+    Numba looks for changes only in the function's own file, but keeps code under the qualified name, which therefore
+    gets a digest of all files that the code may come from.
+
+    Args:
+        function: what to compile.
+        njit: Numba's.
+        options: of `njit`.
+        sources: files, and folders with all their Python files.
+    """
+    function.__qualname__ = f"{function.__name__}_{digest_of(*sources)}"
+    compiled = njit(**options)(function)
+    if code_folder() is not None:
+        compiled._cache = SharedCache(function)
+    return compiled

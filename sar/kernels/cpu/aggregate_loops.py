@@ -1,0 +1,318 @@
+"""The compiled loops over edges: sums, running maxima and minima, results of edges, and gradients.
+
+Each goes through the edges of a `CSRView`, and at each edge does an operation on one row of each of three operands a, b
+and out, run by run of the product space (`Layout`).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sar.kernels.compiler import inline, inline_distinct, kernel
+from sar.kernels.cpu.csr_view import ONE, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row, row_of
+from sar.kernels.ops import Shape
+
+# Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
+# -a * b / c**2. The sign is 1 or -1, which costs nothing and saves compiling subtraction and negation.
+COPY, ADD, MUL, DIV, DIV_RHS = 0, 1, 2, 3, 4
+
+u64 = np.uint64
+
+
+class Layout(NamedTuple):
+    """The product space of three operands a, b and out as runs of `length` elements, so that inner loops are plain.
+
+    In run h operand a has its elements at a_offsets[h] + i * a_step, i < length, where a_step is 0 or 1; so have b and
+    out. Operands of trailing shapes (H, D) and (H, 1), for instance, meet in H runs of D.
+    """
+
+    length: Index
+    a_offsets: NDArray[Any]  # (runs,) uint64
+    b_offsets: NDArray[Any]
+    out_offsets: NDArray[Any]
+    a_step: Index
+    b_step: Index
+    out_step: Index
+    a_width: Index  # elements in a row
+    b_width: Index
+    out_width: Index
+
+
+@lru_cache(maxsize=1024)
+def make_layout(full: Shape, a: Shape, b: Shape, out: Shape) -> Layout:
+    """The layout of operands with shapes a, b and out of equal length that broadcast to `full`; no size is 0."""
+    operands = (a, b, out)
+    start, steps = len(full), None
+    while start > 0:  # the longest tail of dimensions that each operand has as a whole or not at all
+        if full[start - 1] != 1:
+            present = tuple(shape[start - 1] != 1 for shape in operands)
+            if steps not in (None, present):
+                break
+            steps = present
+        start -= 1
+    length = prod(full[start:])
+    offsets = (np.broadcast_to(np.arange(prod(s), dtype=np.uint64).reshape(s), full) for s in operands)
+    return Layout(
+        np.uint64(length),
+        *(offset.reshape(-1, length)[:, 0].copy() for offset in offsets),
+        *(np.uint64(step) for step in steps or (True, True, True)),
+        *(np.uint64(prod(shape)) for shape in operands),
+    )
+
+
+class Formula(NamedTuple):
+    """What is computed at each edge."""
+
+    op: int
+    sign: int
+    layout: Layout
+
+
+class Table(NamedTuple):
+    """An operand: its rows one after the other, and whose they are: OWN, OTHER or EDGE."""
+
+    values: Array
+    whose: int
+
+
+class Row(NamedTuple):
+    """A place in an operand."""
+
+    values: Array
+    at: Index
+
+
+Function = Any  # compiled
+
+
+@inline
+def _row(table: Table, width: Index, csr: CSRView, own: Index, p: Index) -> Any:
+    """The row of edge p in a table."""
+    return Row(table.values, row_of(table.whose, csr, own, p) * width)
+
+
+@inline
+def _set(out: Array, i: Index, value: Any) -> None:
+    out[i] = value
+
+
+@inline
+def _add(out: Array, i: Index, value: Any) -> None:
+    out[i] += value
+
+
+@inline
+def _keep_best(out: Array, i: Index, value: Any, arg: Array, edge_id: Any, largest: bool) -> None:
+    best, best_id = out[i], arg[i]
+    better = ((value > best) if largest else (value < best)) | ((value == best) & (edge_id > best_id))
+    out[i] = value if better else best
+    arg[i] = edge_id if better else best_id
+
+
+def _run(operator: Any, store: Function, helper: Any) -> Function:
+    """A function that stores operator(sign, a, b) for one run, summed over the run where out has step 0.
+
+    What follows `out` is handed on to `store`. `helper` compiles it.
+    """
+    operator = inline(operator)
+
+    def run(layout: Layout, sign: Any, a: Row, b: Row, out: Row, *rest: Any) -> None:
+        if layout.out_step == ZERO:  # then both others have step 1
+            total = operator(sign, a.values[a.at], b.values[b.at])
+            for i in range(ONE, layout.length):
+                total += operator(sign, a.values[a.at + i], b.values[b.at + i])
+            store(out.values, out.at, total, *rest)
+        elif layout.a_step == ZERO:
+            for i in range(layout.length):
+                store(out.values, out.at + i, operator(sign, a.values[a.at], b.values[b.at + i]), *rest)
+        elif layout.b_step == ZERO:
+            for i in range(layout.length):
+                store(out.values, out.at + i, operator(sign, a.values[a.at + i], b.values[b.at]), *rest)
+        else:
+            for i in range(layout.length):
+                store(out.values, out.at + i, operator(sign, a.values[a.at + i], b.values[b.at + i]), *rest)
+
+    return helper(run)
+
+
+def _runs(store: Function, helper: Any = inline) -> dict[int, Function]:
+    """Functions of one run by operation."""
+    return {
+        COPY: _run(lambda sign, x, y: sign * x, store, helper),
+        ADD: _run(lambda sign, x, y: x + sign * y, store, helper),
+        MUL: _run(lambda sign, x, y: x * y, store, helper),
+        DIV: _run(lambda sign, x, y: x / y, store, helper),
+    }
+
+
+def _run_where(operator: Any) -> Function:
+    """A function that adds operator(sign, a, b, c) to out where `arg`, laid out as a, is the edge's ID.
+
+    c is laid out as out. Where arg is empty it adds everywhere.
+    """
+    operator = inline(operator)
+
+    @inline
+    def run(layout: Layout, sign: Any, a: Row, b: Row, out: Row, c: Array, arg: Array, edge_id: Any) -> None:
+        if arg.size == 0:
+            for i in range(layout.length):
+                here, there = a.at + i * layout.a_step, out.at + i * layout.out_step
+                out.values[there] += operator(sign, a.values[here], b.values[b.at + i * layout.b_step], c[there])
+        else:
+            for i in range(layout.length):
+                here, there = a.at + i * layout.a_step, out.at + i * layout.out_step
+                value = operator(sign, a.values[here], b.values[b.at + i * layout.b_step], c[there])
+                out.values[there] += value if arg[here] == edge_id else a.values.dtype.type(0)
+
+    return run
+
+
+def _combine(runs: dict[int, Function]) -> Function:
+    """A function that does all runs of an edge, from its rows of a, b and out; `runs` has one for each operation."""
+    run = _choose(list(runs.items()))
+
+    @inline
+    def combine(formula: Formula, a: Row, b: Row, out: Row, *rest: Any) -> None:
+        layout, sign = formula.layout, a.values.dtype.type(formula.sign)
+        for h in range(u64(layout.a_offsets.size)):
+            at_a = Row(a.values, a.at + layout.a_offsets[h])
+            at_b = Row(b.values, b.at + layout.b_offsets[h])
+            at_out = Row(out.values, out.at + layout.out_offsets[h])
+            run(formula.op, layout, sign, at_a, at_b, at_out, *rest)
+
+    return combine
+
+
+def _choose(runs: list[tuple[int, Function]]) -> Function:
+    """A function run(op, *operands) that calls that of these functions which has this operation."""
+    (first, run_first), *others = runs
+    if not others:
+        return inline(lambda op, *operands: run_first(*operands))
+    run_other = _choose(others)
+
+    @inline
+    def run(op: int, *operands: Any) -> None:
+        if op == first:
+            run_first(*operands)
+        else:
+            run_other(op, *operands)
+
+    return run
+
+
+def _over_edges(visit: Any) -> Function:
+    """A function that calls visit(csr, p, formula, a, b, out, *rest) for each edge p with its rows of a, b and out."""
+    visit = inline(visit)
+
+    @inline
+    def run(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, *rest: Any) -> None:
+        layout = formula.layout
+        for group in range(u64(begin), u64(end)):
+            own = own_row(csr, group)
+            for p in range(u64(csr.indptr[group]), u64(csr.indptr[group + ONE])):
+                look_ahead(a.whose, csr, p, a.values, layout.a_width)
+                if formula.op != COPY:
+                    look_ahead(b.whose, csr, p, b.values, layout.b_width)
+                row_a = _row(a, layout.a_width, csr, own, p)
+                row_b = _row(b, layout.b_width, csr, own, p)
+                row_out = _row(out, layout.out_width, csr, own, p)
+                visit(csr, p, formula, row_a, row_b, row_out, *rest)
+
+    return run
+
+
+_combine_set = _combine(_runs(_set))
+_adding = _runs(_add, inline_distinct)
+_combine_add = _combine({op: _adding[op] for op in (COPY, MUL)})
+_combine_add_others = _combine({op: _adding[op] for op in (ADD, DIV)})
+_combine_best = _combine(_runs(_keep_best))
+_combine_where = _combine(
+    {
+        COPY: _run_where(lambda sign, x, y, z: sign * x),
+        MUL: _run_where(lambda sign, x, y, z: x * y),
+        DIV: _run_where(lambda sign, x, y, z: x / y),
+        DIV_RHS: _run_where(lambda sign, x, y, z: -x * y / (z * z)),
+    }
+)
+
+
+@_over_edges
+def _assign(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
+    _combine_set(formula, a, b, out)
+
+
+@_over_edges
+def _accumulate(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
+    _combine_add(formula, a, b, out)
+
+
+@_over_edges
+def _accumulate_others(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
+    _combine_add_others(formula, a, b, out)
+
+
+@_over_edges
+def _compare(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, arg: Array, largest: bool) -> None:
+    _combine_best(formula, a, b, out, arg, arg.dtype.type(edge_row(csr, p)), largest)
+
+
+@_over_edges
+def _accumulate_where(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, c: Array, arg: Table) -> None:
+    look_ahead(arg.whose, csr, p, arg.values, formula.layout.a_width)
+    _combine_where(formula, a, b, out, c, arg.values, arg.values.dtype.type(edge_row(csr, p)))
+
+
+@kernel
+def assign(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
+    """Write op(a, b) to rows of out for the edges of groups begin to end."""
+    _assign(begin, end, csr, formula, a, b, out)
+
+
+@kernel
+def accumulate(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
+    """Add op(a, b) of the edges of groups begin to end to rows of out, for COPY and MUL."""
+    _accumulate(begin, end, csr, formula, a, b, out)
+
+
+@kernel
+def accumulate_others(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
+    """As `accumulate`, for ADD and DIV."""
+    _accumulate_others(begin, end, csr, formula, a, b, out)
+
+
+@kernel
+def compare(
+    begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, arg: Array, largest: bool
+) -> None:
+    """Keep in rows of out the greatest (least) op(a, b) of the edges of groups begin to end, in arg its edge ID."""
+    _compare(begin, end, csr, formula, a, b, out, arg, largest)
+
+
+@kernel
+def accumulate_where(
+    begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, c: Array, arg: Table
+) -> None:
+    """As `accumulate`, with a third operand, and only where arg is the edge's ID; everywhere where arg is empty.
+
+    This is slower; it serves the gradients of maxima, minima and denominators. c has the rows and layout of out, arg
+    those of a.
+    """
+    _accumulate_where(begin, end, csr, formula, a, b, out, c, arg)
+
+
+@kernel
+def add_rows(rows: Any, values: Array, out: Array, width: Index) -> None:
+    """Add row i of values to row rows[i] of out."""
+    for i in range(u64(rows.size)):
+        _add_row(width, out, u64(rows[i]) * width, values, i * width)
+
+
+@inline_distinct
+def _add_row(width: Index, out: Array, to: Index, values: Array, at: Index) -> None:
+    for k in range(width):
+        out[to + k] += values[at + k]

@@ -1,0 +1,112 @@
+"""Loops over the elements of one row, or of one head of a row: what the kernels of attention do with each edge.
+
+Plain loops, which LLVM turns into vector code. Two things keep a short loop from costs as high as its own: it must know
+that arrays do not overlap (`inline_distinct`), and its length must be a variable, because one of constant length is
+taken apart before it could become vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from sar.kernels.compiler import inline_distinct, inline_in_order
+from sar.kernels.cpu.csr_view import Array, Index
+
+u64, f32, i32 = np.uint64, np.float32, np.int32
+TWO, THREE = u64(2), u64(3)
+
+# Of the exponential. A float32 of the size of ROUND has no fraction; the two parts of ln 2 have more digits than one.
+LEAST, GREATEST, ROUND, LOG2_E = f32(-87), f32(88), f32(1.5 * 2.0**23), f32(1.4426950408889634)
+LN2_HIGH, LN2_LOW, BIAS, MANTISSA = f32(0.693359375), f32(-2.12194440054690583e-4), i32(127), i32(23)
+C7, C6, C5, C4, C3, C2, C1, C0 = (f32(1 / math.factorial(n)) for n in (7, 6, 5, 4, 3, 2, 1, 0))
+
+
+@inline_in_order
+def _exp_32(x: Any) -> Any:
+    """e to the x, a float32, to 3 units in the last place; 0 below LEAST, and that of GREATEST above it."""
+    bounded = GREATEST if x > GREATEST else x
+    # Adding and taking away ROUND leaves the nearest integer, which also stands in the last bits of the sum.
+    rounded = bounded * LOG2_E + ROUND
+    power = rounded - ROUND
+    rest = (bounded - power * LN2_HIGH) - power * LN2_LOW
+    result = ((((((C7 * rest + C6) * rest + C5) * rest + C4) * rest + C3) * rest + C2) * rest + C1) * rest + C0
+    result *= np.int32((np.float32(rounded).view(np.int32) + BIAS) << MANTISSA).view(np.float32)
+    return np.float32(0) if x < LEAST else result
+
+
+@inline_distinct
+def exponentials(a: Array, length: Index) -> None:
+    """a[i] = exp(a[i]) for i < length."""
+    if a.itemsize == 4:
+        for i in range(length):
+            a[i] = _exp_32(np.float32(a[i]))
+    else:
+        for i in range(length):
+            a[i] = math.exp(a[i])
+
+
+@inline_distinct
+def dot(length: Index, a: Array, ia: Index, b: Array, ib: Index) -> Any:
+    """The sum of a[ia + i] * b[ib + i] for i < length."""
+    total = a.dtype.type(0)
+    for i in range(length):
+        total += a[ia + i] * b[ib + i]
+    return total
+
+
+@inline_distinct
+def dot_leaky(length: Index, a: Array, ia: Index, x: Array, ix: Index, y: Array, iy: Index, slope: Any) -> Any:
+    """The sum of a[ia + i] * leaky_relu(x[ix + i] + y[iy + i]) for i < length."""
+    total = a.dtype.type(0)
+    for i in range(length):
+        raw = x[ix + i] + y[iy + i]
+        total += a[ia + i] * (raw if raw > 0 else raw * slope)
+    return total
+
+
+@inline_in_order
+def add_scaled(length: Index, out: Array, o: Index, a: Array, i: Index, factor: Any) -> None:
+    """out[o + c] += factor * a[i + c] for c < length."""
+    for c in range(length):
+        out[o + c] += factor * a[i + c]
+
+
+@inline_in_order
+def add_four_scaled(
+    length: Index, out: Array, o: Index, a: Array, i: Index, j: Index, k: Index, m: Index,
+    factors: Array, f: Index, step: Index,
+) -> None:  # fmt: skip
+    """`add_scaled` of four rows, at i, j, k and m, one after the other; their factors are `step` apart from f on."""
+    w, x, y, z = factors[f], factors[f + step], factors[f + TWO * step], factors[f + THREE * step]
+    for c in range(length):
+        out[o + c] = out[o + c] + w * a[i + c] + x * a[j + c] + y * a[k + c] + z * a[m + c]
+
+
+@inline_distinct
+def add_leaky(
+    length: Index, out: Array, o: Index, x: Array, ix: Index, y: Array, iy: Index, slope: Any, factor: Any
+) -> None:
+    """out[o + i] += factor * leaky_relu(x[ix + i] + y[iy + i]) for i < length."""
+    for i in range(length):
+        raw = x[ix + i] + y[iy + i]
+        out[o + i] += factor * (raw if raw > 0 else raw * slope)
+
+
+@inline_distinct
+def add_slopes(
+    length: Index, out: Array, o: Index, a: Array, ia: Index, x: Array, ix: Index, y: Array, iy: Index,
+    slope: Any, factor: Any,
+) -> None:  # fmt: skip
+    """out[o + i] += factor * a[ia + i] * leaky_relu'(x[ix + i] + y[iy + i]) for i < length."""
+    for i in range(length):
+        out[o + i] += a[ia + i] * (factor if x[ix + i] + y[iy + i] > 0 else factor * slope)
+
+
+@inline_distinct
+def scale(length: Index, out: Array, o: Index, factor: Any) -> None:
+    """out[o + i] *= factor for i < length."""
+    for i in range(length):
+        out[o + i] *= factor
