@@ -80,8 +80,7 @@ class RowOwners:
             GraphError: for nodes of another type.
         """
         ids = ids.to(self.node_ids.device)
-        rows = torch.searchsorted(self.node_ids, ids)
-        found = self.node_ids[rows.clamp(max=max(len(self.node_ids) - 1, 0))] == ids if len(self.node_ids) else rows < 0
+        rows, found = find_sorted(self.node_ids, ids)
         if not bool(found.all()):
             raise GraphError(f"A worker asked for node {int(ids[~found][0])}, which is not of the type {self.ntype!r}.")
         return rows
@@ -95,6 +94,15 @@ class RowOwners:
         given = [self.rows(theirs) for theirs in exchange_tensors(self.split(ids, ids))]
         rows = exchange_tensors([tensor[rows] for rows in given])
         return torch.cat(rows).to(tensor.device), given
+
+
+def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Where numbers stand among ascending ones, (N,), and whether they are there; one that is not stands anywhere."""
+    place = torch.searchsorted(known, wanted)
+    if not len(known):
+        return place, torch.zeros_like(place, dtype=torch.bool)
+    place.clamp_(max=len(known) - 1)
+    return place, known[place] == wanted
 
 
 @uncompiled

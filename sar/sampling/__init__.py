@@ -2,12 +2,10 @@
 
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.loader import DataLoader
-from sar.sampling.optimized_batches import OptimizedBatches
 from sar.sampling.saint import SAINTSampler
 from sar.sampling.sampler import DistNeighborSampler
-from sar.sampling.seed_batches import SeedBatches
-from sar.sampling.seed_edges import reverse_edges, split_edges
-from sar.sampling.seeds import split_seeds
+from sar.sampling.seed_batches import OptimizedBatches, SeedBatches
+from sar.sampling.seeds import reverse_edges, split_edges, split_seeds
 from sar.sampling.subgraphs import ClusterGCNSampler
 
 __all__ = [

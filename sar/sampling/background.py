@@ -1,31 +1,67 @@
-"""The trainer's side of background processes: starting them, handing out work, and noticing how they end."""
+"""Background processes, which sample batches ahead of the trainer, and the trainer's side of them.
+
+[Note: background processes]
+Process k of every worker samples batches k, k + K, k + 2K, ... of an epoch. These processes are a group of their own,
+over the job's store, so that they are in step with each other and independent of the trainers' calls. A process samples
+as long as fewer than `ahead` of its batches wait for the trainer, and sends each as soon as it is made.
+
+It knows of its trainer by the channel: where that closes, because the trainer ended or dropped the iterator, a thread
+ends the process, whatever it is waiting for. The trainer knows of the process by the same channel. A process whose
+peers fail raises as any worker does, tells its trainer why, and ends.
+"""
 
 import os
+import queue
+import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Pipe
-from typing import Any
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm import session
+from sar.comm.allocator import set_allocator
+from sar.comm.group import Group
+from sar.comm.process_transport import GlooTransport
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
-from sar.sampling.batch import Batch, SamplingSource
-from sar.sampling.channel import receive, send
-from sar.sampling.process import TAKEN, Failure, ProcessSettings
+from sar.sampling.batch import Batch, SamplingSource, sample_batch
+from sar.sampling.batch_memory import receive, send
 
 POLL_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 """How long a process may take to end before it is killed."""
+TAKEN: Final = "taken"
+"""What the trainer says when it has taken a batch. Its other messages are lists of batches to make."""
+
+Order = tuple[Tensor, int]  # seeds and key of a batch to make
 
 
-class Processes:
-    """This worker's background processes: see [Note: background processes] in `process.py`.
+@dataclass(frozen=True)
+class _Job:
+    """What a process has to know."""
+
+    rank: int  # of the worker
+    world_size: int
+    store: tuple[str, int] | None  # host and port of the job's store; None for one worker
+    prefix: str  # of these processes' keys in the store
+    timeout: float  # `Config.timeout`
+    ahead: int  # batches that may be made before the trainer has taken one
+    source: SamplingSource
+
+
+class SamplingProcesses:
+    """This worker's background processes: see [Note: background processes].
 
     Made by all workers together, inside `group.guard()`.
 
@@ -51,10 +87,10 @@ class Processes:
         address = _store_address() if group.world_size > 1 else None
         self._processes: list[_Process] = []
         self._finalizer = weakref.finalize(self, _end, self._processes)
-        self._processes += [_Process(number) for number in range(count)]
-        job = ProcessSettings(
-            group.rank, group.world_size, address, f"sar/sampling/{name}", Config.timeout, ahead, source
-        )
+        self._processes += [
+            _Process(number, f"sampling process {number} of worker {group.rank}") for number in range(count)
+        ]
+        job = _Job(group.rank, group.world_size, address, f"sar/sampling/{name}", Config.timeout, ahead, source)
         send(job, *(process.channel for process in self._processes))
 
     @property
@@ -62,7 +98,7 @@ class Processes:
         """Process IDs."""
         return [process.process.pid for process in self._processes]
 
-    def sample(self, batches: Sequence[tuple[Tensor, int]]) -> Iterator[Batch]:
+    def sample(self, batches: Sequence[Order]) -> Iterator[Batch]:
         """Sample an epoch: batches of these seeds and keys, in order.
 
         Raises:
@@ -74,12 +110,9 @@ class Processes:
             send(batches[number::count], process.channel)
         for number in range(len(batches)):
             process = self._processes[number % count]
-            who = f"sampling process {number % count} of worker {self._rank}"
-            message = process.receive(who)
-            if isinstance(message, Failure):
-                raise SamplingError(f"The {who} failed with {message.error}: {message.message}")
+            batch = process.receive()
             send(TAKEN, process.channel)
-            yield message
+            yield batch
 
     def close(self) -> None:
         """End all processes."""
@@ -87,13 +120,14 @@ class Processes:
 
 
 class _Process:
-    """One process and the channel to it."""
+    """One process and the channel to it; `name` is for errors."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, name: str) -> None:
+        self.name = name
         self.channel, theirs = Pipe()
         with theirs:
             # Not by `multiprocessing`, whose spawned processes import the user's script again.
-            start = f"from sar.sampling.process import main; main({theirs.fileno()}, {number})"
+            start = f"from sar.sampling.background import run; run({theirs.fileno()}, {number})"
             self.process = subprocess.Popen(
                 [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {start}"],
                 stdin=subprocess.DEVNULL,
@@ -101,22 +135,26 @@ class _Process:
                 pass_fds=[theirs.fileno()],
             )
 
-    def receive(self, who: str) -> Any:
-        """Its next message; an error where it is gone, or makes none."""
+    def receive(self) -> Batch:
+        """Its next batch; an error where it failed, is gone, or makes none."""
         deadline = time.monotonic() + Config.timeout + CLOSE_SECONDS  # its own error comes first
         while not self.channel.poll(POLL_SECONDS):
             session.current_group().check()  # another worker may have heard first that it is frozen
             if time.monotonic() > deadline:
                 raise CommunicationTimeout(
-                    f"The {who} made no batch within {Config.timeout:g} s (Config.timeout); is another worker's stuck?"
+                    f"The {self.name} made no batch within {Config.timeout:g} s (Config.timeout); is another worker's "
+                    "stuck?"
                 )
         try:
-            return receive(self.channel)
+            message: Batch | str = receive(self.channel)
         except (EOFError, OSError) as error:
             raise SamplingError(
-                f"The {who} {self._end()} before it had made its batch. See its own output; signal 9 often comes from "
-                "the system, for want of memory."
+                f"The {self.name} {self._end()} before it had made its batch. See its own output; signal 9 often comes "
+                "from the system, for want of memory."
             ) from error
+        if isinstance(message, str):
+            raise SamplingError(f"The {self.name} failed with {message}")
+        return message
 
     def _end(self) -> str:
         status = self.wait(CLOSE_SECONDS)
@@ -132,7 +170,7 @@ class _Process:
             return None
 
 
-def _end(processes: "list[_Process]") -> None:
+def _end(processes: list[_Process]) -> None:
     for process in processes:
         process.channel.close()
     deadline = time.monotonic() + CLOSE_SECONDS
@@ -153,3 +191,49 @@ def _store_address() -> tuple[str, int]:
             "sar.initialize_comms or init_method='tcp://...', or set num_workers=0."
         )
     return store.host, store.port
+
+
+def run(descriptor: int, number: int) -> None:
+    """Be process `number` of the trainer at the other end of the channel, until that closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer's to handle
+    torch.set_num_threads(1)
+    set_allocator()
+    channel = Connection(descriptor)
+    orders: queue.Queue[list[Order]] = queue.Queue()
+    try:
+        job: _Job = receive(channel, mapped=True)
+        allowed = threading.Semaphore(job.ahead)
+        threading.Thread(target=_listen, args=(channel, orders, allowed), daemon=True).start()
+        Config.timeout = job.timeout
+        group = _connect(job, number)
+        while True:
+            for seeds, key in orders.get():
+                allowed.acquire()
+                send(sample_batch(group, job.source, seeds, key), channel)
+    except EOFError:
+        os._exit(0)
+    except Exception as error:
+        traceback.print_exc()
+        send(f"{type(error).__name__}: {error}", channel)
+        os._exit(1)
+
+
+def _listen(channel: "Connection[Any, Any]", orders: queue.Queue[list[Order]], allowed: threading.Semaphore) -> None:
+    try:
+        while True:
+            message = receive(channel)
+            if message == TAKEN:
+                allowed.release()
+            else:
+                orders.put(message)
+    except (EOFError, OSError):
+        os._exit(0)  # also out of a wait for other workers
+
+
+def _connect(job: _Job, number: int) -> Group:
+    """A group of the processes of this number on all workers."""
+    store: dist.Store = dist.HashStore()
+    if job.store is not None:
+        limit = timedelta(seconds=job.timeout)
+        store = dist.TCPStore(*job.store, is_master=False, wait_for_workers=False, timeout=limit)
+    return Group(GlooTransport(dist.PrefixStore(f"{job.prefix}/{number}", store), job.rank, job.world_size))

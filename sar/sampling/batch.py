@@ -1,62 +1,106 @@
-"""A mini-batch in plain tensors: what all workers sample together, before it becomes blocks of a library."""
+"""A mini-batch in plain tensors: what all workers sample together, with features, before DGL or PyG has it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.kernels.neighbor_sampling import derive_key
-from sar.sampling.batch_features import BatchFeatures, FeatureCache, fetch_features
+from sar.comm.rows import FieldFormat, RowFormat
+from sar.common_tuples import CanonicalEtype
+from sar.kernels.neighbor_sampling import Numbering, copy_rows
+from sar.sampling import batch_memory
 from sar.sampling.neighbors import SampledLayer
-from sar.sampling.pairs import Pairs, PairSettings, draw_pairs
-from sar.sampling.worker_graph import WorkerGraph
+from sar.sampling.owner_requests import columns_of, exchange_requests, message_bytes
+from sar.sampling.worker_graph import Features, WorkerGraph
 
-PAIRS: Final = 2**32
-"""The number of the pairs' key among those of a batch; layers have those from 0 on."""
+
+class PairsOfType(NamedTuple):
+    """Pairs of one type, by positions among the nodes of a batch."""
+
+    etype: CanonicalEtype
+    src: Tensor  # (S,) int64
+    dst: Tensor  # (S,) int64
+    features: dict[str, Tensor]  # (S, ...) each
+
+
+class Pairs(NamedTuple):
+    """The pairs of nodes that the seed edges of a batch join, and negative ones."""
+
+    nodes: dict[str, Tensor]  # global IDs of every type, (N,) int64, as they come up
+    positive: list[PairsOfType]  # the seeds, with `_ID` and their fields
+    negative: list[PairsOfType] | None
+    numbers: list[Tensor]  # by type, (S,) int64: NUMBER of the seeds
 
 
 class SamplingMethod(Protocol):
     """How the layers of a batch are drawn: plain data, which travels to background processes."""
 
     def draw(
-        self, group: Group, graph: WorkerGraph, seeds: Mapping[str, Tensor], key: int, exclude: Tensor | None
-    ) -> list[SampledLayer]:
-        """The layers, input layer first; by all workers together, inside `group.guard()`.
+        self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int
+    ) -> tuple[list[SampledLayer], Pairs | None]:
+        """The layers, input layer first, and the pairs of seeds that are edges; by all workers together.
 
         Args:
-            group: the workers, which have agreed on the batch.
+            group: the workers, which have agreed on the batch; inside its `guard()`.
             graph: this worker's part of the graph.
-            seeds: of every node type, (S,) int64; may be empty.
+            seeds: as of `sample_batch`.
             key: 63 bits that belong to this worker and batch.
-            exclude: (X,) int64 IDs of edges to leave out; None for none.
         """
+
+
+@dataclass
+class FeatureCache:
+    """Input features of remote nodes that this worker's edges read often.
+
+    nodes: global IDs of every type, (n,) int64 each.
+    features: their input features, rows in this order.
+    """
+
+    nodes: dict[str, Tensor]
+    features: Features
+    _index: dict[str, Numbering] = field(default_factory=dict, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FeatureCache, (self.nodes, self.features)  # another process makes its own index
+
+    def find(self, ntype: str, nodes: Tensor) -> Tensor:
+        """Rows of the nodes in the cache, -1 for those that are not in it."""
+        if ntype not in self.nodes:
+            return torch.full_like(nodes, -1)
+        if ntype not in self._index:
+            known = self.nodes[ntype]
+            self._index[ntype] = Numbering(len(known), 2**63 - 1)
+            self._index[ntype].add(known)
+        return self._index[ntype].find(nodes)
 
 
 @dataclass(frozen=True)
 class SamplingSource:
-    """What to sample from, and how.
-
-    graph: this worker's part of the graph.
-    method: draws the layers.
-    cache: of input features; None for none.
-    pairs: what is drawn for seeds that are edges; None where they are nodes, or what else the method takes.
-    """
+    """What to sample from, and how."""
 
     graph: WorkerGraph
     method: SamplingMethod
-    cache: FeatureCache | None
-    pairs: PairSettings | None = None
+    cache: FeatureCache | None  # of input features
+
+
+class BatchFeatures(NamedTuple):
+    """Features of a batch."""
+
+    inputs: Features  # of the nodes asked for
+    outputs: Features
+    hits: int  # remote input nodes whose features were in the cache
+    misses: int  # and those whose features were fetched
 
 
 class Batch(NamedTuple):
-    """A sampled mini-batch; input layer first; with the pairs of nodes that its seeds join, where these are edges."""
+    """A sampled mini-batch."""
 
-    layers: list[SampledLayer]
+    layers: list[SampledLayer]  # input layer first
     features: BatchFeatures
-    pairs: Pairs | None
+    pairs: Pairs | None  # where seeds are edges
     num_nodes: int  # of the whole graph
 
 
@@ -71,20 +115,147 @@ def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) 
     Args:
         group: the workers.
         source: with equal settings on all workers.
-        seeds: distinct, (S,) int64, what the method takes, such as global IDs; or rows of seed edges ([Note: seed
-            edges]). May be empty.
+        seeds: distinct, (S,) int64, what the method takes, such as global IDs; or rows of seed edges, (S, 7): see
+            [Note: seed edges]. May be empty.
         key: 63 bits that belong to this worker and batch.
     """
     graph = source.graph
     with group.guard():
-        group.agree(f"{graph.signature}: a batch of {source.pairs or 'nodes'}")
-        pairs, exclude = None, None
-        if source.pairs is None:
-            by_type = graph.by_type(seeds)
-        else:
-            pairs = draw_pairs(group, graph, seeds, source.pairs, derive_key(key, PAIRS))
-            by_type, exclude = pairs.nodes, pairs.exclude
-        layers = source.method.draw(group, graph, by_type, key, exclude)
+        group.agree(f"{graph.signature}: a batch")
+        layers, pairs = source.method.draw(group, graph, seeds, key)
         outputs = {ntype: nodes[: layers[-1].num_dst[ntype]] for ntype, nodes in layers[-1].nodes.items()}
         features = fetch_features(group, graph, layers[0].nodes, outputs, source.cache)
         return Batch(layers, features, pairs, graph.num_nodes)
+
+
+@dataclass
+class _Wanted:
+    """Features of one node type that are wanted.
+
+    tables: features of this worker's nodes, by name.
+    out: where the wanted rows go, by name.
+    nodes: by owner, the global IDs of the wanted nodes.
+    positions: by owner, their rows of `out`.
+    """
+
+    ntype: str
+    tables: dict[str, Tensor]
+    out: dict[str, Tensor]
+    nodes: list[Tensor]
+    positions: list[Tensor]
+
+
+def fetch_features(
+    group: Group,
+    graph: WorkerGraph,
+    input_nodes: Mapping[str, Tensor],
+    output_nodes: Mapping[str, Tensor],
+    cache: FeatureCache | None,
+) -> BatchFeatures:
+    """The features `graph.inputs` of the input nodes and `graph.outputs` of the output nodes.
+
+    Own rows are copied; remote ones come from the cache, or from their owners.
+
+    Args:
+        group: the workers, which have agreed on this; inside its `guard()`.
+        graph: this worker's part of the graph.
+        input_nodes, output_nodes: global IDs of every type, (n,) int64 each.
+        cache: of input features.
+    """
+    inputs = [_take_own(group, graph, ntype, tables, input_nodes[ntype]) for ntype, tables in graph.inputs.items()]
+    outputs = [_take_own(group, graph, ntype, tables, output_nodes[ntype]) for ntype, tables in graph.outputs.items()]
+    others = [worker for worker in range(group.world_size) if worker != group.rank]
+    hits = 0
+    if cache is not None:
+        hits = sum(_take_cached(cache, wanted, worker) for wanted in inputs for worker in others)
+    misses = sum(len(wanted.nodes[worker]) for wanted in inputs for worker in others)
+    if inputs or outputs:
+        _take_remote(group, graph, [*inputs, *outputs])
+    return BatchFeatures({w.ntype: w.out for w in inputs}, {w.ntype: w.out for w in outputs}, hits, misses)
+
+
+def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
+    """A cache of `nbytes` bytes for this worker's most read remote nodes; called by all workers together."""
+    nodes = _most_read_nodes(graph, nbytes)
+    no_outputs = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64))
+    group.agree(f"{graph.signature}: filling the cache")
+    return FeatureCache(nodes, fetch_features(group, graph, nodes, no_outputs, None).inputs)
+
+
+def _take_own(group: Group, graph: WorkerGraph, ntype: str, tables: dict[str, Tensor], nodes: Tensor) -> _Wanted:
+    """What is wanted of one type, with the rows in it that are on this worker."""
+    out = {name: batch_memory.empty((len(nodes), *table.shape[1:]), table.dtype) for name, table in tables.items()}
+    asked = graph.sort_by_owner(nodes)
+    workers = range(group.world_size)
+    wanted = _Wanted(ntype, tables, out, [asked.of(p) for p in workers], [asked.positions_of(p) for p in workers])
+    rows = graph.rows(ntype, wanted.nodes[group.rank])
+    for name, table in tables.items():
+        copy_rows(table, rows, out[name], wanted.positions[group.rank])
+    return wanted
+
+
+def _take_cached(cache: FeatureCache, wanted: _Wanted, worker: int) -> int:
+    """Copy what the cache has of one worker's nodes, and leave the rest to be fetched; the number of nodes it had."""
+    nodes, positions = wanted.nodes[worker], wanted.positions[worker]
+    rows = cache.find(wanted.ntype, nodes)
+    known = rows >= 0
+    for name, table in cache.features.get(wanted.ntype, {}).items():
+        copy_rows(table, rows[known], wanted.out[name], positions[known])
+    wanted.nodes[worker] = nodes[~known]
+    wanted.positions[worker] = positions[~known]
+    return int(known.sum())
+
+
+def _take_remote(group: Group, graph: WorkerGraph, wanted: Sequence[_Wanted]) -> None:
+    """Fetch the remote rows: one message with all types' nodes to each owner, and one with all their rows back."""
+    formats = [FieldFormat.of(table) for w in wanted for table in w.tables.values()]
+
+    def lengths(nodes: Sequence[Tensor]) -> list[int]:
+        """Rows of every table for these nodes of every type."""
+        return [len(ids) for w, ids in zip(wanted, nodes, strict=True) for _ in w.tables]
+
+    def respond(request: list[Tensor]) -> Tensor:
+        sizes = lengths(request)
+        message = batch_memory.empty([message_bytes(formats, sizes)], torch.uint8)
+        columns = iter(columns_of(message, formats, sizes))
+        for w, nodes in zip(wanted, request, strict=True):
+            rows = graph.rows(w.ntype, nodes)
+            for table in w.tables.values():
+                copy_rows(table, rows, next(columns), None)
+        return message
+
+    requests = [[w.nodes[worker] for w in wanted] for worker in range(group.world_size)]
+    sizes = [message_bytes(formats, lengths(nodes)) for nodes in requests]
+    sizes[group.rank] = 0
+    into = [batch_memory.empty([size], torch.uint8) for size in sizes]
+    responses = exchange_requests(group, f"{graph.signature}: features", requests, respond, into)
+    for worker, message in enumerate(responses):
+        if worker == group.rank:
+            continue
+        columns = iter(columns_of(message, formats, lengths(requests[worker])))
+        for w in wanted:
+            for out in w.out.values():
+                copy_rows(next(columns), None, out, w.positions[worker])
+
+
+def _most_read_nodes(graph: WorkerGraph, nbytes: int) -> dict[str, Tensor]:
+    """The remote nodes with input features that have the most edges into this worker, as many as fit; global IDs.
+
+    A node with more out-edges here is drawn more often. Nodes are taken by edges per byte of their features.
+    """
+    if not graph.inputs:
+        return {}
+    edges_per_byte, size, ids, type_numbers = [], [], [], []
+    for number, (ntype, tables) in enumerate(graph.inputs.items()):
+        row_bytes = RowFormat.of(list(tables.values())).row_bytes
+        read = [relation.src.long() for relation in graph.relations if relation.etype[0] == ntype]
+        sources = torch.cat([torch.empty(0, dtype=torch.int64), *read])
+        nodes, degrees = sources[~graph.is_own(sources)].unique(return_counts=True)
+        edges_per_byte.append(degrees / max(row_bytes, 1))
+        size.append(torch.full_like(nodes, row_bytes))
+        ids.append(nodes)
+        type_numbers.append(torch.full_like(nodes, number))
+    order = torch.argsort(torch.cat(edges_per_byte), descending=True, stable=True)
+    order = order[torch.cat(size)[order].cumsum(0) <= nbytes]
+    chosen, numbers = torch.cat(ids)[order], torch.cat(type_numbers)[order]
+    return {ntype: chosen[numbers == number].sort().values for number, ntype in enumerate(graph.inputs)}

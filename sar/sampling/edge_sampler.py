@@ -1,7 +1,8 @@
-"""The sampler of seed edges that users make: around a sampler of neighbours, as in DGL."""
+"""The sampler of seed edges: around a neighbor sampler, as in DGL, with negative pairs."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -9,17 +10,36 @@ from torch import Tensor
 
 from sar.adapters.dgl.graphs import make_pair_graph
 from sar.comm import session
-from sar.common_tuples import NID, CanonicalEtype
+from sar.comm.group import Group
+from sar.comm.rows import FieldFormat
+from sar.common_tuples import EID, NID, CanonicalEtype
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, GraphError
-from sar.sampling.batch import Batch, SamplingSource, random_key, sample_batch
-from sar.sampling.batch_sampler import BatchSampler
-from sar.sampling.pairs import PairSettings, PairsOfType
-from sar.sampling.seed_edges import REVERSE, TYPE, Edges, edge_ids, look_up_edges, reverse_edges
+from sar.kernels.neighbor_sampling import Numbering, derive_key
+from sar.sampling.batch import Batch, Pairs, PairsOfType, SamplingSource, random_key, sample_batch
+from sar.sampling.neighbors import SampledLayer
+from sar.sampling.owner_requests import request_columns
+from sar.sampling.sampler import DistNeighborSampler, NeighborDraws
+from sar.sampling.seeds import (
+    DST,
+    ID,
+    NUMBER,
+    PLACE,
+    REVERSE,
+    SRC,
+    TYPE,
+    Edges,
+    edge_ids,
+    look_up_edges,
+    reverse_edges,
+)
+from sar.sampling.worker_graph import WorkerGraph
 
 Etype = str | CanonicalEtype
 LABEL = "edge_label"
 """The edge field that PyTorch Geometric calls the labels of seed edges."""
+PAIRS = 2**32
+"""The number of the pairs' key among those of a batch; layers have those from 0 on."""
 
 
 class SeedEdges(NamedTuple):
@@ -32,6 +52,73 @@ class SeedEdges(NamedTuple):
 
     rows: Tensor
     shifts: dict[CanonicalEtype, int]
+
+
+@dataclass(frozen=True)
+class PairDraws:
+    """Draws negative pairs, and the neighborhoods of the nodes that all pairs join; see `SamplingMethod`.
+
+    The negative pairs (u, v') of a seed (u, v) have any v' of v's type, equally likely, as of
+    `dgl.dataloading.negative_sampler.Uniform`; or negative pairs (u', v') have any two nodes of the types.
+
+    neighbors: draws the layers.
+    exclude: leave the seeds, and their reverse edges where they have any, out of the layers.
+    negatives: for every edge type, pairs to draw for a seed; None for no second graph.
+    both_ends: of negative pairs draw the sources too, and as many pairs in all as `negatives`, which may be a fraction,
+        makes of the seeds of a batch, rounded up.
+    """
+
+    neighbors: NeighborDraws
+    exclude: bool
+    negatives: list[float] | None
+    both_ends: bool
+
+    def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], Pairs]:
+        """The layers of the nodes that the pairs of these seeds join; seeds are rows, see [Note: seed edges]."""
+        pairs = self.pairs(group, graph, seeds, derive_key(key, PAIRS))
+        exclude = seeds[:, [ID, REVERSE]].flatten() if self.exclude else None
+        return self.neighbors.layers(group, graph, pairs.nodes, key, exclude), pairs
+
+    def pairs(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> Pairs:
+        """The seeds, and negative pairs, as positions among the nodes that they join."""
+        generator = torch.Generator().manual_seed(key)
+        by_type = [seeds[seeds[:, TYPE] == number] for number in range(len(graph.relations))]
+        fields = _edge_fields(group, graph, by_type)
+        pairs = [
+            PairsOfType(relation.etype, of_type[:, SRC].contiguous(), of_type[:, DST].contiguous(), named)
+            for relation, of_type, named in zip(graph.relations, by_type, fields, strict=True)
+        ]
+        num_types = len(pairs)
+        if self.negatives is not None:
+            pairs += [
+                self._negative(graph, of_type, count, generator)
+                for of_type, count in zip(pairs, self.negatives, strict=True)
+            ]
+        numbering = {}
+        for ntype in graph.node_types:
+            most = sum(len(of_type.src) for of_type in pairs for end in (0, 2) if of_type.etype[end] == ntype)
+            numbering[ntype] = Numbering(most, graph.num_nodes)
+        pairs = [
+            of_type._replace(
+                src=numbering[of_type.etype[0]].add(of_type.src), dst=numbering[of_type.etype[2]].add(of_type.dst)
+            )
+            for of_type in pairs
+        ]
+        nodes = {ntype: numbers.nodes for ntype, numbers in numbering.items()}
+        negative = pairs[num_types:] if self.negatives is not None else None
+        return Pairs(nodes, pairs[:num_types], negative, [of_type[:, NUMBER].contiguous() for of_type in by_type])
+
+    def _negative(
+        self, graph: WorkerGraph, seeds: PairsOfType, count: float, generator: torch.Generator
+    ) -> PairsOfType:
+        """`count` pairs for each seed, all in global IDs."""
+        total = math.ceil(len(seeds.src) * count)
+        dst = _any_nodes(graph, seeds.etype[2], total, generator)
+        if self.both_ends:
+            src = _any_nodes(graph, seeds.etype[0], total, generator)
+        else:
+            src = seeds.src.repeat_interleave(int(count))
+        return PairsOfType(seeds.etype, src, dst, {})
 
 
 class EdgePredictionSampler:
@@ -70,13 +157,13 @@ class EdgePredictionSampler:
 
     def __init__(
         self,
-        sampler: BatchSampler,
+        sampler: DistNeighborSampler,
         exclude: str | None = None,
         reverse_eids: Tensor | Mapping[Etype, Tensor] | None = None,
         reverse_etypes: Mapping[Etype, Etype] | None = None,
         negative_sampler: Any = None,
     ) -> None:
-        if not sampler.seeds_are_nodes:
+        if not isinstance(sampler, DistNeighborSampler):
             raise ConfigError(f"{type(sampler).__name__} has no seed nodes; expected a sampler of blocks.")
         needed = {"reverse_id": reverse_eids, "reverse_types": reverse_etypes}
         if exclude not in (None, "self", *needed):
@@ -131,8 +218,12 @@ class EdgePredictionSampler:
         with session.current_group().guard():
             source = self.sampler.prepare(graph, contents=contents)
             if self._source is None or self._source[0] is not source:
-                pairs = PairSettings(self.exclude is not None, self._counts(graph), self.mode == "binary")
-                self._source = source, replace(source, pairs=pairs)
+                assert isinstance(source.method, NeighborDraws)
+                excluded, counts, both_ends = self.exclude is not None, self._counts(graph), self.mode == "binary"
+                method = PairDraws(source.method, excluded, counts, both_ends)
+                settings = f"seed edges, excluded {excluded}, negative pairs {counts}, both ends {both_ends}"
+                local = replace(source.graph, signature=f"{source.graph.signature}, {settings}")
+                self._source = source, replace(source, graph=local, method=method)
             return self._source[1]
 
     def find_seeds(self, graph: GraphShardManager, edges: Edges, *, foreign: bool) -> SeedEdges:
@@ -226,3 +317,40 @@ class EdgePredictionSampler:
 
 def _pair_graph(nodes: Mapping[str, Tensor], pairs: list[PairsOfType]) -> Any:
     return make_pair_graph(nodes, {of_type.etype: (of_type.src, of_type.dst, of_type.features) for of_type in pairs})
+
+
+def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Generator) -> Tensor:
+    """Global IDs of nodes of a type, all equally likely, (count,) int64."""
+    mine = graph.runs.types == graph.node_types.index(ntype)
+    ends = torch.cat([graph.runs.starts[1:], torch.tensor([graph.num_nodes])])
+    reached = (ends - graph.runs.starts)[mine].cumsum(0)
+    drawn = torch.randint(int(reached[-1]) if count else 1, (count,), generator=generator)
+    return drawn + (ends[mine] - reached)[torch.searchsorted(reached, drawn, right=True)]
+
+
+def _edge_fields(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """The seeds' IDs and fields, which their owners have; for every edge type (S, ...) each."""
+    fields = [{EID: of_type[:, ID].contiguous()} for of_type in by_type]
+    numbers = [number for number, relation in enumerate(graph.relations) if relation.features]
+    if not numbers:
+        return fields
+    asked = [graph.sort_by_owner(by_type[number][:, DST].contiguous()) for number in numbers]
+
+    def fields_at(places: Sequence[Tensor]) -> list[Tensor]:
+        relations = [graph.relations[number] for number in numbers]
+        return [
+            feature[relation.rows[of_type]]
+            for relation, of_type in zip(relations, places, strict=True)
+            for feature in relation.features.values()
+        ]
+
+    requests = [
+        [by_type[number][nodes.positions_of(worker), PLACE] for number, nodes in zip(numbers, asked, strict=True)]
+        for worker in range(group.world_size)
+    ]
+    formats = [FieldFormat.of(table) for number in numbers for table in graph.relations[number].features.values()]
+    by_owner = request_columns(group, f"{graph.signature}: seed edges", requests, fields_at, formats)
+    columns = map(torch.cat, zip(*by_owner, strict=True))
+    for number, nodes in zip(numbers, asked, strict=True):
+        fields[number] |= {name: nodes.restore(next(columns)) for name in graph.relations[number].features}
+    return fields

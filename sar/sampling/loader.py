@@ -12,12 +12,11 @@ from sar.comm import session
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import derive_key
-from sar.sampling.background import Processes
+from sar.sampling.background import SamplingProcesses
 from sar.sampling.batch import Batch, random_key, sample_batch
-from sar.sampling.batch_sampler import BatchSampler, SeedIds
 from sar.sampling.edge_sampler import EdgePredictionSampler
-from sar.sampling.optimized_batches import OptimizedBatches
-from sar.sampling.seed_batches import SeedBatches
+from sar.sampling.sampler import DistNeighborSampler, GraphSampler
+from sar.sampling.seed_batches import OptimizedBatches, SeedBatches
 
 
 class DataLoader:
@@ -59,7 +58,7 @@ class DataLoader:
         self,
         full_graph_manager: GraphShardManager,
         seed_nodes: Tensor | Mapping[Any, Tensor],
-        graph_sampler: BatchSampler | EdgePredictionSampler,
+        graph_sampler: GraphSampler | EdgePredictionSampler,
         batch_size: int = 1,
         drop_last: bool = False,
         shuffle: bool = False,
@@ -76,7 +75,7 @@ class DataLoader:
         self._sampler = graph_sampler
         self._num_workers = num_workers
         self._ahead = prefetch_factor
-        self._idle: Processes | None = None  # between epochs
+        self._idle: SamplingProcesses | None = None  # between epochs
         self._epoch = self._batch = 0  # of the next batch
         self._begun = False  # whether somebody iterates there, so that others begin with the next epoch
         self._started = 0  # epochs, to tell a running one from those before it
@@ -91,25 +90,18 @@ class DataLoader:
             self._make: Callable[[Batch], Any] = graph_sampler.to_graphs
             if isinstance(graph_sampler, EdgePredictionSampler):
                 self._edges, shifts = graph_sampler.find_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
-                seeds = SeedIds(torch.arange(len(self._edges)), None, foreign=False)
+                seeds = torch.arange(len(self._edges))
                 if format == "pyg":
                     self._make = partial(graph_sampler.to_data, shifts=shifts)
             else:
                 if format == "pyg":
                     self._make = graph_sampler.to_data
-                seeds = graph_sampler.seed_ids(full_graph_manager, seed_nodes, foreign=foreign_seeds)
+                seeds = graph_sampler.checked_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
                 asked = precompute_optimized_batches or optimized_batches_cache is not None
-                if asked and graph_sampler.seeds_are_nodes:
+                if asked and isinstance(graph_sampler, DistNeighborSampler):
                     optimized = OptimizedBatches(full_graph_manager, optimized_batches_cache)
             self._batches = SeedBatches(
-                seeds.ids,
-                batch_size,
-                drop_last=drop_last,
-                shuffle=shuffle,
-                seed=self._seed,
-                optimized=optimized,
-                node_ranges=seeds.ranges,
-                foreign=seeds.foreign,
+                seeds, batch_size, drop_last=drop_last, shuffle=shuffle, seed=self._seed, optimized=optimized
             )
             graph_sampler.prepare(full_graph_manager, contents=True)
 
@@ -178,7 +170,7 @@ class DataLoader:
             source = self._sampler.prepare(self._graph, contents=True)
             processes, self._idle = self._idle, None
             if processes is None or processes.source is not source:
-                processes = Processes(source, self._num_workers, self._ahead)
+                processes = SamplingProcesses(source, self._num_workers, self._ahead)
         finished = False
         try:
             sampled = processes.sample(batches)

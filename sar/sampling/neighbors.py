@@ -19,12 +19,12 @@ from torch import Tensor
 from sar.comm.group import Group
 from sar.common_tuples import EID, CanonicalEtype
 from sar.kernels.neighbor_sampling import Numbering, derive_key, draw_in_edges, to_offsets
-from sar.sampling.owner_requests import ask_everyone
+from sar.sampling.owner_requests import request_columns
 from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
 
 
 @dataclass(frozen=True)
-class Draws:
+class LayerSettings:
     """What is drawn in one layer.
 
     fanouts: edges to draw at each node, for every edge type.
@@ -58,16 +58,8 @@ class SampledLayer(NamedTuple):
     edges: list[SampledEdges]
 
 
-class _DrawnEdges(NamedTuple):
-    """Drawn edges of one type, by destination, with global IDs of their sources."""
-
-    indptr: Tensor
-    src: Tensor
-    features: list[Tensor]  # the IDs first
-
-
 def sample_layer(
-    group: Group, graph: WorkerGraph, destinations: Mapping[str, Tensor], draws: Draws, call: str
+    group: Group, graph: WorkerGraph, destinations: Mapping[str, Tensor], settings: LayerSettings, call: str
 ) -> SampledLayer:
     """Sample in-edges of the destinations: see [Note: in step].
 
@@ -75,48 +67,45 @@ def sample_layer(
         group: the workers, which have agreed on the batch; inside its `guard()`.
         graph: this worker's part of the graph.
         destinations: distinct global IDs of every node type, (n,) int64 each.
-        draws: what to draw.
+        settings: what to draw.
         call: what the workers are doing, for errors.
     """
-    relations = [number for number, fanout in enumerate(draws.fanouts) if fanout]
+    relations = [number for number, fanout in enumerate(settings.fanouts) if fanout]
     ntypes = sorted({graph.relations[number].etype[2] for number in relations})
     asked = {ntype: graph.sort_by_owner(destinations[ntype]) for ntype in ntypes}
-    among = [] if draws.among is None else [draws.among]
-    questions = [
-        [torch.tensor([draws.key]), *among, *(asked[ntype].of(worker) for ntype in ntypes)]
+    among = [] if settings.among is None else [settings.among]
+    requests = [
+        [torch.tensor([settings.key]), *among, *(asked[ntype].of(worker) for ntype in ntypes)]
         for worker in range(group.world_size)
     ]
 
-    def draw(question: Sequence[Tensor]) -> list[Tensor]:
-        key, *nodes = question
+    def draw(request: Sequence[Tensor]) -> list[Tensor]:
+        key, *nodes = request
         sources = nodes.pop(0) if among else None
         by_type = dict(zip(ntypes, nodes, strict=True))
         columns = []
         for number in relations:
-            relation = graph.relations[number]
-            nodes_of_type, fanout = by_type[relation.etype[2]], draws.fanouts[number]
+            relation, fanout = graph.relations[number], settings.fanouts[number]
             key_of_type = derive_key(int(key), number)
-            columns += _draw(graph, relation, nodes_of_type, fanout, draws.replace, key_of_type, sources)
+            nodes_of_type = by_type[relation.etype[2]]
+            columns += _draw(graph, relation, nodes_of_type, fanout, settings.replace, key_of_type, sources)
         return columns
 
     formats = [field for number in relations for field in graph.relations[number].formats]
-    by_owner = ask_everyone(group, call, questions, draw, formats)
+    by_owner = request_columns(group, call, requests, draw, formats)
     columns = (torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*by_owner, strict=True))
-    drawn = {}
-    for number in relations:
-        relation = graph.relations[number]
-        counts, *values = (next(columns) for _ in relation.formats)
-        indptr, (src, *features) = asked[relation.etype[2]].restore(counts, values)
-        drawn[number] = _DrawnEdges(indptr, src, features)
-        if draws.exclude is not None:
-            drawn[number] = _without(drawn[number], draws.exclude)
-    return _number_sources(graph, destinations, drawn)
-
-
-def _without(edges: _DrawnEdges, ids: Tensor) -> _DrawnEdges:
-    """The edges but for those with these IDs."""
-    kept = ~torch.isin(edges.features[0], ids)
-    return _DrawnEdges(to_offsets(kept)[edges.indptr], edges.src[kept], [column[kept] for column in edges.features])
+    edges = []
+    for number, relation in enumerate(graph.relations):
+        names = [EID, *relation.features]
+        if number in relations:
+            counts, *values = (next(columns) for _ in relation.formats)
+            indptr, (src, *fields) = asked[relation.etype[2]].restore_segments(counts, values)
+        else:
+            indptr = torch.zeros(len(destinations[relation.etype[2]]) + 1, dtype=torch.int64)
+            src, *fields = (field[:0] for field in (relation.src, relation.ids, *relation.features.values()))
+        found = SampledEdges(relation.etype, indptr, src, dict(zip(names, fields, strict=True)))
+        edges.append(found if settings.exclude is None else _without(found, settings.exclude))
+    return _number_sources(graph, destinations, edges)
 
 
 def _draw(
@@ -151,25 +140,22 @@ def keep_sources(
     return to_offsets(kept)[offsets], picked[kept]
 
 
+def _without(edges: SampledEdges, ids: Tensor) -> SampledEdges:
+    """The edges but for those with these IDs."""
+    kept = ~torch.isin(edges.features[EID], ids)
+    features = {name: column[kept] for name, column in edges.features.items()}
+    return SampledEdges(edges.etype, to_offsets(kept)[edges.indptr], edges.src[kept], features)
+
+
 def _number_sources(
-    graph: WorkerGraph, destinations: Mapping[str, Tensor], drawn: Mapping[int, _DrawnEdges]
+    graph: WorkerGraph, destinations: Mapping[str, Tensor], edges: Sequence[SampledEdges]
 ) -> SampledLayer:
-    """Number the sources: the destinations first, then the others as they come up."""
+    """Number the sources of edges, given by global ID: the destinations first, then the others as they come up."""
     numbering = {}
     for ntype, nodes in destinations.items():
-        new = sum(len(edges.src) for number, edges in drawn.items() if graph.relations[number].etype[0] == ntype)
+        new = sum(len(found.src) for found in edges if found.etype[0] == ntype)
         numbering[ntype] = Numbering(len(nodes) + new, graph.num_nodes)
         numbering[ntype].add(nodes)
-    layer = []
-    for number, relation in enumerate(graph.relations):
-        if number in drawn:
-            indptr, src, values = drawn[number]
-            positions = numbering[relation.etype[0]].add(src)
-        else:
-            indptr = torch.zeros(len(destinations[relation.etype[2]]) + 1, dtype=torch.int64)
-            positions = indptr[:0]
-            values = [relation.ids[:0], *(feature[:0] for feature in relation.features.values())]
-        features = dict(zip([EID, *relation.features], values, strict=True))
-        layer.append(SampledEdges(relation.etype, indptr, positions, features))
+    numbered = [found._replace(src=numbering[found.etype[0]].add(found.src)) for found in edges]
     num_dst = {ntype: len(nodes) for ntype, nodes in destinations.items()}
-    return SampledLayer({ntype: numbers.nodes for ntype, numbers in numbering.items()}, num_dst, layer)
+    return SampledLayer({ntype: numbers.nodes for ntype, numbers in numbering.items()}, num_dst, numbered)

@@ -1,4 +1,4 @@
-"""Questions to the owners of nodes: one message to every other worker, and one back."""
+"""Requests to the owners of nodes: one message to every other worker, and one back."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +37,10 @@ class NodesByOwner:
         begin = to_offsets(torch.bincount(owners, minlength=len(ends))).tolist()
         return cls(nodes.index_select(0, order), begin, order)
 
+    def split(self, columns: Sequence[Tensor]) -> list[list[Tensor]]:
+        """What belongs to the nodes of each owner, of columns (n,) in the order before sorting."""
+        return [[column[self.positions_of(worker)] for column in columns] for worker in range(len(self.begin) - 1)]
+
     def of(self, worker: int) -> Tensor:
         """The nodes of one owner."""
         return self.nodes[self.begin[worker] : self.begin[worker + 1]]
@@ -45,8 +49,12 @@ class NodesByOwner:
         """Where the nodes of one owner were."""
         return self.positions[self.begin[worker] : self.begin[worker + 1]]
 
-    def restore(self, counts: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Put `counts` entries of each node, which come in this order, into the order before sorting.
+    def restore(self, column: Tensor) -> Tensor:
+        """Put a row for each node, (n, ...), which come in this order, into the order before sorting."""
+        return torch.empty_like(column).index_copy_(0, self.positions, column)
+
+    def restore_segments(self, counts: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """As `restore`, with `counts` entries for each node.
 
         Returns:
             (n + 1,) offsets of the nodes, and the columns.
@@ -59,53 +67,70 @@ class NodesByOwner:
     @cached_property
     def _place(self) -> Tensor:
         """(n,) int64, where each node is now."""
-        place = torch.empty_like(self.positions)
-        place[self.positions] = torch.arange(len(self.positions))
-        return place
+        return self.restore(torch.arange(len(self.positions)))
 
 
-def ask_owners(
+def exchange_requests(
     group: Group,
     call: str,
-    questions: Sequence[Sequence[Tensor]],
-    answer: Callable[[list[Tensor]], Tensor],
-    replies: Sequence[Tensor] | None = None,
+    requests: Sequence[Sequence[Tensor]],
+    respond: Callable[[list[Tensor]], Tensor],
+    into: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Send every other worker a question, answer theirs, and return their answers.
+    """Send every other worker a request, respond to theirs, and return the responses.
 
     Args:
         group: the workers, which have agreed on the call; inside its `guard()`.
-        call: what is asked, for errors.
-        questions: one for every worker, as many int64 columns in each. The own one is left out.
-        answer: makes a message (uint8) of a question.
-        replies: where the answers go, where their sizes are known; else they are made by `pack`.
+        call: what is requested, for errors.
+        requests: one for every worker, as many int64 columns in each. The own one is left out.
+        respond: makes a message (uint8) of a request.
+        into: where the responses go, where their sizes are known; else `pack` makes them.
 
     Returns:
         One message for every worker, empty for this one.
     """
     nothing = torch.empty(0, dtype=torch.uint8)
-    formats = [ID_FORMAT] * len(questions[0])
+    formats = [ID_FORMAT] * len(requests[0])
     others = [p for p in range(group.world_size) if p != group.rank]
     messages = [nothing] * group.world_size
     for p in others:
-        messages[p] = pack(questions[p])
-    asked = group.exchange(f"{call}: questions", messages)
+        messages[p] = pack(requests[p])
+    arrived = group.exchange(f"{call}: requests", messages)
     for p in others:
-        messages[p] = answer(unpack(asked[p], formats))
-    return group.exchange(f"{call}: answers", messages, replies)
+        messages[p] = respond(unpack(arrived[p], formats))
+    return group.exchange(f"{call}: responses", messages, into)
 
 
-def ask_everyone(
+def request_columns(
     group: Group,
     call: str,
-    questions: Sequence[Sequence[Tensor]],
-    answer: Callable[[list[Tensor]], list[Tensor]],
+    requests: Sequence[Sequence[Tensor]],
+    respond: Callable[[list[Tensor]], list[Tensor]],
     formats: Sequence[FieldFormat],
 ) -> list[list[Tensor]]:
-    """The columns, of these formats, that every worker answers, this one too; otherwise as `ask_owners`."""
-    replies = ask_owners(group, call, questions, lambda question: pack(answer(question)))
-    own = answer(list(questions[group.rank]))
-    return [own if worker == group.rank else unpack(reply, formats) for worker, reply in enumerate(replies)]
+    """The columns, of these formats, with which every worker responds, this one too.
+
+    The rest is as for `exchange_requests`.
+    """
+    messages = exchange_requests(group, call, requests, lambda request: pack(respond(request)))
+    own = respond(list(requests[group.rank]))
+    return [own if worker == group.rank else unpack(message, formats) for worker, message in enumerate(messages)]
+
+
+def look_up(
+    group: Group,
+    call: str,
+    asked: NodesByOwner,
+    columns: Sequence[Tensor],
+    respond: Callable[[list[Tensor]], list[Tensor]],
+    formats: Sequence[FieldFormat],
+) -> list[Tensor]:
+    """What the owners of nodes respond to their part of `columns`, (n,) int64: a row for each node, in the given order.
+
+    The rest is as for `exchange_requests`.
+    """
+    responses = request_columns(group, call, asked.split(columns), respond, formats)
+    return [asked.restore(torch.cat(pieces)) for pieces in zip(*responses, strict=True)]
 
 
 def pack(columns: Sequence[Tensor]) -> Tensor:

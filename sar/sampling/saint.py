@@ -1,8 +1,20 @@
-"""GraphSAINT: subgraphs of nodes drawn at random by all workers together."""
+"""GraphSAINT: subgraphs of nodes drawn at random by all workers together, and the weights that undo it.
 
-from collections.abc import Mapping
+[Note: probabilities of subgraphs]
+A subgraph of n independent draws has node v unless all miss it: p_v = 1 - (1 - Q_v)^n, where Q_v is the probability
+that one draw brings v. It has the edge (u, v), as all edges between its nodes, with
+
+    p_uv = 1 - (1 - Q_u)^n - (1 - Q_v)^n + (1 - Q_u - Q_v + J_uv)^n,
+
+where J_uv is the probability that one draw brings both. Nodes drawn singly have J = 0; of drawn edges J_uv is the sum
+over all that join u and v, in either direction; J_uu = Q_u. The terms nearly cancel for small Q, so this is computed as
+p_u p_v + a^n expm1(n log1p((J - Q_u Q_v) / a)) with a = (1 - Q_u) (1 - Q_v).
+"""
+
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -10,21 +22,24 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.group import Group
+from sar.comm.rows import FieldFormat
 from sar.core.graph.edges import InEdges
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds
+from sar.core.passing.reverse import sum_at_sources
 from sar.errors import ConfigError
-from sar.kernels.neighbor_sampling import derive_key, to_offsets
-from sar.nn.rows import fetch_rows
-from sar.sampling.batch_sampler import SeedIds
-from sar.sampling.neighbors import SampledLayer
-from sar.sampling.owner_requests import ID_FORMAT, ask_everyone
-from sar.sampling.saint_weights import SaintWeights, exact_weights, presampled_weights
-from sar.sampling.subgraphs import SubgraphSampler, induced_subgraph
-from sar.sampling.worker_graph import WorkerGraph, check_homogeneous, with_edge_field
+from sar.kernels.neighbor_sampling import ALL, derive_key, draw_in_edges, to_offsets
+from sar.nn.rows import fetch_rows, find_sorted
+from sar.sampling.neighbors import SampledLayer, keep_sources
+from sar.sampling.owner_requests import ID_FORMAT, look_up, request_columns
+from sar.sampling.seeds import check_seeds
+from sar.sampling.subgraphs import SubgraphSampler, check_homogeneous, induced_subgraph
+from sar.sampling.worker_graph import WorkerGraph
 
 LOSS_WEIGHT = "loss_weight"
 AGGREGATOR_WEIGHT = "aggregator_weight"
+COUNTING_KEY: Final = 0x5A1
+"""Of the subgraphs that are counted: the same graph gets the same weights."""
 
 
 class OutEdges(NamedTuple):
@@ -72,28 +87,24 @@ class RandomNodes:
     sums: Tensor
     out_edges: OutEdges | None
 
-    def draw(
-        self, group: Group, graph: WorkerGraph, seeds: Mapping[str, Tensor], key: int, exclude: Tensor | None
-    ) -> list[SampledLayer]:
+    def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
         """One subgraph, empty without seeds."""
-        (numbers,) = seeds.values()
-        nodes = self.nodes(group, graph, self.draws if len(numbers) else 0, key)
-        return induced_subgraph(group, graph, nodes, f"{graph.signature}, edges")
+        nodes = self.nodes(group, graph, self.draws if len(seeds) else 0, key)
+        return induced_subgraph(group, graph, nodes, f"{graph.signature}, edges"), None
 
     def nodes(self, group: Group, graph: WorkerGraph, draws: int, key: int) -> Tensor:
         """The nodes of one subgraph, ascending global IDs; by all workers together."""
         random, workers = np.random.default_rng(key), range(group.world_size)
         total = float(self.totals.sum())
         shares = random.multinomial(draws, self.totals.numpy() / total) if total else [0] * len(workers)
-        questions = [[torch.tensor([int(shares[p]), derive_key(key, 0, p)])] for p in workers]
-        found = ask_everyone(
-            group, f"{graph.signature}, draws", questions, lambda q: self._own(graph, q[0]), [ID_FORMAT]
-        )
+        requests = [[torch.tensor([int(shares[p]), derive_key(key, 0, p)])] for p in workers]
+        call = f"{graph.signature}, draws"
+        found = request_columns(group, call, requests, lambda request: self._own(graph, request[0]), [ID_FORMAT])
         visited = [torch.cat([nodes for (nodes,) in found])]
         for step in range(1, self.length + 1):
-            questions = [[torch.tensor([derive_key(key, step, p)]), visited[-1]] for p in workers]
+            requests = [[torch.tensor([derive_key(key, step, p)]), visited[-1]] for p in workers]
             call = f"{graph.signature}, step {step}"
-            found = ask_everyone(group, call, questions, self._step, [ID_FORMAT, ID_FORMAT])
+            found = request_columns(group, call, requests, self._step, [ID_FORMAT, ID_FORMAT])
             counts, ends = (torch.stack(columns) for columns in zip(*found, strict=True))
             reached = counts.cumsum(0)
             wanted = torch.from_numpy(random.random(len(visited[-1]))) * reached[-1]
@@ -103,9 +114,9 @@ class RandomNodes:
         distinct: Tensor = torch.cat(visited).unique()
         return distinct
 
-    def _own(self, graph: WorkerGraph, question: Tensor) -> list[Tensor]:
+    def _own(self, graph: WorkerGraph, count_and_key: Tensor) -> list[Tensor]:
         """So many draws from this worker's nodes or edges, as nodes."""
-        count, key = question.tolist()
+        count, key = count_and_key.tolist()
         if not count:
             return [torch.empty(0, dtype=torch.int64)]
         points = torch.from_numpy(np.random.default_rng(key).random(count)) * self.sums[-1]
@@ -117,9 +128,17 @@ class RandomNodes:
         dst = first + torch.searchsorted(relation.indptr, picked, right=True) - 1
         return [torch.cat([relation.src[picked].long(), dst])]
 
-    def _step(self, question: list[Tensor]) -> list[Tensor]:
+    def _step(self, request: list[Tensor]) -> list[Tensor]:
         assert self.out_edges is not None
-        return self.out_edges.step(question[1], int(question[0]))
+        key, at = request
+        return self.out_edges.step(at, int(key))
+
+
+class SaintWeights(NamedTuple):
+    """Weights of this worker's nodes and edges; 0 for those that no subgraph has."""
+
+    loss: Tensor  # (N_i,) float64: 1 / lambda_v
+    aggregator: Tensor  # (E_i,) float64 by position: 1 / alpha_uv
 
 
 class SAINTSampler(SubgraphSampler):
@@ -178,9 +197,9 @@ class SAINTSampler(SubgraphSampler):
         self.coverage = coverage
         self._draws, self._length = (*numbers, 0)[:2]
 
-    def seed_ids(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> SeedIds:
+    def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
         """Any distinct numbers, which may be those of other workers."""
-        return SeedIds(torch.as_tensor(seeds), None, foreign=False)
+        return check_seeds(torch.as_tensor(seeds), session.current_group(), None)
 
     def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, RandomNodes]:
         check_homogeneous(graph, "SAINTSampler")
@@ -218,5 +237,113 @@ class SAINTSampler(SubgraphSampler):
         """With the weights among the fields to copy."""
         (ntype,), (relation,), dtype = local.node_types, local.relations, torch.get_default_dtype()
         features = local.outputs.get(ntype, {}) | {LOSS_WEIGHT: weights.loss.to(dtype)}
-        relation = with_edge_field(relation, found, AGGREGATOR_WEIGHT, weights.aggregator.to(dtype))
+        fields = relation.features | {AGGREGATOR_WEIGHT: _as_field(found, weights.aggregator.to(dtype))}
+        relation = replace(relation, rows=found.edges, features=fields)
         return replace(local, outputs={ntype: features}, relations=[relation])
+
+
+def exact_weights(
+    graph: GraphShardManager, local: WorkerGraph, found: InEdges, mode: str, draws: int, shares: Tensor
+) -> SaintWeights:
+    """From the probabilities: see [Note: probabilities of subgraphs]; by all workers together.
+
+    Args:
+        graph: the whole graph, of one edge type.
+        local: the same, as it is sampled from.
+        found: its in-edges.
+        mode: "node" or "edge".
+        draws: in a subgraph.
+        shares: the probability that a draw is of each of this worker's nodes, or edges by position; float64.
+    """
+    rows = found.rows()
+    loop = found.src == rows + local.node_ranges[local.part][0]
+    if mode == "node":
+        once, joint = shares, torch.zeros(len(rows), dtype=torch.float64)
+    else:
+        once = (
+            sum_at_sources(graph, _as_field(found, shares).to(graph.device))
+            .cpu()
+            .index_add_(0, rows, shares.masked_fill(loop, 0))
+        )
+        joint = _of_pairs(session.current_group(), local, found.src, rows, shares)
+    at_source, at_destination = fetch_rows(graph, once.to(graph.device), found.src).cpu(), once[rows]
+    joint = torch.where(loop, at_destination, joint)
+    drawn = -torch.expm1(draws * torch.log1p(-once))
+    both = both_drawn(at_source, at_destination, joint, draws)
+    return SaintWeights(_ratio(torch.ones_like(drawn), drawn), _ratio(drawn[rows], both))
+
+
+def both_drawn(u: Tensor, v: Tensor, joint: Tensor, draws: int) -> Tensor:
+    """p_uv of Q_u, Q_v and J_uv, float64 all: see [Note: probabilities of subgraphs]."""
+    missed = (1 - u) * (1 - v)
+    excess = ((joint - u * v) / missed).clamp(min=-1)
+    correction = missed**draws * torch.expm1(draws * torch.log1p(excess))
+    product = torch.expm1(draws * torch.log1p(-u)) * torch.expm1(draws * torch.log1p(-v))
+    return product + torch.where(missed > 0, correction, 0)
+
+
+def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Callable[[int], Tensor]) -> SaintWeights:
+    """From counts C in N subgraphs: N / C_v and C_v / C_uv, section 3.2 of the paper; by all workers together.
+
+    Args:
+        group: the workers; inside its `guard()`.
+        local: this worker's part of the graph.
+        coverage: how often a node is drawn on average.
+        draw: the nodes of the subgraph of a key.
+    """
+    group.agree(f"{local.signature}: counting subgraphs")
+    (relation,) = local.relations
+    of_nodes, of_edges = (torch.zeros(n, dtype=torch.int64) for n in (len(relation.indptr) - 1, len(relation.src)))
+
+    def count(request: list[Tensor]) -> list[Tensor]:
+        own, nodes = request
+        rows = local.rows(relation.etype[2], own)
+        offsets, picked = draw_in_edges(rows, own, relation.indptr, None, ALL, False, 0)
+        of_nodes[rows] += 1
+        of_edges[keep_sources(local, relation, offsets, picked, nodes)[1]] += 1
+        return []
+
+    rounds = number = 0
+    while not number or number < rounds:
+        nodes = draw(derive_key(COUNTING_KEY, group.rank, number))
+        asked = local.sort_by_owner(nodes)
+        requests = [[asked.of(worker), nodes] for worker in range(group.world_size)]
+        request_columns(group, f"{local.signature}: counts", requests, count, [])
+        if not number:
+            size = sum(map(int, group.all_gather(torch.tensor(len(nodes)), "sizes of subgraphs")))
+            rounds = math.ceil(coverage * local.num_nodes / max(size, 1))
+        number += 1
+    times = of_nodes.clamp(min=1).double()
+    return SaintWeights(
+        number * group.world_size / times, times.repeat_interleave(relation.indptr.diff()) / of_edges.clamp(min=1)
+    )
+
+
+def _as_field(found: InEdges, values: Tensor) -> Tensor:
+    """Values of edges, (E,) by position, in the order of `edata`."""
+    field = torch.empty_like(values)
+    field[found.edges] = values
+    return field
+
+
+def _of_pairs(group: Group, local: WorkerGraph, src: Tensor, rows: Tensor, shares: Tensor) -> Tensor:
+    """For each edge the sum of the shares of all edges that join its ends, in either direction, (E_i,)."""
+    first, bound = local.node_ranges[local.part][0], local.num_nodes
+    pairs, place = (rows * bound + src).unique(return_inverse=True)
+    there = shares.new_zeros(len(pairs)).index_add_(0, place, shares)
+
+    def back(request: list[Tensor]) -> list[Tensor]:
+        destinations, sources = request
+        found, known = find_sorted(pairs, (destinations - first) * bound + sources)
+        sums = shares.new_zeros(len(found))
+        sums[known] = there[found[known]]
+        return [sums]
+
+    columns = [pairs % bound, first + pairs // bound]  # the ends of an edge back
+    asked, formats = local.sort_by_owner(columns[0]), [FieldFormat(torch.float64)]
+    (sums,) = look_up(group, f"{local.signature}: pairs", asked, columns, back, formats)
+    return (there + sums)[place]
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(b > 0, a / b, 0)

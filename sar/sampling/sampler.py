@@ -1,25 +1,203 @@
-"""Neighbor sampling: some in-edges of each node, layer by layer."""
+"""Samplers of the whole graph: what all of them share, and the neighbor sampler."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sar.adapters.dgl.graphs import attach_features, make_block
+from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import CanonicalEtype
+from sar.core.graph.edges import InEdges, in_edges
 from sar.core.graph.graph import GraphShardManager
+from sar.core.graph.mfg import Seeds
 from sar.errors import ConfigError
 from sar.kernels.neighbor_sampling import ALL, derive_key
-from sar.sampling.batch_sampler import BatchSampler
-from sar.sampling.neighbors import Draws, SampledLayer, sample_layer
-from sar.sampling.worker_graph import WorkerGraph
+from sar.raw_memory import as_bytes
+from sar.sampling.batch import Batch, SamplingMethod, SamplingSource, fill_cache, random_key, sample_batch
+from sar.sampling.neighbors import LayerSettings, SampledLayer, sample_layer
+from sar.sampling.seeds import check_seeds, global_ids
+from sar.sampling.worker_graph import WorkerGraph, make_worker_graph
 
 Fanout = int | Mapping[str | CanonicalEtype, int]
 
 
+class _Prepared(NamedTuple):
+    """What batches are sampled from, and what it was made of."""
+
+    made_of: Any  # identities and versions
+    checksums: list[int] | None  # of contents, where they were looked at
+    alive: Any  # the objects, so that no others get their identities
+    source: SamplingSource
+
+
+class GraphSampler:
+    """A sampler of the whole graph. Subclasses say in `_plan` what is drawn, and from what.
+
+    Args:
+        copy_edata, input_node_features, output_node_features, output_device, feature_cache_bytes: as of
+            `DistNeighborSampler`.
+    """
+
+    def __init__(
+        self,
+        copy_edata: bool,
+        input_node_features: Mapping[str, Tensor] | None,
+        output_node_features: Mapping[str, Tensor] | None,
+        output_device: torch.device | str | None,
+        feature_cache_bytes: int = 0,
+    ) -> None:
+        for name, features in (("input", input_node_features), ("output", output_node_features)):
+            if features is not None and not isinstance(features, Mapping):
+                raise ConfigError(
+                    f"{name}_node_features is a {type(features).__name__}; expected a dictionary from name to tensor."
+                )
+            for key, rows in (features or {}).items():
+                if not isinstance(rows, Tensor):
+                    raise ConfigError(f"{name}_node_features[{key!r}] is a {type(rows).__name__}; expected a tensor.")
+        if feature_cache_bytes < 0:
+            raise ConfigError(f"feature_cache_bytes is {feature_cache_bytes}; expected at least 0.")
+        self.copy_edata = copy_edata
+        self.input_node_features = dict(input_node_features or {})
+        self.output_node_features = dict(output_node_features or {})
+        self.output_device = output_device
+        self.feature_cache_bytes = feature_cache_bytes
+        self._hits = self._misses = 0
+        self._edges: tuple[GraphShardManager, list[InEdges]] | None = None
+        self._prepared: _Prepared | None = None
+
+    @property
+    def feature_cache_hit_rate(self) -> float:
+        """Of the remote input nodes of all batches so far, the fraction that was in the cache; 0 at first."""
+        return self._hits / max(self._hits + self._misses, 1)
+
+    def sample(self, full_graph_manager: GraphShardManager, seeds: Seeds) -> Any:
+        """Sample one batch; called by all workers together.
+
+        Draws depend on torch's random state.
+
+        Args:
+            full_graph_manager: the graph, from `construct_full_graph`, in any mode.
+            seeds: this worker's nodes: global IDs, (S,) integer, or rows by type as `construct_mfgs` takes them; may be
+                empty. Samplers of subgraphs say what else they take.
+
+        Returns:
+            One `DGLBlock` a layer, input layer first; or a `DGLGraph`, from samplers of subgraphs.
+
+        Raises:
+            GraphError: for seeds that do not exist, are given twice, or are of another partition; for a message flow
+                graph.
+            FieldError: for fields that are not there, or not fit.
+            ConfigError: for fan-outs of unknown edge types.
+            CommunicationError: where another worker raised, or asks for something else.
+        """
+        group = session.current_group()
+        with group.guard():
+            source = self.prepare(full_graph_manager)
+            checked = self.checked_seeds(full_graph_manager, seeds, foreign=False)
+        return self.to_graphs(sample_batch(group, source, checked, random_key()))
+
+    def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
+        """Seeds as users give them, as IDs, (S,) int64, which this worker may use; inside `group.guard()`."""
+        return check_seeds(global_ids(graph, seeds), session.current_group(), graph.node_ranges, foreign=foreign)
+
+    def prepare(self, graph: GraphShardManager, *, contents: bool = False) -> SamplingSource:
+        """What batches are sampled from; made by all workers together, anew where fields of the graph have changed.
+
+        Args:
+            graph: to sample from.
+            contents: look at the contents of fields, too, which numpy and `.data` change without a trace.
+        """
+        group = session.current_group()
+        with group.guard():
+            fields = [column for etype in graph.canonical_etypes for column in graph.edges[etype].data.values()]
+            fields += [*self.input_node_features.values(), *self.output_node_features.values()]
+            made_of = (
+                id(graph._structure),
+                graph.canonical_etypes,
+                [(id(field), _state_of(field)) for field in fields],
+            )
+            known, checksums = self._prepared, None
+            changed = known is None or known.made_of != made_of
+            if contents:
+                checksums = [_checksum(field) for field in fields]
+                changed = changed or (known is not None and known.checksums != checksums)
+                changed = any(group.agree("comparing the contents of fields", changed))
+            if changed or known is None:
+                local, method = self._plan(graph)
+                cache = fill_cache(group, local, self.feature_cache_bytes) if self.feature_cache_bytes else None
+                source = SamplingSource(local, method, cache)
+                known = self._prepared = _Prepared(made_of, checksums, (graph._structure, fields), source)
+            return known.source
+
+    def to_graphs(self, batch: Batch) -> Any:
+        """A sampled batch as graphs of DGL, on the output device: here a list of blocks."""
+        blocks = []
+        for layer in batch.layers:
+            edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
+            blocks.append(make_block(layer.nodes, layer.num_dst, edges))
+        attach_features(blocks, batch.features.inputs, batch.features.outputs)
+        self._note_hits(batch)
+        return blocks if self.output_device is None else [block.to(self.output_device) for block in blocks]
+
+    def to_data(self, batch: Batch) -> Any:
+        """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
+        from sar.adapters.pyg.graph import LayerEdges, make_batch
+
+        edges = [
+            {e.etype: LayerEdges(e.src, torch.repeat_interleave(e.indptr.diff()), e.features) for e in layer.edges}
+            for layer in batch.layers
+        ]
+        data = make_batch(
+            batch.layers[0].nodes,
+            [layer.num_dst for layer in batch.layers],
+            edges,
+            batch.features.inputs,
+            batch.features.outputs,
+        )
+        self._note_hits(batch)
+        return data if self.output_device is None else data.to(self.output_device)
+
+    def _note_hits(self, batch: Batch) -> None:
+        self._hits += batch.features.hits
+        self._misses += batch.features.misses
+
+    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, SamplingMethod]:
+        """What to sample from, and how; by all workers together."""
+        raise NotImplementedError
+
+    def _worker_graph(self, graph: GraphShardManager, settings: str, prob: str | None = None) -> WorkerGraph:
+        """This worker's part of the graph with the fields wanted, and `prob` to draw by; settings in words."""
+        settings = f"{settings}, prob {prob}, feature cache {self.feature_cache_bytes > 0}"
+        features = self.input_node_features, self.output_node_features
+        return make_worker_graph(graph, self.in_edges(graph), settings, prob, self.copy_edata, *features)
+
+    def in_edges(self, graph: GraphShardManager) -> list[InEdges]:
+        """The graph's in-edges, which are kept as long as no others are asked for."""
+        if self._edges is not None:
+            known, edges = self._edges
+            if known._structure is graph._structure and known.canonical_etypes == graph.canonical_etypes:
+                return edges
+        edges = in_edges(graph)
+        self._edges = (graph, edges)
+        return edges
+
+
+def _state_of(field: Tensor) -> int:
+    """Another number where a tensor was changed in place."""
+    return _checksum(field) if field.is_inference() else field._version  # these have no versions
+
+
+def _checksum(field: Tensor) -> int:
+    return zlib.crc32(as_bytes(field))
+
+
 @dataclass(frozen=True)
-class Fanouts:
+class NeighborDraws:
     """Draws layer after layer, from the seeds on; see `SamplingMethod`.
 
     fanouts: for every layer, input layer first, the edges to draw at a node for every edge type.
@@ -29,21 +207,25 @@ class Fanouts:
     fanouts: list[list[int]]
     replace: bool
 
-    def draw(
+    def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
+        """The layers of these seeds, distinct global IDs."""
+        return self.layers(group, graph, graph.by_type(seeds), key, None), None
+
+    def layers(
         self, group: Group, graph: WorkerGraph, seeds: Mapping[str, Tensor], key: int, exclude: Tensor | None
     ) -> list[SampledLayer]:
-        """The layers of these seeds, distinct global IDs."""
+        """The layers of seeds by type, without the edges of these IDs, (X,) int64."""
         destinations = seeds
         layers: list[SampledLayer] = []
         for number in reversed(range(len(self.fanouts))):
-            draws = Draws(self.fanouts[number], self.replace, derive_key(key, number), exclude)
-            layer = sample_layer(group, graph, destinations, draws, f"{graph.signature}, layer {number}")
+            settings = LayerSettings(self.fanouts[number], self.replace, derive_key(key, number), exclude)
+            layer = sample_layer(group, graph, destinations, settings, f"{graph.signature}, layer {number}")
             destinations = layer.nodes
             layers.insert(0, layer)
         return layers
 
 
-class DistNeighborSampler(BatchSampler):
+class DistNeighborSampler(GraphSampler):
     """Samples, for each node of a batch, some of its in-neighbours, and of these again: layers of blocks to train on.
 
     Each layer draws `fanout` in-edges of a node of each edge type, or all where there are no more, as
@@ -98,8 +280,8 @@ class DistNeighborSampler(BatchSampler):
         self.prob = prob
         self.replace = bool(replace)
 
-    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Fanouts]:
-        method = Fanouts([self._by_relation(graph, layer) for layer in range(len(self.fanouts))], self.replace)
+    def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, NeighborDraws]:
+        method = NeighborDraws([self._by_relation(graph, layer) for layer in range(len(self.fanouts))], self.replace)
         return self._worker_graph(graph, f"sampling of {self.fanouts}, replace {self.replace}", self.prob), method
 
     def _by_relation(self, graph: GraphShardManager, layer: int) -> list[int]:

@@ -13,14 +13,15 @@ from sar.comm.group import Group
 from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds
-from sar.errors import ConfigError
+from sar.errors import ConfigError, GraphError
 from sar.kernels.neighbor_sampling import ALL
 from sar.sampling.batch import Batch
-from sar.sampling.batch_sampler import BatchSampler, SeedIds
-from sar.sampling.neighbors import Draws, SampledEdges, SampledLayer, sample_layer
-from sar.sampling.optimized_batches import seed_parts
-from sar.sampling.owner_requests import ID_FORMAT, ask_everyone
-from sar.sampling.worker_graph import WorkerGraph, check_homogeneous
+from sar.sampling.neighbors import LayerSettings, SampledEdges, SampledLayer, sample_layer
+from sar.sampling.owner_requests import ID_FORMAT, request_columns
+from sar.sampling.sampler import GraphSampler
+from sar.sampling.seed_batches import seed_parts
+from sar.sampling.seeds import check_seeds
+from sar.sampling.worker_graph import WorkerGraph
 
 
 def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str) -> list[SampledLayer]:
@@ -35,18 +36,25 @@ def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str)
         call: what the workers are doing, for errors.
     """
     (ntype,) = graph.node_types
-    return [sample_layer(group, graph, {ntype: nodes}, Draws([ALL], False, 0, among=nodes), call)]
+    return [sample_layer(group, graph, {ntype: nodes}, LayerSettings([ALL], False, 0, among=nodes), call)]
 
 
-class SubgraphSampler(BatchSampler):
+def check_homogeneous(graph: GraphShardManager, sampler: str) -> None:
+    """Raise `GraphError` where a graph has more types than the sampler is defined for."""
+    if len(graph.ntypes) > 1 or len(graph.canonical_etypes) > 1:
+        raise GraphError(
+            f"{sampler} is for graphs of one node and one edge type; this one has {graph.canonical_etypes}. "
+            "DistNeighborSampler takes several."
+        )
+
+
+class SubgraphSampler(GraphSampler):
     """A sampler of which each batch is a `DGLGraph` of nodes of any workers, and all edges between these.
 
     Nodes are in the order of their global IDs, `dgl.NID`; `dgl.EID` are the graph's edge IDs. Arguments are as of
     `DistNeighborSampler`; both kinds of features go to the subgraph's nodes. With `format="pyg"` a batch is a `Data`
     with `n_id` and `e_id`.
     """
-
-    seeds_are_nodes = False
 
     def to_graphs(self, batch: Batch) -> Any:
         """A sampled batch as a graph of DGL, on the output device."""
@@ -56,11 +64,12 @@ class SubgraphSampler(BatchSampler):
 
     def to_data(self, batch: Batch) -> Any:
         """A sampled batch as a `Data` of PyTorch Geometric, on the output device."""
-        from sar.adapters.pyg import graph
+        from sar.adapters.pyg.graph import LayerEdges
+        from sar.adapters.pyg.graph import make_subgraph as make_data
 
         nodes, edges, features = _parts_of(batch)
-        ends = graph.LayerEdges(edges.src, torch.repeat_interleave(edges.indptr.diff()), edges.features)
-        data = graph.make_subgraph(nodes, ends, self._data_fields(features, batch.num_nodes))
+        ends = LayerEdges(edges.src, torch.repeat_interleave(edges.indptr.diff()), edges.features)
+        data = make_data(nodes, ends, self._data_fields(features, batch.num_nodes))
         return data if self.output_device is None else data.to(self.output_device)
 
     def _data_fields(self, features: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
@@ -87,19 +96,16 @@ class Clusters:
     numbers: Tensor
     nodes: Tensor
 
-    def draw(
-        self, group: Group, graph: WorkerGraph, seeds: Mapping[str, Tensor], key: int, exclude: Tensor | None
-    ) -> list[SampledLayer]:
+    def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
         """The subgraph of these clusters."""
-        (clusters,) = seeds.values()
 
-        def answer(question: list[Tensor]) -> list[Tensor]:
-            begin, end = (torch.searchsorted(self.numbers, question[0], right=right) for right in (False, True))
+        def nodes_of(request: list[Tensor]) -> list[Tensor]:
+            begin, end = (torch.searchsorted(self.numbers, request[0], right=right) for right in (False, True))
             return [self.nodes[expand_runs(begin, end)[0]]]
 
         call = f"{graph.signature}, clusters"
-        found = ask_everyone(group, call, [[clusters]] * group.world_size, answer, [ID_FORMAT])
-        return induced_subgraph(group, graph, torch.cat([nodes for (nodes,) in found]).sort().values, call)
+        found = request_columns(group, call, [[seeds]] * group.world_size, nodes_of, [ID_FORMAT])
+        return induced_subgraph(group, graph, torch.cat([nodes for (nodes,) in found]).sort().values, call), None
 
 
 class ClusterGCNSampler(SubgraphSampler):
@@ -150,9 +156,9 @@ class ClusterGCNSampler(SubgraphSampler):
             sizes = torch.stack(group.all_gather(torch.bincount(self._numbers, minlength=k), "sizes of clusters"))
             self.cluster_ids = (sizes.argmax(0) == group.rank).nonzero().squeeze(1)
 
-    def seed_ids(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> SeedIds:
+    def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
         """Numbers of clusters, of this worker or others."""
-        return SeedIds(torch.as_tensor(seeds), [(0, self._count)] * session.world_size(), foreign=True)
+        return check_seeds(torch.as_tensor(seeds), session.current_group(), [(0, self._count)], foreign=True)
 
     def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Clusters]:
         if graph._structure is not self._graph:

@@ -1,7 +1,7 @@
 """What one worker needs to sample, in plain tensors: its in-edges, their features, and features of its nodes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.edges import InEdges
 from sar.core.graph.graph import GraphShardManager
-from sar.errors import FieldError, GraphError
+from sar.errors import FieldError
 from sar.logging_setup import logger
 from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner
 
@@ -136,31 +136,24 @@ class WorkerGraph:
         return {ntype: nodes[types == number] for number, ntype in enumerate(self.node_types)}
 
 
-@dataclass(frozen=True)
-class BatchFields:
-    """Which fields go with sampled edges and nodes.
-
-    prob: edge field with weights to draw by; None for equal ones.
-    copy_edata: all edge fields, not only IDs.
-    inputs, outputs: features of this worker's nodes by `name`, or `type/name`.
-    """
-
-    prob: str | None
-    copy_edata: bool
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
-
-
 def make_worker_graph(
-    graph: GraphShardManager, edges: Sequence[InEdges], fields: BatchFields, settings: str
+    graph: GraphShardManager,
+    edges: Sequence[InEdges],
+    settings: str,
+    prob: str | None,
+    copy_edata: bool,
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
 ) -> WorkerGraph:
     """What this worker needs to sample, agreed on with all workers; inside `group.guard()`.
 
     Args:
         graph: the distributed graph.
         edges: its in-edges.
-        fields: which fields are wanted.
         settings: the sampler in words.
+        prob: edge field with weights to draw by; None for equal ones.
+        copy_edata: all edge fields go with sampled edges, not only IDs.
+        inputs, outputs: features of this worker's nodes by `name`, or `type/name`.
 
     Raises:
         FieldError, GraphError: for fields that are not there or not fit.
@@ -170,49 +163,26 @@ def make_worker_graph(
     group = session.current_group()
     part = graph._structure.part
     etypes = [found.etype for found in edges]
-    if fields.prob is not None and not any(fields.prob in graph.edges[etype].data for etype in etypes):
-        raise FieldError(
-            f"prob={fields.prob!r} is not an edge field of the graph; expected one of {sorted(graph.edata)}."
-        )
-    relations = [_make_relation(graph, found, fields) for found in edges]
-    inputs = _by_type(graph, fields.inputs, "input")
-    outputs = _by_type(graph, fields.outputs, "output")
+    if prob is not None and not any(prob in graph.edges[etype].data for etype in etypes):
+        raise FieldError(f"prob={prob!r} is not an edge field of the graph; expected one of {sorted(graph.edata)}.")
+    relations = [_make_relation(graph, found, prob, copy_edata) for found in edges]
+    of_inputs, of_outputs = _by_type(graph, inputs, "input"), _by_type(graph, outputs, "output")
     signature = f"{settings} on the graph {graph._structure.signature}"
     edge_formats = [(relation.etype, list(relation.features), relation.formats) for relation in relations]
     node_formats = [
-        [(ntype, name, FieldFormat.of(table)) for ntype, tables in features.items() for name, table in tables.items()]
-        for features in (inputs, outputs)
+        [(ntype, name, FieldFormat.of(table)) for ntype, named in features.items() for name, table in named.items()]
+        for features in (of_inputs, of_outputs)
     ]
     group.agree(f"{signature}, with edge fields {edge_formats} and node features {node_formats}")
     runs = TypeRuns.gathered(graph)
-    return WorkerGraph(part, graph.node_ranges, runs, graph.ntypes, relations, inputs, outputs, signature)
+    return WorkerGraph(part, graph.node_ranges, runs, graph.ntypes, relations, of_inputs, of_outputs, signature)
 
 
-def check_homogeneous(graph: GraphShardManager, sampler: str) -> None:
-    """Raise `GraphError` where a graph has more types than the sampler is defined for."""
-    if len(graph.ntypes) > 1 or len(graph.canonical_etypes) > 1:
-        raise GraphError(
-            f"{sampler} is for graphs of one node and one edge type; this one has {graph.canonical_etypes}. "
-            "DistNeighborSampler takes several."
-        )
-
-
-def with_edge_field(relation: WorkerRelation, found: InEdges, name: str, values: Tensor) -> WorkerRelation:
-    """The relation with another field to copy, (E,) by position."""
-    field = torch.empty_like(values)
-    field[found.edges] = values
-    return replace(relation, rows=found.edges, features=relation.features | {name: field})
-
-
-def _make_relation(graph: GraphShardManager, found: InEdges, fields: BatchFields) -> WorkerRelation:
+def _make_relation(graph: GraphShardManager, found: InEdges, prob: str | None, copy_edata: bool) -> WorkerRelation:
     columns = dict(graph.edges[found.etype].data)
     ids = columns.pop(EID).cpu()[found.edges]
-    weights = None
-    if fields.prob in columns:
-        weights = _weights(fields.prob, columns[fields.prob], found)
-    features = {}
-    if fields.copy_edata:
-        features = {name: _plain(column) for name, column in sorted(columns.items())}
+    weights = _weights(prob, columns[prob], found) if prob in columns else None
+    features = {name: _plain(column) for name, column in sorted(columns.items())} if copy_edata else {}
     small = graph.node_ranges[-1][1] < 2**31
     src = found.src.to(torch.int32 if small else torch.int64)
     rows = found.edges if features else found.edges[:0]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sar.sampling.channel import receive, send
+from sar.sampling.batch_memory import receive, send
 
 
 class Message(NamedTuple):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import sar
 from sar.errors import PartitionError
-from sar.sampling import OptimizedBatches, SeedBatches, optimized_batches
-from sar.sampling.optimized_batches import fit, seed_parts
+from sar.sampling import OptimizedBatches, SeedBatches, seed_batches
+from sar.sampling.seed_batches import fit, seed_parts
 from tests.core.attempts import catch_and_recover, require
 from tests.graphs import EdgeList, partition_in_memory
 from tests.sampling.scenes import global_ids, parts_of, typed_parts
@@ -128,13 +128,13 @@ def test_several_types(pool, world_size):
 def with_counted_metis(mine, size, cache):
     """The batches, how often METIS ran for them, and what the log warned of."""
     calls, warnings = [], []
-    metis, warn = optimized_batches.seed_parts, sar.logger.warning
-    optimized_batches.seed_parts = lambda *args: calls.append(1) or metis(*args)
+    metis, warn = seed_batches.seed_parts, sar.logger.warning
+    seed_batches.seed_parts = lambda *args: calls.append(1) or metis(*args)
     sar.logger.warning = lambda text, *args: warnings.append(text % args)
     try:
         return group(mine, size, cache), len(calls), warnings
     finally:
-        optimized_batches.seed_parts, sar.logger.warning = metis, warn
+        seed_batches.seed_parts, sar.logger.warning = metis, warn
 
 
 def truncated(file):

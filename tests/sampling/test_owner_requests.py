@@ -36,6 +36,6 @@ def test_entries_of_nodes_get_back_into_their_order():
         by_owner = NodesByOwner.sort(nodes, ends)
         counts = by_owner.nodes % 3 + 1  # 1, 1 and 2 entries
         entries = by_owner.nodes.repeat_interleave(counts)
-        indptr, [restored] = by_owner.restore(counts, [entries])
+        indptr, [restored] = by_owner.restore_segments(counts, [entries])
         assert indptr.tolist() == [0, 1, 2, 4]
         assert restored.tolist() == [9, 0, 4, 4]

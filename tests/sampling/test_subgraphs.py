@@ -10,7 +10,7 @@ import torch
 
 import sar
 from sar.errors import ConfigError
-from sar.sampling import saint_weights
+from sar.sampling import saint
 from tests.graphs import EdgeList, partition_in_memory, random_graph
 from tests.matrix import BACKGROUND, corner
 from tests.parity.scenarios import SCENARIOS
@@ -200,7 +200,7 @@ def test_exact_weights_are_those_of_all_outcomes(pool, world_size, mode):
 def test_exact_weights_of_large_graphs_do_not_cancel():
     """With n draws of q = 1e-9 each, p_uv is n (n - 1) q^2 but for terms of higher order."""
     once, draws = torch.tensor([1e-9], dtype=torch.float64), 100
-    product = saint_weights.both_drawn(once, once, torch.zeros_like(once), draws)
+    product = saint.both_drawn(once, once, torch.zeros_like(once), draws)
     assert product.item() == pytest.approx(draws * (draws - 1) * 1e-18, rel=1e-6)
 
 
@@ -224,14 +224,14 @@ def count_walks(partition, budget, coverage):
     torch.set_default_dtype(torch.float64)
     graph = sar.construct_full_graph(partition)
     sampler, drawn = sar.SAINTSampler("walk", budget, coverage=coverage), []
-    original = saint_weights.keep_sources
+    original = saint.keep_sources
 
     def spy(local, relation, offsets, picked, nodes):
         drawn.append(nodes)
         return original(local, relation, offsets, picked, nodes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saint_weights, "keep_sources", spy)
+        patch.setattr(saint, "keep_sources", spy)
         source = sampler.prepare(graph)
     (relation,) = source.graph.relations
     weights = relation.features["aggregator_weight"][relation.rows]
