@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from sar.comm import session
 from sar.comm.collectives import all_max
@@ -15,7 +15,7 @@ from sar.errors import ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 
 
-class DistributedBN1D(nn.Module):
+class DistributedBN1D(_NormBase):
     """`torch.nn.BatchNorm1d` over the nodes of all workers.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased variance over all rows of all workers.
@@ -32,10 +32,6 @@ class DistributedBN1D(nn.Module):
         track_running_stats: keep running statistics for evaluation. Default True.
     """
 
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    num_batches_tracked: Tensor | None
-
     def __init__(
         self,
         n_feats: int,
@@ -46,27 +42,9 @@ class DistributedBN1D(nn.Module):
         momentum: float | None = 0.1,
         track_running_stats: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(n_feats, eps, momentum, affine, track_running_stats)
         self.n_feats = n_feats
-        self.eps = eps
         self.distributed = distributed
-        self.momentum = momentum
-        self.track_running_stats = track_running_stats
-        self.weight = nn.Parameter(torch.ones(n_feats)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(n_feats)) if affine else None
-        self.register_buffer("running_mean", torch.zeros(n_feats) if track_running_stats else None)
-        self.register_buffer("running_var", torch.ones(n_feats) if track_running_stats else None)
-        self.register_buffer("num_batches_tracked", torch.tensor(0) if track_running_stats else None)
-
-    def reset_parameters(self) -> None:
-        """Forget everything learned and tracked."""
-        if self.weight is not None and self.bias is not None:
-            nn.init.ones_(self.weight)
-            nn.init.zeros_(self.bias)
-        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
-            self.running_mean.zero_()
-            self.running_var.fill_(1)
-            self.num_batches_tracked.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the rows of this worker; in training a collective call.
@@ -90,9 +68,6 @@ class DistributedBN1D(nn.Module):
             )
         together = session.is_initialized() if self.distributed is None else self.distributed
         return normalise(self, x, session.current_group() if together else None)
-
-    def extra_repr(self) -> str:
-        return f"{self.n_feats}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}"
 
 
 def convert_batchnorm(model: nn.Module) -> nn.Module:
