@@ -64,6 +64,15 @@ def distinct(ids: Tensor) -> Tensor:
     return torch.from_numpy(ascending[first_of_equals(ascending)])
 
 
+def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Where numbers stand among ascending ones, (N,), and whether they are there; one that is not stands anywhere."""
+    place = torch.searchsorted(known, wanted)
+    if not len(known):
+        return place, torch.zeros_like(place, dtype=torch.bool)
+    place.clamp_(max=len(known) - 1)
+    return place, known[place] == wanted
+
+
 def is_sorted(keys: Tensor, ties: Tensor | None) -> bool:
     """Whether `keys` ascend, and among equal ones `ties`."""
     for piece in pieces(len(keys) - 1):

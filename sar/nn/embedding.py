@@ -27,9 +27,8 @@ from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
 from sar.errors import CheckpointError, ConfigError, GraphError
 from sar.kernels import accumulation_dtype
-from sar.nn.node_rows import Rows, find_rows
 from sar.nn.rows import RowOwners
-from sar.nn.versions import newest_version, write_version
+from sar.nn.versions import Rows, find_rows, newest_version, write_version
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 State = dict[str, Any]

@@ -21,6 +21,7 @@ from sar.core.graph.frames import Frames
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
+from sar.id_slices import find_sorted
 from sar.kernels import accumulation_dtype
 
 Pairs = TypeVar("Pairs", bound="PairGraph")
@@ -94,15 +95,6 @@ class RowOwners:
         given = [self.rows(theirs) for theirs in exchange_tensors(self.split(ids, ids))]
         rows = exchange_tensors([tensor[rows] for rows in given])
         return torch.cat(rows).to(tensor.device), given
-
-
-def find_sorted(known: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Where numbers stand among ascending ones, (N,), and whether they are there; one that is not stands anywhere."""
-    place = torch.searchsorted(known, wanted)
-    if not len(known):
-        return place, torch.zeros_like(place, dtype=torch.bool)
-    place.clamp_(max=len(known) - 1)
-    return place, known[place] == wanted
 
 
 @uncompiled

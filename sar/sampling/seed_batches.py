@@ -23,8 +23,8 @@ from sar.comm import session
 from sar.core.graph.edges import edges_into
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError
+from sar.id_slices import find_sorted
 from sar.logging_setup import logger
-from sar.nn.rows import find_sorted
 from sar.sampling.seeds import check_seeds
 from sar.storage.durable import written_whole
 

@@ -21,7 +21,7 @@ from sar.core.graph.edges import InEdges, in_edges
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds, checked_nodes
 from sar.errors import GraphError
-from sar.nn.rows import find_sorted
+from sar.id_slices import find_sorted
 from sar.sampling.owner_requests import ID_FORMAT, NodesByOwner, look_up, request_columns
 from sar.sampling.worker_graph import WorkerGraph
 

@@ -25,8 +25,7 @@ from sar.comm.group import Group
 from sar.errors import CheckpointError, CommunicationError, ConfigError
 from sar.logging_setup import logger
 from sar.nn.embedding import DistEmbedding, SparseOptimizer
-from sar.nn.node_rows import find_rows
-from sar.nn.versions import SHARED, Version, newest_version, write_version
+from sar.nn.versions import SHARED, Version, find_rows, newest_version, write_version
 from sar.raw_memory import as_bytes
 from sar.train.early_stopping import copied_state
 
