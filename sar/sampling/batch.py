@@ -129,7 +129,7 @@ def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) 
 
 
 @dataclass
-class _Wanted:
+class _FeatureRequest:
     """Features of one node type that are wanted.
 
     tables: features of this worker's nodes, by name.
@@ -162,15 +162,17 @@ def fetch_features(
         input_nodes, output_nodes: global IDs of every type, (n,) int64 each.
         cache: of input features.
     """
-    inputs = [_take_own(group, graph, ntype, tables, input_nodes[ntype]) for ntype, tables in graph.inputs.items()]
-    outputs = [_take_own(group, graph, ntype, tables, output_nodes[ntype]) for ntype, tables in graph.outputs.items()]
+    inputs = [_copy_own_rows(group, graph, ntype, tables, input_nodes[ntype]) for ntype, tables in graph.inputs.items()]
+    outputs = [
+        _copy_own_rows(group, graph, ntype, tables, output_nodes[ntype]) for ntype, tables in graph.outputs.items()
+    ]
     others = [worker for worker in range(group.world_size) if worker != group.rank]
     hits = 0
     if cache is not None:
-        hits = sum(_take_cached(cache, wanted, worker) for wanted in inputs for worker in others)
+        hits = sum(_copy_cached_rows(cache, wanted, worker) for wanted in inputs for worker in others)
     misses = sum(len(wanted.nodes[worker]) for wanted in inputs for worker in others)
     if inputs or outputs:
-        _take_remote(group, graph, [*inputs, *outputs])
+        _fetch_remote_rows(group, graph, [*inputs, *outputs])
     return BatchFeatures({w.ntype: w.out for w in inputs}, {w.ntype: w.out for w in outputs}, hits, misses)
 
 
@@ -182,19 +184,23 @@ def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
     return FeatureCache(nodes, fetch_features(group, graph, nodes, no_outputs, None).inputs)
 
 
-def _take_own(group: Group, graph: WorkerGraph, ntype: str, tables: dict[str, Tensor], nodes: Tensor) -> _Wanted:
+def _copy_own_rows(
+    group: Group, graph: WorkerGraph, ntype: str, tables: dict[str, Tensor], nodes: Tensor
+) -> _FeatureRequest:
     """What is wanted of one type, with the rows in it that are on this worker."""
     out = {name: batch_memory.empty((len(nodes), *table.shape[1:]), table.dtype) for name, table in tables.items()}
     asked = graph.sort_by_owner(nodes)
     workers = range(group.world_size)
-    wanted = _Wanted(ntype, tables, out, [asked.of(p) for p in workers], [asked.positions_of(p) for p in workers])
+    wanted = _FeatureRequest(
+        ntype, tables, out, [asked.of(p) for p in workers], [asked.positions_of(p) for p in workers]
+    )
     rows = graph.rows(ntype, wanted.nodes[group.rank])
     for name, table in tables.items():
         copy_rows(table, rows, out[name], wanted.positions[group.rank])
     return wanted
 
 
-def _take_cached(cache: FeatureCache, wanted: _Wanted, worker: int) -> int:
+def _copy_cached_rows(cache: FeatureCache, wanted: _FeatureRequest, worker: int) -> int:
     """Copy what the cache has of one worker's nodes, and leave the rest to be fetched; the number of nodes it had."""
     nodes, positions = wanted.nodes[worker], wanted.positions[worker]
     rows = cache.find(wanted.ntype, nodes)
@@ -206,7 +212,7 @@ def _take_cached(cache: FeatureCache, wanted: _Wanted, worker: int) -> int:
     return int(known.sum())
 
 
-def _take_remote(group: Group, graph: WorkerGraph, wanted: Sequence[_Wanted]) -> None:
+def _fetch_remote_rows(group: Group, graph: WorkerGraph, wanted: Sequence[_FeatureRequest]) -> None:
     """Fetch the remote rows: one message with all types' nodes to each owner, and one with all their rows back."""
     formats = [FieldFormat.of(table) for w in wanted for table in w.tables.values()]
 

@@ -337,7 +337,9 @@ def reverse_edges(
             raise GraphError(f"Edges of type {back} do not lead back from where those of type {there} lead.")
         call = f"reverse_edges of {there} in {back}"
         group.agree(call)
-        by_type = {edges.etype: _Numbered.of(graph, edges) for edges in in_edges(graph) if edges.etype in (there, back)}
+        by_type = {
+            edges.etype: _EdgesByEnds.of(graph, edges) for edges in in_edges(graph) if edges.etype in (there, back)
+        }
         edges = by_type[there]
         asked = NodesByOwner.sort(edges.src, [end for _, end in graph.node_ranges])
         columns = [edges.dst, edges.src, edges.copy]
@@ -345,7 +347,7 @@ def reverse_edges(
         return torch.empty_like(found).index_copy_(0, edges.rows, found)
 
 
-class _Numbered(NamedTuple):
+class _EdgesByEnds(NamedTuple):
     """This worker's edges of a type, (E,) int64 each, by the nodes that they join."""
 
     rows: Tensor  # in `graph.edges[etype].data`
@@ -357,7 +359,7 @@ class _Numbered(NamedTuple):
     spread: tuple[int, int]
 
     @classmethod
-    def of(cls, graph: GraphShardManager, edges: InEdges) -> "_Numbered":
+    def of(cls, graph: GraphShardManager, edges: InEdges) -> "_EdgesByEnds":
         columns, nodes = graph.edges[edges.etype].data, graph.node_ids(edges.etype[2]).cpu()
         dst = nodes.repeat_interleave(edges.indptr.diff())
         spread = graph.node_ranges[session.current_group().rank][0], graph.node_ranges[-1][1]
