@@ -176,7 +176,7 @@ def _train(model: Model, task: _Task, job: Job) -> _Run:
         losses.append(loss.item())
         seconds.append(time.perf_counter() - start)
         moved.append(sar.comm.statistics() - before)
-    return _Run(losses, seconds[job.warm_up :], memory.start, memory.rise(), moved[job.warm_up :])
+    return _Run(losses, seconds[job.warm_up :], memory.baseline, memory.above_baseline(), moved[job.warm_up :])
 
 
 def _construct(partition_json: Path) -> tuple[Any, dict[str, Tensor], Construction]:
@@ -192,8 +192,8 @@ def _construct(partition_json: Path) -> tuple[Any, dict[str, Tensor], Constructi
     _meet()
     start = time.perf_counter()
     graph = sar.construct_full_graph(data)
-    construct, rise = time.perf_counter() - start, memory.rise()
-    kept = PeakMemory().start - memory.start
+    construct, rise = time.perf_counter() - start, memory.above_baseline()
+    kept = PeakMemory().baseline - memory.baseline
     fields = {key: sar.suffix_key_lookup(data.node_features, key) for key in FIELDS}
     return graph, fields, Construction(kernels, load, construct, rise, kept)
 

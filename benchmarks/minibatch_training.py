@@ -259,7 +259,7 @@ def _train(model: Model, forward: Callable[[Any, Tensor], Tensor], loader: _Load
     resident = 0
     for _ in range(job.epochs):
         epochs.append(_train_epoch(model, forward, loader, optimizer))
-        resident = max(resident, memory.start + memory.rise())
+        resident = max(resident, memory.baseline + memory.above_baseline())
         if job.evaluate:
             with torch.no_grad():
                 accuracies.append(loader.accuracy(model))

@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import nullcontext, suppress
@@ -29,12 +30,13 @@ from benchmarks.graphs import GeneratedSize, Prepared, prepare
 from benchmarks.limits import control_group
 from benchmarks.models import HIDDEN, MODELS
 from benchmarks.out_of_core_training import EPOCH, IMPORTED
-from sar.outofcore.spill import disk_bandwidth
 
 SAMPLE_SECONDS = 0.003
 LIMIT_SECONDS = 900
 DISK_SECONDS = 4.0
 """For which the disk is measured, before and after a run."""
+PIECE = 2**24
+"""Bytes that are then written and read at a time."""
 
 
 class Run(NamedTuple):
@@ -114,10 +116,28 @@ def measure_cold(file: Path, model: str, parts: int, spill: Path, *options: str,
     """Train without a page cache of the spilled tensors, and measure what that is compared with."""
     warm = measure(file, model, parts, spill, *options, **how)
     most = round((warm.written + 1) * 2**20)  # as much as an epoch writes
-    disk = [disk_bandwidth(spill, most, DISK_SECONDS)]
+    disk = [_disk_bandwidth(spill, most)]
     run = measure(file, model, parts, spill, *options, "--cold", **how)
-    disk.append(disk_bandwidth(spill, most, DISK_SECONDS))
+    disk.append(_disk_bandwidth(spill, most))
     return run, Cold(warm.seconds, *(sum(either) / 2 for either in zip(*disk, strict=True)))
+
+
+def _disk_bandwidth(folder: Path, most: int) -> tuple[float, float]:
+    """Bytes per second to and from the disk of a folder, past the page cache; `most` bytes are written at most."""
+    piece, written, read = os.urandom(PIECE), 0, 0  # some file systems compress
+    with tempfile.TemporaryFile(dir=folder) as file:
+        began = now = time.perf_counter()
+        while not written or (now - began < DISK_SECONDS / 2 and written + PIECE <= most):
+            written += os.write(file.fileno(), piece)
+            os.fdatasync(file.fileno())
+            now = time.perf_counter()
+        write = written / (now - began)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        began = now = time.perf_counter()
+        while read < written and now - began < DISK_SECONDS / 2:
+            read += len(os.pread(file.fileno(), PIECE, read))
+            now = time.perf_counter()
+    return write, read / (now - began)
 
 
 class _Memory:

@@ -145,7 +145,7 @@ def measure(_: Callable[[Any], None], job: Job) -> Row:
         task = AssignmentTask(graph, job.num_parts, Path(scratch), job.seed, weights)
         memory, start = PeakMemory(), time.perf_counter()
         part_of = run(task)
-        seconds, rise = time.perf_counter() - start, memory.rise()
+        seconds, rise = time.perf_counter() - start, memory.above_baseline()
     taken = job.graph, job.method, job.balance, [seconds], [rise]
     if job.method == READING:
         return Row(*taken)

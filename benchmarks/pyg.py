@@ -116,7 +116,7 @@ def _train(job: Job, x: Tensor, edges: Tensor, y: Tensor, mask: Tensor, num_trai
         optimizer.step()
         losses.append(loss.item())
         seconds.append(time.perf_counter() - start)
-    rise = memory.rise()
+    rise = memory.above_baseline()
     return Measured(list(map(sar.all_sum, losses)) if together else losses, seconds[job.warm_up :], rise)
 
 

@@ -1,14 +1,39 @@
-"""Memory of tensors as numpy arrays, for compiled code, and the place of what is kept for long."""
+"""Memory of tensors: as numpy arrays, for compiled code, and in a file, where memory is left to others in turns.
 
-import threading
-from typing import Any, Final
+Only threads that train partitions in turns have a `TensorFile`; those of others are in memory, as always.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final, Protocol
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-here: Final = threading.local()
-"""settle: what has a better place than memory for a tensor that nobody changes; most threads have none."""
+from sar.per_thread import PerThread
+
+LEAST_BYTES = 2**13
+"""Of a tensor that leaves memory. There are p x p blocks of edges, of which all that is smaller stays."""
+
+
+class TensorFile(Protocol):
+    """A file in which tensors lie, mapped into memory; on one type of device."""
+
+    device: str
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor in the file, contents undefined."""
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """A tensor in the file with what this one has."""
+
+    def snapshot(self, tensor: Tensor) -> Tensor | None:
+        """What a tensor has now, whatever becomes of it, without a copy; None where it is not in the file."""
+
+
+tensor_file: Final = PerThread[TensorFile | None](None)
+"""Where what this thread asks for lies."""
 
 
 def resolved(tensor: Tensor) -> Tensor:
@@ -28,8 +53,35 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).numpy().data  # one element may have any stride
 
 
-def settled(tensor: Tensor) -> Tensor:
-    """A tensor that will stay for long, and as it is, in the place for such."""
-    settle = getattr(here, "settle", None)
-    found: Tensor = tensor if settle is None else settle(tensor)
-    return found
+def spills(device: torch.device | str) -> bool:
+    """Whether tensors of this thread on a device lie in a file."""
+    return _file_for(device) is not None
+
+
+def empty_spillable(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu", *, zeros: bool = False
+) -> Tensor:
+    """A tensor, undefined or zeros, in this thread's file where there is one: then it never is in memory as a whole."""
+    file = _file_for(device)
+    if file is None or prod(shape) * dtype.itemsize < max(LEAST_BYTES, 1):
+        return (torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=device)
+    place = file.empty(shape, dtype)
+    return place.zero_() if zeros else place
+
+
+def moved_to_file(tensor: Tensor) -> Tensor:
+    """The tensor, which will stay for long and as it is, in this thread's file where there is one."""
+    file = _file_for(tensor.device)
+    return tensor if file is None else file.moved(tensor)
+
+
+def snapshot(tensor: Tensor) -> Tensor:
+    """What a tensor has now, whatever becomes of it; no copy where it lies in a file."""
+    file = _file_for(tensor.device)
+    found = None if file is None else file.snapshot(tensor.detach())
+    return tensor.clone() if found is None else found
+
+
+def _file_for(device: torch.device | str) -> TensorFile | None:
+    file = tensor_file.value
+    return file if file is not None and torch.device(device).type == file.device else None

@@ -20,7 +20,7 @@ LEVELS = {
     "id_slices": 1,
     "logging_setup": 1,
     "ranges": 1,
-    "per_thread": 1,
+    "per_thread": 0,
     "raw_memory": 1,
     "storage": 2,
     "comm": 3,

@@ -149,7 +149,7 @@ MUTANTS = [
     Mutant(
         "a kept result that its caller can change",
         "sar/core/relation.py",
-        "copied(self._result)",
+        "snapshot(self._result)",
         "self._result",
         "tests/core/test_constants.py::test_constant_inputs",
     ),

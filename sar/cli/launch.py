@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the partitions to count, or its directory; default: the first among the script's own arguments",
     )
     parser.add_argument(
-        "--memory",
+        "--allocator",
         choices=("least", "kept", "system"),
         help="default of the script's Config.allocator: freed memory is given back (the default), or kept, which is "
         "faster for mini-batches, or the allocator stays as it is",
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resident",
         type=int,
         metavar="1",
-        help="partitions that a worker has in memory at a time; it trains all of its partitions in turns",
+        help="partitions that a worker has in memory at a time; it trains one after the other",
     )
     parser.add_argument("--spill", type=Path, metavar="DIR", help="with --resident: a folder on a disk for the others")
     parser.add_argument("script", type=Path, help="the training script, in Python")
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--threads {arguments.threads}: expected at least 1.")
     if not arguments.script.is_file():
         raise ConfigError(f"there is no file {arguments.script}; expected the training script after the options.")
-    settings = _settings(workers, arguments.threads, arguments.memory)
+    settings = _settings(workers, arguments.threads, arguments.allocator)
     if arguments.resident is not None or arguments.spill is not None:
         settings |= _virtual(arguments)
     os.environ.update(settings)

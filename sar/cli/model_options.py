@@ -12,7 +12,6 @@ from sar.adapters.dgl.patched_layers import patch_dgl
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
-from sar.outofcore.spill import DiskBandwidth, disk_bandwidth
 from sar.train.graph_counts import GraphInfo
 from sar.train.trial_epoch import MakeModel
 
@@ -35,23 +34,11 @@ def add_model(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", defau
     parser.add_argument("--classes", type=int, metavar="C", help="default: one more than the greatest 'label'")
 
 
-def add_turns(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    """Declare partitions in turns, as `sar launch` names them."""
-    parser.add_argument("--resident", type=int, metavar="1", help="partitions in memory at a time, as in sar launch")
-    parser.add_argument("--spill", type=Path, metavar="DIR", help="with --resident: the folder whose disk is measured")
-
-
-def disk_of(arguments: argparse.Namespace) -> DiskBandwidth | None:
-    """The disk for partitions that are not in memory, measured; None where all are.
-
-    Raises:
-        ConfigError: one of the two options is missing or makes no sense.
-    """
-    if arguments.resident is None and arguments.spill is None:
-        return None
-    if arguments.resident != 1 or arguments.spill is None:
-        raise ConfigError("--resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk.")
-    return disk_bandwidth(arguments.spill)
+def add_resident(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    """Declare partitions of which one is in memory at a time, as `sar launch` names them."""
+    parser.add_argument(
+        "--resident", type=int, choices=[1], metavar="1", help="partitions in memory at a time, as in sar launch"
+    )
 
 
 def model_of(arguments: argparse.Namespace) -> MakeModel:
@@ -72,7 +59,7 @@ def process_bytes() -> int:
     patch_dgl()
     load_kernels()
     torch.optim.Adam([torch.zeros(1)])  # the first optimiser loads more of torch
-    return PeakMemory().start
+    return PeakMemory().baseline
 
 
 def widths_of(info: GraphInfo, arguments: argparse.Namespace) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sar.adapters.dgl.models import KINDS
 from sar.cli.graph_input import add_input, default_name, input_options, options_of, progress_bar
-from sar.cli.model_options import add_model, add_turns, disk_of, model_of, process_bytes
+from sar.cli.model_options import add_model, add_resident, model_of, process_bytes
 from sar.cli.sizes import parse_bytes
 from sar.comm import initialize_comms
 from sar.comm.environment import find_place
@@ -19,7 +19,7 @@ from sar.partition.assign.methods import method_names
 from sar.partition.assign.task import VOLUME_BOUND
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 from sar.partition.write.writers import Writers
-from sar.train.parts_rule import FootprintRule, ReserveRule
+from sar.train.parts_rule import PartsByReserve, PartsThatFit
 
 _WHOLE_DAY = 86_400.0
 
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="in place of a model: what a worker needs beside graph and features, such as 3GiB (T of SDT-GNN)",
     )
-    add_turns(fitting)
+    add_resident(fitting)
 
 
 def _parts(text: str) -> int | str:
@@ -132,25 +132,21 @@ def _number_of_parts(arguments: argparse.Namespace) -> int | PartsRule:
         getattr(arguments, name) for name in ("workers", "memory_per_worker", "model", "reserve")
     )
     given = [one is not None for one in (workers, memory, model, reserve)]
-    turns = arguments.resident is not None or arguments.spill is not None
     if isinstance(arguments.parts, int):
-        if any(given) or turns:
-            raise ConfigError(
-                "--workers, --memory-per-worker, --model, --reserve, --resident and --spill are for --parts auto."
-            )
+        if any(given) or arguments.resident:
+            raise ConfigError("--workers, --memory-per-worker, --model, --reserve and --resident are for --parts auto.")
         return arguments.parts
     if given not in ([True, True, True, False], [True, True, False, True]):
         raise ConfigError("--parts auto takes --workers, --memory-per-worker, and either --model or --reserve.")
-    if model is None and turns:
-        raise ConfigError("--resident and --spill need --model, by which turns are planned.")
+    if model is None and arguments.resident:
+        raise ConfigError("--resident needs --model, for which memory is planned.")
     if model is None:
-        return ReserveRule(workers, memory, reserve)
+        return PartsByReserve(workers, memory, reserve)
     shape = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads")} if model in KINDS else {}
     described = ", ".join([model, *(f"{name} {value}" for name, value in shape.items())])
-    disk = disk_of(arguments)
-    described += "" if disk is None else ", one part in memory at a time"
+    described += ", one part in memory at a time" if arguments.resident else ""
     make_model, process = model_of(arguments), process_bytes()
-    return FootprintRule(
+    return PartsThatFit(
         workers,
         memory,
         described,
@@ -158,7 +154,7 @@ def _number_of_parts(arguments: argparse.Namespace) -> int | PartsRule:
         process,
         in_width=arguments.features,
         num_classes=arguments.classes,
-        disk=disk,
+        resident=arguments.resident is not None,
     )
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sar.adapters.dgl.models import KINDS
-from sar.cli.model_options import add_model, add_turns, disk_of, model_of, process_bytes, widths_of
+from sar.cli.model_options import add_model, add_resident, model_of, process_bytes, widths_of
 from sar.cli.sizes import parse_bytes
-from sar.train.footprint import plan_training
+from sar.train.footprint import plan_training, search_resident
 from sar.train.graph_counts import count_graph
-from sar.train.turns_plan import search_turns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,22 +21,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, metavar="W", help="to plan for; default: one for each part, or with --resident one"
     )
     parser.add_argument(
-        *("--memory-per-worker", "--memory"),
-        dest="memory",
+        "--memory-per-worker",
         type=parse_bytes,
         metavar="SIZE",
         help="such as 8GiB: how many workers, or with --resident partitions, fit?",
     )
-    add_turns(parser)
+    add_resident(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 where the directory is not sound."""
     make_model, process = model_of(arguments), process_bytes()
-    disk = disk_of(arguments)
     count = partial(count_graph, arguments.directory, in_width=arguments.features, num_classes=arguments.classes)
-    counts = count(workers=1 if disk is not None and arguments.workers is None else arguments.workers)
+    counts = count(workers=1 if arguments.resident and arguments.workers is None else arguments.workers)
     described: dict[str, Any] = {"source": arguments.model}
     title = arguments.model
     if arguments.model in KINDS:
@@ -45,22 +42,23 @@ def run(arguments: argparse.Namespace) -> int:
         described = {"kind": arguments.model, "widths": widths, "heads": arguments.heads}
         title = f"{arguments.model}, widths {' -> '.join(map(str, widths))}"
     plan = plan_training(counts, make_model, process=process)
-    turns = None
-    if disk is not None:
+    memory, resident = arguments.memory_per_worker, None
+    if arguments.resident:
         together = max(worker.memory.total for worker in plan.workers)
-        processes, memory = counts.num_workers, arguments.memory
-        turns = search_turns(lambda parts: count(workers=parts), processes, memory, together, make_model, process, disk)
+        resident = search_resident(
+            lambda parts: count(workers=parts), counts.num_workers, memory, together, make_model, process
+        )
     if arguments.json:
         found = {"model": described} | plan.summary()
-        if arguments.memory is not None:
-            found |= {"memory": arguments.memory, "fewest_workers": plan.fewest_workers(arguments.memory)}
-        if turns is not None:
-            found |= {"turns": turns.summary()}
+        if memory is not None:
+            found |= {"memory_per_worker": memory, "fewest_workers": plan.fewest_workers(memory)}
+        if resident is not None:
+            found |= {"resident": resident.summary()}
         print(json.dumps(found))
     else:
         print(f"{title}, mode 1, freed memory given back\n\n{plan.as_text()}")
-        if arguments.memory is not None:
-            print(f"\n{plan.advice(arguments.memory)}")
-        if turns is not None:
-            print(f"\n{turns.as_text()}")
+        if memory is not None:
+            print(f"\n{plan.advice(memory)}")
+        if resident is not None:
+            print(f"\n{resident.as_text()}")
     return 0

@@ -9,19 +9,13 @@ system for them where an environment variable says so when the first tensor is m
 
 Mini-batches ask for blocks of the same sizes over and over, so that giving them back between batches saves nothing:
 for them, "kept" does the opposite. Virtual workers' tensors have mappings of their own from a smaller size on, as these
-become pages of a file ([Note: memory of the file]). MKL keeps the rooms in which it has
-packed matrices, several MB for each thread that has multiplied any; they give these back, too.
+become pages of a file ([Note: memory of the file]).
 """
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from sar.config import Config
 from sar.errors import ConfigError
@@ -39,7 +33,6 @@ _PARAMETERS = {
     "spilled": {_M_MMAP_THRESHOLD: SMALL, _M_TRIM_THRESHOLD: SMALL, _M_TOP_PAD: 0, _M_ARENA_MAX: 1},
     "kept": {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1},
 }
-_TORCH = "libtorch_cpu.so"
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 
 
@@ -65,20 +58,6 @@ def set_allocator(*, spilled: bool = False) -> None:
         logger.warning("glibc refuses the parameters %s of mallopt; expect more memory in use.", refused)
     os.environ.setdefault(_HUGE_PAGES, "1")
     logger.info("allocator: freed memory is %s", "kept" if policy == "kept" else "given back")
-
-
-def give_back_scratch() -> None:
-    """Free what MKL keeps for the next product of matrices, where torch is built with it."""
-    if (free := _mkl_free_buffers()) is not None:
-        free()
-
-
-@cache
-def _mkl_free_buffers() -> Callable[[], Any] | None:
-    with suppress(OSError, AttributeError):
-        free: Callable[[], Any] = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / _TORCH)).mkl_serv_free_buffers
-        return free
-    return None
 
 
 def _left_alone(environ: Mapping[str, str]) -> str | None:

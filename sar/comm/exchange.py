@@ -99,8 +99,8 @@ class LocalFields(NamedTuple):
 class GradientReturn(NamedTuple):
     """Where the gradients of this worker's rows that other workers make come together.
 
-    totals: (N_src, ...) each, made by `roomy`, because workers of one process add to each other's; what travels has
-        their formats.
+    totals: (N_src, ...) each, made by `empty_spillable`, because workers of one process add to each other's; what
+        travels has their formats.
     add: called with rows of this worker, (n,), what one reader sends for them, (n, ...), and the total to change.
     start: what changes nothing when it is added.
     """

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.raw_memory import settled
+from sar.raw_memory import moved_to_file
 
 SCHEDULES = 8
 """Sizes of tiles whose steps a plan keeps, the latest used."""
@@ -56,7 +56,7 @@ class HaloPlan:
     ) -> None:
         self.rank = rank
         self.world_size = len(send_rows)
-        self.send_rows = [settled(rows) for rows in send_rows]
+        self.send_rows = [moved_to_file(rows) for rows in send_rows]
         self.halo_counts: list[list[int]] = halo_counts.tolist()
         self.mean_rows = mean_rows
         self.local_rows = local_rows

@@ -19,7 +19,7 @@ from sar.errors import PartitionError
 from sar.id_slices import count_ids, is_sorted, less_first, number_distinct
 from sar.kernels import EdgeBlock, load_kernels
 from sar.kernels.edge_block import compress
-from sar.raw_memory import settled
+from sar.raw_memory import moved_to_file
 
 
 class Shard(NamedTuple):
@@ -313,7 +313,7 @@ def _build_relation(
             sources = len(halo)
         block = EdgeBlock(rows, indptr, cols, sources, num_dst, edge_offset=offset)
         blocks.append(block)
-        halos.append(settled(halo))
+        halos.append(moved_to_file(halo))
         offset += block.num_edges
     send_rows = [index(rows.to(device)) for rows in exchange_tensors(halos)]
     return connect(graph, etype, blocks, halos, send_rows, num_edges_global, order)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
-from sar.outofcore.residency import roomy
+from sar.raw_memory import empty_spillable
 from sar.storage.part_files import DST, LocalGraph, PartFile, check_node_ids
 from sar.storage.partition_json import PartitionJson, graph_path
 
@@ -256,8 +256,8 @@ def _joined(what: str, pieces: Sequence[Tensor | None], counts: Sequence[int]) -
             expected = f"{like.dtype} {(count, *like.shape[1:])}"
             raise PartitionError(f"The {what} {found} in a partition; expected {expected}, as in the others.")
     rows = [piece for piece, _ in filled if piece is not None]
-    return torch.cat(rows or [like[:0]], out=roomy((sum(map(len, rows)), *like.shape[1:]), like.dtype))
+    return torch.cat(rows or [like[:0]], out=empty_spillable((sum(map(len, rows)), *like.shape[1:]), like.dtype))
 
 
 def _taken(values: Tensor, rows: Tensor) -> Tensor:
-    return torch.index_select(values, 0, rows, out=roomy((len(rows), *values.shape[1:]), values.dtype))
+    return torch.index_select(values, 0, rows, out=empty_spillable((len(rows), *values.shape[1:]), values.dtype))

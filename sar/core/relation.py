@@ -28,8 +28,7 @@ from sar.comm.halo_plan import HaloPlan, HaloSlice
 from sar.common_tuples import CanonicalEtype
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock
-from sar.outofcore.residency import copied
-from sar.raw_memory import settled
+from sar.raw_memory import moved_to_file, snapshot
 
 TILE_SIZES = 4
 """Sizes of tiles whose edges a relation keeps, the latest used: as many times the edges that read other workers."""
@@ -59,7 +58,7 @@ class Constant:
     @property
     def result(self) -> Tensor | None:
         """A copy of the kept result, (N_dst, ...), as changes through numpy or `.data` leave no trace."""
-        return None if self._result is None else copied(self._result)
+        return None if self._result is None else snapshot(self._result)
 
     def keep(self, result: Tensor, call_id: int) -> None:
         """Keep a copy of a result that was made at `call_id`."""
@@ -97,7 +96,7 @@ def _sample(operand: Tensor) -> Hashable:
 
 def _kept(tensor: Tensor) -> Tensor:
     """A copy that stays, out of memory where there is a place for such."""
-    return copied(settled(tensor))
+    return snapshot(moved_to_file(tensor))
 
 
 def _bits(values: Tensor) -> Tensor:

@@ -23,16 +23,16 @@ class PeakMemory:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
         self.restart()
-        self.start = _resident("VmRSS")
+        self.baseline = _resident("VmRSS")
 
     def restart(self) -> None:
-        """Forget the peak, but not the level that `rise` counts from."""
+        """Forget the peak, but not the level that `above_baseline` counts from."""
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
-    def rise(self) -> int:
+    def above_baseline(self) -> int:
         """Highest resident memory since construction or `restart`, less that at construction, in bytes."""
-        return max(0, _resident("VmHWM") - self.start)
+        return max(0, _resident("VmHWM") - self.baseline)
 
 
 def _resident(field: str) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.id_slices import count_ids
-from sar.raw_memory import settled
+from sar.raw_memory import moved_to_file
 
 
 class Transposed(NamedTuple):
@@ -45,9 +45,9 @@ class EdgeBlock:
         edge_ids: Tensor | Callable[[], Tensor] | None = None,
         edge_offset: int = 0,
     ) -> None:
-        self.rows = settled(rows)
-        self.indptr = settled(indptr)
-        self.cols = settled(cols)
+        self.rows = moved_to_file(rows)
+        self.indptr = moved_to_file(indptr)
+        self.cols = moved_to_file(cols)
         self._edge_ids = edge_ids
         self._transposed: Transposed | None = None
         self._pieces: dict[int, list[EdgeBlock]] = {}  # by size, the latest used last
@@ -78,7 +78,7 @@ class EdgeBlock:
     def edge_ids(self) -> Tensor | None:
         """Row of each edge in edge operands, (E,); None stands for edge_offset + position."""
         if callable(self._edge_ids):
-            self._edge_ids = settled(self._edge_ids())
+            self._edge_ids = moved_to_file(self._edge_ids())
         return self._edge_ids
 
     @property
@@ -192,8 +192,8 @@ class EdgeBlock:
         """
         if self._transposed is None or (with_positions and self._transposed.positions is None):
             made = transpose(self)
-            positions = settled(made.positions) if with_positions and made.positions is not None else None
-            self._transposed = Transposed(settled(made.indptr), settled(made.dst), positions)
+            positions = moved_to_file(made.positions) if with_positions and made.positions is not None else None
+            self._transposed = Transposed(moved_to_file(made.indptr), moved_to_file(made.dst), positions)
         return self._transposed
 
     def to(self, device: torch.device | str) -> EdgeBlock:

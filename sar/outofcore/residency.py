@@ -6,13 +6,24 @@ every storage of `LEAST_BYTES` and more. When the turn passes, those that are ne
 the place of theirs ([Note: memory of the file]). Tensors notice nothing of it: neither their addresses change nor what
 is there, whoever reads it or writes to it. So what knows nothing of virtual workers needs not know: autograd and what
 it saves, other threads, C++ extensions, numpy, `torch.save`, `copy.deepcopy`. What the mode does not see stays in
-memory, which costs that and nothing else; so does what the allocator has not given pages of its own.
+memory, which costs that and nothing else; so does what the allocator has not given pages of its own. The first
+operation of a turn that uses a storage has the system read all of it at once.
 
-The first operation of a turn that uses a storage has the system read all of it at once.
+Hooks on what autograd saves, with notes of the operands, results and gradients of sar's calls, would not be enough:
+while a call's backward waits, autograd holds the gradient of another branch, such as `fc_self` of SAGEConv, where
+nothing but a mode sees it. So SAGE in 8 partitions would take 1/4.6 of the memory that it takes at once, for 1/13.
+
+[Note: tensors in files]
+What a worker reads of its partition's files, such as features, goes slice by slice to a slot of its spill file, and is
+mapped from there: the system keeps as much of it in memory as there is room for. The partition's own files could not be
+mapped: an array of DGL's begins right after its name, wherever that ends, and code for numbers needs aligned addresses.
+The structure of graphs goes there, too; small pieces of it, such as the edges between each two of p partitions, share a
+slot. So do totals of gradients, to which other workers add. Such a tensor is published, and kept for later, as it is:
+nothing is written or copied, and it is frozen: what it becomes goes to another slot, while others read on what was
+published.
 """
 
 import os
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,23 +34,22 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sar import raw_memory
-from sar.comm.allocator import give_back_scratch
-from sar.outofcore.in_files import TensorsInFiles
-from sar.outofcore.spill import Pages, Published, SpillFile, has_its_own_pages
+from sar.outofcore.spill import Mapping, Pages, Published, SpillFile, has_its_own_pages
 
-LEAST_BYTES = 2**13
-"""Of a storage that leaves memory. There are p x p blocks of edges, of which all that is smaller stays."""
-FIRST_PURGE = 4096
+FIRST_PURGE: Final = 4096
 """Storages known before those that are gone are looked for."""
+SHARED_SLOT: Final = 2**18
+"""Bytes of a slot for several small tensors that stay as they are."""
+ALIGNED: Final = 64
+"""Bytes at whose multiples these begin."""
 
-_here = threading.local()
 _all: Final[weakref.WeakSet["Residency"]] = weakref.WeakSet()
 
 
-class _Entry:
+class _Known:
     """A storage, by weak reference.
 
     pages: where it is in the file, once it has left.
@@ -59,13 +69,12 @@ class _Entry:
 
 
 class Residency(TorchDispatchMode):
-    """What a virtual worker has in memory: see [Note: leaving memory]; a context of its thread.
+    """What a virtual worker has in memory, and a `TensorFile`: see [Note: leaving memory] and [Note: tensors in files].
 
     Args:
         file: the worker's own.
 
     Attributes:
-        device: the type of that on which the tensors are.
         left: bytes that were out of memory when the turn last passed.
     """
 
@@ -74,21 +83,18 @@ class Residency(TorchDispatchMode):
     def __init__(self, file: SpillFile) -> None:
         super().__init__()
         self.file = file
-        self.in_files = TensorsInFiles(file)
         self.left = 0
-        self._entries: dict[int, _Entry] = {}  # by what tells storages apart, `_cdata`
+        self._storages: dict[int, _Known] = {}  # by what tells storages apart, `_cdata`
         self._purge_at = FIRST_PURGE
+        self._in_file: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()  # by address
+        self._room = torch.empty(0, dtype=torch.uint8)  # of the slot that small tensors share, what is left
         _all.add(self)
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
         """Look after this thread's tensors inside."""
-        _here.residency, raw_memory.here.settle = self, self._settle
-        try:
-            with self:
-                yield
-        finally:
-            _leave_thread()
+        with raw_memory.tensor_file.set_to(self), self:
+            yield
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -107,110 +113,152 @@ class Residency(TorchDispatchMode):
             # Operations on lists of tensors leave that to others that they consist of, which do not do it under a mode.
             increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
         for tensor in _tensors(result):
-            self._make(tensor, given)
+            self._know(tensor, given)
         return result
 
     def _use(self, tensor: Tensor) -> int:
         """Have a tensor at hand that an operation uses; return what tells its storage from others."""
-        if tensor.device.type != self.device or tensor.layout is not torch.strided:
-            return 0
         key: int = tensor.untyped_storage()._cdata
-        entry = self._entries.get(key)
-        if entry is not None and entry.away and entry.pages is not None:
-            entry.pages.populate()
-            entry.away = False
+        known = self._storages.get(key)
+        if known is not None and known.away and known.pages is not None:
+            known.pages.populate()
+            known.away = False
         return key
 
-    def _make(self, tensor: Tensor, given: set[int]) -> None:
+    def _know(self, tensor: Tensor, given: set[int]) -> None:
         """Know the storage of an operation's result from now on, unless it is that of what was given.
 
         So what other workers have made, such as the sum of an `all_reduce`, is nobody's, and stays.
         """
-        if tensor.device.type != self.device or tensor.layout is not torch.strided:
-            return
         storage = tensor.untyped_storage()
-        key, nbytes = storage._cdata, storage.nbytes()
-        if nbytes >= max(LEAST_BYTES, 1) and key not in given and key not in self._entries and storage.resizable():
-            self._entries[key] = _Entry(storage)
-            if len(self._entries) > self._purge_at:
-                self._entries = {key: one for key, one in self._entries.items() if one.storage() is not None}
-                self._purge_at = max(2 * len(self._entries), FIRST_PURGE)
+        key, large = storage._cdata, storage.nbytes() >= max(raw_memory.LEAST_BYTES, 1)
+        if large and key not in given and key not in self._storages and storage.resizable():
+            self._storages[key] = _Known(storage)
+            if len(self._storages) > self._purge_at:
+                self._storages = {key: one for key, one in self._storages.items() if one.storage() is not None}
+                self._purge_at = max(2 * len(self._storages), FIRST_PURGE)
 
     # -- leaving
 
     def leave(self) -> None:
         """Take all tensors out of memory."""
         self.left = 0
-        for key, entry in list(self._entries.items()):
-            storage = entry.storage()
+        for key, known in list(self._storages.items()):
+            storage = known.storage()
             if storage is None:
-                del self._entries[key]
-            elif self._puts_away(entry, storage):
-                entry.away = True
-                self.left += entry.nbytes
-        self.in_files.renew()
-        give_back_scratch()
+                del self._storages[key]
+            elif self._put_away(known, storage) is not None:
+                known.away = True
+                self.left += known.nbytes
+        for mapping in list(self._in_file.values()):
+            mapping.renew()
 
-    def _puts_away(self, entry: _Entry, storage: torch.UntypedStorage) -> bool:
-        """Have the file's pages in place of a storage's, with what is there now, if that is possible."""
-        address, pages = storage.data_ptr(), entry.pages
-        if pages is not None and (pages.address, entry.nbytes) == (address, storage.nbytes()):
-            pages.renew()
-            return True
-        entry.nbytes, entry.pages = storage.nbytes(), self._pages_for(storage)
-        if entry.pages is not None:
-            entry.pages.move()
-        return entry.pages is not None
-
-    def _pages_for(self, storage: torch.UntypedStorage) -> Pages | None:
-        if not storage.nbytes() or storage.is_shared() or not has_its_own_pages(storage.data_ptr()):
-            return None
-        return Pages(storage.data_ptr(), self.file.slot(storage.nbytes()))
+    def _put_away(self, known: _Known, storage: torch.UntypedStorage) -> Pages | None:
+        """Have the file's pages in place of a storage's, with what is there now; None where that is not possible."""
+        address, nbytes = storage.data_ptr(), storage.nbytes()
+        if known.pages is not None and (known.pages.address, known.nbytes) == (address, nbytes):
+            known.pages.renew()
+        else:
+            known.nbytes, known.pages = nbytes, None
+            if nbytes and not storage.is_shared() and has_its_own_pages(address):
+                slot = self.file.slot(nbytes)
+                known.pages = Pages(slot, address).fill(slot)
+        return known.pages
 
     def before_fork(self) -> None:
         """Leave this process and its child each what is there now."""
         self.file.keep()
-        mine = [entry.pages for entry in self._entries.values() if entry.pages and entry.storage() is not None]
-        for pages in (*mine, *self.in_files):
+        mine = [known.pages for known in self._storages.values() if known.pages and known.storage() is not None]
+        for pages in (*mine, *self._in_file.values()):
             pages.freeze()
-
-    def _settle(self, tensor: Tensor) -> Tensor:
-        if tensor.device.type != self.device:
-            return tensor
-        with _disable_current_modes():
-            return self.in_files.settled(tensor)
 
     # -- what other workers read
 
     def publish(self, tensor: Tensor) -> Published:
         """Rows for other workers to read; contents as they are now."""
-        with _disable_current_modes():
-            tensor = tensor.detach()
-            if tensor.nbytes < max(LEAST_BYTES, 1):
-                return Published(tensor.clone(memory_format=torch.contiguous_format))
-            if (found := self.in_files.find(tensor)) is not None:
-                return found
-            storage = tensor.untyped_storage()
-            entry = self._entries.get(storage._cdata)
-            if (
-                entry is not None
-                and storage.nbytes() == tensor.nbytes
-                and tensor.is_contiguous()
-                and self._puts_away(entry, storage)
-            ):
-                assert entry.pages is not None
-                entry.pages.freeze()
-                slot = entry.pages.slot
-            else:
-                tensor = tensor.contiguous()
-                slot = self.file.slot(tensor.nbytes)
-                slot.write(tensor.data_ptr())
-            return Published(slot.mapped(tuple(tensor.shape), tensor.dtype), slot)
+        tensor = tensor.detach()
+        if tensor.nbytes < max(raw_memory.LEAST_BYTES, 1):
+            return Published(tensor.clone(memory_format=torch.contiguous_format))
+        if (mapping := self._frozen(tensor)) is not None:
+            return Published.of(mapping.slot, tensor.shape, tensor.dtype, _begin(tensor, mapping))
+        storage = tensor.untyped_storage()
+        known, pages = self._storages.get(storage._cdata), None
+        if known is not None and storage.nbytes() == tensor.nbytes and tensor.is_contiguous():
+            pages = self._put_away(known, storage)
+        if pages is not None:
+            pages.freeze()
+            slot = pages.slot
+        else:
+            tensor = tensor.contiguous()
+            slot = self.file.slot(tensor.nbytes)
+            slot.write(tensor.data_ptr())
+        return Published.of(slot, tensor.shape, tensor.dtype)
 
     def open_to_others(self, total: Tensor) -> Published:
         """Let other workers add to a tensor, which therefore has to stay where it is."""
-        assert total.untyped_storage()._cdata not in self._entries, "a total that is not made by `roomy`"
-        return self.in_files.opened(total)
+        assert total.untyped_storage()._cdata not in self._storages, "a total that `empty_spillable` has not made"
+        if (mapping := self._in_file.get(_address(total))) is None:
+            return Published(total)
+        mapping.visit_rows()
+        return Published(total, mapping.slot, _begin(total, mapping))
+
+    # -- tensors in the file
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """As `TensorFile.empty`."""
+        return self._tensor(Mapping(self.file.slot(prod(shape) * dtype.itemsize)), shape, dtype)
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """As `TensorFile.moved`; small tensors share a slot."""
+        nbytes = tensor.nbytes
+        if not nbytes or _address(tensor) in self._in_file:
+            return tensor
+        if nbytes > SHARED_SLOT // 4:
+            return self.empty(tensor.shape, tensor.dtype).copy_(tensor)
+        if nbytes > len(self._room):
+            self._room = self.empty((SHARED_SLOT,), torch.uint8)
+        place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # changed by itself, says autograd
+        self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
+        return place.copy_(tensor)
+
+    def snapshot(self, tensor: Tensor) -> Tensor | None:
+        """As `TensorFile.snapshot`."""
+        if (mapping := self._frozen(tensor)) is None:
+            return None
+        copy = Mapping(mapping.slot, _begin(tensor, mapping))
+        copy.freeze()
+        return self._tensor(copy, tensor.shape, tensor.dtype)
+
+    def _tensor(self, mapping: Mapping, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        self._in_file[mapping.address + mapping.begin] = mapping
+        return mapping.tensor(shape, dtype)
+
+    def _frozen(self, tensor: Tensor) -> Mapping | None:
+        """Where a tensor lies in the file, which stays as it is; None where it is not there."""
+        mapping = self._in_file.get(_address(tensor)) if tensor.is_contiguous() else None
+        if mapping is not None:
+            mapping.freeze()
+        return mapping
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _begin(tensor: Tensor, mapping: Mapping) -> int:
+    """The byte of a slot with which a tensor begins."""
+    return mapping.begin + int(tensor.storage_offset()) * tensor.itemsize
+
+
+def _tensors(given: Any) -> Sequence[Tensor]:
+    """All tensors on the CPU among the arguments or results of an operation; of a sparse one those it is made of."""
+    if isinstance(given, Tensor):
+        if given.layout is torch.sparse_coo:
+            return _tensors((given._indices(), given._values()))
+        return (given,) if given.layout is torch.strided and given.device.type == Residency.device else ()
+    if isinstance(given, list | tuple):
+        return [tensor for one in given if isinstance(one, Tensor | list | tuple) for tensor in _tensors(one)]
+    return ()
 
 
 def _before_fork() -> None:
@@ -221,48 +269,7 @@ def _before_fork() -> None:
 def _in_child() -> None:
     """The files are the parent's."""
     _all.clear()
-    _leave_thread()
-
-
-def _leave_thread() -> None:
-    vars(_here).clear()
-    vars(raw_memory.here).clear()
+    raw_memory.tensor_file.value = None
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)
-
-
-def spills(device: torch.device) -> bool:
-    """Whether this worker's tensors on a device wait in a file for its turns."""
-    residency: Residency | None = getattr(_here, "residency", None)
-    return residency is not None and device.type == residency.device
-
-
-def roomy(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu", *, zeros: bool = False
-) -> Tensor:
-    """A tensor, undefined or zeros; in a file where memory is left to it: see [Note: tensors in files]."""
-    residency: Residency | None = getattr(_here, "residency", None)
-    small = prod(shape) * dtype.itemsize < max(LEAST_BYTES, 1)
-    if residency is None or small or not spills(torch.device(device)):
-        return (torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=device)
-    with _disable_current_modes():
-        place = residency.in_files.empty(shape, dtype)
-        return place.zero_() if zeros else place
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """What a tensor has now, for whatever becomes of it; without memory of its own where it is in a file."""
-    residency: Residency | None = getattr(_here, "residency", None)
-    with _disable_current_modes():
-        found = residency.in_files.copied(tensor.detach()) if residency is not None else None
-    return tensor.clone() if found is None else found
-
-
-def _tensors(given: Any) -> Sequence[Tensor]:
-    """All tensors among the arguments or results of an operation; of a sparse one those that it is made of."""
-    if isinstance(given, Tensor):
-        return (given._indices(), given._values()) if given.layout is torch.sparse_coo else (given,)
-    if isinstance(given, list | tuple):
-        return [tensor for one in given if isinstance(one, Tensor | list | tuple) for tensor in _tensors(one)]
-    return ()

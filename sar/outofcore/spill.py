@@ -26,10 +26,8 @@ import errno
 import mmap
 import os
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -41,12 +39,10 @@ from torch import Tensor
 from sar.errors import ConfigError, SpillError
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
-IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
+READ_AHEAD: Final = 2**17
+"""Bytes that Linux reads when asked once, at least, with any disk's settings; it leaves out what is beyond."""
+_IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """Types of file systems that are themselves in memory, from linux/magic.h."""
-_PIECE: Final = 2**24
-"""Bytes that `disk_bandwidth` writes at a time."""
-
-
 _MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ = 0x10, 1, 22  # from linux/mman.h
 _IS_MMAPPED = 2  # from glibc's malloc.c
 _OWN_PAGES = (2, 4, 6)
@@ -65,7 +61,6 @@ class SpillFile:
     Attributes:
         written, read: bytes so far; read are those of tensors that came back, whatever the page cache has of them.
         size: of the file.
-        ahead: bytes that the system reads when asked once; it leaves out what is beyond.
 
     Raises:
         ConfigError: where there is no such folder, or it is in memory itself.
@@ -75,7 +70,7 @@ class SpillFile:
         self.folder = folder
         self.written = self.read = self.size = self._kept = 0
         self._free: defaultdict[int, list[int]] = defaultdict(list)
-        kind = file_system_in_memory(folder)
+        kind = _file_system_in_memory(folder)
         if kind is not None:
             raise ConfigError(
                 f"The folder {folder} for spilled tensors is on a {kind}, which is memory itself: nothing would be "
@@ -86,7 +81,6 @@ class SpillFile:
         except OSError as error:
             raise ConfigError(f"Cannot write to {folder}, the folder for spilled tensors: {error.strerror}.") from error
         os.unlink(name)
-        self.ahead = _read_at_once(os.fstat(self.fd).st_dev)
 
     def slot(self, nbytes: int) -> "Slot":
         """A stretch of at least so many bytes, contents undefined.
@@ -140,6 +134,11 @@ class Slot:
     def __del__(self) -> None:
         self.file.free(self.begin, self._room)
 
+    @property
+    def paged(self) -> int:
+        """Bytes of the pages that it lies on."""
+        return -(-(self.shift + self.nbytes) // PAGE) * PAGE
+
     def write(self, address: int, *, pages: bool = False) -> None:
         """Take in the memory from an address on; with `pages`, all of the pages that it lies on."""
         self.shift = address % PAGE
@@ -149,33 +148,24 @@ class Slot:
             done += os.pwrite(self.file.fd, memory[done:], self.begin + self.shift - before + done)
         self.file.written += self.nbytes
 
-    def read(self, address: int) -> None:
-        """Fill the memory from an address on."""
-        memory, done = memoryview((ctypes.c_char * self.nbytes).from_address(address)), 0
-        while done < self.nbytes:
-            done += os.preadv(self.file.fd, [memory[done:]], self.begin + self.shift + done)
-        self.file.read += self.nbytes
-
-    @property
-    def paged(self) -> int:
-        """Bytes of the pages that it lies on."""
-        return -(-(self.shift + self.nbytes) // PAGE) * PAGE
-
     def will_need(self, begin: int, nbytes: int) -> None:
         """Have the system read a part of it, while this process does something else."""
         begin += self.begin + self.shift
-        for piece in range(begin, begin + nbytes, self.file.ahead):
-            length = min(self.file.ahead, begin + nbytes - piece)
-            os.posix_fadvise(self.file.fd, piece, length, os.POSIX_FADV_WILLNEED)
+        end = begin + nbytes
+        for piece in range(begin, end, READ_AHEAD):
+            os.posix_fadvise(self.file.fd, piece, min(READ_AHEAD, end - piece), os.POSIX_FADV_WILLNEED)
 
-    def mapped(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
-        """Bytes from `begin` on as a tensor without memory of its own; what is written to it is written to the file.
-
-        For rows here and there: of a page that is not asked for ahead, only that page is read.
-        """
-        mapping = Mapping(self)
-        mapping.visit_rows()
-        return mapping.tensor(shape, dtype, begin)
+    def map(self, how: int, address: int | None = None) -> int:
+        """Have its pages in memory, at an address in place of what is there, or wherever; return where."""
+        access, how = mmap.PROT_READ | mmap.PROT_WRITE, how if address is None else how | _MAP_FIXED
+        found = _libc.mmap(_Address(address), _Size(self.paged), access, how, self.file.fd, _Offset(self.begin))
+        if found in (None, _Address(-1).value):
+            reason = os.strerror(ctypes.get_errno())
+            raise SpillError(
+                f"Cannot map {self.paged} bytes of spilled tensors in {self.file.folder} ({reason}); is "
+                "vm.max_map_count too small?"
+            )
+        return int(found)
 
 
 class Pages:
@@ -186,31 +176,44 @@ class Pages:
     frozen: whether others may read the slot, so that what is written here stays here.
     """
 
-    def __init__(self, address: int, slot: Slot) -> None:
-        self.address = address
+    def __init__(self, slot: Slot, address: int) -> None:
         self.slot = slot
+        self.address = address
         self.frozen = False
 
-    def move(self) -> None:
-        """Take in what is here now, and be a new slot's that nobody else reads."""
-        slot = self.slot.file.slot(self.slot.nbytes)
+    def fill(self, slot: Slot) -> "Pages":
+        """Take in what is here now, and be another slot's that nobody else reads."""
         slot.write(self.address, pages=True)
-        self._map(slot, mmap.MAP_SHARED)
+        slot.map(mmap.MAP_SHARED, self._begin)
         self.slot, self.frozen = slot, False  # the old one goes when its pages have gone
+        return self
 
     def freeze(self) -> None:
         """Let others read the slot from now on, which stays as it is."""
         self.renew()
         if not self.frozen:
-            self._map(self.slot, mmap.MAP_PRIVATE)
+            self.slot.map(mmap.MAP_PRIVATE, self._begin)
             self.frozen = True
 
     def renew(self) -> None:
         """Move where something has been written since others may read the slot."""
-        if self.frozen and self.changed():
-            self.move()
+        if self.frozen and self._changed():
+            self.fill(self.slot.file.slot(self.slot.nbytes))
 
-    def changed(self) -> bool:
+    def populate(self) -> None:
+        """Have all of it at hand, as far as there is memory."""
+        self.slot.will_need(0, self.slot.nbytes)
+        self._advise(_MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
+        self.slot.file.read += self.slot.nbytes
+
+    @property
+    def _begin(self) -> int:
+        return self.address - self.address % PAGE
+
+    def _advise(self, advice: int) -> None:
+        _libc.madvise(_Address(self._begin), _Size(self.slot.paged), advice)
+
+    def _changed(self) -> bool:
         """Whether the process has pages of its own here; True where the system does not say."""
         try:
             with open("/proc/self/pagemap", "rb", 0) as file:
@@ -220,57 +223,29 @@ class Pages:
         kinds = np.frombuffer(found, np.uint64) >> np.uint64(61)
         return len(kinds) * PAGE < self.slot.paged or bool(np.isin(kinds, _OWN_PAGES).any())
 
-    def populate(self) -> None:
-        """Have all of it at hand, as far as there is memory."""
-        self.slot.will_need(0, self.slot.nbytes)
-        # Linux before 5.14 does it bit by bit.
-        _libc.madvise(_Address(self._begin), _Size(self.slot.paged), _MADV_POPULATE_READ)
-        self.slot.file.read += self.slot.nbytes
-
-    @property
-    def _begin(self) -> int:
-        return self.address - self.slot.shift
-
-    def _map(self, slot: Slot, how: int) -> None:
-        map_pages(slot.file, slot.begin, slot.paged, self.address - slot.shift, how)
-
 
 class Mapping(Pages):
-    """A slot in the memory of the process, and not given out again as long as a tensor looks at it."""
+    """A slot in memory that is nobody else's, and not given out again as long as a tensor looks at it.
 
-    def __init__(self, slot: Slot) -> None:
-        super().__init__(map_pages(slot.file, slot.begin, slot.paged, None, mmap.MAP_SHARED) + slot.shift, slot)
+    begin: the byte of the slot with which tensors begin.
+    """
+
+    def __init__(self, slot: Slot, begin: int = 0) -> None:
+        super().__init__(slot, slot.map(mmap.MAP_SHARED) + slot.shift)
+        self.begin = begin
 
     def __del__(self) -> None:
         _libc.munmap(_Address(self._begin), _Size(self.slot.paged))
 
     def visit_rows(self) -> None:
         """Have the system read no page beside those used and those asked for."""
-        _libc.madvise(_Address(self._begin), _Size(self.slot.paged), _MADV_RANDOM)
+        self._advise(_MADV_RANDOM)
 
-    def tensor(self, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> Tensor:
-        """Bytes from `begin` on."""
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor without memory of its own; what is written to it is written to the file."""
         memory: Any = (ctypes.c_char * self.slot.nbytes).from_address(self.address)
         memory.mapping = self  # which lives as long as the tensor
-        return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=begin).view(tuple(shape))
-
-
-def has_its_own_pages(address: int) -> bool:
-    """Whether glibc has given a block a mapping of its own; its malloc.c says so in the two words before it."""
-    before, size = (_Size * 2).from_address(address - 16)
-    return bool(size & _IS_MMAPPED) and not (address - 16 - before) % PAGE and not (before + (size & ~7)) % PAGE
-
-
-def map_pages(file: SpillFile, begin: int, nbytes: int, address: int | None, how: int) -> int:
-    """Have bytes of a file in memory, at an address in place of what is there, or wherever; return where."""
-    access, how = mmap.PROT_READ | mmap.PROT_WRITE, how if address is None else how | _MAP_FIXED
-    found = _libc.mmap(_Address(address), _Size(nbytes), access, how, file.fd, _Offset(begin))
-    if found in (None, _Address(-1).value):
-        reason = os.strerror(ctypes.get_errno())
-        raise SpillError(
-            f"Cannot map {nbytes} bytes of spilled tensors in {file.folder} ({reason}); is vm.max_map_count too small?"
-        )
-    return int(found)
+        return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=self.begin).view(tuple(shape))
 
 
 class Published(NamedTuple):
@@ -284,6 +259,13 @@ class Published(NamedTuple):
     slot: Slot | None = None
     begin: int = 0
 
+    @classmethod
+    def of(cls, slot: Slot, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> "Published":
+        """Bytes of a slot from `begin` on; of pages that are not asked for ahead, only those used are read."""
+        mapping = Mapping(slot, begin)
+        mapping.visit_rows()
+        return cls(mapping.tensor(shape, dtype), slot, begin)
+
     def will_need(self, rows: Tensor | None = None) -> None:
         """These rows, ascending, are read soon; None for all. See [Note: reading ahead]."""
         if self.slot is not None and len(self.rows) and (rows is None or len(rows)):
@@ -292,67 +274,22 @@ class Published(NamedTuple):
             self.slot.will_need(self.begin + first * row, (end - first) * row)
 
 
+def has_its_own_pages(address: int) -> bool:
+    """Whether glibc has given a block a mapping of its own; its malloc.c says so in the two words before it."""
+    before, size = (_Size * 2).from_address(address - 16)
+    return bool(size & _IS_MMAPPED) and not (address - 16 - before) % PAGE and not (before + (size & ~7)) % PAGE
+
+
 def _size_class(nbytes: int) -> int:
     """Room for so many bytes: one of eight sizes between each power of two and the next, in whole pages."""
     step = max(PAGE, 1 << max(nbytes.bit_length() - 4, 0))
     return -(-max(nbytes, 1) // step) * step
 
 
-def _read_at_once(device: int) -> int:
-    """The larger of the two sizes that Linux goes by when it is asked to read ahead; its least default if unknown."""
-    disk = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
-    for queue in (disk / "queue", disk / ".." / "queue"):  # of a disk, or of that which this is a part of
-        with suppress(OSError, ValueError):
-            return 1024 * max(int((queue / name).read_text()) for name in ("read_ahead_kb", "max_sectors_kb"))
-    return 2**17
-
-
-def file_system_in_memory(folder: Path) -> str | None:
+def _file_system_in_memory(folder: Path) -> str | None:
     """The type of the file system of a folder, where its files are in memory."""
     found = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
-    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), found) != 0:
+    if _libc.statfs(os.fsencode(folder), found) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise ConfigError(f"Cannot use {folder} as the folder for spilled tensors: {reason}. Name one that there is.")
-    return IN_MEMORY.get(found[0])
-
-
-class DiskBandwidth(NamedTuple):
-    """Bytes per second to and from a disk."""
-
-    write: float
-    read: float
-
-
-def disk_bandwidth(folder: Path, most: int = 2**28, seconds: float = 1.0) -> DiskBandwidth:
-    """Measure the disk of a folder past the page cache: with a spill file that goes at once.
-
-    Args:
-        folder: on a disk.
-        most: bytes to write, in pieces of 16 MB, of which there is one at least.
-        seconds: to measure for, about; half of them for writing. Short bursts may be faster than a disk is for long.
-
-    Raises:
-        ConfigError: where there is no such folder, or it is in memory itself.
-        SpillError: where the disk is full.
-    """
-    piece = torch.frombuffer(bytearray(os.urandom(_PIECE)), dtype=torch.uint8)  # some file systems compress
-    file = SpillFile(folder)
-    try:
-        slots: list[Slot] = []
-        began = now = time.perf_counter()
-        while not slots or (now - began < seconds / 2 and file.written + _PIECE <= most):
-            slots.append(file.slot(_PIECE))
-            slots[-1].write(piece.data_ptr())
-            os.fdatasync(file.fd)
-            now = time.perf_counter()
-        write = file.written / (now - began)
-        os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        began = now = time.perf_counter()
-        for slot in slots:
-            slot.read(piece.data_ptr())
-            now = time.perf_counter()
-            if now - began >= seconds / 2:
-                break
-        return DiskBandwidth(write, file.read / (now - began))
-    finally:
-        file.close()
+    return _IN_MEMORY.get(found[0])

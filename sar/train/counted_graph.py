@@ -1,12 +1,20 @@
-"""A worker's graph that has sizes and no edges: its tensors are on torch's device "meta", which holds no values."""
+"""A graph that has sizes and no edges, and a group of which one worker is there: what plans are made with.
+
+Tensors are on torch's device "meta", which holds no values. What the worker sends is counted, and goes nowhere.
+"""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
+from sar.comm.statistics import statistics
+from sar.comm.transport import Member, Message, Transport
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import NodeSet, Relation, Structure
 from sar.kernels import EdgeBlock, index_dtype
@@ -53,11 +61,7 @@ def _relation(counts: GraphCounts, relation: RelationCounts, worker: int, group:
         offset += edges
     send_rows = [_ids(reader[worker], torch.int32) for reader in relation.halo]
     mean_rows = sum(of_worker[source] for of_worker in counts.nodes) // counts.num_workers
-    local_rows = [
-        _ids(sum(reader[owner] for reader in relation.halo), torch.int32)
-        for owner in (group.local_peers if len(group.local_peers) > 1 else ())
-    ]
-    plan = HaloPlan(worker, send_rows, torch.tensor(relation.halo).T, mean_rows, local_rows)
+    plan = HaloPlan(worker, send_rows, torch.tensor(relation.halo).T, mean_rows)
     return Relation(
         etype=relation.etype,
         blocks=blocks,
@@ -105,3 +109,85 @@ def _distinct(edges: int, nodes: int) -> int:
 
 def _ids(count: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(count, dtype=dtype, device=META)
+
+
+@dataclass
+class CallTraffic:
+    """Bytes that a worker sends in one distributed call.
+
+    call: what it does, as the workers agree on it.
+    messages: bytes after the agreement.
+    """
+
+    call: str
+    messages: int = 0
+
+
+class CountingGroup(Group):
+    """A group in which everybody agrees with this worker and sends what it sends.
+
+    Only its transport is another one, so that everything is counted where a real worker counts it.
+
+    on_call: called before each distributed call.
+
+    calls_made: every one, in order.
+    """
+
+    def __init__(self, rank: int, world_size: int, on_call: Callable[[], None] = lambda: None) -> None:
+        super().__init__(CountingTransport(rank, world_size, torch.device("cpu")))
+        self._on_call = on_call
+        self.calls_made: list[CallTraffic] = []
+        self._counted = statistics().bytes_sent
+
+    def agree(self, call: str, flags: int = 0) -> list[int]:
+        """This worker's flags, for each of the workers."""
+        self._on_call()
+        self.count_messages()
+        everybodys = super().agree(call, flags)
+        self._newly_sent()  # which is no message
+        self.calls_made.append(CallTraffic(call))
+        return everybodys
+
+    def count_messages(self) -> None:
+        """Add what was sent since the last agreement to its call."""
+        sent = self._newly_sent()
+        if self.calls_made:
+            self.calls_made[-1].messages += sent
+
+    def _newly_sent(self) -> int:
+        before, self._counted = self._counted, statistics().bytes_sent
+        return self._counted - before
+
+
+class CountingTransport(Transport):
+    """Carries nothing; every operation is done at once."""
+
+    def connect(self, group: Member, limit: float) -> None:
+        pass
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor.clone() for _ in range(self.world_size)]
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> None:
+        pass
+
+    def broadcast(self, tensor: Tensor) -> None:
+        pass
+
+    def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
+        return inbound, outbound
+
+    def wait(self, work: Any, peer: int) -> None:
+        pass
+
+    def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def explain(self, error: RuntimeError, group: Member, call: str, who: str) -> None:
+        return None
+
+    def whereabouts(self, group: Member, call: str) -> str:
+        return f"  worker {self.rank}: {call}"

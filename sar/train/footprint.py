@@ -1,5 +1,10 @@
-"""Predicts what training a model on a partition directory takes: bytes sent, and memory of every worker."""
+"""Predicts what training a model on a partition directory takes: bytes sent, and memory of every worker.
 
+Where each worker has a partition in memory, and where it has one of several at a time and the others in a file.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +19,12 @@ FIRST_EPOCH = 12 * 10**6
 """Bytes that the first epoch brings beside tensors: code above all, and holes in the heap."""
 PARTS = ("process", "data", "structure", "activations", "parameters", "buffers")
 """What a `MemoryPlan` adds up."""
+WAITING = 1_000_000
+"""Bytes that a partition keeps in memory while it waits: small tensors, and what Python knows of the others."""
+SAMPLE = 4
+"""Partitions of a process that are tried, the largest and the smallest among them; the rest lie between."""
+MOST = 1024
+"""More parts are not tried, unless there are more workers: the time to plan one part grows with their number."""
 _GATHERING = "gather_grads"
 
 
@@ -71,8 +82,8 @@ class MemoryPlan:
         return self.process + self.data + self.structure + self.activations + self.parameters + self.buffers
 
     @property
-    def rise(self) -> int:
-        """How far training rises above the level just before its first epoch, which is what benchmarks measure."""
+    def above_baseline(self) -> int:
+        """The peak above the level just before the first epoch, which is what benchmarks measure."""
         return self.total - self.before
 
     @property
@@ -120,7 +131,8 @@ class TrainingPlan:
                 "bytes_sent": worker.traffic.sent,
                 "layers": [asdict(layer) for layer in worker.traffic.layers],
                 "parameters_sent": worker.traffic.parameters,
-                "memory": asdict(worker.memory) | {"rise": worker.memory.rise, "total": worker.memory.total},
+                "memory": asdict(worker.memory)
+                | {"above_baseline": worker.memory.above_baseline, "total": worker.memory.total},
             }
             for worker in self.workers
         ]
@@ -132,12 +144,12 @@ class TrainingPlan:
         sent: list[tuple[str, ...]] = [
             ("worker", *(f"call {k}" for k in range(len(calls))), "parameters", "MB an epoch")
         ]
-        memory: list[tuple[str, ...]] = [("worker", *PARTS, "MB at peak", "rise in training")]
+        memory: list[tuple[str, ...]] = [("worker", *PARTS, "MB at peak", "above baseline")]
         for rank, worker in enumerate(self.workers):
             layers = [layer.forward + layer.backward for layer in worker.traffic.layers]
             sent.append((str(rank), *map(mega, (*layers, worker.traffic.parameters, worker.traffic.sent))))
             parts = [getattr(worker.memory, part) for part in PARTS]
-            memory.append((str(rank), *map(mega, (*parts, worker.memory.total, worker.memory.rise))))
+            memory.append((str(rank), *map(mega, (*parts, worker.memory.total, worker.memory.above_baseline))))
         blocks = [
             "\n".join(f"call {k}: {layer.call}" for k, layer in enumerate(calls)),
             f"sent, MB an epoch\n{as_text(sent, left=1)}",
@@ -153,6 +165,169 @@ class TrainingPlan:
         if fewest is None:
             return f"{verdict}; nor would any number of workers, as code and buffers alone take more."
         return f"{verdict}; by the balance and halo of these parts, {fewest} is the fewest that would."
+
+
+@dataclass(frozen=True)
+class ResidentPlan:
+    """What a process takes that trains V partitions with one in memory at a time, in bytes.
+
+    Its shares are counted in the epoch of [Note: counted turns]. Where there are several processes, this is the one
+    with most data.
+
+    parts: p, on all processes.
+    each: V, on each.
+    process: code.
+    waiting: what the V partitions keep in memory while they wait.
+    partition: what the one that computes makes between two distributed calls and has at once.
+    buffers: of messages between processes.
+    features, structure: in the file of tensors; read from there where they are used.
+    written, read: activations, gradients and the optimiser's state, to the file and from it in an epoch.
+    rows: that partitions read of each other in an epoch, and gradients that return.
+    """
+
+    parts: int
+    each: int
+    process: int
+    waiting: int
+    partition: int
+    buffers: int
+    features: int
+    structure: int
+    written: int
+    read: int
+    rows: int
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """At the peak, without pages of the file that the system keeps while nobody else needs memory."""
+        return MemoryPlan(self.process, 0, self.waiting, self.partition, 0, self.buffers, before=0)
+
+    def in_words(self) -> str:
+        """What goes to the file and comes from it."""
+        return (
+            f"on each, the file holds {mega(self.features)} MB of features and {mega(self.structure)} MB of edges; an "
+            f"epoch writes {mega(self.written)} MB and reads {mega(self.read)} MB and, of rows of other partitions, "
+            f"{mega(self.rows)} MB"
+        )
+
+
+def plan_resident(counts: GraphCounts, processes: int, make_model: MakeModel, process: int) -> ResidentPlan:
+    """Plan p = `counts.num_workers` partitions on W processes, each with one of its own in memory at a time.
+
+    Args:
+        counts: of the p partitions; p is a multiple of W.
+        processes: W.
+        make_model: as in `try_epoch`.
+        process: bytes that code takes.
+
+    Raises:
+        ConfigError: the model cannot be run without values.
+    """
+    each = counts.num_workers // processes
+    groups = [range(first, first + each) for first in range(0, counts.num_workers, each)]
+    parts = sorted(max(groups, key=lambda group: sum(map(counts.data_bytes, group))), key=counts.data_bytes)
+    sample = {parts[number * (each - 1) // (SAMPLE - 1)] for number in range(SAMPLE)}
+    trials = [try_epoch(counts, part, make_model, resident=True) for part in sample]
+
+    def of_all(share: Callable[[TrialEpoch], int]) -> int:
+        return sum(map(share, trials)) * each // len(trials)
+
+    return ResidentPlan(
+        parts=counts.num_workers,
+        each=each,
+        process=process + FIRST_EPOCH,
+        waiting=each * WAITING,
+        partition=max(trial.turns.peak for trial in trials),
+        buffers=max(trial.buffers for trial in trials) if processes > 1 else 0,
+        features=sum(map(counts.data_bytes, parts)),
+        structure=of_all(lambda trial: trial.structure),
+        written=of_all(lambda trial: trial.turns.written),
+        read=of_all(lambda trial: trial.turns.read),
+        rows=of_all(lambda trial: sum(call.messages for call in trial.calls)),
+    )
+
+
+@dataclass(frozen=True)
+class ResidentSearch:
+    """Numbers of partitions for W processes, each with one of its own in memory at a time.
+
+    processes: W.
+    memory: bytes that a process has; None where that is not said.
+    together: bytes of a process that has all of its partitions in memory, W in all.
+    plans: what was planned, the fewest partitions first.
+    """
+
+    processes: int
+    memory: int | None
+    together: int
+    plans: list[ResidentPlan]
+
+    @property
+    def fewest(self) -> int | None:
+        """The fewest partitions that fit, which read and write the least; None where no number does."""
+        if self.memory is None or self.together <= self.memory:
+            return self.processes
+        return next((plan.parts for plan in self.plans if plan.memory.total <= self.memory), None)
+
+    def summary(self) -> dict[str, Any]:
+        """Everything here in types that JSON has."""
+        plans = [asdict(plan) | {"memory": plan.memory.total} for plan in self.plans]
+        return {"together": self.together, "plans": plans, "fewest": self.fewest}
+
+    def as_text(self) -> str:
+        """A table for people, and what to do."""
+        shares = "features", "structure", "written", "read", "rows"
+        rows: list[tuple[str, ...]] = [("partitions", "in memory at peak", *shares)]
+        rows.append((str(self.processes), mega(self.together), *["0.0"] * len(shares)))
+        for plan in self.plans:
+            sizes = (plan.memory.total, *(getattr(plan, share) for share in shares))
+            rows.append((str(plan.parts), *map(mega, sizes)))
+        who = "one process" if self.processes == 1 else f"each of {self.processes} processes"
+        title = f"one partition in memory at a time, the others in a file; MB, and MB an epoch, of {who}"
+        return f"{title}\n{as_text(rows, left=1)}\n\n{self._advice()}"
+
+    def _advice(self) -> str:
+        if self.memory is None:
+            return "say --memory-per-worker SIZE to hear which number is the fewest that fits."
+        fits = f"{mega(self.memory)} MB"
+        if self.fewest == self.processes:
+            return f"all partitions fit {fits} a process at once, which is faster: leave --resident out."
+        if self.fewest is None:
+            return f"no number of partitions up to {self.plans[-1].parts} fits {fits} a process."
+        return f"{self.fewest} partitions are the fewest that fit {fits} a process, and so the fastest."
+
+
+def search_resident(
+    count: Callable[[int], GraphCounts],
+    processes: int,
+    memory: int | None,
+    together: int,
+    make_model: MakeModel,
+    process: int,
+) -> ResidentSearch:
+    """Find the fewest partitions of which one at a time fits, multiples of W, by doubling and then halving.
+
+    Args:
+        count: counts the graph in so many partitions.
+        processes, memory, together: as in `ResidentSearch`. Without `memory`, three numbers are planned.
+        make_model, process: as in `plan_resident`.
+    """
+    plans: dict[int, ResidentPlan] = {}
+
+    def fits(each: int) -> bool:
+        plans[each] = plan_resident(count(each * processes), processes, make_model, process)
+        return memory is not None and plans[each].memory.total <= memory
+
+    most = MOST if memory is not None else 8 * processes
+    each = 2
+    while not (found := fits(each)) and 2 * each * processes <= most:
+        if memory is not None and each > 2 and plans[each // 2].memory.total <= plans[each].memory.total:
+            break  # what waits outgrows what is saved
+        each *= 2
+    if found:
+        numbers = range(each // 2 + 1, each)
+        bisect_left(numbers, True, key=fits)
+    return ResidentSearch(processes, memory, together, [plans[key] for key in sorted(plans)])
 
 
 def plan_training(counts: GraphCounts, make_model: MakeModel, *, process: int = PROCESS) -> TrainingPlan:
@@ -207,7 +382,7 @@ def _memory(trial: TrialEpoch, data: int, process: int) -> MemoryPlan:
         process=process + FIRST_EPOCH,
         data=data,
         structure=trial.structure,
-        activations=max(0, trial.rise - structure_made - (parameters - trial.parameters) - trial.buffers),
+        activations=max(0, trial.above_baseline - structure_made - (parameters - trial.parameters) - trial.buffers),
         parameters=parameters,
         buffers=trial.buffers,
         before=process + data + trial.structure_before + trial.parameters,

@@ -2,11 +2,11 @@
 
 [Note: how many parts]
 For q workers (Huang et al., SDT-GNN, section III-C): q parts where these fit, else the fewest of which one fits.
-Where the paper takes two thirds of a worker's memory for computations, `FootprintRule` plans the largest part from the
+Where the paper takes two thirds of a worker's memory for computations, `PartsThatFit` plans the largest part from the
 counts of an assignment, as `sar plan` does from a directory. Equal parts that read nothing from each other say from
 which number on to try, as fewer parts cannot fit; each number that is tried takes an assignment.
 
-Where workers hold one part at a time ([Note: virtual workers]), more than q parts are planned by `turns_plan.py`, and
+Where workers hold one part at a time ([Note: virtual workers]), more than q parts are planned by `plan_resident`, and
 the numbers are multiples of q.
 """
 
@@ -17,17 +17,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.outofcore.spill import DiskBandwidth
 from sar.partition.assign.assigning import Assigned
 from sar.partition.assign.methods import Choice
 from sar.partition.graph_source import GraphSource
-from sar.train.counted_graph import counted_graph
-from sar.train.counting_group import CountingGroup
-from sar.train.footprint import PARTS, MemoryPlan, mega, plan_worker
-from sar.train.graph_counts import GraphCounts
-from sar.train.source_counts import count_source, even_share
+from sar.train.counted_graph import CountingGroup, counted_graph
+from sar.train.footprint import MOST, PARTS, MemoryPlan, ResidentPlan, mega, plan_resident, plan_worker
+from sar.train.graph_counts import GraphCounts, count_source, even_share
 from sar.train.trial_epoch import MakeModel
-from sar.train.turns_plan import MOST, TurnsPlan, plan_turns
 
 _FALL = 0.95
 """To this share of itself memory has to fall with twice as many parts, or no number of them is expected to fit."""
@@ -36,16 +32,16 @@ AssignTo = Callable[[int], Assigned]
 
 
 @dataclass(frozen=True)
-class FootprintRule:
+class PartsThatFit:
     """Finds the fewest parts, one for each worker at least, of which each fits a worker by its planned footprint.
 
     workers: q.
     memory: bytes that a worker has.
-    model: what is trained, in words that say all about it, and whether in turns.
+    model: what is trained, in words that say all about it.
     make_model: makes it, as in `sar.train.trial_epoch.try_epoch`.
     process: bytes that code takes.
     in_width, num_classes: as in `sar.train.graph_counts.count_graph`.
-    disk: for the parts that a worker does not hold; None where it holds one for good.
+    resident: whether a worker may hold one part at a time, and the others in a file.
     """
 
     workers: int
@@ -55,11 +51,11 @@ class FootprintRule:
     process: int = field(repr=False)
     in_width: int | None = None
     num_classes: int | None = None
-    disk: DiskBandwidth | None = field(default=None, repr=False)
+    resident: bool = False
 
     @property
     def _step(self) -> int:
-        return 1 if self.disk is None else self.workers
+        return self.workers if self.resident else 1
 
     def __call__(self, graph: GraphSource, assign_to: AssignTo, /) -> Assigned:
         """The assignment; why so many parts is said after why by this method: see [Note: how many parts].
@@ -70,15 +66,16 @@ class FootprintRule:
         _check(self.workers, self.memory)
         step = self._step
         most = max(self.workers, min(graph.total_nodes, MOST) // step * step)
-        best, turns, tried = None, None, dict[int, MemoryPlan]()
+        best, in_turns, tried = None, None, dict[int, MemoryPlan]()
         parts = self._fewest_equal(graph, most)
         fails = parts - step
         while best is None or best.num_parts - fails > step:
             assigned = assign_to(parts)
-            largest, in_turns = self._largest(self._count(graph, assigned))
-            tried[parts] = largest
+            counts = self._count(graph, assigned)
+            resident = self._plan_resident(counts) if self._in_turns(parts) else None
+            largest = tried[parts] = self._largest(counts) if resident is None else resident.memory
             if largest.total <= self.memory:
-                best, turns = assigned, in_turns
+                best, in_turns = assigned, resident
             else:
                 fails = parts
                 if parts == most or _falls_no_more(tried):
@@ -88,7 +85,7 @@ class FootprintRule:
             else:
                 estimate = -(-(largest.workers_to_fit(parts, self.memory) or 0) // step) * step
                 parts = min(estimate if estimate > parts and len(tried) == 1 else max(estimate, 2 * parts), most)
-        return _explained(best, self._reason(best.num_parts, tried, turns))
+        return _explained(best, self._reason(best.num_parts, tried, in_turns))
 
     def _fewest_equal(self, graph: GraphSource, most: int) -> int:
         """The fewest parts, q at least, that would fit if they were equal and read nothing from each other."""
@@ -96,8 +93,8 @@ class FootprintRule:
 
         def plan_share(parts: int) -> MemoryPlan:
             if self._in_turns(parts):
-                pair = plan_turns(even_share(whole, parts, shown=2), 1, self.make_model, self.process)
-                return replace(pair, in_turns=parts // self.workers).as_memory()
+                pair = replace(self, workers=1)._plan_resident(even_share(whole, parts, shown=2))
+                return replace(pair, waiting=pair.waiting // pair.each * (parts // self.workers)).memory
             return self._plan(even_share(whole, parts), 0)
 
         largest, last = self.workers, None
@@ -117,19 +114,18 @@ class FootprintRule:
         return plan_worker(counts, part, self.make_model, self.process).memory
 
     def _in_turns(self, parts: int) -> bool:
-        return self.disk is not None and parts > self.workers
+        return self.resident and parts > self.workers
 
-    def _largest(self, counts: GraphCounts) -> tuple[MemoryPlan, TurnsPlan | None]:
-        """What the largest part takes; with the plan of turns, where they are taken."""
-        if self._in_turns(counts.num_workers):
-            turns = plan_turns(counts, self.workers, self.make_model, self.process)
-            return turns.as_memory(), turns
-        plans = (self._plan(counts, part) for part in _candidates(counts))
-        return max(plans, key=lambda memory: memory.total), None
+    def _plan_resident(self, counts: GraphCounts) -> ResidentPlan:
+        return plan_resident(counts, self.workers, self.make_model, self.process)
 
-    def _reason(self, parts: int, tried: dict[int, MemoryPlan], turns: TurnsPlan | None) -> str:
+    def _largest(self, counts: GraphCounts) -> MemoryPlan:
+        """What the largest part takes."""
+        return max((self._plan(counts, part) for part in _candidates(counts)), key=lambda memory: memory.total)
+
+    def _reason(self, parts: int, tried: dict[int, MemoryPlan], in_turns: ResidentPlan | None) -> str:
         said = [
-            _how_many(parts, self.workers) if self.disk is None else self._by_turns(parts, turns, self.disk),
+            self._how_many(parts, in_turns),
             f"planned for {self.model}, {mega(self.memory)} MB a worker",
             f"the largest of {parts} parts takes {_described(tried[parts])}",
         ]
@@ -144,11 +140,12 @@ class FootprintRule:
             )
         return "\n".join(said)
 
-    def _by_turns(self, parts: int, turns: TurnsPlan | None, disk: DiskBandwidth) -> str:
-        """What the number means for workers that may hold one part at a time."""
-        if turns is None:
-            return f"{_how_many(parts, self.workers)}, which is faster than in turns: leave --resident and --spill out"
-        return f"{parts} parts, {turns.in_turns} in turns on each of {self.workers} workers: {turns.on_disk(disk)}"
+    def _how_many(self, parts: int, in_turns: ResidentPlan | None) -> str:
+        """What the number means for the workers, which may hold one part at a time."""
+        if in_turns is not None:
+            return f"{parts} parts, {in_turns.each} in turns on each of {self.workers} workers; {in_turns.in_words()}"
+        faster = ", which is faster than in turns: leave --resident out" if self.resident else ""
+        return _how_many(parts, self.workers) + faster
 
     def _refusal(self, memory: MemoryPlan, whose: str, tried: dict[int, MemoryPlan]) -> str:
         before = "".join(f"; the largest of {parts} {mega(one.total)} MB" for parts, one in sorted(tried.items())[:-1])
@@ -159,7 +156,7 @@ class FootprintRule:
 
 
 @dataclass(frozen=True)
-class ReserveRule:
+class PartsByReserve:
     """Finds the number of parts from what a worker needs beside graph and features, as SDT-GNN does (section III-C).
 
     With S bytes of graph and features: q parts where S <= q (M - T), else the least number not below S / (M - T).

@@ -255,7 +255,7 @@ class _Recorder:
             self._left = max(self._left, spilled.left)
         turn, peak = self._turns[-1], None
         if self._memory is not None:
-            peak = self._memory.rise()
+            peak = self._memory.above_baseline()
             self._memory.restart()
         passed = Spent("", "", now - self._since, peak, counted - self._counted)
         self._spent[turn] = self._spent.get(turn, Spent("", "")) + passed
@@ -282,5 +282,5 @@ class _CudaMemory:
     def restart(self) -> None:
         torch.cuda.reset_peak_memory_stats()
 
-    def rise(self) -> int:
+    def above_baseline(self) -> int:
         return max(0, torch.cuda.max_memory_allocated() - self._start)

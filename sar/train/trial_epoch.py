@@ -8,28 +8,54 @@ live. What code takes before the first epoch differs between installations: `sar
 [Note: which epoch]
 The second one is counted. By then there is all that the first one makes for good: edges grouped by source, tiles, and
 the optimiser's state.
+
+[Note: counted turns]
+With one partition in memory at a time, tensors leave memory at distributed calls. So for each worker it is enough to
+note at which calls a tensor is there, and between which it is used: what is made between two calls and lives on is
+written, what is used after a later call is read again. Tensors that lie in the file from the first (features, the
+structure of the graph, totals of gradients) are neither, and never in memory as a whole.
 """
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
+from sar.comm.allocator import SMALL
+from sar.comm.buffers import BufferPool
 from sar.comm.collectives import gather_grads
-from sar.comm.statistics import statistics
+from sar.comm.statistics import BACKWARD, statistics
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, SarError
-from sar.train.counted_graph import META, counted_graph
-from sar.train.counting_group import CallTraffic, CountingGroup
+from sar.raw_memory import empty_spillable, tensor_file
+from sar.train.counted_graph import META, CallTraffic, CountingGroup, counted_graph
 from sar.train.graph_counts import GraphCounts, GraphInfo
-from sar.train.meta_memory import CountedPool, MetaMemory
 
 MakeModel = Callable[[GraphInfo], nn.Module]
+
+_aten = torch.ops.aten
+
+
+@dataclass
+class TurnBytes:
+    """What leaves memory in an epoch with one partition in memory at a time: see [Note: counted turns].
+
+    peak: the most that is made between two calls and there at once.
+    written: made between two calls, and there at the second one.
+    read: made before a call and used after it.
+    """
+
+    peak: int = 0
+    written: int = 0
+    read: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,8 +66,9 @@ class TrialEpoch:
     sent: all bytes sent, as `sar.comm.statistics()` counts them.
     parameters: bytes of the model's parameters.
     structure_before, structure: bytes of the graph as constructed, and in training.
-    rise: bytes of tensors at the peak, beyond the graph as constructed, data and parameters.
+    above_baseline: bytes of tensors at the peak, beyond the graph as constructed, data and parameters.
     buffers: of which in message buffers.
+    turns: with one partition in memory at a time.
     """
 
     calls: list[CallTraffic]
@@ -49,11 +76,12 @@ class TrialEpoch:
     parameters: int
     structure_before: int
     structure: int
-    rise: int
+    above_baseline: int
     buffers: int
+    turns: TurnBytes
 
 
-def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel) -> TrialEpoch:
+def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel, *, resident: bool = False) -> TrialEpoch:
     """Train for two epochs without values and count the second: see [Note: which epoch].
 
     Args:
@@ -61,17 +89,19 @@ def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel) -> TrialE
         worker: the one to look at.
         make_model: called with the `GraphInfo`; its model is called as `model(graph, x)`, with x (N_i, F) features of
             this worker's nodes, or a dictionary of them by node type where there are several.
+        resident: whether one partition is in memory at a time, and the tensors of others in a file.
 
     Raises:
         ConfigError: the model cannot be run without values.
     """
-    group, memory = CountingGroup(worker, counts.num_workers), MetaMemory()
-    with session.standing_in(group, CountedPool(memory)):
+    memory = MetaMemory()
+    group = CountingGroup(worker, counts.num_workers, memory.end_turn)
+    with session.standing_in(group, _CountedPool(memory, group)), tensor_file.set_to(memory if resident else None):
         graph, structure = counted_graph(counts, worker, group)
         structure_before = structure.nbytes
-        model = on_meta(make_model, counts.info)
-        trainer = Trainer(counts, worker, graph, model)
         with memory:
+            model = _on_meta(make_model, counts.info)
+            trainer = _Trainer(counts, worker, graph, model)
             before = memory.live
             trainer.epoch()
             group.calls_made.clear()
@@ -85,23 +115,22 @@ def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel) -> TrialE
             parameters=sum(parameter.nbytes for parameter in model.parameters()),
             structure_before=structure_before,
             structure=structure.nbytes,
-            rise=memory.peak - before,
+            above_baseline=memory.peak - before,
             buffers=memory.peak_buffers,
+            turns=memory.turns,
         )
 
 
-class Trainer:
-    """The loop of a training script.
-
-    x: the features.
-    """
+class _Trainer:
+    """The loop of a training script."""
 
     def __init__(self, counts: GraphCounts, worker: int, graph: GraphShardManager, model: nn.Module) -> None:
         nodes = counts.nodes[worker]
         features = {
-            ntype: torch.empty(nodes[ntype], width, device=META) for ntype, width in counts.info.in_widths.items()
+            ntype: empty_spillable((nodes[ntype], width), torch.float32, META)
+            for ntype, width in counts.info.in_widths.items()
         }
-        self.x: Any = features if len(nodes) > 1 else features[counts.info.ntypes[0]]
+        self._x: Any = features if len(nodes) > 1 else features[counts.info.ntypes[0]]
         self._graph = graph
         self._model = model
         self._optimizer = torch.optim.Adam(model.parameters())
@@ -109,7 +138,7 @@ class Trainer:
 
     def epoch(self) -> None:
         try:
-            loss = self._loss(self._model(self._graph, self.x))
+            loss = self._loss(self._model(self._graph, self._x))
             self._optimizer.zero_grad()
             loss.backward()
             gather_grads(self._model)
@@ -135,10 +164,153 @@ class Trainer:
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
 
-def on_meta(make_model: MakeModel, info: GraphInfo) -> nn.Module:
+class MetaMemory(TorchDispatchMode):
+    """While active, counts the bytes of all tensors on "meta" that operations make, as long as they live.
+
+    Where code asks whether values have a property, such as "does any node have no in-edge?", the answer is no, and
+    yes if it asks whether all have it. What is copied to the CPU is 1.
+
+    As `sar.raw_memory.tensor_file` it is the file of [Note: counted turns].
+
+    live: bytes now.
+    peak: the most since `restart`.
+    peak_buffers: of which in message buffers.
+    turns: since `restart`.
+    """
+
+    device = "meta"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = self.buffers = self.peak_buffers = 0
+        self.turns = TurnBytes()
+        self._sizes: dict[int, int] = {}  # of the storages that live, by `_cdata`
+        self._new: dict[int, int] = {}  # of those made in this turn, which leave memory at its end
+        self._new_live = 0
+        self._left: dict[int, int] = {}  # of those that have left memory
+        self._back: set[int] = set()  # of which this turn has used
+        self._in_buffers = False
+
+    def restart(self) -> None:
+        """Forget the peak, and what has left memory."""
+        self.peak, self.peak_buffers, self.turns = self.live, self.buffers, TurnBytes()
+
+    def end_turn(self) -> None:
+        """Take out of memory what has been made since the last turn, but for small tensors."""
+        leaving = {key: size for key, size in self._new.items() if size >= SMALL}
+        self.turns.written += sum(leaving.values())
+        self._left.update(leaving)
+        self._new.clear()
+        self._new_live = 0
+        self._back.clear()
+
+    @contextmanager
+    def counting_buffers(self) -> Iterator[None]:
+        """Count what is made inside as message buffers, which stay in memory."""
+        self._in_buffers = True
+        try:
+            yield
+        finally:
+            self._in_buffers = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        on_meta = bool(args) and isinstance(args[0], Tensor) and args[0].is_meta
+        if on_meta and func is _aten._local_scalar_dense.default:
+            return _scalar(args[0])
+        if on_meta and func is _aten.all.default:
+            return torch.ones((), dtype=torch.bool)
+        if on_meta and func is _aten._to_copy.default and torch.device(kwargs.get("device") or "meta").type != "meta":
+            return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        for storage in _storages_on_meta((args, kwargs)):
+            self._use(storage._cdata)
+        made = func(*args, **kwargs)
+        for storage in _storages_on_meta(made):
+            self._count(storage)
+        return made
+
+    def _use(self, key: int) -> None:
+        if key in self._left and key not in self._back:
+            self._back.add(key)
+            self.turns.read += self._left[key]
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage that may be new, or have another size than when it was last counted."""
+        key, size = storage._cdata, storage.nbytes()
+        before = self._sizes.get(key, 0)
+        if size == before:
+            return
+        if key not in self._sizes:
+            weakref.finalize(storage, self._forget, key, self._in_buffers)
+        self._sizes[key] = size
+        self.live += size - before
+        self.buffers += size if self._in_buffers else 0
+        if not self._in_buffers:
+            self._new[key] = size
+            self._new_live += size - before
+            self.turns.peak = max(self.turns.peak, self._new_live)
+        if self.live > self.peak:
+            self.peak, self.peak_buffers = self.live, self.buffers
+
+    def _forget(self, key: int, in_buffers: bool) -> None:
+        size = self._sizes.pop(key)
+        self.live -= size
+        self.buffers -= size if in_buffers else 0
+        self._new_live -= self._new.pop(key, 0)
+        self._left.pop(key, None)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """As `TensorFile.empty`."""
+        return self.moved(torch.empty(shape, dtype=dtype, device=META))
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """As `TensorFile.moved`: it is not in memory."""
+        self._new_live -= self._new.pop(tensor.untyped_storage()._cdata, 0)
+        return tensor
+
+    def snapshot(self, tensor: Tensor) -> Tensor:
+        """As `TensorFile.snapshot`."""
+        return tensor.detach()
+
+
+class _CountedPool(BufferPool):
+    """Message buffers on "meta", counted as such."""
+
+    def __init__(self, memory: MetaMemory, group: CountingGroup) -> None:
+        super().__init__(META)
+        self._memory = memory
+        self._group = group
+
+    def take(self, size: int) -> Tensor:
+        with self._memory.counting_buffers():
+            return super().take(size)
+
+    def clear(self) -> None:
+        """The end of an exchange; workers wait there for each other's gradients."""
+        super().clear()
+        if self._group.calls_made[-1].call.startswith(BACKWARD):
+            self._memory.end_turn()
+
+
+def _storages_on_meta(given: Any) -> Iterator[torch.UntypedStorage]:
+    return (one.untyped_storage() for one in tree_leaves(given) if isinstance(one, Tensor) and one.is_meta)
+
+
+def _on_meta(make_model: MakeModel, info: GraphInfo) -> nn.Module:
     """The model, without values."""
     with META:
         model = make_model(info)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the function that makes the model returned a {type(model).__name__}; expected a Module.")
     return model.to(META)
+
+
+def _scalar(value: Tensor) -> bool:
+    if value.dtype != torch.bool:
+        raise ConfigError(
+            "the model reads the number that is in a tensor, but a plan has sizes and no values. Compute it on the "
+            "device, or give the model a constant while it is planned."
+        )
+    return False

@@ -104,7 +104,7 @@ def test_partitions_are_found_among_the_scripts_arguments(script: Path, tmp_path
 
 
 def test_memory_is_kept_on_request(script: Path) -> None:
-    process = launch("--memory", "kept", script, "succeed")
+    process = launch("--allocator", "kept", script, "succeed")
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     [report] = reports(output)

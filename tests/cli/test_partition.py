@@ -70,7 +70,7 @@ def test_it_says_what_it_has_written(tmp_path: Path, edges: Path, capfd: pytest.
         (["--parts", "2", "--assign-only"], "name a directory to make, --out DIR; or with --assign-only none"),
         (["--parts", "2", "--split", "0.9,0.2,0.2"], "the split is 0.9, 0.2, 0.2; expected three shares"),
         (["--parts", "2", "--method", "ldg", "--volume-bound", "0.5"], "a volume bound is for the method 'spring'"),
-        (["--parts", "2", "--workers", "2"], "--reserve, --resident and --spill are for --parts"),
+        (["--parts", "2", "--workers", "2"], "--reserve and --resident are for --parts"),
         (["--parts", "auto", "--model", "gcn"], "--parts auto takes --workers, --memory-per-worker, and either --mod"),
         ([*AUTOMATIC, "--model", "gcn", "--reserve", "1MB"], "--parts auto takes --workers"),
         ([*AUTOMATIC, "--reserve", "1GiB"], "1,073.7 MB of a worker's 1,073.7 MB are reserved"),

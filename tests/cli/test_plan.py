@@ -32,7 +32,9 @@ def folder(tmp_path_factory) -> str:
 
 
 def test_widths_come_from_the_directory(folder: str, capsys) -> None:
-    assert main(["plan", folder, "--model", "gat", "--hidden", "8", "--layers", "2", "--memory", "8GiB"]) == 0
+    assert (
+        main(["plan", folder, "--model", "gat", "--hidden", "8", "--layers", "2", "--memory-per-worker", "8GiB"]) == 0
+    )
     said = capsys.readouterr().out
     assert said.startswith("gat, widths 6 -> 8 -> 4, mode 1")
     assert "2 workers fit 8,589.9 MB each" in said
@@ -48,8 +50,8 @@ def test_one_object_for_machines(folder: str, capsys) -> None:
         sent = sum(layer["forward"] + layer["backward"] for layer in worker["layers"]) + worker["parameters_sent"]
         assert 0 < sent < worker["bytes_sent"] < 1.1 * sent
         memory = worker["memory"]
-        assert memory["total"] == memory["before"] + memory["rise"]
-        assert memory["total"] == sum(v for k, v in memory.items() if k not in ("total", "before", "rise"))
+        assert memory["total"] == memory["before"] + memory["above_baseline"]
+        assert memory["total"] == sum(v for k, v in memory.items() if k not in ("total", "before", "above_baseline"))
 
 
 MODEL = """
@@ -101,7 +103,7 @@ def test_a_model_of_the_users_own(folder: str, tmp_path: Path, capsys, monkeypat
     assert "max" in layer["call"]
     assert layer["forward"] > 0
     assert layer["backward"] == 0  # nothing needs a gradient below the maximum
-    assert main(["plan", folder, "--model", source, "--memory", "8GiB"]) == 0
+    assert main(["plan", folder, "--model", source, "--memory-per-worker", "8GiB"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{source}, mode 1")
     assert "call 0: update_all, max" in said

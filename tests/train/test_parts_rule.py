@@ -19,9 +19,8 @@ from sar.partition.ingest.objects import from_memory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_assignment, run_partition
 from sar.partition.write.write import write_partitions
 from sar.train.footprint import FIRST_EPOCH, plan_training
-from sar.train.graph_counts import count_graph
-from sar.train.parts_rule import FootprintRule, ReserveRule
-from sar.train.source_counts import count_source
+from sar.train.graph_counts import count_graph, count_source
+from sar.train.parts_rule import PartsByReserve, PartsThatFit
 from tests.partition.graph_tasks import odd_graphs, source
 from tests.partition.test_write import small_types
 from tests.partition.written import random_source
@@ -39,8 +38,8 @@ def patched_dgl() -> Iterator[None]:
     sar.unpatch_dgl()
 
 
-def rule(workers: int, memory: int, widths: Any = WIDTHS, **given: Any) -> FootprintRule:
-    return FootprintRule(workers, memory, "a model", lambda info: LayerStack("sage", widths), PROCESS, **given)
+def rule(workers: int, memory: int, widths: Any = WIDTHS, **given: Any) -> PartsThatFit:
+    return PartsThatFit(workers, memory, "a model", lambda info: LayerStack("sage", widths), PROCESS, **given)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +144,7 @@ def test_where_no_number_of_parts_fits(tmp_path: Path, graph: GraphSource) -> No
 
 def test_types_and_graphs_without_edges(tmp_path: Path) -> None:
     typed = from_memory(small_types())
-    found = divide(typed, FootprintRule(2, 22_000, "typed", Typed, -FIRST_EPOCH, num_classes=CLASSES), tmp_path)
+    found = divide(typed, PartsThatFit(2, 22_000, "typed", Typed, -FIRST_EPOCH, num_classes=CLASSES), tmp_path)
     assert found.num_parts == 3
     assert "structure" in found.choice.why
     for name in ("no nodes", "no edges"):
@@ -155,7 +154,7 @@ def test_types_and_graphs_without_edges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers, memory", [(0, 10**9), (2, 0)])
 def test_workers_without_memory_are_refused(tmp_path: Path, graph: GraphSource, workers: int, memory: int) -> None:
-    for one in (rule(workers, memory), ReserveRule(workers, memory, -1)):
+    for one in (rule(workers, memory), PartsByReserve(workers, memory, -1)):
         with pytest.raises(ConfigError, match="expected at least 1 of each"):
             divide(graph, one, tmp_path)
 
@@ -164,14 +163,14 @@ def test_the_number_of_parts_by_a_reserve(tmp_path: Path, graph: GraphSource) ->
     """S / (M - T), rounded up, and one for each worker at least: section III-C of SDT-GNN."""
     data = 2000 * (16 * 4 + 8 + 3 + 16 + 4) + 30_000 * 16  # features, label, masks, IDs and type; IDs of edges
     for workers, room, parts in ((1, 10**6, 1), (4, 10**6, 4), (2, 150_000, 6)):
-        assigned = divide(graph, ReserveRule(workers, 10**7, 10**7 - room), tmp_path)
+        assigned = divide(graph, PartsByReserve(workers, 10**7, 10**7 - room), tmp_path)
         assert assigned.num_parts == parts
         said = assigned.choice.why.split(" MB, and")[0]
         size = float(said.split()[-1]) * 1e6
         assert data < size < 1.4 * data  # and structure, 8 bytes an edge and some a node
         assert parts == max(workers, -(-size // room))
     with pytest.raises(ConfigError, match=r"10.0 MB of a worker's 10.0 MB are reserved"):
-        divide(graph, ReserveRule(2, 10**7, 10**7), tmp_path)
+        divide(graph, PartsByReserve(2, 10**7, 10**7), tmp_path)
 
 
 def test_a_given_assignment_has_its_number(tmp_path: Path, graph: GraphSource) -> None:
@@ -184,7 +183,7 @@ def test_the_directory_has_the_parts_chosen(tmp_path: Path) -> None:
     data = community_graph(300, 3000, num_features=16, num_classes=4).with_split()
     write_npz(data, tmp_path / "small.npz")
     input_options = InputOptions(str(tmp_path / "small.npz"))
-    assigning = AssigningOptions(ReserveRule(2, 10**6, 970_000), "random", write_assignment=tmp_path / "written")
+    assigning = AssigningOptions(PartsByReserve(2, 10**6, 970_000), "random", write_assignment=tmp_path / "written")
     outcome = run_partition(input_options, assigning, OutputOptions(tmp_path / "parts"))
     parts = len(outcome.report.parts)
     assert parts > 2

@@ -14,7 +14,7 @@ import sar
 from sar.comm import liveness, session
 from sar.errors import ConfigError
 from sar.outofcore import workers
-from sar.outofcore.spill import PAGE, SpillFile, disk_bandwidth
+from sar.outofcore.spill import SpillFile
 from sar.outofcore.turns import Turns
 from sar.outofcore.workers import WorkerThreads
 from tests.core.attempts import catch
@@ -231,21 +231,6 @@ def test_a_spill_file_has_no_name(tmp_path):
     del slot
     assert file.slot(99_000).begin == begin
     file.close()
-
-
-def test_a_disk_is_measured(tmp_path, monkeypatch):
-    written, dropped = [], []
-    monkeypatch.setattr(os, "fdatasync", lambda fd: written.append(os.fstat(fd).st_size))
-    monkeypatch.setattr(os, "posix_fadvise", lambda *how: dropped.append(how[1:]))
-    found = disk_bandwidth(tmp_path, most=3 * 2**24, seconds=60)
-    assert written == [n * (2**24 + PAGE) for n in (1, 2, 3)]
-    assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)]
-    assert min(found) > 2**20
-    assert not any(tmp_path.iterdir())
-    disk_bandwidth(tmp_path, seconds=0)
-    assert len(written) == 4
-    with pytest.raises(ConfigError, match="is on a tmpfs"):
-        disk_bandwidth(Path("/dev/shm"))
 
 
 def recovers(one_leaves):

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sar import raw_memory
 from sar.comm.allocator import _M_MMAP_THRESHOLD, set_allocator
-from sar.outofcore import residency, workers
+from sar.outofcore import workers
 from tests.workers import Err, Ok, WorkerFailure, _pickle, shared_pool
 
 SPILL_ALL = 1
@@ -54,8 +55,8 @@ class VirtualPool:
 def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool) -> list[Ok | Err]:
     """Run a case as virtual workers of this process."""
     function = getattr(importlib.import_module(module), name)
-    before = residency.LEAST_BYTES
-    residency.LEAST_BYTES = SPILL_ALL
+    before = raw_memory.LEAST_BYTES
+    raw_memory.LEAST_BYTES = SPILL_ALL
     set_allocator(spilled=spill)
     if spill:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LEAST_BLOCK)
@@ -67,7 +68,7 @@ def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool)
             assert not os.listdir(folder)
     finally:
         set_allocator()
-        residency.LEAST_BYTES = before
+        raw_memory.LEAST_BYTES = before
     return [
         _failed(threads.failures[place]) if place in threads.failures else Ok(pickle.loads(result))
         for place, result in enumerate(threads.results)

@@ -19,7 +19,7 @@ from sar.errors import DglError, PartitionError
 from sar.id_slices import pieces
 from sar.kernels import compile_ahead
 from sar.logging_setup import logger
-from sar.outofcore.residency import roomy
+from sar.raw_memory import empty_spillable
 from sar.storage.checksums import verifying
 from sar.storage.part_files import (
     PART_ID,
@@ -182,13 +182,13 @@ def _node_features(files: FeatureFiles, graph: LocalGraph, device: torch.device)
     spec = files.spec
     node_id, order = graph.node_id[graph.is_inner].sort()
     features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
-    orig_ids = [one.stored.load(device, empty=roomy) for one in files.original_ids()]
+    orig_ids = [one.stored.load(device, empty=empty_spillable) for one in files.original_ids()]
     if orig_ids:
         features[ORIG_ID] = torch.cat(orig_ids)
     elif graph.orig_node_id is not None:
         features[ORIG_ID] = graph.orig_node_id[graph.is_inner][order].to(device)
     for one in files.features():
-        features[f"{spec.node_types[one.type_id]}/{one.name}"] = one.load(device, None, roomy)
+        features[f"{spec.node_types[one.type_id]}/{one.name}"] = one.load(device, None, empty_spillable)
     return features
 
 
@@ -284,7 +284,7 @@ def _shards(
         for one in ids_here:
             ids_of_all_types[rows] = one.stored.load(device, position)
         for one in features_here:
-            fields.add_feature(etype, one.name, one.load(device, position, roomy), bounds)
+            fields.add_feature(etype, one.name, one.load(device, position, empty_spillable), bounds)
     return fields.cut()
 
 

@@ -206,7 +206,7 @@ def _fit(
         if sar.rank() == 0:
             report((losses[-1], accuracy))
         seconds.append(time.perf_counter() - start)
-    sent, peak = sar.comm.statistics().bytes_sent - sent, memory.rise()
+    sent, peak = sar.comm.statistics().bytes_sent - sent, memory.above_baseline()
     logits = _evaluate(model, graph, x)
     accuracy = task.accuracy(logits, "test")
     return model, Run(losses, float(np.median(seconds)), accuracy, peak, sent / arguments.epochs, ids, logits.numpy())

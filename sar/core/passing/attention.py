@@ -31,7 +31,7 @@ from sar.kernels.attention import (
     project_grad,
 )
 from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
-from sar.outofcore.residency import roomy, spills
+from sar.raw_memory import empty_spillable, spills
 
 SEED_STEP = 0xD1342543DE82EF95
 """Between the dropout seeds of workers, whose edge IDs are the same numbers. Not the generator's own step from one
@@ -185,7 +185,10 @@ class _AttentionCall(Collective):
     def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[HaloSlice | None, Tensor], grad: Tensor) -> Inputs:
         """Gradients of the inputs; for `stats` see `destination_statistics`."""
         x, received, scores = inputs.x, None, self._scores(inputs)
-        totals = [roomy(each.shape, accumulation_dtype(each.dtype), each.device, zeros=True) for each in (x, *scores)]
+        totals = [
+            empty_spillable(each.shape, accumulation_dtype(each.dtype), each.device, zeros=True)
+            for each in (x, *scores)
+        ]
         if self.distributed:
             keep = self.context.settings.keep
             returns, besides = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])

@@ -39,7 +39,7 @@ from sar.kernels import (
     edge_apply,
     operand_values_needed,
 )
-from sar.outofcore.residency import roomy
+from sar.raw_memory import empty_spillable
 
 SIDES = ("lhs", "rhs")
 ALL_SIDES = 0b11
@@ -339,7 +339,7 @@ class BuiltinCall(Collective):
         relation = self.relation
         rows = {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}[spec.target]
         if leaves:
-            return roomy((rows, *spec.shape), self.sum_dtype, device, zeros=True)
+            return empty_spillable((rows, *spec.shape), self.sum_dtype, device, zeros=True)
         return torch.zeros(rows, *spec.shape, dtype=self.sum_dtype, device=device)
 
 

@@ -45,7 +45,7 @@ from sar.core.passing.reductions import (
 )
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, Target, accumulation_dtype, add_rows
-from sar.outofcore.residency import roomy
+from sar.raw_memory import empty_spillable
 
 ANY, SOURCES = 1, 2  # flags in the agreement: some input, some field of the sources needs a gradient here
 
@@ -376,7 +376,7 @@ class _GradientSums:
         ]
         needs = [bool(call.needed & SOURCES)] * call.num_src + list(call.needs[call.num_src : call.num_fields])
         self.totals = [
-            roomy(x.shape, accumulation_dtype(x.dtype), x.device, zeros=True)
+            empty_spillable(x.shape, accumulation_dtype(x.dtype), x.device, zeros=True)
             if need and x.is_floating_point()
             else None
             for x, need in zip(fields, needs, strict=True)

@@ -10,7 +10,7 @@ from sar.core.collective import ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.builtin import COPY_SOURCE, BuiltinCall
-from sar.outofcore.residency import roomy
+from sar.raw_memory import empty_spillable
 
 SOURCES = 1
 """Bit of the only operand of "copy the source's row to the edge"."""
@@ -73,7 +73,7 @@ class _MaxAtSources(_AtSources):
     def forward(self, *operands: Any) -> ForwardOutput:
         (values,) = operands
         shape = self.relation.num_src, *values.shape[1:]
-        greatest = roomy(shape, values.dtype, values.device).fill_(-torch.inf)
+        greatest = empty_spillable(shape, values.dtype, values.device).fill_(-torch.inf)
         received = None
         if self.distributed:
             returns = GradientReturn([greatest], _keep_greater, start=-torch.inf)
