@@ -15,7 +15,7 @@ from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesA
 from sar.errors import PartitionError
 from sar.raw_memory import empty_spillable
 from sar.storage.part_files import DST, LocalGraph, PartFile, check_node_ids
-from sar.storage.partition_json import PartitionJson, graph_path
+from sar.storage.partition_json import IdRanges, PartitionJson, graph_path
 
 
 class WorkerShare(NamedTuple):
@@ -43,11 +43,11 @@ class WorkerShare(NamedTuple):
         ranges, runs = spec.partition_ranges, deal_parts(_edges(spec), workers)
         return [cls([*run], ranges[run[0]][0], ranges[run[-1]][1]) for run in runs]
 
-    def rows(self, spec: PartitionJson, type_id: int) -> dict[int, slice]:
+    def rows(self, node_ranges: IdRanges, type_id: int) -> dict[int, slice]:
         """Which of each partition's nodes of a type the worker has, by partition."""
         cuts = {}
         for part in self.parts:
-            start, end = spec.node_ranges[part, type_id].tolist()
+            start, end = node_ranges[part, type_id].tolist()
             low, high = max(self.start, start), max(min(self.end, end), start)
             cuts[part] = slice(min(low, high) - start, high - start)
         return cuts

@@ -291,7 +291,7 @@ def original_nodes(spec: PartitionJson, ntype: str | None) -> Originals:
     of_part = lru_cache(maxsize=1)(partial(_nodes_of_part, spec, kind))  # workers of one part come in turn
 
     def of_worker(share: WorkerShare, ends: Sequence[int]) -> Iterator[Ids]:
-        for part, rows in share.rows(spec, kind).items():
+        for part, rows in share.rows(spec.node_ranges, kind).items():
             yield of_part(part)[rows]
 
     return Originals(f"node of type {ntype!r}", _total(spec.node_ranges[:, kind]), of_worker)

@@ -48,6 +48,11 @@ class LocalGraph:
     orig_node_id: Tensor | None
     edges: dict[str, Tensor]
 
+    def own_nodes(self) -> tuple[Tensor, Tensor | None]:
+        """The IDs of the partition's own nodes, ascending; and those in the input graph, where they are there."""
+        node_id, order = self.node_id[self.is_inner].sort()
+        return node_id, None if self.orig_node_id is None else self.orig_node_id[self.is_inner][order]
+
 
 class PartFile:
     """A `graph.dgl`: what it has, before it is read.

@@ -19,9 +19,9 @@ from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import EID, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.core.graph.graph import GraphShardManager
-from sar.core.regroup import equal_runs, node_costs
+from sar.core.regroup import WorkerShare, equal_runs, node_costs
 from sar.errors import GraphError, PartitionError
-from sar.storage.part_files import DST, INNER_NODE, SRC, LocalGraph, has_all_edges, order_edges, types_of
+from sar.storage.part_files import DST, INNER_NODE, SRC, LocalGraph, VisibleEdges, has_all_edges, order_edges, types_of
 from sar.storage.partition_json import IdRanges
 
 
@@ -58,18 +58,19 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
             )
         served = _ServedPartition.of(dist_graph)
         node_ranges = _divide_nodes(served, group)
-        own_range = node_ranges[group.rank]
+        (start, end), node_id = node_ranges[group.rank], served.graph.node_id
+        graph = replace(served.graph, is_inner=(node_id >= start) & (node_id < end))
         data = PartitionData(
-            all_shard_edges=_shards(dist_graph, served, node_ranges, group.rank),
+            node_features=_node_features(dist_graph, served, graph),
+            all_shard_edges=_shards(dist_graph, served, order_edges(graph, node_ranges, group.rank)),
             node_ranges=node_ranges,
-            node_features=_node_features(dist_graph, served, own_range),
             node_type_names=served.book.ntypes,
             edge_type_names=served.book.canonical_etypes,
             partition_book=served.book,
         )
-    graph = construct_full_graph(data)
-    _set_node_features(graph, data)
-    return graph
+    distributed = construct_full_graph(data)
+    _set_node_features(distributed, data)
+    return distributed
 
 
 class _ServedPartition(NamedTuple):
@@ -153,12 +154,8 @@ def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int
     return [(int(start), int(end)) for start, end in group.all_gather(own, "node ranges")]
 
 
-def _shards(
-    dist_graph: Any, served: _ServedPartition, node_ranges: list[tuple[int, int]], part: int
-) -> list[ShardEdgesAndFeatures]:
-    begin, end = node_ranges[part]
-    is_own = (served.graph.node_id >= begin) & (served.graph.node_id < end)
-    edges = order_edges(replace(served.graph, is_inner=is_own), node_ranges, part)
+def _shards(dist_graph: Any, served: _ServedPartition, edges: VisibleEdges) -> list[ShardEdgesAndFeatures]:
+    """This worker's edges with their features."""
     fields = ShardFields(edges, served.edge_ranges, torch.device("cpu"))
     if edges.orig_edge_id is not None:
         fields.add(ORIG_ID, edges.orig_edge_id)
@@ -171,21 +168,18 @@ def _shards(
     return fields.cut()
 
 
-def _node_features(dist_graph: Any, served: _ServedPartition, own_range: tuple[int, int]) -> dict[str, Tensor]:
-    """Features of this worker's nodes, as in `PartitionData`."""
-    begin, end = own_range
-    node_id = torch.arange(begin, end)
+def _node_features(dist_graph: Any, served: _ServedPartition, graph: LocalGraph) -> dict[str, Tensor]:
+    """Features of this worker's nodes, those that `graph` calls its own, as in `PartitionData`."""
+    node_id, orig_node_id = graph.own_nodes()
     features = {NID: node_id, NTYPE: types_of(node_id, served.node_ranges)}
-    if served.graph.orig_node_id is not None:
-        place = torch.empty(end - begin, dtype=torch.int64)
-        is_own = (served.graph.node_id >= begin) & (served.graph.node_id < end)
-        place[served.graph.node_id[is_own] - begin] = is_own.nonzero().squeeze(1)
-        features[ORIG_ID] = served.graph.orig_node_id[place]
+    if orig_node_id is not None:
+        features[ORIG_ID] = orig_node_id
+    first = int(node_id[0]) if len(node_id) else served.own_range[0]
+    share = WorkerShare([served.part], first, first + len(node_id))
     for type_id, ntype in enumerate(served.book.ntypes):
-        first, last = served.node_ranges[served.part, type_id].tolist()
-        from_row = max(begin, first) - first
-        rows = slice(from_row, max(min(end, last) - first, from_row))
-        for name, values in _features(dist_graph.nodes[ntype].data, f"nodes of type {ntype!r}", last - first):
+        start, end = served.node_ranges[served.part, type_id].tolist()
+        rows = share.rows(served.node_ranges, type_id)[served.part]
+        for name, values in _features(dist_graph.nodes[ntype].data, f"nodes of type {ntype!r}", end - start):
             features[f"{ntype}/{name}"] = values[rows]
     return features
 

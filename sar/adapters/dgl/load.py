@@ -180,13 +180,13 @@ def _load_part(spec: PartitionJson, part: int, device: torch.device, verify: boo
 def _node_features(files: FeatureFiles, graph: LocalGraph, device: torch.device) -> dict[str, Tensor]:
     """Features of the partition's own nodes, in the order of their global IDs."""
     spec = files.spec
-    node_id, order = graph.node_id[graph.is_inner].sort()
+    node_id, orig_node_id = graph.own_nodes()
     features = {NID: node_id.to(device), NTYPE: types_of(node_id, spec.node_ranges).to(device)}
     orig_ids = [one.stored.load(device, empty=empty_spillable) for one in files.original_ids()]
     if orig_ids:
         features[ORIG_ID] = torch.cat(orig_ids)
-    elif graph.orig_node_id is not None:
-        features[ORIG_ID] = graph.orig_node_id[graph.is_inner][order].to(device)
+    elif orig_node_id is not None:
+        features[ORIG_ID] = orig_node_id.to(device)
     for one in files.features():
         features[f"{spec.node_types[one.type_id]}/{one.name}"] = one.load(device, None, empty_spillable)
     return features

@@ -280,7 +280,7 @@ def by_worker(
         for worker, share in enumerate(shares):
             sources = _sources(spec, shares, worker, graph_of)
             rows_from, read_from = sources.rows()
-            rows = [share.rows(spec, kind) for kind in range(len(spec.node_types))]
+            rows = [share.rows(spec.node_ranges, kind) for kind in range(len(spec.node_types))]
             nodes = [sum(cut.stop - cut.start for cut in of_type.values()) for of_type in rows]
             parts.append(
                 PartReport(
