@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     Mutant(
         "softmax's gradient without its mean",
-        "sar/kernels/torch/attention.py",
+        "sar/kernels/torch.py",
         "(share * grad_dot - stats[edges.dst, GRAD_DOT])",
         "(share * grad_dot)",
         "tests/kernels/test_attention.py::test_result_and_gradients",

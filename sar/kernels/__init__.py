@@ -5,9 +5,17 @@ edges (`E`) and trailing shapes broadcast as in NumPy. Kernels accumulate into t
 edges of a graph may come in several blocks.
 """
 
+from sar.kernels.aggregate import (
+    add_rows,
+    aggregate_cmp,
+    aggregate_grad,
+    aggregate_sum,
+    edge_apply,
+    edge_softmax_backward,
+    edge_softmax_forward,
+)
 from sar.kernels.ahead import compile_ahead
 from sar.kernels.backend import load_kernels
-from sar.kernels.dispatch import add_rows, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 from sar.kernels.ops import (
     OPS,
@@ -19,7 +27,6 @@ from sar.kernels.ops import (
     message_shape,
     operand_values_needed,
 )
-from sar.kernels.softmax import edge_softmax_backward, edge_softmax_forward
 
 __all__ = [
     "OPS",

@@ -1,8 +1,8 @@
 """What a backend of the kernels must offer, and which one serves given tensors: the only place where this is chosen.
 
 A backend is a module with the functions of `Backend`: `sar.kernels.cpu` (compiled), `sar.kernels.torch` (plain torch,
-on any device and for any dtype) and `sar.kernels.meta` (tensors without values). Another one is a folder of that kind
-and a line in `choose`.
+on any device and for any dtype) and `sar.kernels.meta` (tensors without values). To add one, write such a
+module, or a package, and name it in `_choose`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPILED_DTYPES = (torch.float32, torch.float64)
 
 class Backend(Protocol):
     """Kernels on checked operands: blocks with edges, contiguous results. See the functions of these names in
-    `sar.kernels.dispatch` and `sar.kernels.attention`."""
+    `sar.kernels.aggregate` and `sar.kernels.attention`."""
 
     def aggregate_sum(self, block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
         """Add messages to the rows of their destinations."""

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from sar.kernels import backend, threads
-from sar.kernels.torch import edge_chunks
+from sar.kernels import torch as torch_kernels
 
 
 @pytest.fixture
 def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that ask for it run with the kernels in plain torch, in chunks that cut small graphs apart."""
-    monkeypatch.setattr(edge_chunks, "CHUNK_ELEMENTS", 500)
+    monkeypatch.setattr(torch_kernels, "CHUNK_ELEMENTS", 500)
     monkeypatch.setattr(backend, "COMPILED_DTYPES", ())
 
 

@@ -25,8 +25,8 @@ from sar.kernels import (
     edge_apply,
     threads,
 )
+from sar.kernels import torch as torch_kernels
 from sar.kernels.cpu import aggregate_loops as loops
-from sar.kernels.torch import edge_chunks
 from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
@@ -62,7 +62,7 @@ def test_large_block_as_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     block = power_law_block()
     fast = everything(block)
     monkeypatch.setattr(backend, "COMPILED_DTYPES", ())
-    monkeypatch.setattr(edge_chunks, "CHUNK_ELEMENTS", 100_000)  # several chunks, which cut rows apart
+    monkeypatch.setattr(torch_kernels, "CHUNK_ELEMENTS", 100_000)  # several chunks, which cut rows apart
     for a, b in zip(fast, everything(block), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
 

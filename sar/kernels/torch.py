@@ -1,0 +1,287 @@
+"""The kernels in plain torch, a backend of `sar.kernels.backend`: they run on GPUs and check the compiled ones.
+
+Edges are taken a chunk at a time, so that what is gathered by the edge stays small beside the graph; of attention only
+the scores of a block are kept as a whole, (E_block, H). Arithmetic is done in the type of the output, in float32 where
+that is a half precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from sar.kernels.attention_operands import (
+    GRAD_DOT,
+    INVERSE,
+    PEAK,
+    Attention,
+    AttentionOperands,
+    Gradients,
+    OnlineSoftmaxState,
+)
+from sar.kernels.edge_block import EdgeBlock
+from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Shape, Target, aligned_message_shape
+
+# Of SplitMix64, as int64.
+HASH_STEP, HASH_1, HASH_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+CHUNK_ELEMENTS = 4 * 2**20
+"""How many elements a tensor with a row per edge of a chunk has at most."""
+
+
+@dataclass(frozen=True)
+class EdgeChunk:
+    """The edges at positions begin to end of a block, with the rows of their sources, destinations and themselves."""
+
+    begin: int
+    end: int
+    src: Tensor  # (end - begin,) int64, as are the others
+    dst: Tensor
+    ids: Tensor
+
+    def rows(self, target: Target) -> Tensor:
+        """The row of each edge in operands of this target."""
+        return (self.src, self.dst, self.ids)[target]
+
+
+def edge_chunks(block: EdgeBlock, shape: Shape) -> Iterator[EdgeChunk]:
+    """All edges of a block, in chunks of as many as `CHUNK_ELEMENTS` allows for `shape` elements an edge."""
+    step = max(1, CHUNK_ELEMENTS // max(1, prod(shape)))
+    for begin in range(0, block.num_edges, step):
+        end = min(begin + step, block.num_edges)
+        src, dst = block.cols[begin:end].long(), block.destinations(begin, end)
+        yield EdgeChunk(begin, end, src, dst, block.ids(begin, end))
+
+
+def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
+    """Reference of `sar.kernels.aggregate_sum`."""
+    for edges, values in _messages(block, message, out):
+        out.index_add_(0, edges.dst, values)
+
+
+def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
+    """Reference of `sar.kernels.aggregate_cmp`."""
+    reduce, worst = "amax" if largest else "amin", _worst(out.dtype, largest)
+    for edges, values in _messages(block, message, out):
+        index = _like(edges.dst, values).expand_as(values)
+        valid, before = ~values.isnan(), out[edges.dst]
+        out.scatter_reduce_(0, index, values.where(valid, worst), reduce)
+        best = out[edges.dst]
+        arg.scatter_(0, index, arg[edges.dst].where(best == before, -1))  # the same for all edges of a destination
+        winners = _like(edges.ids, values).where(valid & (values == best), -1)
+        arg.scatter_reduce_(0, index, winners.to(arg.dtype), "amax")
+
+
+def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
+    """Reference of `sar.kernels.add_rows`."""
+    rows = rows.long()  # distinct, so a plain read-add-write is right
+    out.index_copy_(0, rows, out.index_select(0, rows).add_(values))
+
+
+def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
+    """Reference of `sar.kernels.edge_apply`."""
+    for edges, values in _messages(block, message, out):
+        out[edges.ids] = values
+
+
+def aggregate_grad(
+    block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
+) -> None:
+    """Reference of `sar.kernels.aggregate_grad`."""
+    dtype = _compute_dtype(out)
+    lhs_aligned, rhs_aligned, full = message.aligned_shapes()
+    grad_aligned = aligned_message_shape(message.op, full)
+    operand, aligned = message.operand(wrt), rhs_aligned if wrt == "rhs" else lhs_aligned
+    for edges in edge_chunks(block, full):
+        x = _gather(message.lhs, edges, lhs_aligned, dtype)
+        y = _gather(message.rhs, edges, rhs_aligned, dtype)
+        g = _gather(grad, edges, grad_aligned, dtype)
+        assert g is not None
+        term = _derivative(message.op, wrt, x, y, g)
+        if arg is not None:
+            best = arg[edges.dst].view(g.shape)
+            term = term.where(best == _like(edges.ids, best), 0)
+        term = term.sum_to_size(term.shape[:1] + aligned).reshape(term.shape[:1] + operand.shape)
+        out.index_add_(0, edges.rows(operand.target), term.to(out.dtype))
+
+
+def _compute_dtype(out: Tensor) -> torch.dtype:
+    return torch.promote_types(out.dtype, torch.float32) if out.is_floating_point() else out.dtype
+
+
+def _worst(dtype: torch.dtype, largest: bool) -> float | int:
+    if dtype.is_floating_point:
+        return -torch.inf if largest else torch.inf
+    return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
+
+
+def _like(rows: Tensor, elements: Tensor) -> Tensor:
+    """(E,) rows with as many dimensions as (E, *) elements."""
+    return rows.view(-1, *[1] * (elements.dim() - 1))
+
+
+def _gather(operand: EdgeOperand | None, edges: EdgeChunk, aligned: Shape, dtype: torch.dtype) -> Tensor | None:
+    if operand is None or operand.values is None:
+        return None
+    rows = edges.rows(operand.target)
+    return operand.values.index_select(0, rows).to(dtype).view(rows.numel(), *aligned)
+
+
+def _messages(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Iterator[tuple[EdgeChunk, Tensor]]:
+    """The messages of the block, (chunk, *trailing shape of out), a chunk of edges at a time."""
+    dtype = _compute_dtype(out)
+    lhs_aligned, rhs_aligned, full = message.aligned_shapes()
+    for edges in edge_chunks(block, full):
+        x = _gather(message.lhs, edges, lhs_aligned, dtype)
+        y = _gather(message.rhs, edges, rhs_aligned, dtype)
+        assert x is not None
+        yield edges, _combine(message.op, x, y).reshape(edges.src.shape + out.shape[1:]).to(out.dtype)
+
+
+def _combine(op: Op, x: Tensor, y: Tensor | None) -> Tensor:
+    if op is Op.COPY:
+        return x
+    assert y is not None
+    if op is Op.ADD:
+        return x + y
+    if op is Op.SUB:
+        return x - y
+    if op is Op.DIV:
+        return x / y
+    return (x * y).sum(-1, keepdim=True) if op is Op.DOT else x * y
+
+
+def _derivative(op: Op, wrt: str, x: Tensor | None, y: Tensor | None, g: Tensor) -> Tensor:
+    """d(message)/d(wrt) times g, in the product space of the operands."""
+    if op in (Op.MUL, Op.DOT):
+        other = y if wrt == "lhs" else x
+        assert other is not None
+        return g * other
+    if op is Op.DIV:
+        assert y is not None
+        if wrt == "lhs":
+            return g / y
+        assert x is not None
+        return -g * x / (y * y)
+    return -g if op is Op.SUB and wrt == "rhs" else g
+
+
+def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
+    """Reference of `sar.kernels.attention.attend`."""
+    out, peak, total = state
+    features = tuple(operands.x.shape[1:])
+    score = operands.x.new_empty(block.num_edges, operands.x.shape[1])
+    greatest = peak.clone()
+    for edges in edge_chunks(block, features):
+        here = _scores(how, operands, edges)
+        score[edges.begin : edges.end] = here
+        dst = edges.dst.unsqueeze(1).expand_as(here)
+        greatest.scatter_reduce_(0, dst, here.nan_to_num(-torch.inf, torch.inf), "amax")
+    shrink = torch.where(greatest > peak, (peak - greatest).exp(), 1)
+    total *= shrink
+    out *= shrink.unsqueeze(2)
+    peak.copy_(greatest)
+    for edges in edge_chunks(block, features):
+        here = score[edges.begin : edges.end]
+        # -inf weighs nothing, even where all scores are; NaN goes through.
+        weight = torch.where(here == -torch.inf, 0, (here - peak[edges.dst]).exp())
+        total.index_add_(0, edges.dst, weight)
+        weight *= _shares(how, operands, edges)[1]
+        out.index_add_(0, edges.dst, operands.x[edges.src].mul_(weight.unsqueeze(2)))
+
+
+def project(x: Tensor, attn: Tensor) -> Tensor:
+    """Reference of `sar.kernels.attention.project`."""
+    return (x * attn).sum(-1)
+
+
+def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
+    """Reference of `sar.kernels.attention.project_grad`."""
+    x_grad.add_(grad.unsqueeze(2) * attn)
+    attn_grad.add_((grad.unsqueeze(2) * x).sum(0))
+
+
+def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
+    """Write the sums of grad * out over each head to stats[:, GRAD_DOT]."""
+    stats[:, GRAD_DOT] = (grad * out).sum(-1)
+
+
+def attend_grad(
+    block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
+) -> None:
+    """Reference of `sar.kernels.attention.attend_grad`; see `Backend`."""
+    for edges in edge_chunks(block, tuple(operands.x.shape[1:])):
+        score = _scores(how, operands, edges)
+        softmax = (score - stats[edges.dst, PEAK]).exp() * stats[edges.dst, INVERSE]
+        kept, share = _shares(how, operands, edges)
+        out_grad = grad[edges.dst]
+        grad_dot = (out_grad * operands.x[edges.src]).sum(-1)
+        if grads.weight is not None:
+            grads.weight[edges.ids] = (softmax * kept * grad_dot).sum(1)
+        score_grad = softmax * (share * grad_dot - stats[edges.dst, GRAD_DOT])
+        grads.x.index_add_(0, edges.src, out_grad.mul_((softmax * share).unsqueeze(2)))
+        if grads.x_score is None:
+            _add_pair_grads(how, operands, edges, score_grad.unsqueeze(2), grads)
+            continue
+        raw_grad = torch.where(score > 0, score_grad, score_grad * how.factor)
+        grads.x_score.index_add_(0, edges.src, raw_grad)
+        grads.y.index_add_(0, edges.dst, raw_grad)
+
+
+def _add_pair_grads(
+    how: Attention, operands: AttentionOperands, edges: EdgeChunk, score_grad: Tensor, grads: Gradients
+) -> None:
+    """Add what DYNAMIC and DOT scores, of gradient (chunk, H, 1), give to their operands."""
+    x, y = operands.x[edges.src], operands.y[edges.dst]
+    if operands.attn is None:
+        score_grad = how.factor * score_grad
+        grads.x.index_add_(0, edges.src, y.mul_(score_grad))
+        grads.y.index_add_(0, edges.dst, x.mul_(score_grad))
+        return
+    assert grads.attn is not None
+    raw = x.add_(y)
+    grads.attn.add_((score_grad * leaky_relu(raw, how.factor)).sum(0))
+    raw_grad = operands.attn * torch.where(raw > 0, score_grad, score_grad * how.factor)
+    grads.x.index_add_(0, edges.src, raw_grad)
+    grads.y.index_add_(0, edges.dst, raw_grad)
+
+
+def _scores(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> Tensor:
+    """(chunk, H)"""
+    if operands.x_score is not None:
+        return leaky_relu(operands.x_score[edges.src] + operands.y[edges.dst], how.factor)
+    x, y = operands.x[edges.src], operands.y[edges.dst]
+    if operands.attn is None:
+        return how.factor * x.mul_(y).sum(-1)
+    return leaky_relu(x.add_(y), how.factor).mul_(operands.attn).sum(-1)
+
+
+def _shares(how: Attention, operands: AttentionOperands, edges: EdgeChunk) -> tuple[Tensor, Tensor]:
+    """What dropout multiplies weights with, and what both dropout and edge weights do; (chunk, H) or (1, 1) each."""
+    kept = operands.x.new_ones(1, 1)
+    if how.dropout:
+        kept = dropout_factors(how, edges.ids, operands.x.shape[1], operands.x.dtype)
+    return kept, kept if operands.weight is None else kept * operands.weight[edges.ids].unsqueeze(1)
+
+
+def dropout_factors(how: Attention, ids: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    """What dropout multiplies the weights of edges with, (edges, heads); the same numbers as in the compiled loops."""
+    counter = ids.unsqueeze(1) * heads + torch.arange(1, heads + 1, device=ids.device)
+    z = counter * HASH_STEP + (how.seed - 2**64 * (how.seed >= 2**63))  # int64 wraps around as uint64 does
+    z = (z ^ _shift(z, 30)) * HASH_1
+    z = (z ^ _shift(z, 27)) * HASH_2
+    z = z ^ _shift(z, 31)
+    keep = 1 - how.dropout
+    kept: Tensor = _shift(z, 32) >= round(how.dropout * 2**32)
+    return kept.to(dtype) * (1 / keep if keep > 0 else 0.0)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Shift right without the sign."""
+    shifted: Tensor = (z >> bits) & (2 ** (64 - bits) - 1)
+    return shifted
