@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from sar.comm import session
-from sar.comm.collectives import exchange_tensors
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
@@ -140,26 +139,19 @@ class DistEmbedding(nn.Module):
             )
             if not any(flags):
                 return None
-            if self.weight.grad is not None and self.weight.grad.is_sparse:  # summed before, with others'
-                used = [self.weight.grad.indices()[0]]
-                grads = [self.weight.grad.values()]
-            elif self.weight.grad is not None:
-                used = [torch.arange(len(self.weight), device=self.weight.device)]
-                grads = [self.weight.grad]
+            grad, device = self.weight.grad, self.weight.device
+            if grad is None:
+                used, grads = [self.node_ids[:0]], [self.weight.detach()[:0]]
+            elif grad.is_sparse:  # summed before, with others'
+                used, grads = [grad.indices()[0]], [grad.values()]
             else:
-                used = [self.node_ids[:0]]
-                grads = [self.weight.detach()[:0]]
+                used, grads = [torch.arange(len(grad), device=device)], [grad]
             if any(flag & 2 for flag in flags):
                 ids = [self.node_ids[:0].cpu(), *(lookup.ids for lookup in self._lookups.values())]
                 values = [self.weight.detach()[:0].cpu(), *(lookup.gradient for lookup in self._lookups.values())]
                 fetched, sums = _summed(torch.cat(ids), torch.cat(values))
-                used += [
-                    self._owners.rows(theirs).to(self.weight.device)
-                    for theirs in exchange_tensors(self._owners.split(fetched, fetched))
-                ]
-                grads += [
-                    theirs.to(self.weight.device) for theirs in exchange_tensors(self._owners.split(fetched, sums))
-                ]
+                used += [self._owners.rows(theirs).to(device) for theirs in self._owners.send(fetched, fetched)]
+                grads += [theirs.to(device) for theirs in self._owners.send(fetched, sums)]
         rows, total = (used[0], grads[0]) if len(used) == 1 else _summed(torch.cat(used), torch.cat(grads))
         return rows, total.to(self.weight.dtype)
 

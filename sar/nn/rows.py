@@ -64,10 +64,10 @@ class RowOwners:
             )
         return ids
 
-    def split(self, ids: Tensor, values: Tensor) -> list[Tensor]:
-        """Values of ascending `ids`, (K,), as one piece for each worker."""
+    def send(self, ids: Tensor, values: Tensor) -> list[Tensor]:
+        """Send values of ascending `ids`, (K,), to the owners; return what each worker sent here; collective."""
         ends = torch.searchsorted(ids, self._ends)
-        return list(values.split(ends.diff(prepend=ends.new_zeros(1)).tolist()))
+        return exchange_tensors(values.split(ends.diff(prepend=ends.new_zeros(1)).tolist()))
 
     def sort(self, ids: Tensor) -> tuple[Tensor, list[int]]:
         """Positions in `ids`, (K,), by the worker that owns the node, else in order; and how many each worker has."""
@@ -92,7 +92,7 @@ class RowOwners:
         Returns:
             (K, ...), on the device of `tensor`; and which of this worker's rows each worker got.
         """
-        given = [self.rows(theirs) for theirs in exchange_tensors(self.split(ids, ids))]
+        given = [self.rows(theirs) for theirs in self.send(ids, ids)]
         rows = exchange_tensors([tensor[rows] for rows in given])
         return torch.cat(rows).to(tensor.device), given
 
@@ -145,8 +145,7 @@ class _Fetch(Collective):
         grad = grads[0].to(accumulation_dtype(grads[0].dtype))
         sums = grad.new_zeros(len(self.wanted), *self.shape[1:]).index_add_(0, self.place, grad)
         total = grad.new_zeros(self.shape)
-        arrived = exchange_tensors(self.owners.split(self.wanted, sums))
-        for rows, theirs in zip(self.sent, arrived, strict=True):
+        for rows, theirs in zip(self.sent, self.owners.send(self.wanted, sums), strict=True):
             total.index_add_(0, rows, theirs.to(total.device))
         return (total,)
 
@@ -264,7 +263,7 @@ def pair_graph(
         if len(graph._structure.dst.ids) > 1:  # else all nodes are of the right type
             destinations.rows(dst)
             distinct = src.unique()
-            for asked in exchange_tensors(sources.split(distinct, distinct)):
+            for asked in sources.send(distinct, distinct):
                 sources.rows(asked)
         data = _partition_of_pairs(graph, kind, sources.sort(src), (src, dst, ids))
         structure, features = build_structure(data, group, graph._structure.make_sampling_graph)

@@ -49,6 +49,11 @@ class SampledEdges(NamedTuple):
     src: Tensor  # (E,) int64: positions among the sources
     features: dict[str, Tensor]  # (E, ...) each; `_ID` among them
 
+    @property
+    def dst(self) -> Tensor:
+        """Positions among the destinations, (E,) int64."""
+        return torch.repeat_interleave(self.indptr.diff())
+
 
 class SampledLayer(NamedTuple):
     """The sampled edges of one layer, and the nodes that they join."""

@@ -149,7 +149,7 @@ class GraphSampler:
         from sar.adapters.pyg.graph import LayerEdges, make_batch
 
         edges = [
-            {e.etype: LayerEdges(e.src, torch.repeat_interleave(e.indptr.diff()), e.features) for e in layer.edges}
+            {found.etype: LayerEdges(found.src, found.dst, found.features) for found in layer.edges}
             for layer in batch.layers
         ]
         data = make_batch(

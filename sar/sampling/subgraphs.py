@@ -68,7 +68,7 @@ class SubgraphSampler(GraphSampler):
         from sar.adapters.pyg.graph import make_subgraph as make_data
 
         nodes, edges, features = _parts_of(batch)
-        ends = LayerEdges(edges.src, torch.repeat_interleave(edges.indptr.diff()), edges.features)
+        ends = LayerEdges(edges.src, edges.dst, edges.features)
         data = make_data(nodes, ends, self._data_fields(features, batch.num_nodes))
         return data if self.output_device is None else data.to(self.output_device)
 
