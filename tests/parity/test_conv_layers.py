@@ -29,7 +29,7 @@ from tests.parity.conv_layers import (
     layer_of,
     precision_of,
 )
-from tests.parity.harness import check, parameter_gradients, random_data, weighted_sum
+from tests.parity.harness import MODES, check, parameter_gradients, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS, scattered
 
 # DGL refuses nodes without in-edges, or gives them NaN.
@@ -52,8 +52,8 @@ def test_convolution(pool, world_size, name, record_property):
     data = random_data(parts, precision_of(name))
     record_property("layer", name)
     record_property("workers", world_size)
-    for mode in (1, 2, 3):
-        check(pool, parts, data, [(conv_gradients, (name,))], (mode,))
+    check(pool, parts, data, [(conv_gradients, (name,))], MODES)
+    for mode in MODES:
         record_property("runs", f"mode {mode}")
     if among(TAKES_BLOCKS, name):
         seeds = some_seeds(parts, "not the first" if world_size == 2 else "uneven")
