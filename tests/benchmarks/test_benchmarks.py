@@ -57,6 +57,7 @@ def made_up(edges: int = 1000, seconds: float = 1.0) -> Results:
     return found
 
 
+@pytest.mark.slow
 def test_the_whole_path(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "benchmarks.md"
     page.parent.mkdir()
