@@ -10,7 +10,7 @@ from benchmarks.graphs import draw_rmat_edges
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array, GraphData
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource
-from sar.partition.ingest.datasets import load_dataset
+from sar.partition.ingest.objects import load_dataset
 
 PIECE = 1 << 20
 """Edges that are drawn at a time."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide
-from sar.partition.ingest.datasets import load_dataset
+from sar.partition.ingest.objects import load_dataset
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--dataset", required=True, help="an .npz file, or a name")

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import cast
 
-from sar.partition.assign import methods
+from sar.partition.assign import assigning
 from sar.partition.assign.task import Method
 
 EDGE_PARTITIONERS = {
@@ -17,12 +17,12 @@ EDGE_PARTITIONERS = {
 
 def method_names() -> list[str]:
     """The methods that sar knows, and these."""
-    return [*methods.method_names(), *EDGE_PARTITIONERS]
+    return [*assigning.method_names(), *EDGE_PARTITIONERS]
 
 
 def method_named(name: str) -> Method:
     """One of these, or of sar's."""
     if name not in EDGE_PARTITIONERS:
-        return methods.method_named(name)
+        return assigning.method_named(name)
     module, function = EDGE_PARTITIONERS[name].split(":")
     return cast(Method, getattr(import_module(f"{__name__}.{module}"), function))

@@ -3,8 +3,7 @@
 import numpy as np
 
 from benchmarks.edge_partitioners.votes import Ballot, choose_owners, new_ballot, vote
-from sar.partition.assign.stream import count_degrees, edge_chunks
-from sar.partition.assign.task import AssignmentTask, compiled
+from sar.partition.assign.task import AssignmentTask, compiled, count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 
 

@@ -10,8 +10,7 @@ from benchmarks.edge_partitioners.placement import (
     place,
 )
 from benchmarks.edge_partitioners.votes import choose_owners
-from sar.partition.assign.stream import count_degrees, edge_chunks
-from sar.partition.assign.task import AssignmentTask, compiled
+from sar.partition.assign.task import AssignmentTask, compiled, count_degrees, edge_chunks
 from sar.partition.graph_data import Array
 
 

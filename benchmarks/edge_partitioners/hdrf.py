@@ -11,8 +11,7 @@ from benchmarks.edge_partitioners.placement import (
     place,
 )
 from benchmarks.edge_partitioners.votes import choose_owners
-from sar.partition.assign.stream import edge_chunks
-from sar.partition.assign.task import AssignmentTask, compiled
+from sar.partition.assign.task import AssignmentTask, compiled, edge_chunks
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import index_dtype
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.assign.stream import count_crossing
+from sar.partition.assign.task import count_crossing
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource
 

@@ -14,8 +14,7 @@ from sar.comm import initialize_comms
 from sar.comm.environment import find_place
 from sar.config import Config
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, PartsRule
-from sar.partition.assign.methods import method_names
+from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, PartsRule, method_names
 from sar.partition.assign.task import VOLUME_BOUND
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
 from sar.partition.write.writers import Writers

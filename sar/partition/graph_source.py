@@ -3,14 +3,15 @@
 `GraphSource` is what readers of files make, and what methods and the writer take. Nothing here loads a whole graph.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
 from sar.common_tuples import CanonicalEtype
+from sar.errors import ConfigError
 from sar.logging_setup import logger
 from sar.partition.graph_data import Array
 
@@ -137,6 +138,22 @@ class ArrayEdges:
 
 
 @dataclass(frozen=True)
+class ReversedEdges:
+    """Edges the other way round."""
+
+    edges: EdgeSource
+
+    @property
+    def num_edges(self) -> int:
+        return self.edges.num_edges
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+        """As in `EdgeSource`."""
+        for src, dst in self.edges.chunks(rows):
+            yield dst, src
+
+
+@dataclass(frozen=True)
 class GraphSource:
     """A directed graph, of one or several types, with fields.
 
@@ -173,3 +190,24 @@ class GraphSource:
             first, other = self.first_node[source], self.first_node[destination]
             for src, dst in edges.chunks(rows):
                 yield src + first if first else src, dst + other if other else dst  # adding 0 would copy
+
+    def with_reverse_edges(self) -> "GraphSource":
+        """The graph with, for every relation r, a relation `r reversed` of its edges the other way round."""
+        reverse = {etype: (etype[2], f"{etype[1]} reversed", etype[0]) for etype in self.edges}
+        edges = {**self.edges, **{reverse[etype]: ReversedEdges(edges) for etype, edges in self.edges.items()}}
+        fields = {reverse[etype]: fields for etype, fields in self.edge_data.items()}
+        return replace(self, edges=edges, edge_data={**self.edge_data, **fields})
+
+    def without(self, relations: Collection[str]) -> "GraphSource":
+        """The graph without some edge types, each named `NTYPE:RELATION:NTYPE`.
+
+        Raises:
+            ConfigError: one is not there.
+        """
+        names = {":".join(etype): etype for etype in self.edges}
+        unknown = sorted(set(relations) - names.keys())
+        if unknown:
+            raise ConfigError(f"there are no edge types {unknown}; expected some of {sorted(names)}.")
+        kept = [etype for name, etype in names.items() if name not in relations]
+        edge_data = {etype: self.edge_data[etype] for etype in kept if etype in self.edge_data}
+        return replace(self, edges={etype: self.edges[etype] for etype in kept}, edge_data=edge_data)

@@ -14,9 +14,9 @@ from torch import Tensor
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
-from sar.partition.graph_data import Array, GraphData, HeteroGraphData
+from sar.partition.graph_data import Array, GraphData
 from sar.partition.graph_source import GraphSource, logged_stages
-from sar.partition.ingest.objects import as_array, from_memory, from_object
+from sar.partition.ingest.objects import as_array, from_object
 from sar.partition.pipeline import assignment, write_with_report
 from sar.partition.write.staging import staged
 from sar.partition.write.write import PartitionReport
@@ -104,9 +104,7 @@ def partition_graph(
     return _original_ids(graph, part_of) if return_mapping else None
 
 
-def divide(
-    data: GraphData | HeteroGraphData, out_dir: str | PathLike[str], name: str, num_parts: int
-) -> PartitionReport:
+def divide(data: GraphData | GraphSource, out_dir: str | PathLike[str], name: str, num_parts: int) -> PartitionReport:
     """Divide a graph with METIS, balancing nodes and in-edges: what the examples and the demo do.
 
     Args:
@@ -119,7 +117,7 @@ def divide(
         ConfigError: the number of parts does not fit, or there is something in the directory already.
     """
     options = AssigningOptions(num_parts, "metis", balance=(IN_EDGES,))
-    return _divided(from_memory(data), num_parts, options, out_dir, name)[0]
+    return _divided(from_object(data), num_parts, options, out_dir, name)[0]
 
 
 def _divided(

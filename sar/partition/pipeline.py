@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import Assigned, AssigningOptions, assign, write_once
-from sar.partition.assign.methods import Choice
+from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign, write_once
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest.cleanup import clean_up, with_split

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import Assigned
-from sar.partition.assign.methods import Choice
+from sar.partition.assign.assigning import Assigned, Choice
 from sar.partition.graph_source import GraphSource
 from sar.train.counted_graph import CountingGroup, counted_graph
 from sar.train.footprint import MOST, PARTS, MemoryPlan, ResidentPlan, mega, plan_resident, plan_worker

@@ -20,9 +20,10 @@ from torch.nn import functional
 
 import sar
 from sar.cli.demo.community_graph import community_graph
-from sar.partition.graph_data import GraphData, HeteroGraphData
+from sar.partition.graph_data import GraphData
+from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide
-from sar.partition.ingest.datasets import load_dataset
+from sar.partition.ingest.objects import load_dataset
 from tests.examples.test_full_graph import run
 from tests.graphs import DATA
 from tests.parity.harness import assert_close
@@ -187,7 +188,7 @@ def test_a_model_is_the_same_as_on_one_machine(
     compare(results, *alone(example(name), Whole.of(communities), arguments))
 
 
-def small_types() -> HeteroGraphData:
+def small_types() -> GraphSource:
     """Labels on one of three types; a type of one node, and a relation of one edge."""
     rng = np.random.default_rng(0)
     counts = {"paper": 80, "author": 40, "prize": 1}
@@ -197,24 +198,26 @@ def small_types() -> HeteroGraphData:
         ("paper", "wins", "prize"): 5,
         ("prize", "honours", "author"): 1,
     }
-    edges = {etype: tuple(rng.integers(0, counts[etype[end]], n) for end in (0, 2)) for etype, n in relations.items()}
+    edges = {
+        etype: ArrayEdges(*(rng.integers(0, counts[etype[end]], n) for end in (0, 2))) for etype, n in relations.items()
+    }
     labels = rng.integers(-1, 3, 80)
     split = rng.random(80) < 0.7
     masks = {"train_mask": split & (labels >= 0), "test_mask": ~split & (labels >= 0)}
-    return HeteroGraphData(counts, edges, {"paper": {"label": labels, **masks}}).with_reverse_edges()
+    return GraphSource(counts, edges, {"paper": {"label": labels, **masks}}, {}).with_reverse_edges()
 
 
-def aifb() -> HeteroGraphData:
+def aifb() -> GraphSource:
     if not (DATA / "aifb_het.npz").exists():
         pytest.skip("SAR_TEST_DATA names the folder of the test data sets")
     return load_dataset("aifb_het", DATA).with_reverse_edges()
 
 
-def rgcn(data: HeteroGraphData, json_file: Path, num_parts: int, arguments: Any) -> tuple[list[float], Tensor]:
+def rgcn(data: GraphSource, json_file: Path, num_parts: int, arguments: Any) -> tuple[list[float], Tensor]:
     """Training on one machine, from the embeddings that the workers draw for their nodes."""
     [(target, fields)] = [(ntype, fields) for ntype, fields in data.node_data.items() if fields]
     labels, train = (torch.from_numpy(fields[key]) for key in ("label", "train_mask"))
-    edges = {etype: tuple(torch.from_numpy(ids) for ids in ends) for etype, ends in data.edges.items()}
+    edges = {etype: tuple(map(torch.from_numpy, next(ends.chunks()))) for etype, ends in data.edges.items()}
     graph = dgl.heterograph(edges, num_nodes_dict=data.num_nodes)
     x = {ntype: torch.empty(count, arguments.hidden) for ntype, count in data.num_nodes.items()}
     for part in range(num_parts):
@@ -234,7 +237,7 @@ def rgcn(data: HeteroGraphData, json_file: Path, num_parts: int, arguments: Any)
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("graph, world_size", [(small_types, 1), (small_types, 2), (aifb, 2)])
 def test_rgcn_is_the_same_as_on_one_machine(
-    pool: WorkerPool, tmp_path: Path, graph: Callable[[], HeteroGraphData], world_size: int
+    pool: WorkerPool, tmp_path: Path, graph: Callable[[], GraphSource], world_size: int
 ) -> None:
     data = graph()
     json_file = divide(data, tmp_path, "typed", world_size).json_file
@@ -248,7 +251,7 @@ def test_a_heterogeneous_graph_from_its_file_to_the_printed_losses(tmp_path: Pat
     data, file = small_types(), tmp_path / "typed.npz"
     arrays: dict[str, Any] = {f"num_nodes/{ntype}": count for ntype, count in data.num_nodes.items()}
     arrays |= {f"{name}/paper": values for name, values in data.node_data["paper"].items()}
-    forward = {":".join(etype): ends for etype, ends in data.edges.items() if "reversed" not in etype[1]}
+    forward = {":".join(etype): next(ends.chunks()) for etype, ends in data.edges.items() if "reversed" not in etype[1]}
     arrays |= {
         f"edges/{name}/{end}": ids
         for name, ends in forward.items()

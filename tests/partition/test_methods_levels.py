@@ -8,12 +8,12 @@ import pytest
 from benchmarks.studies.quality import measure_quality
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
+from sar.partition.assign import assigning
 from sar.partition.assign import ldg as ldg_module
-from sar.partition.assign import methods
 from sar.partition.assign import multilevel as multilevel_module
+from sar.partition.assign.assigning import NEEDS, auto, choose
 from sar.partition.assign.external_csr import ExternalCsr
 from sar.partition.assign.ldg import greedy_parts, ldg
-from sar.partition.assign.methods import NEEDS, auto, choose
 from sar.partition.assign.metis import EDGE_BYTES, _adjacency_lists, metis
 from sar.partition.assign.multilevel import cluster, multilevel, refine
 from sar.partition.assign.task import draw
@@ -239,7 +239,7 @@ def test_auto_takes_the_best_method_that_fits_and_says_so(tmp_path, planted, cap
 
 
 def test_auto_looks_at_the_disk_too(tmp_path, planted, monkeypatch):
-    monkeypatch.setattr(methods.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(assigning.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     choice = choose(task_of(planted[0], 4, tmp_path))
     assert choice.method == "spring"
     assert "of disk" in choice.why

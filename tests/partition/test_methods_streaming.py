@@ -12,7 +12,7 @@ import pytest
 from benchmarks.edge_partitioners import method_named, method_names
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
-from sar.partition.assign.methods import ENTRY_POINTS, METHODS
+from sar.partition.assign.assigning import ENTRY_POINTS, METHODS
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_data import Array, GraphData
 from tests.partition.streams import Edges, edge_task, typed_task

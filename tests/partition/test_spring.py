@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import AssigningOptions, assign
-from sar.partition.assign.methods import method_named
+from sar.partition.assign.assigning import AssigningOptions, assign, method_named
 from sar.partition.assign.rebalance import move_nodes
 from sar.partition.graph_data import Array
 from tests.partition.graph_tasks import source

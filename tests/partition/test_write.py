@@ -10,7 +10,7 @@ import sar
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
-from sar.partition.graph_data import HeteroGraphData
+from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide
 
 
@@ -68,7 +68,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
 
 
-def small_types() -> HeteroGraphData:
+def small_types() -> GraphSource:
     """Types with fewer nodes and relations with fewer edges than parts, or none at all."""
     rng = np.random.default_rng(0)
     counts = {"paper": 60, "author": 25, "prize": 1, "editor": 0}
@@ -80,9 +80,11 @@ def small_types() -> HeteroGraphData:
         ("editor", "accepts", "paper"): 0,
     }
     edges = {
-        e: (rng.integers(0, max(1, counts[e[0]]), n), rng.integers(0, counts[e[2]], n)) for e, n in relations.items()
+        e: ArrayEdges(rng.integers(0, max(1, counts[e[0]]), n), rng.integers(0, counts[e[2]], n))
+        for e, n in relations.items()
     }
-    return HeteroGraphData(counts, edges, {"paper": {"label": np.arange(60)}, "author": {"feat": rng.random((25, 3))}})
+    fields = {"paper": {"label": np.arange(60)}, "author": {"feat": rng.random((25, 3))}}
+    return GraphSource(counts, edges, fields, {})
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
@@ -111,9 +113,9 @@ def test_a_heterogeneous_graph_is_read_back_whole(tmp_path: Path, num_parts: int
     )
     for number, etype in enumerate(loaded[0].edge_type_names):
         mine = kind == number
-        assert sorted(ids[mine]) == list(range(len(graph.edges[etype][0])))
-        assert np.array_equal(src[mine], graph.edges[etype][0][ids[mine]])
-        assert np.array_equal(dst[mine], graph.edges[etype][1][ids[mine]])
+        assert sorted(ids[mine]) == list(range(graph.edges[etype].num_edges))
+        assert np.array_equal(src[mine], graph.edges[etype].src[ids[mine]])
+        assert np.array_equal(dst[mine], graph.edges[etype].dst[ids[mine]])
     cut = sum(len(shard.edges[0]) for part, peer, shard in shards if part != peer)
     assert report.edge_cut == cut / sum(report.edges)
 

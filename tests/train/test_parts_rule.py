@@ -11,8 +11,7 @@ import sar
 from sar.adapters.dgl.models import LayerStack
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
-from sar.partition.assign.assigning import Assigned, AssigningOptions, assign
-from sar.partition.assign.methods import Choice
+from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign
 from sar.partition.graph_data import write_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.ingest.objects import from_memory

@@ -13,7 +13,7 @@ from torch.nn import functional
 import sar
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import FieldError
-from sar.partition.graph_data import HeteroGraphData
+from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide
 from tests.core.attempts import catch_and_recover
 
@@ -248,18 +248,18 @@ def test_of_a_partition(pool, world_size, tmp_path: Path):
 def test_of_one_type_of_several(pool, tmp_path: Path):
     rng = np.random.default_rng(0)
     counts = {"paper": 9, "author": 7, "prize": 1}
-    edges = {("author", "writes", "paper"): (rng.integers(0, 7, 30), rng.integers(0, 9, 30))}
+    edges = {("author", "writes", "paper"): ArrayEdges(rng.integers(0, 7, 30), rng.integers(0, 9, 30))}
     fields = {
         "paper": {"label": rng.integers(0, 3, 9), "train_mask": np.arange(9) < 4, "test_mask": np.arange(9) >= 4},
         "author": {"label": np.full((7, 2), 1.0), "train_mask": np.full(7, True)},
     }
-    json_file = divide(HeteroGraphData(counts, edges, fields), tmp_path, "typed", 2).json_file
+    json_file = divide(GraphSource(counts, edges, fields, {}), tmp_path, "typed", 2).json_file
     for failure, labels, num_classes, sizes in pool.run(of_partition, json_file, "paper"):
         assert "Several features are called 'label'" in failure.message
         assert labels.dim() == 1
         assert num_classes == fields["paper"]["label"].max() + 1
         assert sizes == {"train": 4, "test": 5}
     alone = {"author": fields["author"]}
-    json_file = divide(HeteroGraphData(counts, edges, alone), tmp_path / "alone", "typed", 2).json_file
+    json_file = divide(GraphSource(counts, edges, alone, {}), tmp_path / "alone", "typed", 2).json_file
     for _, _, num_classes, sizes in pool.run(of_partition, json_file, None):
         assert (num_classes, sizes) == (2, {"train": 7})

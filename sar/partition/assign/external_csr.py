@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.assign.stream import check_ends
-from sar.partition.assign.task import AssignmentTask, compiled
+from sar.partition.assign.task import AssignmentTask, check_ends, compiled
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource
 

@@ -3,8 +3,15 @@
 import numpy as np
 
 from sar.logging_setup import logger
-from sar.partition.assign.stream import edge_chunks
-from sar.partition.assign.task import AssignmentTask, Constraints, add_load, compiled, part_loads, part_means
+from sar.partition.assign.task import (
+    AssignmentTask,
+    Constraints,
+    add_load,
+    compiled,
+    edge_chunks,
+    part_loads,
+    part_means,
+)
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import index_dtype
 

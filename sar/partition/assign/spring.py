@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sar.partition.assign.rebalance import rebalance
-from sar.partition.assign.stream import count_degrees, edge_chunks
-from sar.partition.assign.task import AssignmentTask, compiled, list_schedule, part_means
+from sar.partition.assign.task import AssignmentTask, compiled, count_degrees, edge_chunks, list_schedule, part_means
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import index_dtype
 

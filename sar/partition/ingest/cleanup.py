@@ -20,7 +20,7 @@ import numpy as np
 from sar.common_tuples import SPLIT, CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array, split_masks
-from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, GraphSource, index_dtype
+from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource, ReversedEdges, index_dtype
 from sar.partition.ingest.files import check_edges
 from sar.partition.ingest.objects import from_object
 from sar.storage.arrays import ArrayFile, StoredArray
@@ -92,22 +92,6 @@ def clean_up(
                 raise ConfigError(f"there is a relation {reverse} already; rename it, or leave the graph directed.")
             reverse_edges[reverse], reverse_data[reverse] = ReversedEdges(edges[etype]), edge_data[etype]
     return replace(graph, edges=edges | reverse_edges, edge_data=edge_data | reverse_data)
-
-
-@dataclass(frozen=True)
-class ReversedEdges:
-    """Edges the other way round."""
-
-    edges: EdgeSource
-
-    @property
-    def num_edges(self) -> int:
-        return self.edges.num_edges
-
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """As in `EdgeSource`."""
-        for src, dst in self.edges.chunks(rows):
-            yield dst, src
 
 
 class _Range(NamedTuple):

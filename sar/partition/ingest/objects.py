@@ -1,15 +1,22 @@
-"""Graphs in memory, of DGL and of PyTorch Geometric, as a `GraphSource`: by their attributes, neither is imported."""
+"""Graphs in memory: those of DGL and PyTorch Geometric as a `GraphSource`, `.npz` files, and data sets by name.
 
+Graphs of packages are read by their attributes; neither is imported.
+"""
+
+import pickle
 import warnings
 from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
 from sar.common_tuples import EID, NID, CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.graph_data import Array, GraphData, HeteroGraphData, edge_ends
+from sar.partition.graph_data import Array, GraphData, edge_ends, node_fields, read_arrays
 from sar.partition.graph_source import ArrayEdges, GraphSource
 
 ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
@@ -30,7 +37,7 @@ def from_object(graph: Any) -> GraphSource:
     """
     if isinstance(graph, GraphSource):
         return graph
-    if isinstance(graph, GraphData | HeteroGraphData):
+    if isinstance(graph, GraphData):
         return from_memory(graph)
     if all(hasattr(graph, name) for name in ("canonical_etypes", "formats", "is_block")):
         return _from_dgl(graph)
@@ -39,16 +46,14 @@ def from_object(graph: Any) -> GraphSource:
     found = f"{type(graph).__module__}.{type(graph).__qualname__}"
     raise ConfigError(
         f"the graph is a {found}; expected a DGLGraph, a Data or HeteroData of PyTorch Geometric, what "
-        "sar.open_graph returns, or a GraphData or HeteroGraphData of sar.partition.graph_data."
+        "sar.open_graph returns, or a GraphData of sar.partition.graph_data."
     )
 
 
-def from_memory(data: GraphData | HeteroGraphData) -> GraphSource:
-    """A graph in memory as a `GraphSource`."""
-    if isinstance(data, GraphData):
-        data = HeteroGraphData({"_N": data.num_nodes}, {ONLY_TYPE: (data.src, data.dst)}, {"_N": data.node_data})
-    edges = {etype: ArrayEdges(*ends) for etype, ends in data.edges.items()}
-    return GraphSource(data.num_nodes, edges, data.node_data, {etype: {} for etype in edges})
+def from_memory(data: GraphData) -> GraphSource:
+    """A homogeneous graph in memory as a `GraphSource`."""
+    ntype, etype = ONLY_TYPE[0], ONLY_TYPE
+    return GraphSource({ntype: data.num_nodes}, {etype: ArrayEdges(data.src, data.dst)}, {ntype: data.node_data}, {})
 
 
 def _from_dgl(graph: Any) -> GraphSource:
@@ -131,3 +136,133 @@ def as_array(name: str, values: Any) -> Array:
         except (TypeError, RuntimeError):
             form = f"{str(values.dtype).removeprefix('torch.')}, which numpy lacks"
     raise ConfigError(f"field '{name}' is {form}; expected a dense tensor of another type.")
+
+
+def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: int = 0) -> GraphData | GraphSource:
+    """Load a graph with one class per node; only an `.npz` file may hold a heterogeneous one.
+
+    Args:
+        name: an `.npz` file; or `cora` for `cora.npz` in `folder`; or, where there is no such file, a name known to
+            `dgl.data` (`cora`, `reddit`, ...) or to the Open Graph Benchmark (`ogbn-arxiv`, ...), which are downloaded
+            at first use.
+        folder: where `.npz` files lie and downloads are kept; None for the packages' own defaults.
+        split: which split to take where the graph comes with several.
+
+    Raises:
+        ConfigError: the name is unknown, the download failed, or the graph is of another kind.
+    """
+    if name.endswith(".npz"):
+        return read_any_npz(name, split)
+    if folder is not None and (file := Path(folder) / f"{name}.npz").exists():
+        return read_any_npz(file, split)
+    key = name.lower()
+    if key.startswith("ogbn-"):
+        return _through("ogb", name, lambda: _ogb_arrays(key, folder), split)
+    key = key.replace("-", "_")
+    if key in DGL_DATASETS:
+        return _through("dgl.data", name, lambda: load_dgl_dataset(key, None if folder is None else str(folder)), split)
+    where = f"no {name}.npz in '{folder}', and " if folder is not None else ""
+    raise ConfigError(
+        f"unknown data set '{name}': {where}neither a path that ends in .npz, nor an ogbn- name, nor one of "
+        f"{', '.join(sorted(DGL_DATASETS))}."
+    )
+
+
+def read_any_npz(path: str | PathLike[str], split: int = 0) -> GraphData | GraphSource:
+    """Read a graph from an `.npz` file, homogeneous or of several types; nothing in the file is unpickled.
+
+    Args:
+        path: file with the arrays of `GraphData.from_arrays` or `typed_graph`.
+        split: which split to take where a homogeneous graph has several.
+
+    Raises:
+        ConfigError: the file is missing, damaged or does not fit the schema.
+    """
+    arrays = read_arrays(path)
+    try:
+        if any(key.startswith("edges/") for key in arrays):
+            return typed_graph(arrays)
+        return GraphData.from_arrays(arrays, split)
+    except ConfigError as error:
+        raise ConfigError(f"'{path}': {error}") from error
+
+
+def typed_graph(arrays: Mapping[str, Array]) -> GraphSource:
+    """Check arrays named as in the `.npz` file of a heterogeneous graph, and bring them to the dtypes of `GraphData`.
+
+    Args:
+        arrays: `num_nodes/NTYPE`; `edges/NTYPE:RELATION:NTYPE/src` and `.../dst`; where known, `NAME/NTYPE` with
+            the names of `GraphData.from_arrays`, or `train_idx`, `val_idx` and `test_idx`, node IDs, for the masks.
+
+    Raises:
+        ConfigError: an array is missing, has another length than its type, or names an unknown type.
+    """
+    num_nodes = {key.removeprefix("num_nodes/"): int(arrays[key]) for key in arrays if key.startswith("num_nodes/")}
+    relations = {key[len("edges/") : -len("/src")] for key in arrays if key[:6] == "edges/" and key[-4:] == "/src"}
+    if not num_nodes or not relations:
+        raise ConfigError(f"expected num_nodes/NTYPE and edges/NTYPE:RELATION:NTYPE/src; found {sorted(arrays)}.")
+    unusable = sorted(ntype for ntype in num_nodes if "/" in ntype or ":" in ntype)
+    if unusable:
+        raise ConfigError(f"node types {unusable} have a slash or a colon in their names; rename them.")
+    edges = {}
+    for name in sorted(relations):
+        source, relation, destination = [*name.split(":"), "", ""][:3]
+        if name.count(":") != 2 or "/" in name or not {source, destination} <= num_nodes.keys():
+            raise ConfigError(f"edge type '{name}' is not NTYPE:RELATION:NTYPE of the types {sorted(num_nodes)}.")
+        if f"edges/{name}/dst" not in arrays:
+            raise ConfigError(f"edges/{name}/dst is missing.")
+        src, dst = (arrays[f"edges/{name}/{end}"] for end in ("src", "dst"))
+        ends = edge_ends(src, dst, num_nodes[source], num_nodes[destination])
+        edges[source, relation, destination] = ArrayEdges(*ends)
+    node_data = {ntype: node_fields(_of_type(arrays, ntype, count), count) for ntype, count in num_nodes.items()}
+    return GraphSource(num_nodes, edges, node_data, {})
+
+
+def _of_type(arrays: Mapping[str, Array], ntype: str, num_nodes: int) -> dict[str, Array]:
+    """The arrays of one node type under their names without it, and masks for lists of node IDs."""
+    found = {key.split("/")[0]: value for key, value in arrays.items() if key.split("/")[1:] == [ntype]}
+    for name in ("train", "val", "test"):
+        if f"{name}_idx" in found:
+            found[f"{name}_mask"] = np.isin(np.arange(num_nodes), found[f"{name}_idx"])
+    return found
+
+
+def _through(package: str, name: str, load: Callable[[], Mapping[str, Array]], split: int) -> GraphData:
+    """Load through a package and turn its errors into one that says what to do."""
+    try:
+        return GraphData.from_arrays(load(), split)
+    except ImportError as error:
+        raise ConfigError(f"data set '{name}' needs the package {package}, which does not import: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"data set '{name}' from {package}: {error}") from error
+    except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        raise ConfigError(
+            f"data set '{name}' could not be loaded through {package}: {error}. Without a network, name a folder that "
+            f"holds {name}.npz, or an .npz file itself."
+        ) from error
+
+
+def _ogb_arrays(name: str, folder: str | PathLike[str] | None) -> Mapping[str, Array]:
+    """A graph of the Open Graph Benchmark (Hu et al., 2020), as the arrays of `GraphData.from_arrays`."""
+    from ogb.nodeproppred import NodePropPredDataset
+
+    root = Path("dataset" if folder is None else folder)
+    cache = root / name.replace("-", "_") / "processed" / "data_processed"
+    if cache.exists():
+        raise ConfigError(f"'{cache}' is a pickle, which is not read; delete it, and ogb reads its raw files again.")
+    dataset = NodePropPredDataset(name=name, root=str(root))
+    cache.unlink(missing_ok=True)  # just written, and of no use: torch.load does not read it back
+    graph, labels = dataset[0]
+    split = dataset.get_idx_split()
+    if "edge_index" not in graph:
+        raise ConfigError("the graph is heterogeneous; expected one node type and one edge type.")
+    if labels.shape[1] != 1:
+        raise ConfigError(f"nodes have {labels.shape[1]} labels each; expected one class.")
+    num_nodes = int(graph["num_nodes"])
+    arrays = {"src": graph["edge_index"][0], "dst": graph["edge_index"][1], "num_nodes": np.int64(num_nodes)}
+    if graph.get("node_feat") is not None:
+        arrays["feat"] = graph["node_feat"]
+    arrays["label"] = np.nan_to_num(labels[:, 0], nan=-1)
+    for key, ours in (("train", "train_mask"), ("valid", "val_mask"), ("test", "test_mask")):
+        arrays[ours] = np.isin(np.arange(num_nodes), split[key])
+    return arrays

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.graph_data import read_any_npz
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import open_chunked
 from sar.partition.ingest.edges import EdgeFormat, open_edges
 from sar.partition.ingest.features import open_features, without_nan
 from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
-from sar.partition.ingest.objects import ONLY_TYPE, from_memory
+from sar.partition.ingest.objects import ONLY_TYPE, from_object, read_any_npz
 from sar.partition.ingest.text import TextFormat
 from sar.storage.arrays import StoredArray, as_column
 from sar.storage.graph_files import open_graph as open_dgl_graph
@@ -123,7 +122,7 @@ def _with_types(
     if format == "chunked":
         return open_chunked(file, scratch, allow_nan=allow_nan, allow_outside=allow_outside)
     if format == "npz":
-        graph = from_memory(read_any_npz(file))
+        graph = from_object(read_any_npz(file))
     else:
         stored = open_dgl_graph(file)
         edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}

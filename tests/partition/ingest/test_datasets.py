@@ -12,8 +12,9 @@ import torch
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
-from sar.partition.graph_data import GraphData, HeteroGraphData, read_npz, write_npz
-from sar.partition.ingest.datasets import load_dataset
+from sar.partition.graph_data import GraphData, read_npz, write_npz
+from sar.partition.graph_source import GraphSource
+from sar.partition.ingest.objects import load_dataset
 from tests.graphs import DATA
 from tests.partition.ingest.sources import same
 
@@ -96,9 +97,9 @@ TYPED = {
 def test_a_heterogeneous_npz_file_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "typed.npz", **TYPED)
     graph = load_dataset("typed", tmp_path).with_reverse_edges()
-    assert isinstance(graph, HeteroGraphData)
+    assert isinstance(graph, GraphSource)
     assert graph.num_nodes == {"paper": 3, "author": 2}
-    assert {etype: [ids.tolist() for ids in ends] for etype, ends in graph.edges.items()} == {
+    assert {etype: [ids.tolist() for ids in next(ends.chunks())] for etype, ends in graph.edges.items()} == {
         ("author", "writes", "paper"): [[0, 1, 1], [0, 0, 2]],
         ("paper", "writes reversed", "author"): [[0, 0, 2], [0, 1, 1]],
     }
