@@ -9,30 +9,15 @@ import numpy as np
 from benchmarks.graphs import draw_rmat_edges
 from sar.errors import ConfigError
 from sar.partition.graph_data import Array, GraphData
-from sar.partition.graph_source import CHUNK_ROWS, GraphSource
+from sar.partition.graph_source import GraphSource
+from sar.partition.ingest.edges import PairEdges
 from sar.partition.ingest.objects import load_dataset
+from sar.storage.arrays import open_raw
 
 PIECE = 1 << 20
 """Edges that are drawn at a time."""
 Draw = Callable[[np.random.Generator, int], tuple[Array, Array]]
 """At most about so many edges: sources and destinations."""
-
-
-@dataclass(frozen=True)
-class EdgeFile:
-    """Edges in a file of int32 pairs (source, destination), which is read, not mapped."""
-
-    path: Path
-
-    @property
-    def num_edges(self) -> int:
-        return self.path.stat().st_size // 8
-
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """As in `EdgeSource`."""
-        with open(self.path, "rb") as file:
-            while len(pairs := np.fromfile(file, np.int32, 2 * rows)):
-                yield pairs[::2].astype(np.int64), pairs[1::2].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -75,7 +60,9 @@ def prepare(name: str, size: GeneratedEdges, data: Path, work: Path, seed: int) 
 
 def graph_of(file: Path, num_nodes: int) -> GraphSource:
     """A prepared graph as partition methods take it."""
-    return GraphSource({"_N": num_nodes}, {("_N", "_E", "_N"): EdgeFile(file)}, {}, {})
+    return GraphSource(
+        {"_N": num_nodes}, {("_N", "_E", "_N"): PairEdges(open_raw(file, np.dtype(np.int32), (2,)))}, {}, {}
+    )
 
 
 def rmat(size: GeneratedEdges) -> Draw:

@@ -120,7 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
     with _stoppable(), progress_bar() as progress:
         outcome = run_partition(input_options(arguments), assigning, output, progress)
     if Writers.here().rank == 0:
-        print(f"{outcome.report.as_text()}\n\nmethod {outcome.assigned.method or 'unknown'}: {outcome.assigned.why}")
+        method, why = outcome.assigned.choice
+        print(f"{outcome.report.as_text()}\n\nmethod {method or 'unknown'}: {why}")
         print(f"wrote {outcome.json_file}")
     return 0
 

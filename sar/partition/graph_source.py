@@ -47,7 +47,7 @@ def first_outside(ids: Array, count: int) -> int | None:
 
 
 class EdgeSource(Protocol):
-    """The edges of one type in their original order, which can be read again and again.
+    """The edges of one type in their original order, of which slices can be read again and again.
 
     num_edges: E_r.
     """
@@ -55,13 +55,18 @@ class EdgeSource(Protocol):
     @property
     def num_edges(self) -> int: ...
 
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        """Sources and destinations, IDs within their types, contiguous int64, at most `rows` at a time.
+    def read(self, start: int, stop: int) -> tuple[Array, Array]:
+        """Sources and destinations of edges `start` to `stop` - 1: IDs within their types, contiguous int64.
 
-        They are not to be changed in place. Always int64, whatever the file holds: in a chunk the conversion costs less
+        They are not to be changed in place. Always int64, whatever the file holds: in a slice the conversion costs less
         than reading, and IDs of 32 bits would overflow unseen where they are added or multiplied.
         """
         ...
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+        """All edges, at most `rows` at a time, as `read` gives them."""
+        for start in range(0, self.num_edges, rows):
+            yield self.read(start, min(start + rows, self.num_edges))
 
 
 class Column(Protocol):
@@ -120,7 +125,7 @@ class JoinedColumn:
 
 
 @dataclass(frozen=True)
-class ArrayEdges:
+class ArrayEdges(EdgeSource):
     """Edges in two arrays, in memory or in files: src, dst, (E_r,) integers each."""
 
     src: Column
@@ -130,15 +135,15 @@ class ArrayEdges:
     def num_edges(self) -> int:
         return self.src.shape[0]
 
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+    def read(self, start: int, stop: int) -> tuple[Array, Array]:
         """As in `EdgeSource`."""
-        for start in range(0, self.num_edges, rows):
-            one = slice(start, start + rows)
-            yield np.ascontiguousarray(self.src[one], np.int64), np.ascontiguousarray(self.dst[one], np.int64)
+        return np.ascontiguousarray(self.src[start:stop], np.int64), np.ascontiguousarray(
+            self.dst[start:stop], np.int64
+        )
 
 
 @dataclass(frozen=True)
-class ReversedEdges:
+class ReversedEdges(EdgeSource):
     """Edges the other way round."""
 
     edges: EdgeSource
@@ -147,10 +152,10 @@ class ReversedEdges:
     def num_edges(self) -> int:
         return self.edges.num_edges
 
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+    def read(self, start: int, stop: int) -> tuple[Array, Array]:
         """As in `EdgeSource`."""
-        for src, dst in self.edges.chunks(rows):
-            yield dst, src
+        src, dst = self.edges.read(start, stop)
+        return dst, src
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,23 @@ class GraphSource:
         """By node type the number of its first node where nodes are numbered type after type."""
         ends = np.cumsum([0, *self.num_nodes.values()]).tolist()
         return dict(zip(self.num_nodes, ends, strict=False))
+
+    def nodes_of(self, ntype: str) -> slice:
+        """Where the nodes of a type are among those of all types."""
+        first = self.first_node[ntype]
+        return slice(first, first + self.num_nodes[ntype])
+
+    def by_type(self, values: Array) -> dict[str, Array]:
+        """Values of all nodes, (N,), by the nodes' type."""
+        return {ntype: values[self.nodes_of(ntype)] for ntype in self.num_nodes}
+
+    def by_destination(self, values: Array) -> dict[CanonicalEtype, Array]:
+        """The value of each edge's destination, by edge type; `values` of all nodes, (N,)."""
+        of_type = self.by_type(values)
+        return {
+            etype: np.concatenate([values[:0], *(of_type[etype[2]][dst] for _, dst in edges.chunks())])
+            for etype, edges in self.edges.items()
+        }
 
     @property
     def total_nodes(self) -> int:

@@ -1,7 +1,6 @@
 """Divide a graph that is in memory, in one call: `dgl.distributed.partition_graph` with sar's methods and writer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -17,16 +16,12 @@ from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degree
 from sar.partition.graph_data import Array, GraphData
 from sar.partition.graph_source import GraphSource, logged_stages
 from sar.partition.ingest.objects import as_array, from_object
-from sar.partition.pipeline import assignment, write_with_report
-from sar.partition.write.staging import staged
+from sar.partition.pipeline import OutputOptions, run_partition
 from sar.partition.write.write import PartitionReport
-from sar.partition.write.write_job import WriteJob, check_hops, check_writable
-from sar.partition.write.writers import Writers
 
 Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
 
 _MOST_KINDS = 64
-_TRAINER = "trainer_id"
 
 
 def partition_graph(
@@ -94,14 +89,17 @@ def partition_graph(
     ):
         if not can:
             raise ConfigError(f"{name} is {value!r}; expected {why}.")
-    graph, num_trainers = from_object(g), index(num_parts) * trainers
-    options = AssigningOptions(num_trainers, part_method, seed, balance=(IN_EDGES,) if balance_edges else ())
+    graph = from_object(g)
+    balance = (IN_EDGES,) if balance_edges else ()
+    options = AssigningOptions(index(num_parts) * trainers, part_method, seed, balance)
     kinds = _kinds(graph, balance_ntypes)
     if balance_edges and kinds:
         degrees = sum(in_degrees(graph).values())
         kinds |= {f"{IN_EDGES} of {kind}": nodes * degrees for kind, nodes in kinds.items()}
-    _, part_of = _divided(graph, index(num_parts), options, out_path, graph_name, num_hops, kinds)
-    return _original_ids(graph, part_of) if return_mapping else None
+    _check_parts(graph, index(num_parts))
+    output = OutputOptions(Path(out_path), graph_name, num_hops=num_hops)
+    outcome = run_partition(graph, options, output, logged_stages(), more_weights=kinds, trainers=trainers)
+    return _original_ids(graph, outcome.assigned.part_of) if return_mapping else None
 
 
 def divide(data: GraphData | GraphSource, out_dir: str | PathLike[str], name: str, num_parts: int) -> PartitionReport:
@@ -116,40 +114,17 @@ def divide(data: GraphData | GraphSource, out_dir: str | PathLike[str], name: st
     Raises:
         ConfigError: the number of parts does not fit, or there is something in the directory already.
     """
+    graph = from_object(data)
+    _check_parts(graph, num_parts)
     options = AssigningOptions(num_parts, "metis", balance=(IN_EDGES,))
-    return _divided(from_object(data), num_parts, options, out_dir, name)[0]
+    outcome = run_partition(graph, options, OutputOptions(Path(out_dir), name), logged_stages())
+    return outcome.written.report(outcome.json_file)
 
 
-def _divided(
-    graph: GraphSource,
-    num_parts: int,
-    options: AssigningOptions,
-    out: str | PathLike[str],
-    name: str,
-    num_hops: int | None = None,
-    kinds: Mapping[str, Array] | None = None,
-) -> tuple[PartitionReport, Array]:
-    """Assign nodes as `options` say, whose parts may be several of each part, and write the parts.
-
-    Returns:
-        What came of it, and the part of every node, (N,).
-    """
-    team = Writers.here()
+def _check_parts(graph: GraphSource, num_parts: int) -> None:
     if not 1 <= num_parts <= graph.total_nodes:
         expected = f"expected 1 to {graph.total_nodes}"
         raise ConfigError(f"cannot divide {graph.total_nodes} nodes into {num_parts} parts; {expected}.")
-    stages = logged_stages()
-    with team.guard():
-        check_hops(num_hops, team, local_output=False)
-        with staged(Path(out), team, "", resume=False) as staging:
-            check_writable(graph, name)
-            trainer_of, num_trainers, choice = assignment(options, staging, graph, None, stages, kinds)
-            part_of = trainer_of // (num_trainers // num_parts)
-            if num_trainers > num_parts:
-                graph = _with_trainers(graph, trainer_of)
-            job = WriteJob.of(staging, graph, part_of, num_parts, None, stages, num_hops)
-            written, _ = write_with_report(job, name, choice.method)
-    return written.report(staging.target / f"{name}.json"), part_of
 
 
 def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:
@@ -173,39 +148,13 @@ def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:
     return kinds
 
 
-def _with_trainers(graph: GraphSource, trainer_of: Array) -> GraphSource:
-    """The graph with the trainer of every node and of every edge, which is its destination's, as `trainer_id`."""
-    for fields in (*graph.node_data.values(), *graph.edge_data.values()):
-        if _TRAINER in fields:
-            raise ConfigError(f"the graph has a field '{_TRAINER}', which is to hold trainers; choose another name.")
-    trainer_of = trainer_of.astype(np.int64)
-    nodes, edges = _by_type(graph, trainer_of), _by_edge(graph, trainer_of)
-    node_data = {ntype: {**graph.node_data.get(ntype, {}), _TRAINER: rows} for ntype, rows in nodes.items()}
-    edge_data = {etype: {**graph.edge_data.get(etype, {}), _TRAINER: rows} for etype, rows in edges.items()}
-    return replace(graph, node_data=node_data, edge_data=edge_data)
-
-
 def _original_ids(graph: GraphSource, part_of: Array) -> Mapped:
     """Original IDs of nodes and edges by new ones: within a type these go by part, and then as in the graph."""
-    nodes = {ntype: _sorted_by(parts) for ntype, parts in _by_type(graph, part_of).items()}
-    edges = {etype: _sorted_by(parts) for etype, parts in _by_edge(graph, part_of).items()}
+    nodes = {ntype: _sorted_by(parts) for ntype, parts in graph.by_type(part_of).items()}
+    edges = {etype: _sorted_by(parts) for etype, parts in graph.by_destination(part_of).items()}
     if len(nodes) == len(edges) == 1:
         return next(iter(nodes.values())), next(iter(edges.values()))
     return nodes, edges
-
-
-def _by_type(graph: GraphSource, values: Array) -> dict[str, Array]:
-    """Values of all nodes, (N,), by their type."""
-    return {ntype: values[first : first + graph.num_nodes[ntype]] for ntype, first in graph.first_node.items()}
-
-
-def _by_edge(graph: GraphSource, values: Array) -> dict[CanonicalEtype, Array]:
-    """The value of each edge's destination, by edge type; `values` of all nodes, (N,)."""
-    of_type = _by_type(graph, values)
-    return {
-        etype: np.concatenate([values[:0], *(of_type[etype[2]][dst] for _, dst in edges.chunks())])
-        for etype, edges in graph.edges.items()
-    }
 
 
 def _sorted_by(parts: Array) -> Tensor:

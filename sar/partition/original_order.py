@@ -267,11 +267,14 @@ def _together(rows: Column, spec: PartitionJson, originals: Originals, out: str 
     group.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
     with _created(out, shape, rows.dtype) if group.rank == 0 else nullcontext(np.empty(0)) as result:
         ends = [int(end) for end in group.all_gather(torch.tensor(share.end), f"{what}: the file is there")]
-        seen, team = PermutationCheck(total if group.rank == 0 else 0), Writers.here()
+        seen, writers = PermutationCheck(total if group.rank == 0 else 0), Writers.here()
         placed, nothing = _placed(originals, whose, rows, share, ends), (np.empty(0, np.int64), rows[:0])
-        while not team.all((own := next(placed, None)) is None):
+        while not writers.all((own := next(placed, None)) is None):
             places, values = (
-                [arrived for _, arrived in team.deliver(sent, np.eye(1, team.size, dtype=np.int64)[0] * len(sent))]
+                [
+                    arrived
+                    for _, arrived in writers.deliver(sent, np.eye(1, writers.size, dtype=np.int64)[0] * len(sent))
+                ]
                 for sent in own or nothing
             )
             _scatter(zip(places, values, strict=True), result, seen)

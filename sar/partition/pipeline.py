@@ -7,10 +7,10 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from sar.partition.write.staging import Staging, staged
 from sar.partition.write.write import Written, write_parts, written_report
 from sar.partition.write.write_job import WriteJob, check_hops, check_writable
 from sar.partition.write.writers import Writers
+
+_TRAINER = "trainer_id"
 
 
 @dataclass(frozen=True)
@@ -70,27 +72,40 @@ class OutputOptions:
     local_output: bool = False
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What came of it.
 
     json_file: what `sar.load_dgl_partition_data` takes.
-    assigned: by what, and why by that.
+    assigned: which node went to which part, by what, and why by that.
+    written: counts of what the parts have.
     report: what is in the directory, which has it as `report.json` too.
     """
 
     json_file: Path
-    assigned: Choice
+    assigned: Assigned
+    written: Written
     report: DirectoryReport
 
 
 def run_partition(
-    source: InputOptions,
+    source: InputOptions | GraphSource,
     assigning: AssigningOptions,
     output: OutputOptions,
     progress: Progress = lambda doing, share: None,
+    *,
+    more_weights: Mapping[str, Array] | None = None,
+    trainers: int = 1,
 ) -> Outcome:
     """Divide a graph into parts and write them; all workers call it together where there are several.
+
+    Args:
+        source: the input, or a graph that is open.
+        assigning: how nodes are assigned.
+        output: what to make.
+        progress: called now and then with what is being done and the share of it that is done, 0 to 1.
+        more_weights: what else to balance, (N,) numbers each.
+        trainers: T: nodes are assigned to trainers, of which T consecutive ones make a part; nodes and edges get the
+            trainer's number as the field `trainer_id`.
 
     Raises:
         ConfigError: options do not fit each other or the graph, or the directory is taken.
@@ -98,29 +113,34 @@ def run_partition(
     """
     if isinstance(assigning.parts, int) and assigning.parts < 1:
         raise ConfigError(f"{assigning.parts} parts were asked for; expected at least 1.")
-    team = Writers.here()
-    with team.guard():
-        check_hops(output.num_hops, team, output.local_output)
-        digest = _digest(source, assigning, output, team)
+    writers = Writers.here()
+    with writers.guard():
+        check_hops(output.num_hops, writers, output.local_output)
+        digest = _digest(source, assigning, output, writers) if isinstance(source, InputOptions) else ""
         with staged(
             output.directory,
-            team,
+            writers,
             digest,
             resume=output.resume,
             overwrite=output.overwrite,
             local=output.local_output,
         ) as staging:
-            scratch = staging.scratch / f"input-{team.rank}"
-            shutil.rmtree(scratch, ignore_errors=True)  # copies that an earlier run has left
-            progress("reading the input", 0.0)
-            graph = open_input(source, scratch, output.memory, assigning.seed)
+            graph = source if isinstance(source, GraphSource) else _opened(source, staging, output, assigning, progress)
             name = output.name or graph.name or "graph"
             check_writable(graph, name)
-            part_of, num_parts, choice = assignment(assigning, staging, graph, output.memory, progress)
+            assigned = _assigned(assigning, staging, graph, output.memory, progress, more_weights)
+            if trainers > 1:
+                graph = _with_trainers(graph, assigned.part_of)
+                parts, num_parts = assigned.part_of // trainers, assigned.num_parts // trainers
+                assigned = assigned._replace(part_of=parts, num_parts=num_parts)
+            part_of, num_parts, choice = assigned
             method = choice.method or "custom"
             job = WriteJob.of(staging, graph, part_of, num_parts, output.memory, progress, output.num_hops)
-            report = write_with_report(job, name, method)[1]
-    return Outcome(staging.target / f"{name}.json", choice, report)
+            written = write_parts(job, name, method)
+            report = written_report(graph, job.numbering.part_of, written, name, method)
+            if staging.leads:
+                report.save(staging.path)
+    return Outcome(staging.target / f"{name}.json", assigned, written, report)
 
 
 def run_assignment(
@@ -156,46 +176,58 @@ def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: in
     return graph if split is None else with_split(graph, split, seed)
 
 
-def write_with_report(job: WriteJob, name: str, method: str) -> tuple[Written, DirectoryReport]:
-    """Write the parts into a directory in the making, and `report.json`; `name` and `method` as in `write_parts`."""
-    written = write_parts(job, name, method)
-    report = written_report(job.graph, job.numbering.part_of, written, name, method)
-    if job.staging.leads:
-        report.save(job.staging.path)
-    return written, report
+def _opened(
+    source: InputOptions, staging: Staging, output: OutputOptions, assigning: AssigningOptions, progress: Progress
+) -> GraphSource:
+    scratch = staging.scratch / f"input-{staging.writers.rank}"
+    shutil.rmtree(scratch, ignore_errors=True)  # copies that an earlier run has left
+    progress("reading the input", 0.0)
+    return open_input(source, scratch, output.memory, assigning.seed)
 
 
-def assignment(
+def _with_trainers(graph: GraphSource, trainer_of: Array) -> GraphSource:
+    """The graph with the trainer of every node and of every edge, which is its destination's, as `trainer_id`."""
+    for columns in (*graph.node_data.values(), *graph.edge_data.values()):
+        if _TRAINER in columns:
+            raise ConfigError(f"the graph has a field '{_TRAINER}', which is to hold trainers; choose another name.")
+    trainer_of = trainer_of.astype(np.int64)
+    nodes, edges = graph.by_type(trainer_of), graph.by_destination(trainer_of)
+    node_data = {ntype: {**graph.node_data.get(ntype, {}), _TRAINER: rows} for ntype, rows in nodes.items()}
+    edge_data = {etype: {**graph.edge_data.get(etype, {}), _TRAINER: rows} for etype, rows in edges.items()}
+    return replace(graph, node_data=node_data, edge_data=edge_data)
+
+
+def _assigned(
     options: AssigningOptions,
     staging: Staging,
     graph: GraphSource,
     memory: int | None,
     progress: Progress,
-    more: Mapping[str, Array] | None = None,
+    more: Mapping[str, Array] | None,
 ) -> Assigned:
     """As `assign`, by the first process, and kept for a run that resumes this one."""
-    file, team = staging.assignment, staging.team
+    file, writers = staging.assignment, staging.writers
 
     def first_assigns() -> list[str]:
-        if team.rank:
+        if writers.rank:
             return []
         part_of, num_parts, choice = assign(options, graph, staging.scratch / "method", memory, progress, more)
         with file.open("wb") as opened:
             opened.write(part_of.astype(np.min_scalar_type(num_parts - 1)).data)
         return [str(num_parts), *choice]
 
-    parts, method, why = team.broadcast_strings(staging.step("assignment", first_assigns))
+    parts, method, why = writers.broadcast_strings(staging.step("assignment", first_assigns))
     dtype = np.min_scalar_type(int(parts) - 1)
-    part_of = np.fromfile(file, dtype) if team.rank == 0 else np.empty(graph.total_nodes, dtype)
-    assigned = Assigned(team.broadcast(part_of), int(parts), Choice(method, why))
-    if options.write_assignment is not None and team.rank == 0:
+    part_of = np.fromfile(file, dtype) if writers.rank == 0 else np.empty(graph.total_nodes, dtype)
+    assigned = Assigned(writers.broadcast(part_of), int(parts), Choice(method, why))
+    if options.write_assignment is not None and writers.rank == 0:
         write_once(options.write_assignment, graph, assigned)
     return assigned
 
 
-def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOptions, team: Writers) -> str:
+def _digest(source: InputOptions, assigning: AssigningOptions, output: OutputOptions, writers: Writers) -> str:
     """Of all that decides about the result: options, the number of processes, and size and time of input files."""
-    said = [repr(source), repr(assigning), output.name, output.memory, output.num_hops, team.size]
+    said = [repr(source), repr(assigning), output.name, output.memory, output.num_hops, writers.size]
     named = source.path.values() if isinstance(source.path, Mapping) else [source.path]
     files = [*named, *source.node_features.values(), *source.edge_features.values()]
     if assigning.assignment is not None:

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import sar
 from sar.adapters.dgl.shim import require_dgl
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
+from sar.partition.graph_source import ArrayEdges, EdgeSource, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.write import staging
 from sar.partition.write.write import write_partitions
@@ -75,9 +75,9 @@ def test_slices_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write(graph, tmp_path / "large")
     use_small_slices(monkeypatch.setattr)
     write(graph, tmp_path / "small")
-    uneven = random_source(0, COUNTS, RELATIONS, uneven=True)
-    write(uneven, tmp_path / "uneven")
-    assert content_of(tmp_path / "large") == content_of(tmp_path / "small") == content_of(tmp_path / "uneven")
+    two_files = random_source(0, COUNTS, RELATIONS, two_files=True)
+    write(two_files, tmp_path / "two files")
+    assert content_of(tmp_path / "large") == content_of(tmp_path / "small") == content_of(tmp_path / "two files")
     write(graph, tmp_path / "small halo", num_hops=2)
     monkeypatch.undo()
     write(graph, tmp_path / "large halo", num_hops=2)
@@ -380,15 +380,14 @@ def test_finished_steps_are_not_repeated(tmp_path: Path) -> None:
 # -- memory
 
 
-class GeneratedEdges:
+class GeneratedEdges(EdgeSource):
     """More edges than are ever in memory."""
 
     num_edges = 3_000_000
 
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        for start in range(0, self.num_edges, rows):
-            ids = np.arange(start, min(self.num_edges, start + rows))
-            yield ids * 7919 % GeneratedColumn.shape[0], ids % GeneratedColumn.shape[0]
+    def read(self, start: int, stop: int) -> tuple[Array, Array]:
+        ids = np.arange(start, stop)
+        return ids * 7919 % GeneratedColumn.shape[0], ids % GeneratedColumn.shape[0]
 
 
 class GeneratedColumn:

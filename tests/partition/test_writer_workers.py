@@ -24,7 +24,7 @@ from tests.workers import Err
 
 def write_together(folder: Path, local_output: bool, num_hops: int | None = None) -> PartitionReport:
     use_small_slices()
-    graph = random_source(0, COUNTS, RELATIONS, uneven=sar.world_size() > 2)
+    graph = random_source(0, COUNTS, RELATIONS, two_files=sar.world_size() > 2)
     return write(graph, folder, local_output=local_output, num_hops=num_hops)
 
 

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 
 from sar.adapters.dgl.shim import require_dgl
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, GraphSource
+from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.partition.ingest.edges import CheckedEdges
 from sar.partition.write import write_job
 from sar.partition.write.write import PartitionReport, write_partitions
 from sar.storage.tensor_files import ArrayWriter
@@ -23,21 +23,11 @@ dgl = require_dgl()
 from dgl.data.utils import load_tensors  # noqa: E402
 
 
-@dataclass(frozen=True)
-class UnevenEdges:
-    """Edges that come in chunks of all sizes, as from a reader that leaves some out."""
-
-    edges: ArrayEdges
-
-    @property
-    def num_edges(self) -> int:
-        return self.edges.num_edges
-
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
-        for number, (src, dst) in enumerate(self.edges.chunks(rows)):
-            middle = number % (len(src) + 1)
-            yield src[:middle], dst[:middle]
-            yield src[middle:], dst[middle:]
+def of_two_files(edges: ArrayEdges, num_nodes: tuple[int, int]) -> CheckedEdges:
+    """The same edges, as if they came in two files."""
+    cut = edges.num_edges // 3
+    parts = [ArrayEdges(edges.src[span], edges.dst[span]) for span in (slice(cut), slice(cut, None))]
+    return CheckedEdges([("one file", parts[0]), ("another", parts[1])], num_nodes)
 
 
 def random_source(
@@ -45,7 +35,7 @@ def random_source(
     counts: Mapping[str, int],
     relations: Mapping[tuple[str, str, str], int],
     *,
-    uneven: bool = False,
+    two_files: bool = False,
 ) -> GraphSource:
     """A multigraph with self-loops and fields of all sorts; some nodes and some types may be without edges."""
     rng = np.random.default_rng(seed)
@@ -54,7 +44,7 @@ def random_source(
         count = count if counts[etype[0]] and counts[etype[2]] else 0
         ends = [rng.integers(0, max(1, counts[ntype]), count) for ntype in (etype[0], etype[2])]
         found = ArrayEdges(*ends)
-        edges[etype] = UnevenEdges(found) if uneven else found
+        edges[etype] = of_two_files(found, (counts[etype[0]], counts[etype[2]])) if two_files else found
         if number % 2 == 0:
             edge_data[etype] = {"w": rng.random((count, 2)), "kept": rng.random(count) < 0.5}
     for number, (ntype, count) in enumerate(counts.items()):
@@ -76,7 +66,7 @@ def sources(draw: st.DrawFn) -> tuple[GraphSource, Array, int]:
         (draw(st.sampled_from(ntypes)), f"r{i}", draw(st.sampled_from(ntypes))): draw(st.integers(0, 40))
         for i in range(draw(st.integers(1, 3)))
     }
-    graph = random_source(draw(st.integers(0, 99)), counts, relations, uneven=draw(st.booleans()))
+    graph = random_source(draw(st.integers(0, 99)), counts, relations, two_files=draw(st.booleans()))
     num_parts = draw(st.integers(1, 5))
     part = st.integers(0, num_parts - 1)
     part_of = draw(st.lists(part, min_size=graph.total_nodes, max_size=graph.total_nodes))

@@ -215,9 +215,9 @@ def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Arr
     """
     weights: dict[str, Array] = {}
     if len(graph.num_nodes) > 1:
-        for ntype, count in graph.num_nodes.items():
+        for ntype in graph.num_nodes:
             mine = weights[f"nodes of type {ntype}"] = np.zeros(graph.total_nodes, np.bool_)
-            mine[graph.first_node[ntype] : graph.first_node[ntype] + count] = True
+            mine[graph.nodes_of(ntype)] = True
     for name in balance:
         if name == IN_EDGES:
             weights |= in_degrees(graph)

@@ -275,18 +275,13 @@ def _chunks(count: int, parts: int) -> list[int]:
 def _write_edges(source: EdgeSource, folder: Path, stem: str, counts: list[int]) -> dict[str, Any]:
     """Write the edges of a type and return their file specification."""
     files = [f"{stem}-{number}.csv" for number in range(len(counts))]
-    chunks = source.chunks(_PAIRS)
-    src = dst = np.empty(0, np.int64)
+    first = 0
     for name, count in zip(files, counts, strict=True):
         with (folder / name).open("xb") as file:
-            while count:
-                if not len(src):
-                    src, dst = next(chunks)
-                written = min(count, len(src))
-                table = pyarrow.table({"src": src[:written], "dst": dst[:written]})
-                pyarrow.csv.write_csv(table, file, _CSV)
-                count -= written
-                src, dst = src[written:], dst[written:]
+            for start in range(first, first + count, _PAIRS):
+                src, dst = source.read(start, min(start + _PAIRS, first + count))
+                pyarrow.csv.write_csv(pyarrow.table({"src": src, "dst": dst}), file, _CSV)
+        first += count
     return {"format": {"name": "csv", "delimiter": " "}, "data": files}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, Column, EdgeSource, index_dtype
+from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
 from sar.partition.ingest.files import check_edges
 from sar.partition.ingest.parquet import parquet_edges
 from sar.partition.ingest.text import TextFormat, text_edges
@@ -51,7 +51,7 @@ class OpenedEdges:
 
 
 @dataclass(frozen=True)
-class CheckedEdges:
+class CheckedEdges(EdgeSource):
     """Edges of binary files, one after the other; IDs are checked in every pass, in the chunk just read.
 
     parts: the edges of each file, with its name for errors.
@@ -65,18 +65,23 @@ class CheckedEdges:
     def num_edges(self) -> int:
         return sum(edges.num_edges for _, edges in self.parts)
 
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+    def read(self, start: int, stop: int) -> tuple[Array, Array]:
         """As in `EdgeSource`.
 
         Raises:
             PartitionError: an ID is negative or too large.
         """
+        pieces, first = [(np.empty(0, np.int64), np.empty(0, np.int64))], 0
         for where, edges in self.parts:
-            row = 0
-            for src, dst in edges.chunks(rows):
-                check_edges(src, dst, self.limits, where, row)
-                yield src, dst
-                row += len(src)
+            low, high = max(start - first, 0), min(stop - first, edges.num_edges)
+            if low < high:
+                pieces.append(edges.read(low, high))
+                check_edges(*pieces[-1], self.limits, where, low)
+            first += edges.num_edges
+        if len(pieces) == 2:
+            return pieces[1]
+        src, dst = (np.concatenate(ids) for ids in zip(*pieces, strict=True))
+        return src, dst
 
 
 def open_edges(
@@ -138,7 +143,7 @@ def _parsed(file: Path, how: EdgeFormat, limits: tuple[int, int]) -> Iterator[tu
 
 
 @dataclass(frozen=True)
-class PairEdges:
+class PairEdges(EdgeSource):
     """Edges as rows (source, destination): pairs, (E_r, 2) integers."""
 
     pairs: Column
@@ -147,11 +152,10 @@ class PairEdges:
     def num_edges(self) -> int:
         return self.pairs.shape[0]
 
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[tuple[Array, Array]]:
+    def read(self, start: int, stop: int) -> tuple[Array, Array]:
         """As in `EdgeSource`."""
-        for start in range(0, self.num_edges, rows):
-            pairs = self.pairs[start : start + rows]
-            yield np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
+        pairs = self.pairs[start:stop]
+        return np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
 
 
 def open_npy_edges(files: Sequence[Path], *, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:

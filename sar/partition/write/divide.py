@@ -40,7 +40,7 @@ class EdgeBuckets:
         for number, etype in enumerate(job.etypes):
             step = partial(self._divide, number, etype)
             self.counts[job.own_parts, number] = job.staging.step(f"edges of {etype}", step)
-        self.counts = job.staging.team.sum(self.counts)
+        self.counts = job.staging.writers.sum(self.counts)
 
     @cached_property
     def ranges(self) -> Array:
@@ -64,7 +64,9 @@ class EdgeBuckets:
         """The part of each edge of a type that has fields, in this process's chunks of `rows`."""
         etype = self._job.etypes[number]
         with self._parts_file(number).open("rb") as file:
-            for start, end in self._job.staging.team.shares(self._job.graph.edges[etype].num_edges, self.rows(etype)):
+            for start, end in self._job.staging.writers.shares(
+                self._job.graph.edges[etype].num_edges, self.rows(etype)
+            ):
                 yield np.fromfile(file, self._job.numbering.part_of.dtype, end - start)
 
     def rows(self, etype: CanonicalEtype) -> int:
@@ -75,14 +77,15 @@ class EdgeBuckets:
 
     def _divide(self, number: int, etype: CanonicalEtype) -> list[int]:
         """Put the edges of a type into their files; return how many each of this process's parts has."""
-        job, team = self._job, self._job.staging.team
+        job, writers = self._job, self._job.staging.writers
         edges, name = job.graph.edges[etype], ":".join(etype)
-        source, destination = job.nodes_of(etype[0]), job.nodes_of(etype[2])
+        source, destination = job.graph.nodes_of(etype[0]), job.graph.nodes_of(etype[2])
         counts = dict.fromkeys(job.own_parts, 0)
         with contextlib.ExitStack() as stack:
             files = {part: stack.enter_context(self._file(number, part).open("wb")) for part in job.own_parts}
             parts_file = stack.enter_context(self._parts_file(number).open("wb"))
-            for start, src, dst in team.edges(edges, self.rows(etype)):
+            for start, end in writers.shares(edges.num_edges, self.rows(etype)):
+                src, dst = edges.read(start, end)
                 job.progress(f"dividing {name}", start / edges.num_edges)
                 _check_ends(name, "source", start, src, source)
                 _check_ends(name, "destination", start, dst, destination)
@@ -94,22 +97,16 @@ class EdgeBuckets:
                 rows[:, 2] = np.arange(start, start + len(src))
                 if job.graph.edge_data.get(etype):
                     parts_file.write(parts.data)
-                for part, arrived in team.deliver(rows[order], sizes):
+                for part, arrived in writers.deliver(rows[order], sizes):
                     files[part].write(arrived.data)
                     counts[part] += len(arrived)
-        total = int(team.sum(np.array([sum(counts.values())]))[0])
-        if total != edges.num_edges:
-            raise PartitionError(
-                f"{total} edges {name} were read; expected {edges.num_edges}. The input has changed since it was "
-                "opened: start again."
-            )
         return list(counts.values())
 
     def _file(self, number: int, part: int) -> Path:
         return self._job.staging.scratch / f"edges-{number}-{part}"
 
     def _parts_file(self, number: int) -> Path:
-        return self._job.staging.scratch / f"parts-{number}-{self._job.staging.team.rank}"
+        return self._job.staging.scratch / f"parts-{number}-{self._job.staging.writers.rank}"
 
 
 def _check_ends(name: str, end: str, start: int, ids: Array, nodes: slice) -> None:
@@ -185,16 +182,16 @@ class _PartFiles:
         if not spec.row_bytes:
             return
         with contextlib.ExitStack() as stack:
-            writers = {}
+            files = {}
             for part, layout in self.layouts.items():
                 file = stack.enter_context((part_folder(job.staging.path, part) / self.name).open("r+b"))
-                writers[part] = layout.writer(file, field.name)
-            for start, end in job.staging.team.shares(spec.shape[0], rows):
+                files[part] = layout.writer(file, field.name)
+            for start, end in job.staging.writers.shares(spec.shape[0], rows):
                 job.progress(f"dividing {field.name}", start / spec.shape[0])
                 order, sizes = by_part(next(parts), job.num_parts)
                 values = np.asarray(field.column[start:end])[order].astype(spec.dtype, copy=False)
-                for part, arrived in job.staging.team.deliver(values, sizes):
-                    writers[part].append(arrived)
+                for part, arrived in job.staging.writers.deliver(values, sizes):
+                    files[part].append(arrived)
 
 
 def write_node_fields(job: WriteJob) -> None:
@@ -208,9 +205,9 @@ def write_node_fields(job: WriteJob) -> None:
     for name, fields_of_file in ((NODE_FEATURES, columns), (ORIGINAL_NODES, ids)):
         files = _PartFiles.create(job, name, fields_of_file, counts)
         for field in fields_of_file:
-            part_of = job.numbering.part_of[job.nodes_of(job.ntypes[field.type_id])]
+            part_of = job.numbering.part_of[job.graph.nodes_of(job.ntypes[field.type_id])]
             rows = job.rows_in_slice(COPIES * field.spec.row_bytes + _ORDER_BYTES)
-            slices = job.staging.team.shares(len(part_of), rows)
+            slices = job.staging.writers.shares(len(part_of), rows)
             files.fill(field, rows, (part_of[start:end] for start, end in slices))
 
 

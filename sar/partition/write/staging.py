@@ -45,15 +45,15 @@ class Staging:
     leads: whether this process speaks for those that share the directory.
     """
 
-    def __init__(self, target: Path, team: Writers, digest: str, overwrite: bool) -> None:
-        self.target, self.team = target, team
+    def __init__(self, target: Path, writers: Writers, digest: str, overwrite: bool) -> None:
+        self.target, self.writers = target, writers
         self.path = target.with_name(f"{target.name}.partial")
         self.replaced = target.with_name(f"{target.name}.replaced")
         self.earlier: set[Path] = set()
         self.scratch, self.assignment = self.path / _SCRATCH, self.path / _ASSIGNMENT
         self.lock = self.path / _LOCK
         self.leads = True
-        self._record = self.path / f"progress-{team.rank}.json"
+        self._record = self.path / f"progress-{writers.rank}.json"
         self._digest, self._overwrite = digest, overwrite
         self._done: dict[str, Any] = {}
         self._boot = _BOOT.read_text() if _BOOT.exists() else ""
@@ -64,7 +64,7 @@ class Staging:
         All processes take the step together: a resumed run calls `work` again on all, if one had not finished it. What
         a call that was killed has done, the next one overwrites.
         """
-        if not self.team.all(name in self._done):
+        if not self.writers.all(name in self._done):
             self._done.pop(name, None)
         return self.own_step(name, work)
 
@@ -106,7 +106,7 @@ class Staging:
         """Read this process's record."""
         if not self.scratch.is_dir():
             raise ConfigError(
-                f"process {self.team.rank} does not see '{self.path}', which another process has made; expected a "
+                f"process {self.writers.rank} does not see '{self.path}', which another process has made; expected a "
                 "directory that all share. Say so (--local-output) if each host has its own."
             )
         if not self._record.exists():
@@ -151,13 +151,13 @@ class Staging:
 
 @contextlib.contextmanager
 def staged(
-    target: Path, team: Writers, digest: str, *, resume: bool, overwrite: bool = False, local: bool = False
+    target: Path, writers: Writers, digest: str, *, resume: bool, overwrite: bool = False, local: bool = False
 ) -> Iterator[Staging]:
     """Make a directory inside the `with` block; when that ends without an error, it is complete and in its place.
 
     Args:
         target: a directory that does not exist, or an empty one; or with `overwrite` one that holds partitions.
-        team: the processes that make it together.
+        writers: the processes that make it together.
         digest: of everything that decides what the result will be.
         resume: go on with what a killed run has left, if anything; and keep what is done if this one fails.
         overwrite: replace a directory of partitions that is there, once the new one is whole.
@@ -169,30 +169,30 @@ def staged(
         PartitionError: the disk is full.
     """
     target = target.resolve() if target.is_symlink() else Path(os.path.abspath(target))
-    staging = Staging(target, team, digest, overwrite)
+    staging = Staging(target, writers, digest, overwrite)
     _check_free(staging, resume, overwrite)
-    staging.leads = team.lowest_rank_with(f"{socket.gethostname() if local else ''}:{target}") == team.rank
+    staging.leads = writers.lowest_rank_with(f"{socket.gethostname() if local else ''}:{target}") == writers.rank
     with contextlib.ExitStack() as stack:
         if staging.leads:
             with _disk_explained(staging.path):
                 stack.enter_context(staging._begin(resume))
-        team.all(True)  # from here on a failure removes it
+        writers.all(True)  # from here on a failure removes it
         try:
             with _disk_explained(staging.path):
                 staging._recall()
-                team.all(True)  # all have seen it, before one that fails removes it
+                writers.all(True)  # all have seen it, before one that fails removes it
                 yield staging
-                team.all(True)
+                writers.all(True)
                 if staging.leads:
                     staging._finish()
-                team.all(True)
+                writers.all(True)
         except BaseException as error:
             removed = isinstance(error, FileNotFoundError) and not staging.lock.exists()
             if not resume:
                 staging.lock.unlink(missing_ok=True)
                 shutil.rmtree(staging.path, ignore_errors=True)
             if removed:
-                team.all(True)  # raises why another process has failed, which then removed what was there
+                writers.all(True)  # raises why another process has failed, which then removed what was there
             raise
 
 

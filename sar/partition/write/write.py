@@ -99,12 +99,12 @@ def write_partitions(
         ConfigError: an argument does not fit, memory is too little, or `out_dir` is taken.
         PartitionError: an edge ends at no node, the input changed, or the disk is full.
     """
-    team = Writers.here()
-    with team.guard():
+    writers = Writers.here()
+    with writers.guard():
         graph = from_object(graph)
-        check_hops(num_hops, team, local_output)
-        digest = _digest(graph, part_of, num_parts, name, method, memory, num_hops, team.size) if resume else ""
-        with staged(Path(out_dir), team, digest, resume=resume, overwrite=overwrite, local=local_output) as staging:
+        check_hops(num_hops, writers, local_output)
+        digest = _digest(graph, part_of, num_parts, name, method, memory, num_hops, writers.size) if resume else ""
+        with staged(Path(out_dir), writers, digest, resume=resume, overwrite=overwrite, local=local_output) as staging:
             check_writable(graph, name)
             job = WriteJob.of(staging, graph, part_of, num_parts, memory, progress or logged_stages(), num_hops)
             written = write_parts(job, name, method)
@@ -124,7 +124,7 @@ def write_parts(job: WriteJob, name: str, method: str) -> Written:
         step = partial(write_part_graph, job, buckets, part, local)
         origins[:, part] = staging.own_step(f"graph of part {part}", step)
         staging.own_step(f"sums of part {part}", partial(write_sums, part_folder(staging.path, part)))
-    edges_from, rows_from = staging.team.sum(origins)
+    edges_from, rows_from = staging.writers.sum(origins)
     if staging.leads:
         data = {**job.graph.node_data, **{":".join(etype): fields for etype, fields in job.graph.edge_data.items()}}
         bools = [f"{kind}/{key}" for kind in data for key, column in data[kind].items() if column.dtype.kind == "b"]

@@ -59,7 +59,7 @@ class NodeNumbering:
         _check(graph, part_of, num_parts)
         part_of = part_of.astype(np.min_scalar_type(num_parts - 1), copy=False)
         ntypes = list(graph.num_nodes)
-        spans = [slice(graph.first_node[t], graph.first_node[t] + graph.num_nodes[t]) for t in ntypes]
+        spans = [graph.nodes_of(ntype) for ntype in ntypes]
         counts = np.zeros((num_parts, len(ntypes)), np.int64)
         for i, span in enumerate(spans):
             for chunk in _chunks(span):
@@ -124,7 +124,7 @@ class WriteJob:
     @cached_property
     def own_parts(self) -> range:
         """The parts that this process writes."""
-        return self.staging.team.own_parts(self.num_parts)
+        return self.staging.writers.own_parts(self.num_parts)
 
     @cached_property
     def ntypes(self) -> list[str]:
@@ -140,11 +140,6 @@ class WriteJob:
     def id_type(self) -> np.dtype[Any]:
         """What holds every node and edge ID."""
         return index_dtype(max(self.graph.total_nodes, *(edges.num_edges for edges in self.graph.edges.values()), 0))
-
-    def nodes_of(self, ntype: str) -> slice:
-        """Where a type is among the nodes of all types."""
-        first = self.graph.first_node[ntype]
-        return slice(first, first + self.graph.num_nodes[ntype])
 
     def rows_in_slice(self, row_bytes: int) -> int:
         """Rows that fit, by the bytes that one takes with all copies."""
@@ -190,7 +185,7 @@ def check_writable(graph: GraphSource, name: str) -> None:
                 raise ConfigError(f"field '{kind}/{key}' has shape {found}; expected {rows[kind]} rows, one for each.")
 
 
-def check_hops(num_hops: int | None, team: Writers, local_output: bool) -> None:
+def check_hops(num_hops: int | None, writers: Writers, local_output: bool) -> None:
     """Refuse a halo that cannot be written.
 
     Raises:
@@ -200,7 +195,7 @@ def check_hops(num_hops: int | None, team: Writers, local_output: bool) -> None:
         raise ConfigError(
             f"num_hops is {num_hops}, which would drop the edges between parts; expected 1 or more, or none."
         )
-    if num_hops is not None and local_output and team.size > 1:
+    if num_hops is not None and local_output and writers.size > 1:
         raise ConfigError(
             f"num_hops={num_hops} (--num-hops) needs the edges of other parts, which are on other hosts' disks with "
             "local_output (--local-output); leave one of them out, or use a directory that all processes share."

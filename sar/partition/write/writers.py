@@ -19,7 +19,7 @@ import torch
 from sar import comm
 from sar.comm.session import current_group
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import CHUNK_ROWS, ArrayEdges, EdgeSource
+from sar.partition.graph_source import CHUNK_ROWS
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,6 @@ class Writers:
         for first in range(0, total, rows * self.size):
             start = min(total, first + self.rank * rows)
             yield start, min(total, start + rows)
-
-    def edges(self, edges: EdgeSource, rows: int) -> Iterator[tuple[int, Array, Array]]:
-        """This process's shares of the edges of a type: the first one's number, sources, destinations."""
-        if isinstance(edges, ArrayEdges):
-            for start, end in self.shares(edges.num_edges, rows):
-                yield start, np.asarray(edges.src[start:end], np.int64), np.asarray(edges.dst[start:end], np.int64)
-            return
-        stream = _even_chunks(edges, rows)
-        nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        for first in range(0, edges.num_edges, rows * self.size):
-            round_of_chunks = [next(stream, nothing) for _ in range(self.size)]
-            yield min(edges.num_edges, first + self.rank * rows), *round_of_chunks[self.rank]
 
     def sum(self, counts: Array) -> Array:
         """The sum of int64 arrays over all processes."""
@@ -131,16 +119,3 @@ class Writers:
         sent = [torch.from_numpy(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in arrays]
         arrived = comm.exchange_tensors(sent)
         return [a.numpy().view(sample.dtype).reshape(-1, *sample.shape[1:]) for a in arrived]
-
-
-def _even_chunks(edges: EdgeSource, rows: int) -> Iterator[tuple[Array, Array]]:
-    """Chunks of exactly `rows` edges but for the last, of a source that may give smaller ones."""
-    src = dst = np.zeros(0, np.int64)
-    for more_src, more_dst in edges.chunks(rows):
-        src = np.concatenate([src, more_src]) if len(src) else more_src
-        dst = np.concatenate([dst, more_dst]) if len(dst) else more_dst
-        while len(src) >= rows:
-            yield src[:rows], dst[:rows]
-            src, dst = src[rows:], dst[rows:]
-    if len(src):
-        yield src, dst
