@@ -81,8 +81,8 @@ class Column(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]: ...
 
-    def __getitem__(self, rows: Any, /) -> Array:
-        """The rows of a slice, or of an ascending array of row numbers."""
+    def __getitem__(self, rows: slice, /) -> Array:
+        """The rows of a slice without a step."""
         ...
 
 
@@ -92,33 +92,23 @@ class JoinedColumn:
 
     parts: Sequence[Column]
 
-    @cached_property
-    def _ends(self) -> Array:
-        return np.cumsum([part.shape[0] for part in self.parts])
-
     @property
     def shape(self) -> tuple[int, ...]:
-        return int(self._ends[-1]), *self.parts[0].shape[1:]
+        return sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:]
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.parts[0].dtype
 
-    def __getitem__(self, rows: Any, /) -> Array:
-        """The rows of a slice without a step, or of an ascending array of row numbers."""
-        pieces = []
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(self.shape[0])
-            for part, end in zip(self.parts, self._ends.tolist(), strict=True):
-                first = end - part.shape[0]
-                if max(start, first) < min(stop, end):
-                    pieces.append(part[max(start, first) - first : min(stop, end) - first])
-        else:
-            rows = np.asarray(rows)
-            bounds = np.searchsorted(rows, self._ends).tolist()
-            for part, end, low, high in zip(self.parts, self._ends.tolist(), [0, *bounds], bounds, strict=False):
-                if low < high:
-                    pieces.append(part[rows[low:high] - (end - part.shape[0])])
+    def __getitem__(self, rows: slice, /) -> Array:
+        """The rows of a slice without a step."""
+        start, stop, _ = rows.indices(self.shape[0])
+        pieces, first = [], 0
+        for part in self.parts:
+            low, high = max(start - first, 0), min(stop - first, part.shape[0])
+            if low < high:
+                pieces.append(part[low:high])
+            first += part.shape[0]
         if len(pieces) == 1:
             return pieces[0]
         return np.concatenate(pieces) if pieces else self.parts[0][0:0]

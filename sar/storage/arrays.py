@@ -26,7 +26,6 @@ Array = NDArray[Any]
 BFLOAT16: Final = np.dtype("V2")
 """Stands for bfloat16, which numpy lacks."""
 _SLICE_BYTES = 4 << 20  # of a tensor
-_SPAN_BYTES = 32 << 20  # of a file, in which rows are picked
 
 
 @dataclass(frozen=True)
@@ -59,22 +58,10 @@ class StoredArray:
     def row_bytes(self) -> int:
         return math.prod(self.shape[1:]) * self.stored.itemsize
 
-    def __getitem__(self, rows: Any, /) -> Array:
-        """The rows of a slice without a step, or of an ascending array of row numbers."""
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(self.shape[0])
-            return self._rows(start, max(0, stop - start))
-        rows = np.asarray(rows)
-        result = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        span = max(1, _SPAN_BYTES // max(1, self.row_bytes))
-        done = 0
-        while done < len(rows) and self.row_bytes:  # picked from one stretch of the file after the other
-            first = int(rows[done])
-            until = int(np.searchsorted(rows, first + span))
-            stretch = self._rows(first, int(rows[until - 1]) + 1 - first)
-            result[done:until] = stretch[rows[done:until] - first]
-            done = until
-        return result
+    def __getitem__(self, rows: slice, /) -> Array:
+        """The rows of a slice without a step."""
+        start, stop, _ = rows.indices(self.shape[0])
+        return self._rows(start, max(0, stop - start))
 
     def _rows(self, start: int, count: int) -> Array:
         rows = np.empty((count, *self.shape[1:]), self.stored)

@@ -26,6 +26,9 @@ from sar.storage.arrays import unreadable
 from sar.storage.partition_json import check_inside
 
 _FORMATS = {"csv": "text", "numpy": "npy", "parquet": "parquet"}
+_SLICE_BYTES = 8 << 20
+_PAIRS = 1 << 17  # formatted at a time
+_CSV = pyarrow.csv.WriteOptions(include_header=False, delimiter=" ")
 
 
 def open_chunked(path: Path, scratch: Path, *, allow_nan: bool, allow_outside: bool) -> GraphSource:
@@ -198,11 +201,6 @@ class _Metadata:
 def _short(found: Any) -> str:
     text = "missing" if found is None else json.dumps(found)
     return text if len(text) < 80 else f"{text[:77]}..."
-
-
-_SLICE_BYTES = 8 << 20
-_PAIRS = 1 << 17  # formatted at a time
-_CSV = pyarrow.csv.WriteOptions(include_header=False, delimiter=" ")
 
 
 def write_chunked(

@@ -29,6 +29,7 @@ _MEMORY = 256 << 20
 _MOST_FILES = 64  # open at a time
 _COPIES = 5  # of a record, at most, in memory at a time: as read, sorted, and what sorting needs
 _SRC, _DST = "src", "dst"  # fields of a record; features are numbered
+LABEL = "label"
 
 
 def clean_up(
@@ -226,9 +227,6 @@ def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder:
                 if low < high:
                     file.append(records[order[low:high]])
         return [file.array() for file in files]
-
-
-LABEL = "label"
 
 
 def with_split(graph: GraphSource, shares: Sequence[float], seed: int) -> GraphSource:

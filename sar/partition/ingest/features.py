@@ -78,8 +78,8 @@ class CheckedColumn:
     def dtype(self) -> np.dtype[Any]:
         return self.column.dtype
 
-    def __getitem__(self, rows: Any, /) -> Array:
-        """The rows of a slice without a step, or of an ascending array of row numbers.
+    def __getitem__(self, rows: slice, /) -> Array:
+        """The rows of a slice without a step.
 
         Raises:
             PartitionError: a number among them is NaN.
@@ -88,8 +88,7 @@ class CheckedColumn:
         with np.errstate(over="ignore", invalid="ignore"):
             suspicious = values.size and np.isnan(values.sum())  # also where inf - inf is; the sum costs least
         if suspicious and (found := np.isnan(values).reshape(len(values), -1).any(1)).any():
-            at = int(np.argmax(found))
-            row = rows.indices(self.shape[0])[0] + at if isinstance(rows, slice) else int(rows[at])
+            row = rows.indices(self.shape[0])[0] + int(np.argmax(found))
             raise PartitionError(
                 f"{self.where}, row {row} (from 0), has NaN; expected numbers. Fill the missing values in, or allow "
                 "NaN (allow_nan=True, --allow-nan), which labels and masks may never have."

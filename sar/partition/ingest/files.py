@@ -10,6 +10,7 @@ import numpy as np
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import Array
+from sar.partition.graph_source import first_outside
 
 Files = str | PathLike[str] | Sequence[str | PathLike[str]]
 """A file, a directory, a glob pattern, or a list of files in order."""
@@ -25,6 +26,8 @@ _SUFFIXES = {
 }
 FORMATS = tuple(_SUFFIXES)
 _DGL_GRAPHS, _DGL_TENSORS = bytes.fromhex("3fa1b446f04f2edd"), bytes.fromhex("3f44a23fbe9f5add")
+ALL_COLUMNS = "*"
+_END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
 
 
 def find_files(files: Files) -> list[Path]:
@@ -93,10 +96,6 @@ def _visible(file: Path) -> bool:
 def _by_number(file: Path) -> list[tuple[int, str]]:
     """Sorts part-2 before part-10."""
     return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(file))]
-
-
-ALL_COLUMNS = "*"
-_END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
 
 
 def find_column(path: Path, names: Sequence[str], wanted: str | int) -> int:
@@ -173,8 +172,8 @@ def check_edges(src: Array, dst: Array, limits: tuple[int, int], where: str, fir
         PartitionError: there is one.
     """
     for end, ids, limit in zip(("source", "destination"), (src, dst), limits, strict=True):
-        if ids.size and int(ids.view(np.uint64).max()) >= limit:  # a negative number is a large one without its sign
-            row = int(np.argmax(ids.view(np.uint64) >= limit))
+        row = first_outside(ids, limit)
+        if row is not None:
             expected = f"0 to {limit - 1}" if limit < np.iinfo(np.int64).max else "0 or more"
             raise PartitionError(
                 f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Correct "

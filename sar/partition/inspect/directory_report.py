@@ -15,6 +15,8 @@ from sar.partition.inspect.text_tables import as_text
 
 REPORT_JSON = "report.json"
 LABELS = ("label", "labels", "y")
+MOST_NUMBERS = 24
+"""Parts up to which each cell of a picture shows its number."""
 
 
 @dataclass(frozen=True)
@@ -224,10 +226,6 @@ def _width(feature: FeatureReport) -> str:
 def _balance(counts: Sequence[int]) -> float:
     """Largest over mean; 1 where all are 0."""
     return max(counts) * len(counts) / sum(counts) if sum(counts) else 1.0
-
-
-MOST_NUMBERS = 24
-"""Parts up to which each cell shows its number."""
 
 
 def draw_traffic(report: DirectoryReport, file: str | PathLike[str]) -> None:

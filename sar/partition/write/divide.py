@@ -17,12 +17,13 @@ import numpy as np
 from sar.common_tuples import CanonicalEtype
 from sar.errors import PartitionError
 from sar.partition.graph_data import Array
-from sar.partition.graph_source import Column
+from sar.partition.graph_source import Column, first_outside
 from sar.partition.write.write_job import WriteJob, by_part, stored_spec
 from sar.storage.partition_json import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES, part_folder
 from sar.storage.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 
 _EDGE_BYTES = 120  # with all copies, and what arrives from other processes
+_ORDER_BYTES = 32  # for each row of a slice, beside the row
 COPIES = 4
 """Of the rows of a field that are in memory at once: as read, in their new order, on their way, as they arrive."""
 
@@ -111,15 +112,12 @@ class EdgeBuckets:
 
 def _check_ends(name: str, end: str, start: int, ids: Array, nodes: slice) -> None:
     count = nodes.stop - nodes.start
-    if ids.size and not 0 <= ids.min() <= ids.max() < count:
-        edge = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
+    edge = first_outside(ids, count)
+    if edge is not None:
         raise PartitionError(
             f"edge {start + edge} of {name} has the {end} {ids[edge]}; expected a node from 0 to {count - 1}. "
             "Correct the edges, or name the number of nodes."
         )
-
-
-_ORDER_BYTES = 32  # for each row of a slice, beside the row
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class _Numbers(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any] = np.dtype(np.int64)
 
-    def __getitem__(self, rows: Any, /) -> Array:  # type: ignore[override]
+    def __getitem__(self, rows: slice, /) -> Array:  # type: ignore[override]
         return np.arange(rows.start, rows.stop)
 
 

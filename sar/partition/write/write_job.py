@@ -24,6 +24,7 @@ from sar.storage.tensor_files import ArraySpec, stored_dtype
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20
+_ROWS = 1 << 14
 _SPARE_FILES = 64
 _KEPT = 2
 """What the process takes for each byte in use: the allocator keeps about as much again for the next slice."""
@@ -226,9 +227,6 @@ def _slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
             f"the graph at least {least:,}. Allow at least {per_node * num_nodes + least:,}, or leave the limit out."
         )
     return min(left, _SLICE_BYTES)
-
-
-_ROWS = 1 << 14
 
 
 def by_part(parts: Array, num_parts: int) -> tuple[Array, Array]:
