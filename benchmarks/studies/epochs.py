@@ -23,7 +23,7 @@ from benchmarks.summary import Spread, seconds
 from sar.host.processes import run_workers
 from sar.partition.assign.assigning import AUTO, IN_EDGES, balance_weights
 from sar.partition.assign.task import AssignmentTask
-from sar.partition.ingest.objects import from_memory
+from sar.partition.ingest.objects import from_object
 from sar.partition.inspect.text_tables import as_markdown, as_text
 from sar.partition.write.write import write_partitions
 
@@ -110,7 +110,7 @@ def _measure_all(arguments: argparse.Namespace, work: Path) -> list[Row]:
 
 def divide(graph: Prepared, method: str, num_parts: int, seed: int) -> tuple[Path, float]:
     """A method's parts of a graph in its folder, made if they are not there, and their replication factor."""
-    source = from_memory(graph.data)
+    source = from_object(graph.data)
     with tempfile.TemporaryDirectory() as scratch:
         weights = balance_weights(source, [IN_EDGES])
         part_of = method_named(method)(AssignmentTask(source, num_parts, Path(scratch), seed, weights))

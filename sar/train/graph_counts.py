@@ -13,7 +13,7 @@ import torch
 
 from sar.common_tuples import EID, CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.assign.stream import count_crossing
+from sar.partition.assign.task import count_crossing
 from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport

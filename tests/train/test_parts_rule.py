@@ -14,7 +14,6 @@ from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign
 from sar.partition.graph_data import write_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest.objects import from_memory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_assignment, run_partition
 from sar.partition.write.write import write_partitions
 from sar.train.footprint import FIRST_EPOCH, plan_training
@@ -142,8 +141,13 @@ def test_where_no_number_of_parts_fits(tmp_path: Path, graph: GraphSource) -> No
 
 
 def test_types_and_graphs_without_edges(tmp_path: Path) -> None:
-    typed = from_memory(small_types())
+<<<<<<< HEAD
+    typed = from_object(small_types())
     found = divide(typed, PartsThatFit(2, 22_000, "typed", Typed, -FIRST_EPOCH, num_classes=CLASSES), tmp_path)
+=======
+    typed = small_types()
+    found = divide(typed, FootprintRule(2, 22_000, "typed", Typed, -FIRST_EPOCH, num_classes=CLASSES), tmp_path)
+>>>>>>> 37321d5 (from_object takes GraphData, too: one way for graphs in memory)
     assert found.num_parts == 3
     assert "structure" in found.choice.why
     for name in ("no nodes", "no edges"):

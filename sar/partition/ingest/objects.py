@@ -38,7 +38,8 @@ def from_object(graph: Any) -> GraphSource:
     if isinstance(graph, GraphSource):
         return graph
     if isinstance(graph, GraphData):
-        return from_memory(graph)
+        edges = ArrayEdges(graph.src, graph.dst)
+        return GraphSource({"_N": graph.num_nodes}, {ONLY_TYPE: edges}, {"_N": graph.node_data}, {})
     if all(hasattr(graph, name) for name in ("canonical_etypes", "formats", "is_block")):
         return _from_dgl(graph)
     if all(hasattr(graph, name) for name in ("node_stores", "edge_stores")):
@@ -48,12 +49,6 @@ def from_object(graph: Any) -> GraphSource:
         f"the graph is a {found}; expected a DGLGraph, a Data or HeteroData of PyTorch Geometric, what "
         "sar.open_graph returns, or a GraphData of sar.partition.graph_data."
     )
-
-
-def from_memory(data: GraphData) -> GraphSource:
-    """A homogeneous graph in memory as a `GraphSource`."""
-    ntype, etype = ONLY_TYPE[0], ONLY_TYPE
-    return GraphSource({ntype: data.num_nodes}, {etype: ArrayEdges(data.src, data.dst)}, {ntype: data.node_data}, {})
 
 
 def _from_dgl(graph: Any) -> GraphSource:

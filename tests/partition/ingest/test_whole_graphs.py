@@ -9,7 +9,7 @@ from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import write_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource
-from sar.partition.ingest.objects import from_memory
+from sar.partition.ingest.objects import from_object
 from sar.partition.ingest.open import open_graph
 from tests.partition.ingest.sources import assert_same
 
@@ -97,7 +97,7 @@ def test_npz(tmp_path):
     data = community_graph(50, 200, num_features=3).with_split()
     write_npz(data, tmp_path / "graph.npz")
     graph = open_graph(tmp_path / "graph.npz", tmp_path / "scratch")
-    assert_same(graph, from_memory(data))
+    assert_same(graph, from_object(data))
     assert graph.num_nodes == {"_N": 50}
     assert graph.node_data["_N"].keys() == {"feat", "label", "train_mask", "val_mask", "test_mask"}
     src, dst = (np.concatenate(end) for end in zip(*graph.chunks(33), strict=True))
