@@ -141,13 +141,8 @@ def test_where_no_number_of_parts_fits(tmp_path: Path, graph: GraphSource) -> No
 
 
 def test_types_and_graphs_without_edges(tmp_path: Path) -> None:
-<<<<<<< HEAD
-    typed = from_object(small_types())
-    found = divide(typed, PartsThatFit(2, 22_000, "typed", Typed, -FIRST_EPOCH, num_classes=CLASSES), tmp_path)
-=======
     typed = small_types()
-    found = divide(typed, FootprintRule(2, 22_000, "typed", Typed, -FIRST_EPOCH, num_classes=CLASSES), tmp_path)
->>>>>>> 37321d5 (from_object takes GraphData, too: one way for graphs in memory)
+    found = divide(typed, PartsThatFit(2, 22_000, "typed", Typed, -FIRST_EPOCH, num_classes=CLASSES), tmp_path)
     assert found.num_parts == 3
     assert "structure" in found.choice.why
     for name in ("no nodes", "no edges"):
