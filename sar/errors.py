@@ -58,7 +58,7 @@ class SamplingError(SarError, RuntimeError):
 
 
 class SpillError(SarError, OSError):
-    """Tensors could not be written to the disk that virtual workers keep them on."""
+    """Tensors could not be written to the disk that workers who share a process keep them on."""
 
 
 class DglError(SarError, ImportError):

@@ -85,9 +85,9 @@ MUTANTS = [
     ),
     Mutant(
         "wrong halo offset",
-        "sar/comm/exchange.py",
-        "[tile.begin : tile.end]",
-        "[: tile.rows]",
+        "sar/comm/halo_plan.py",
+        "[halo.reader][halo.begin : halo.end]",
+        "[halo.reader][: halo.rows]",
         "tests/core/test_checkpointing.py::test_many_tiles",
     ),
     Mutant(
@@ -247,8 +247,8 @@ MUTANTS = [
     Mutant(
         "workers that walk their steps in different orders",
         "sar/comm/halo_plan.py",
-        "steps.append(Step(index, receive, send))",
-        "steps.insert(self.rank % 2 * len(steps), Step(index, receive, send))",
+        "steps.append(Step(number * size + place, receive, send))",
+        "steps.insert(self.rank % 2 * len(steps), Step(number * size + place, receive, send))",
         "tests/comm/test_order.py::test_rows_and_gradients_arrive_in_any_order_of_messages",
     ),
 ]

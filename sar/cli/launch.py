@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"there is no file {arguments.script}; expected the training script after the options.")
     settings = _settings(workers, arguments.threads, arguments.allocator)
     if arguments.resident is not None or arguments.spill is not None:
-        settings |= _virtual(arguments)
+        settings |= _resident(arguments)
     os.environ.update(settings)
     if sys.platform == "linux":
         os.environ["SAR_LAUNCHER"] = str(os.getpid())
@@ -87,8 +87,8 @@ def _number_of_workers(arguments: argparse.Namespace) -> int:
     return workers or torch.cuda.device_count() or min(_number_of_parts(arguments), len(os.sched_getaffinity(0)))
 
 
-def _virtual(arguments: argparse.Namespace) -> dict[str, str]:
-    """The variables that ask for virtual workers; what is wrong with them, the workers would say."""
+def _resident(arguments: argparse.Namespace) -> dict[str, str]:
+    """The variables that ask for several workers in each process; what is wrong with them, the workers would say."""
     if arguments.resident is None or arguments.spill is None:
         raise ConfigError("--resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk.")
     settings = {

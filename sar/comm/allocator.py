@@ -8,8 +8,8 @@ resident memory near the live tensors. Fresh mappings cost page faults, which hu
 system for them where an environment variable says so when the first tensor is made.
 
 Mini-batches ask for blocks of the same sizes over and over, so that giving them back between batches saves nothing:
-for them, "kept" does the opposite. Virtual workers' tensors have mappings of their own from a smaller size on, as these
-become pages of a file ([Note: memory of the file]).
+for them, "kept" does the opposite. Tensors of workers that share a process have mappings of their own from a smaller
+size on, as these become pages of a file ([Note: memory of the file]).
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from sar.logging_setup import logger
 LARGE = 2**18
 """Bytes from which "least" gives a block a mapping of its own."""
 SMALL = 2**14
-"""As much for virtual workers: what is smaller stays in memory."""
+"""As much for workers that share a process: what is smaller stays in memory."""
 
 # The parameters of `mallopt`, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
@@ -39,7 +39,7 @@ _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 def set_allocator(*, spilled: bool = False) -> None:
     """Set glibc's allocator as `Config.allocator` says, unless the user has set it: see [Note: allocator].
 
-    With `spilled`, as virtual workers need it, whatever the user has set.
+    With `spilled`, as workers that share a process need it, whatever the user has set.
 
     Raises:
         ConfigError: with `spilled`, where the allocator is not glibc's.
@@ -49,7 +49,9 @@ def set_allocator(*, spilled: bool = False) -> None:
         return
     if (reason := _left_alone({} if spilled else os.environ)) is not None:
         if spilled:
-            raise ConfigError(f"Virtual workers (SAR_RESIDENT) need glibc's allocator, but {reason}; see LD_PRELOAD.")
+            raise ConfigError(
+                f"Workers that share a process (SAR_RESIDENT) need glibc's allocator, but {reason}; see LD_PRELOAD."
+            )
         logger.info("allocator left as it is: %s", reason)
         return
     mallopt = ctypes.CDLL(None).mallopt

@@ -6,21 +6,24 @@ less, as gloo does. So nothing is posted before all workers have said, in one al
 that they make the same call: `Group.agree`. Its n-th use on one worker meets the n-th on every other one; what they
 describe must be equal to the letter.
 
-A wait ends in one of five ways. The data arrives; `Config.timeout` passes; the peer's connection closes because its
-process died; the peer itself closed its connections because it raised an error (`Group.abort`); or a peer has shown no
-sign of life for long, and this worker or another one closes its connections for that ([Note: signs of life], the one
-thread that watches). `abort` leaves a note with the reason in the store, and closes the connections. Whoever
-loses a connection looks for the note, closes its own connections (so that the news travels on to those who wait for
-*it*), and raises. Nobody polls while data is on its way.
+A wait ends in one of five ways:
+- The data arrives.
+- `Config.timeout` passes.
+- The peer's process dies, which closes its connections.
+- The peer raises an error, and closes its connections (`Group.abort`).
+- A peer has shown no sign of life for long, and a worker closes its own connections for that ([Note: signs of life]).
+
+`abort` first leaves a note with the reason in the store. A worker that loses a connection looks for the note, closes
+its own connections, so that those who wait for *it* hear of it, too, and raises. Nobody polls while data is on its way.
 
 [Note: recovery]
 After an error the group is stopped on every worker: each further call raises at once, or, on a worker that has not
-noticed yet, finds its connections closed. Had they gone on by themselves, one worker's next step could have met the
-step that another one repeats. `Group.recover` is what all workers call to go on: each leaves the old *generation*, of
-which no message can reach the next because that has connections of its own, waits for all others, and hears which step
-each is to do next. A worker that makes another call instead gets an error, and the others wait in vain for a bounded
-time. A worker that fails before the new group exists leaves its note in the new generation, where those who wait for
-the group look. A death is final.
+noticed yet, finds its connections closed. Had the workers gone on by themselves, one's next step could have met the
+step that another one repeats. To go on, all call `Group.recover`. It begins a new *generation*, with connections of its
+own, so that no message of the old one can arrive. Each worker waits for all others, and they agree on the step to go on
+from. A worker that makes another call instead gets an error, and the others wait in vain for a bounded time. One that
+fails before the new connections are there leaves its note in the new generation, where those who wait for it look. A
+death is final.
 
 [Note: one thread at a time]
 Two threads of a worker whose calls overlap would be in another order on another worker. So a call belongs to the thread

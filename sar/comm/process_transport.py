@@ -234,11 +234,12 @@ class NcclTransport(GlooTransport):
         self._nccl = new_nccl(dist.PrefixStore(f"sar/{generation}/nccl", self._store), self.rank, self.world_size)
 
     def _close(self) -> None:
-        """NCCL's kernels wait on the device for ever, unless they are aborted; so they come first."""
+        """NCCL's kernels wait on the device for ever unless they are aborted, so that comes first."""
         try:
             self._nccl.abort()
-        finally:
-            super()._close()
+        except RuntimeError as error:
+            logger.debug("aborting NCCL: %s", error)
+        super()._close()
 
     def close(self) -> None:
         """As `Transport.close`."""

@@ -111,8 +111,7 @@ def initialize_comms(
     if found and dist.get_world_size() > 1:
         place, job = (dist.get_rank(), dist.get_world_size()), os.environ.get("SAR_JOB_ID") or job_id()
         while_it_answers(lambda pulse: check_in(store, *place, job, pulse), place[0], "torch.distributed's store")
-    connections = NcclTransport if backend == "nccl" else GlooTransport
-    group = Group(connections(store, dist.get_rank(), dist.get_world_size(), device))
+    group = group_of_processes(store, dist.get_rank(), dist.get_world_size(), device, backend)
     if group.world_size > 1 and start_workers is None:
         group.replicas = Replicas()
     with group.guard():
@@ -123,6 +122,13 @@ def initialize_comms(
     logger.info("worker %d of %d is connected over %s", group.rank, group.world_size, backend)
     if start_workers is not None:
         start_workers()
+
+
+def group_of_processes(
+    store: dist.Store, rank: int, world_size: int, device: torch.device | None = None, backend: str = "gloo"
+) -> Group:
+    """A group of worker processes that share a store, one of which this is; `device` is by default the CPU."""
+    return Group((NcclTransport if backend == "nccl" else GlooTransport)(store, rank, world_size, device))
 
 
 def set_current(current: Communication) -> None:

@@ -13,8 +13,8 @@ from sar.logging_setup import logger
 class Statistics:
     """What this worker moved since the process started.
 
-    bytes_sent, bytes_received: payload of point-to-point messages and collectives, without headers; with virtual
-        workers also the rows that they read of each other within a process.
+    bytes_sent, bytes_received: payload of point-to-point messages and collectives, without headers; where workers
+        share a process, also the rows that they read of each other.
     messages_sent: point-to-point messages.
     seconds_waited: time the main thread was blocked on other workers.
     seconds_late: of which until all workers had come to a call; the rest, until messages had come.

@@ -1,22 +1,22 @@
-"""Virtual workers: threads of one process that take turns, so that p workers need the memory of about one.
+"""Workers that share a process and take turns, so that p workers need the memory of about one.
 
-[Note: virtual workers]
-A process runs V virtual workers: threads that each run the user's script as if they were one of p = W x V workers, with
-global ranks w * V + v. Exactly one has the turn, and it keeps it until a distributed call: there it waits for the other
-V - 1 to arrive at the same call, and one after the other gets the turn. The order is fixed and the same in all
-processes, so that the v-th workers of all processes run at the same time and what they send each other is an ordinary
-exchange among W processes.
+[Note: workers of one process]
+Each of W processes runs V workers: threads that each run the user's script as one of p = W x V workers, with global
+ranks w * V + v. One of them runs at a time. It keeps the turn until a distributed call. There it waits for the other V
+- 1 to arrive at the same call, and they get the turn one after the other. The order is the same in all processes: the
+v-th workers of all of them run at the same time, so what these send each other is an ordinary exchange among W
+processes.
 
     process 0   worker 0 ~~~| worker 1 ~~~| worker 2 ~~~| worker 2 ~~~| worker 0 ~~~| worker 1 ~~~|
                             call A        call A        A: all are there; on to call B ...
 
-The rest of sar sees an ordinary group (`group.py`): agreement is one meeting of the V workers and one all-gather of the
-W processes, made by the last worker to arrive. A sweep (`exchange.py`) reads the rows of the process's own workers
-where they have published them, and receives those of other processes.
+The rest of sar sees an ordinary `Group` over another transport (`transport.py`). An agreement is one meeting of the V
+workers; the last to arrive makes one all-gather of the W processes for all of them. Rows of the same process are read
+where they lie ([Note: rows of the same process] in `comm/exchange.py`).
 
-Who gives the turn away leaves memory (`residency.py`, [Note: leaving memory]): large tensors are written to a file, and
-mapped from there (`spill.py`, [Note: memory of the file]).
+A worker that gives the turn away leaves memory (`residency.py`, [Note: leaving memory]): its large tensors are written
+to a file, and mapped from there (`spill.py`, [Note: memory of the file]).
 
-What belongs to a worker but lives in the process, such as generators of random numbers, `Config` and counters, is
-swapped with the turn (`turns.py`). `workers.py` starts the threads and watches them.
+What the process has once and each worker needs for itself, such as generators of random numbers, `Config` and counters,
+is swapped with the turn (`state.py`). `workers.py` starts the threads and watches them.
 """

@@ -1,10 +1,10 @@
-"""Which tensors of a virtual worker are in memory: they leave with its turn, and are read from the file from then on.
+"""Which tensors of a worker are in memory: they leave with its turn, and are read from the file from then on.
 
 [Note: leaving memory]
 A dispatch mode in each worker's thread sees the results of torch's operations there, and so knows, by weak reference,
 every storage of `LEAST_BYTES` and more. When the turn passes, those that are new go to the spill file, whose pages take
 the place of theirs ([Note: memory of the file]). Tensors notice nothing of it: neither their addresses change nor what
-is there, whoever reads it or writes to it. So what knows nothing of virtual workers needs not know: autograd and what
+is there, whoever reads it or writes to it. So what knows nothing of turns needs not know: autograd and what
 it saves, other threads, C++ extensions, numpy, `torch.save`, `copy.deepcopy`. What the mode does not see stays in
 memory, which costs that and nothing else; so does what the allocator has not given pages of its own. The first
 operation of a turn that uses a storage has the system read all of it at once.
@@ -69,7 +69,7 @@ class _Known:
 
 
 class Residency(TorchDispatchMode):
-    """What a virtual worker has in memory, and a `TensorFile`: see [Note: leaving memory] and [Note: tensors in files].
+    """What a worker has in memory, and a `TensorFile`: see [Note: leaving memory] and [Note: tensors in files].
 
     Args:
         file: the worker's own.

@@ -1,4 +1,4 @@
-"""The file of one virtual worker, where its tensors are while it waits for its turn.
+"""The file of one worker, where its tensors are while it waits for its turn.
 
 [Note: spill file]
 The file has no name: it goes with the process, however that ends. A slot is a stretch of it, freed with its last

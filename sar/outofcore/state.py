@@ -92,7 +92,7 @@ _REFUSED: Final = (
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Refuse inside what cannot work among virtual workers, and have `atexit` know whose end it is."""
+    """Refuse inside what cannot work among workers that share a process, and have `atexit` know whose end it is."""
     changes = [(owner, name, _refuse(what, why)) for owner, name, what, why in _REFUSED]
     changes += [(atexit, "register", _register), (atexit, "unregister", _unregister)]
     whole = [getattr(owner, name) for owner, name, _ in changes]
@@ -107,7 +107,9 @@ def refusals() -> Iterator[None]:
 
 def _refuse(what: str, why: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ConfigError(f"{what} cannot run in virtual workers (SAR_RESIDENT): {why}, or start a process for each.")
+        raise ConfigError(
+            f"{what} cannot run in workers that share a process (SAR_RESIDENT): {why}, or start a process for each."
+        )
 
     return refuse
 

@@ -33,7 +33,7 @@ _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class InProcessTransport(Transport):
-    """One of V workers of each of W processes: see [Note: virtual workers]. Used in the thread that makes it.
+    """One of V workers of each of W processes: see [Note: workers of one process]. Used in the thread that makes it.
 
     Args:
         outer: the group of the W processes.
@@ -111,7 +111,7 @@ class InProcessTransport(Transport):
         call = self._turns.latest[self._place] = self._call
         if threading.get_ident() != self._thread:
             raise ConfigError(
-                f"A thread that virtual worker {self.rank} has started makes a distributed call: {call}. Make them "
+                f"A thread that worker {self.rank} has started makes a distributed call: {call}. Make them "
                 "in the thread that runs the script."
             )
         left = None
@@ -170,7 +170,7 @@ class InProcessTransport(Transport):
         """As `Transport.all_reduce`, in the order of the workers."""
         combine = next((combine for known, combine in _REDUCTIONS.items() if op == known), None)
         if combine is None:
-            raise ConfigError(f"Virtual workers cannot combine tensors by {op}.")
+            raise ConfigError(f"Workers that share a process cannot combine tensors by {op}.")
 
         def finish(brought: list[Published]) -> Tensor:
             total = brought[0].rows.clone()

@@ -1,17 +1,17 @@
-"""Whose turn it is among the virtual workers of a process, and the meetings at which the turn passes.
+"""Whose turn it is among the workers of a process, and the meetings at which the turn passes.
 
 [Note: turns]
-A meeting is complete when all V workers have arrived. The last to arrive finishes it, for example with what all
-processes do together, and goes on without leaving memory; the turn then passes on in the order of the workers, to the
-next one whose meeting is complete. Meetings are counted: the n-th of one worker is the n-th of every other.
+A distributed call is a meeting: it is complete when all V workers have arrived. The n-th meeting of one worker is the
+n-th of every other. The last worker to arrive does what all processes do together, and goes on without leaving memory.
+At its next meeting the turn passes to the next worker, in the order of ranks, whose meeting is complete.
 
-An error breaks the meeting that others wait in. Turns go on: each worker, in its own, raises the error from that
-meeting, or from its next one. One that catches it may `rejoin`; the first meeting after the error is complete when all
-have. When a worker has ended, that is in vain: one that returns while others wait for it is an error, too. Only Ctrl-C
-and a worker stuck in its turn end all workers at once, whoever has the turn.
+An error ends the meeting in which others wait. The turn still passes: each worker, when it has it, raises the error
+from that meeting, or from its next one. A worker that catches the error may `rejoin`, and the first meeting after it is
+complete when all have. That is not possible once a worker has ended. A worker that returns while others wait for it is
+an error, too. Only Ctrl-C and a worker that is stuck in its turn end all workers at once, whoever has the turn.
 
-Who is woken goes on where the one before ran. The system would wake it on another processor, which is idle: its caches
-are cold, and where a process runs on several of them, each has to be told when memory goes.
+A thread that gets the turn goes on, on the processor on which the one before ran. The system would wake it on an idle
+one, whose caches are cold; and each processor that a process runs on has to be told when memory goes.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _sched_getcpu = getattr(ctypes.CDLL(None), "sched_getcpu", None) if hasattr(os, 
 
 
 class Swapped(NamedTuple):
-    """A piece of the process's state that belongs to the worker whose turn it is: how to take and how to set it.
+    """State of the process that belongs to the worker whose turn it is: how to read it, and how to set it.
 
     begin: how a worker begins with what was taken before all turns, where that is an object that changes.
     """
@@ -159,7 +159,7 @@ class Turns:
         meeting = self._meetings.setdefault(number, _Meeting(kind, who, self.size))
         if meeting.kind != kind:
             raise PeerError(
-                f"Virtual worker {self.first + who} is in {kind}, but worker {self.first + meeting.first} in "
+                f"Worker {self.first + who} is in {kind}, but worker {self.first + meeting.first} in "
                 f"{meeting.kind}. Every worker must make the same calls in the same order."
             )
         meeting.brought[who] = brought
@@ -209,9 +209,9 @@ class Turns:
     @property
     def _gone(self) -> str:
         if self.ended_by is not None:
-            return "All virtual workers have to end"
+            return "All workers of the process have to end"
         ranks = ", ".join(str(self.first + other) for other in sorted(self._ended))
-        return f"Virtual worker{'s' * (len(self._ended) > 1)} {ranks} {'have' if len(self._ended) > 1 else 'has'} ended"
+        return f"Worker{'s' * (len(self._ended) > 1)} {ranks} {'have' if len(self._ended) > 1 else 'has'} ended"
 
     def _wait(self, who: int) -> None:
         with self._moved[who]:

@@ -53,7 +53,7 @@ BUSY = 0.05
 
 
 class Wanted(NamedTuple):
-    """Virtual workers that the environment asks for.
+    """Workers in each process that the environment asks for.
 
     parts: partitions, of which one is in memory at a time.
     folder: for what is not.
@@ -215,7 +215,7 @@ def _code_of(main: ModuleType) -> CodeType:
     file = getattr(main, "__file__", None)
     if file is None or not os.path.isfile(file):
         raise ConfigError(
-            "Virtual workers (SAR_RESIDENT) run a script once for each; there is no file of this program."
+            "Workers that share a process (SAR_RESIDENT) run a script once for each; there is no file of this program."
         )
     with io.open_code(os.path.abspath(file)) as stream:
         return compile(stream.read(), file, "exec")
@@ -253,7 +253,7 @@ class WorkerThreads:
         try:
             self._watch(others_work)
         except KeyboardInterrupt:
-            self.turns.fail(PeerError("Ctrl-C has ended the virtual workers."), now=True)
+            self.turns.fail(PeerError("Ctrl-C has ended the workers of this process."), now=True)
             self._interrupt()
             self._end()
             raise
@@ -271,7 +271,7 @@ class WorkerThreads:
         except BaseException as error:
             self.failures[place] = error
             what = "".join(traceback.format_exception_only(error)).strip()
-            self.turns.fail(PeerError(f"Virtual worker {self.turns.first + place} raised {what}"))
+            self.turns.fail(PeerError(f"Worker {self.turns.first + place} raised {what}"))
         finally:
             self.turns.end(place)
 
@@ -297,7 +297,7 @@ class WorkerThreads:
     def _stuck(self, seconds: float) -> str:
         holder = self.turns.first + self.turns.holder
         return (
-            f"Virtual worker {holder} has the turn, and has not computed for {seconds:.0f} s; the others wait. Perhaps "
+            f"Worker {holder} has the turn, and has not computed for {seconds:.0f} s; the others wait. Perhaps "
             "it waits for a lock that another worker keeps across a distributed call: release locks before such calls. "
             f"Its latest call: {self.turns.latest[self.turns.holder]}"
         )
@@ -317,7 +317,7 @@ class WorkerThreads:
             if thread.is_alive():
                 error = self.turns.ended_by
                 self.failures.setdefault(place, error if error is not None else PeerError("still running"))
-                logger.error("virtual worker %d does not end, and is left behind", self.turns.first + place)
+                logger.error("worker %d does not end, and is left behind", self.turns.first + place)
 
     @property
     def some_left(self) -> bool:

@@ -32,7 +32,6 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.allocator import set_allocator
 from sar.comm.group import Group
-from sar.comm.process_transport import GlooTransport
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
 from sar.sampling.batch import Batch, SamplingSource, sample_batch
@@ -78,7 +77,7 @@ class SamplingProcesses:
         group, call = session.current_group(), f"starting {count} sampling processes, {ahead} batches ahead each"
         if len(group.local_peers) > 1:
             raise ConfigError(
-                "Virtual workers (SAR_RESIDENT) cannot have background processes; leave num_workers at 0."
+                "Workers that share a process (SAR_RESIDENT) cannot have background processes; leave num_workers at 0."
             )
         group.agree(call)
         name = group.new_name(call)
@@ -236,4 +235,4 @@ def _connect(job: _Job, number: int) -> Group:
     if job.store is not None:
         limit = timedelta(seconds=job.timeout)
         store = dist.TCPStore(*job.store, is_master=False, wait_for_workers=False, timeout=limit)
-    return Group(GlooTransport(dist.PrefixStore(f"{job.prefix}/{number}", store), job.rank, job.world_size))
+    return session.group_of_processes(dist.PrefixStore(f"{job.prefix}/{number}", store), job.rank, job.world_size)

@@ -6,8 +6,8 @@ Where the paper takes two thirds of a worker's memory for computations, `PartsTh
 counts of an assignment, as `sar plan` does from a directory. Equal parts that read nothing from each other say from
 which number on to try, as fewer parts cannot fit; each number that is tried takes an assignment.
 
-Where workers hold one part at a time ([Note: virtual workers]), more than q parts are planned by `plan_resident`, and
-the numbers are multiples of q.
+Where workers hold one part at a time ([Note: workers of one process]), more than q parts are planned by
+`plan_resident`, and the numbers are multiples of q.
 """
 
 from bisect import bisect_left

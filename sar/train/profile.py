@@ -44,7 +44,7 @@ class Profile:
     """What a profile has found; made by `sar.profile`, and complete when that ends.
 
     workers: what each worker spent, by rank.
-    spilled: what each virtual worker spilled, by rank; empty where memory is left to none.
+    spilled: what each worker spilled, by rank; empty where memory is left to none.
     """
 
     def __init__(self) -> None:
@@ -91,12 +91,15 @@ def profile(*, trace: bool = False) -> Iterator[Profile]:
             is not measured then. Default False.
 
     Raises:
-        ConfigError: a profile is being taken already, or a trace by `torch.profiler`; or virtual workers want a trace.
+        ConfigError: a profile is being taken already, or a trace by `torch.profiler`; or workers that share a
+            process want a trace.
         NotInitializedError: before `sar.initialize_comms`.
     """
     group, found = current_group(), Profile()
     if trace and len(group.local_peers) > 1:
-        raise ConfigError("torch.profiler traces processes, not virtual workers: take sar.profile() without a trace.")
+        raise ConfigError(
+            "torch.profiler traces processes, and this one has several workers: take sar.profile() without a trace."
+        )
     if listeners or (trace and traced()):
         raise ConfigError("sar.profile is taken inside another one, or inside torch.profiler; end that one first.")
     recorder = _Recorder(group, measures_memory=not trace)
@@ -215,7 +218,7 @@ class _Recorder:
             self._take_turn(_Turn((*self._turns[-1].path, self._name(module)), "forward"))
 
     def _leaves(self, module: Module, _: Any, results: Any) -> None:
-        if self not in listeners or torch.compiler.is_compiling():  # another virtual worker's module
+        if self not in listeners or torch.compiler.is_compiling():  # the module of another worker of this process
             return
         path = self._turns[-1].path
         self._end_turn()

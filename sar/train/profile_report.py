@@ -78,7 +78,7 @@ def imbalance(of_workers: Sequence[Spent]) -> float | None:
 
 
 def tables(workers: Sequence[Sequence[Spent]], spilled: Sequence[Spilled] = ()) -> str:
-    """By layer, and by worker; 80 columns wide. With what virtual workers have spilled, if they have."""
+    """By layer, and by worker; 80 columns wide. With what workers have spilled, if they have."""
     totals = [total(rows) for rows in workers]
     layers: list[tuple[str, ...]] = [("layer", "pass", "compute", "wait", "MB out", "MB in", "MB peak", "max/mean")]
     layers += [_layer_cells(of_workers) for of_workers in (*by_layer(workers), totals)]

@@ -22,8 +22,6 @@ from torch import nn
 import sar
 from sar.comm import session
 from sar.comm.buffers import BufferPool
-from sar.comm.group import Group
-from sar.comm.process_transport import GlooTransport
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from tests.comm.test_liveness import with_quick_signs
 from tests.core.attempts import catch, catch_and_recover, require
@@ -171,7 +169,7 @@ def save_by_two(mine, folder):
     if sar.rank() == 2:
         return None
     store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
-    group = Group(GlooTransport(store, sar.rank(), 2))
+    group = session.group_of_processes(store, sar.rank(), 2)
     with session.standing_in(group, BufferPool(group.device)):
         mine = sar.load_dgl_partition_data(mine, sar.rank(), "cpu") if isinstance(mine, str) else mine
         seed_all(10 + sar.rank())

@@ -69,7 +69,7 @@ def test_an_early_return():
     assert outcomes[2].value is None
     for rank in (0, 1):
         assert outcomes[rank].kind == "PeerError"
-        assert "Virtual worker 2 has ended, while others wait" in outcomes[rank].message
+        assert "Worker 2 has ended, while others wait" in outcomes[rank].message
 
 
 def calls_another():
@@ -98,7 +98,7 @@ def calls_in_a_thread_of_its_own():
 
 def test_threads_make_no_calls():
     for outcome in outcomes_of(calls_in_a_thread_of_its_own):
-        assert "A thread that virtual worker 0 has started makes a distributed call" in outcome.message
+        assert "A thread that worker 0 has started makes a distributed call" in outcome.message
 
 
 def compiles():
@@ -108,7 +108,10 @@ def compiles():
 
 def test_compiled_code_is_refused():
     before = torch.compile
-    assert any(one.message.startswith("torch.compile cannot run in virtual") for one in outcomes_of(compiles))
+    assert any(
+        one.message.startswith("torch.compile cannot run in workers that share a process")
+        for one in outcomes_of(compiles)
+    )
     assert torch.compile is before
 
 
@@ -117,7 +120,7 @@ def averages():
 
 
 def test_ddp_is_refused():
-    assert "DistributedDataParallel cannot run in virtual workers" in outcomes_of(averages)[0].message
+    assert "DistributedDataParallel cannot run in workers" in outcomes_of(averages)[0].message
 
 
 def handles_signals():
@@ -125,7 +128,7 @@ def handles_signals():
 
 
 def test_handlers_of_signals_are_refused():
-    assert "signal.signal cannot run in virtual workers" in outcomes_of(handles_signals)[0].message
+    assert "signal.signal cannot run in workers" in outcomes_of(handles_signals)[0].message
 
 
 def takes_a_profile():
@@ -134,7 +137,7 @@ def takes_a_profile():
 
 
 def test_profiles_of_torch_are_refused():
-    assert "torch.profiler cannot run in virtual workers" in outcomes_of(takes_a_profile)[0].message
+    assert "torch.profiler cannot run in workers" in outcomes_of(takes_a_profile)[0].message
 
 
 def traces():
@@ -188,7 +191,7 @@ def test_the_stacks_show_who_waits_for_a_lock(monkeypatch, capsys, lets_go):
     assert watched.some_left != lets_go
     assert set(watched.failures) == {0, 1}
     told = capsys.readouterr().err
-    assert "Virtual worker 5 has the turn, and has not computed for 0 s" in told
+    assert "Worker 5 has the turn, and has not computed for 0 s" in told
     first, second = told.partition("sar-worker-4:\n")[2].split("sar-worker-5:\n")
     assert "in wants_the_lock\n    turns.meet(" in first
     assert second.endswith("in wants_the_lock\n    lock.acquire()\n\n")

@@ -69,7 +69,7 @@ class Numbering:
         """u * N_i + v of the pairs of any node u and this worker's node v that are one, or joined by an edge, (P,).
 
         Of a homogeneous graph; made at the first use, which is a collective call. So it is no `cached_property`: until
-        Python 3.12 those keep a lock meanwhile, which is one for all virtual workers.
+        Python 3.12 those keep a lock meanwhile, which is one for all workers of the process.
         """
         if self._joined is not None:
             return self._joined

@@ -250,7 +250,7 @@ class BuiltinCall(Collective):
         kept: dict[HaloSlice | None, Tensor] = {}
         if self.distributed and own is not None:
             received = self.exchange().exchange_tiles(own.device, [own], keep=keep, local=LocalFields())
-        combined = self.reduction.start()  # not before the turn of a virtual worker may pass
+        combined = self.reduction.start()  # not before the turn of this worker may pass
         for block, tile in self.context.tiles(received):
             here = list(operands)
             if tile.rows is not None and self.source is not None:
@@ -335,7 +335,7 @@ class BuiltinCall(Collective):
         return grads
 
     def _zeros(self, spec: EdgeOperand, device: torch.device, *, leaves: bool) -> Tensor:
-        """For a gradient; of what `leaves`, turns of virtual workers pass before it is complete."""
+        """For a gradient; of what `leaves`, turns of other workers of the process pass before it is complete."""
         relation = self.relation
         rows = {Target.U: relation.num_src, Target.V: relation.num_dst, Target.E: relation.num_edges}[spec.target]
         if leaves:

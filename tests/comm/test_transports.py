@@ -1,0 +1,162 @@
+"""Transports without processes: connections of each generation, and workers that share a process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sar.comm import process_transport
+from sar.comm.buffers import BufferPool
+from sar.comm.exchange import Exchange, GradientReturn, LocalFields
+from sar.comm.group import Group
+from sar.comm.halo_plan import HaloPlan
+from sar.comm.process_transport import GlooTransport, NcclTransport, ProcessTransport
+from sar.comm.rows import RowFormat
+from sar.comm.settings import Settings
+from sar.comm.transport import Member
+from sar.errors import CommunicationError, DisagreementError
+from sar.outofcore.transport import InProcessTransport
+from sar.outofcore.turns import Turns
+from sar.outofcore.workers import WorkerThreads
+from tests.comm.simulated import Network, SimulatedTransport
+from tests.comm.test_order import CPU, NODES, add, random_plans, run_all
+
+
+class Generations(SimulatedTransport):
+    """A worker's end of another network in each generation."""
+
+    def __init__(self, networks: list[Network], store: dist.Store, rank: int) -> None:
+        super().__init__(networks[0], store, rank)
+        self.networks = networks
+
+    def connect(self, group: Member, limit: float) -> None:
+        ProcessTransport.connect(self, group, limit)
+
+    def _connect(self, generation: int) -> None:
+        self.network = self.networks[generation]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_after_an_error_all_go_on_over_new_connections(workers: int) -> None:
+    store, networks = dist.HashStore(), [Network(workers, seed, in_order=False) for seed in range(3)]
+
+    def work(rank: int) -> tuple[list[str], list[int], bool]:
+        group, told, steps = Group(Generations(networks, store, rank)), [], []
+        for _ in networks[1:]:
+            assert group.agree("a step") == [0] * workers
+            try:
+                with group.guard():
+                    if rank == 1:
+                        raise ValueError("on purpose")
+                    group.agree("the next step")
+            except (ValueError, CommunicationError) as error:
+                told.append(str(error))
+            steps.append(group.recover(5 + rank))
+        last = group._transport.network is networks[-1]
+        group.close()
+        return told, steps, last
+
+    for told, steps, last in run_all(workers, work):
+        assert len(told) == 2
+        assert all("on purpose" in text for text in told)
+        assert (steps, last) == ([5, 5], True)
+
+
+def test_nccl_is_made_anew_and_aborted_in_each_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, int]] = []
+
+    class Recorded:
+        """In the place of `ProcessGroupNCCL`."""
+
+        def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+            self.number = store.add("made", 1)
+            done.append(("new", self.number))
+
+        def abort(self) -> None:
+            done.append(("abort", self.number))
+            raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(process_transport, "new_nccl", Recorded)
+    monkeypatch.setattr(GlooTransport, "_close", lambda self: done.append(("close gloo", 0)))
+    transport = NcclTransport(dist.HashStore(), 0, 1)
+    for generation in range(2):
+        transport._connect(generation)
+        transport._open = True
+        transport.abort(generation, "", "on purpose", final=False)
+        transport.abort(generation, "", "once more", final=False)  # closed already
+    # Each in a store of its own, so each is the first one there; the device does not keep gloo from closing.
+    assert done == [("new", 1), ("abort", 1), ("close gloo", 0)] * 2
+
+
+def in_turns(workers: int, work: Callable[[int, Group], Any]) -> WorkerThreads:
+    """Run `work(rank, group)` as workers that share this process."""
+    turns, process = Turns(workers, 0), Group(GlooTransport(dist.HashStore(), 0, 1))
+    threads = WorkerThreads(turns, lambda rank: work(rank, Group(InProcessTransport(process, turns, rank))))
+    threads.run()
+    return threads
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("workers, tile_rows", [(2, 1), (3, 4), (5, 64)])
+def test_rows_and_gradients_within_a_process(workers: int, tile_rows: int, in_place: bool) -> None:
+    plans = random_plans(workers, seed=workers)
+    x = [torch.arange(NODES, dtype=torch.float64).unsqueeze(1) + 1000 * p for p in range(workers)]
+    everywhere = [torch.cat(plan.send_rows) for plan in plans]
+
+    def work(rank: int, group: Group) -> torch.Tensor:
+        assert list(group.local_peers) == list(range(workers))
+        plan = HaloPlan(rank, plans[rank].send_rows, torch.tensor(plans[rank].halo_counts), NODES, everywhere)
+        settings = Settings(1, 2**20, tile_rows, False, False, None, None, False)
+        exchange = Exchange(group, plan, settings, RowFormat.of([x[rank]]), BufferPool(CPU), "a call")
+        total = torch.zeros(NODES, 1, dtype=torch.float64)
+        for fetch, give in ((True, False), (True, True), (False, True)):
+            group.agree("a call")
+            fields, returns = [x[rank]] if fetch else None, GradientReturn([total], add) if give else None
+            local = LocalFields() if in_place else None
+            for halo, rows, grads, sources in exchange.exchange_tiles(CPU, fields, local=local, returns=returns):
+                assert (sources is not None) == in_place
+                index = plans[halo.owner].send_rows[rank][halo.begin : halo.end]
+                if fetch:
+                    assert torch.equal(rows[0][index] if in_place else rows[0], x[halo.owner][index])
+                if give:
+                    add(index if in_place else torch.arange(halo.rows), x[halo.owner][index] * (rank + 1), grads[0])
+        return total
+
+    threads = in_turns(workers, work)
+    assert not threads.failures
+    for rank, total in enumerate(threads.results):
+        expected = torch.zeros(NODES, 1, dtype=torch.float64)
+        for reader, rows in enumerate(plans[rank].send_rows):
+            add(rows, 2 * x[rank][rows] * (reader + 1), expected)
+        assert torch.equal(total, expected)
+
+
+def test_collectives_within_a_process() -> None:
+    def work(rank: int, group: Group) -> Any:
+        flags = group.agree("a call", rank)
+        total = torch.tensor([rank + 1.0, -rank])
+        group.all_reduce(total, dist.ReduceOp.SUM, "a call")
+        given = torch.tensor([rank + 7])
+        group.broadcast(given, "a call")
+        sent = [torch.full((to + 1,), 10 * rank + to) for to in range(3)]
+        into = [torch.zeros(rank + 1, dtype=torch.int64) for _ in range(3)]
+        received = group.exchange("a call", sent, into)
+        return flags, total.tolist(), given.item(), [one.tolist() for one in received]
+
+    for rank, result in enumerate(in_turns(3, work).results):
+        assert result == ([0, 1, 2], [6.0, -3.0], 7, [[10 * source + rank] * (rank + 1) for source in range(3)])
+
+
+def test_workers_of_a_process_in_different_calls_hear_of_each_other() -> None:
+    def work(rank: int, group: Group) -> None:
+        with group.guard():
+            group.agree("a call" if rank else "another call")
+
+    failures = in_turns(3, work).failures
+    assert set(failures) == {0, 1, 2}
+    assert any(isinstance(error, DisagreementError) for error in failures.values())
+    for error in failures.values():
+        assert "worker 0: another call" in str(error)
+        assert "worker 2: a call" in str(error)
