@@ -45,7 +45,7 @@ def exponentials(a: Array, length: Index) -> None:
             a[i] = _exp_32(np.float32(a[i]))
     else:
         for i in range(length):
-            a[i] = math.exp(a[i])
+            a[i] = np.exp(a[i])
 
 
 @inline_distinct
