@@ -118,6 +118,7 @@ class Collective(ABC):
 
     Attributes:
         needs: whether each input needs a gradient on this worker.
+        all_flags: of every worker; see `flags`.
         needed: what needs a gradient on any worker; bit i stands for input i, unless `flags` says otherwise.
     """
 
@@ -126,6 +127,7 @@ class Collective(ABC):
         self.signature = signature
         self.distributed = distributed and group is not None and group.world_size > 1
         self.needs: tuple[bool, ...] = ()
+        self.all_flags: list[int] = []
         self.needed = 0
         self.given = torch.empty(0)  # stands for all inputs: see [Note: second derivatives]
 
@@ -145,10 +147,6 @@ class Collective(ABC):
     def flags(self) -> int:
         """What this worker adds to the agreement: up to 63 bits, of which the OR over workers is `needed`."""
         return sum(need << i for i, need in enumerate(self.needs))
-
-    def agreed(self, flags: list[int]) -> None:
-        """Take in the flags of all workers."""
-        self.needed = reduce(or_, flags)
 
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the results, as one node of autograd."""
@@ -178,8 +176,8 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         call.needs = ctx.needs_input_grad[2:]
         with call.guard():
-            own = call.flags()
-            call.agreed(call.begin(call.signature, own, communicates=call.distributed))
+            call.all_flags = call.begin(call.signature, call.flags(), communicates=call.distributed)
+            call.needed = reduce(or_, call.all_flags)
             ctx.number = 0 if call.group is None else call.group.call_id
             made = call.forward(*inputs)
         ctx.call = call

@@ -31,7 +31,8 @@ from sar.kernels import EdgeBlock
 from sar.raw_memory import moved_to_file, snapshot
 
 TILE_SIZES = 4
-"""Sizes of tiles whose edges a relation keeps, the latest used: as many times the edges that read other workers."""
+"""For so many tile sizes, the latest used, a relation keeps the edges of each tile: one more copy of the edges from
+other workers for each size."""
 
 SAMPLED_ROWS = 16
 SAMPLES = 8

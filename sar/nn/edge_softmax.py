@@ -10,7 +10,7 @@ from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL
 from sar.core.passing.builtin import copy_to_edges
-from sar.core.passing.reverse import max_at_sources, sum_at_sources
+from sar.core.passing.message_passing import max_at_sources, sum_at_sources
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, edge_softmax_backward, edge_softmax_forward
 
@@ -59,10 +59,10 @@ def _by_destination(graph: GraphShardManager, logits: Tensor) -> Tensor:
 
 def _by_source(graph: GraphShardManager, logits: Tensor) -> Tensor:
     context = graph.call_context()
-    greatest = max_at_sources(graph, logits)
+    greatest = max_at_sources(context, logits)
     greatest = greatest.masked_fill(greatest == -torch.inf, 0)
     weights = (logits - copy_to_edges(context, greatest)).exp()
-    return weights / copy_to_edges(context, sum_at_sources(graph, weights))
+    return weights / copy_to_edges(context, sum_at_sources(context, weights))
 
 
 class _EdgeSoftmax(Collective):

@@ -26,7 +26,7 @@ from sar.comm.rows import FieldFormat
 from sar.core.graph.edges import InEdges
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.mfg import Seeds
-from sar.core.passing.reverse import sum_at_sources
+from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import ConfigError
 from sar.id_slices import find_sorted
 from sar.kernels.neighbor_sampling import ALL, derive_key, draw_in_edges, to_offsets
@@ -262,7 +262,7 @@ def exact_weights(
         once, joint = shares, torch.zeros(len(rows), dtype=torch.float64)
     else:
         once = (
-            sum_at_sources(graph, _as_field(found, shares).to(graph.device))
+            sum_at_sources(graph.call_context(), _as_field(found, shares).to(graph.device))
             .cpu()
             .index_add_(0, rows, shares.masked_fill(loop, 0))
         )

@@ -6,7 +6,7 @@ import torch
 from torch_geometric.nn import EdgeConv
 
 import sar
-from sar.core.passing.reverse import sum_at_sources
+from sar.core.passing.message_passing import sum_at_sources
 from tests.core.attempts import fail_on_all_ranks
 from tests.parity.harness import assert_close, build, check, deal, random_data, run_on_one_machine, weighted_sum
 from tests.parity.programs import LAYERS, gated, pairwise, weighted
@@ -100,7 +100,7 @@ def softmax_by_source(graph, w):
 
 
 def sums_at_sources(graph, w):
-    return sum_at_sources(graph, w)
+    return sum_at_sources(graph.call_context(), w)
 
 
 def batch_norm(graph, w):

@@ -26,11 +26,10 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
 from sar.comm.collectives import all_reduce
 from sar.config import Config
-from sar.core.graph.absent import INSTEAD
 from sar.core.graph.graph import GraphShardManager
-from sar.core.graph.queries import ALL
+from sar.core.graph.queries import ALL, INSTEAD
 from sar.core.passing.builtin import copy_to_edges
-from sar.core.passing.reverse import sum_at_sources
+from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import GraphError
 from sar.kernels import compile_ahead
 from sar.logging_setup import logger
@@ -62,7 +61,7 @@ def edge_weight_norm(original: Forward, layer: Any, graph: Any, edge_weight: Ten
         graph.apply_edges(fn.v_mul_e("in", "w", "normalised"))
         normalised: Tensor = graph.edata["normalised"]
         if layer._norm == "both":
-            sent = (sum_at_sources(graph, edge_weight) + layer._eps) ** power
+            sent = (sum_at_sources(context, edge_weight) + layer._eps) ** power
             normalised = copy_to_edges(context, sent) * normalised
         return normalised
 

@@ -27,8 +27,8 @@ from sar.core.eager import uncompiled
 from sar.core.graph.frames import Frame
 from sar.core.graph.graph import GraphShardManager, reversed_graph
 from sar.core.passing.builtin import copy_to_edges
+from sar.core.passing.message_passing import sum_at_sources
 from sar.core.passing.python_messages import run_python
-from sar.core.passing.reverse import sum_at_sources
 from sar.errors import GraphError
 
 
@@ -148,7 +148,7 @@ class DistributedEdgeIndex(NodeNumbers):
     def at_sources(self, values: Tensor) -> Tensor:
         """The sum of the values of each node's out-edges, whatever worker these go to: (E, ...) to (N_src, ...)."""
         check_rows("The sources add up values of", len(values), self.size(1), "edges")
-        return sum_at_sources(self.passes[0], self.in_graph_order(values).contiguous())
+        return sum_at_sources(self.passes[0].call_context(), self.in_graph_order(values).contiguous())
 
 
 class HyperedgeIndex(DistributedEdgeIndex):

@@ -21,8 +21,8 @@ from sar.adapters.pyg.edge_index import (
 )
 from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly
 from sar.adapters.pyg.numbering import Numbering
+from sar.core.passing.message_passing import max_at_sources
 from sar.core.passing.reductions import by_head
-from sar.core.passing.reverse import max_at_sources
 from sar.errors import GraphError
 
 _HANDLERS: Handlers = {}
@@ -275,5 +275,5 @@ def _scatter_greatest(
     check_rows("The sources take the maximum of", len(values), index.edges.size(1), "edges")
     rows = by_head(index.edges.in_graph_order(values))
     # The last column says which sources have edges at all.
-    greatest = max_at_sources(index.edges.passes[0], torch.cat([rows, rows.new_ones(len(rows), 1)], 1))
+    greatest = max_at_sources(index.edges.passes[0].call_context(), torch.cat([rows, rows.new_ones(len(rows), 1)], 1))
     return out.copy_(greatest[:, :-1].masked_fill(greatest[:, -1:] == -torch.inf, 0).view_as(out))

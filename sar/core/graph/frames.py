@@ -3,13 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sar.common_tuples import CanonicalEtype
-from sar.core.graph.absent import absent
 from sar.errors import FieldError, GraphError
 
 
@@ -162,14 +161,6 @@ class TypeView:
             raise GraphError(f"There are several types; name one of {kinds}.")
         frame = self._frames[kinds[0]]
         return torch.arange(frame.rows, device=frame.device)
-
-
-class EdgeTypeView(TypeView):
-    """What `g.edges` gives: `g.edges[etype].data` is a frame."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """DGL's `g.edges()`, the ends of all edges, which no worker has."""
-        raise absent("edges")
 
 
 @dataclass(frozen=True)

@@ -8,25 +8,22 @@ fetches rows again exactly when the derivative of an operand that needs a gradie
 instead.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Exchange, GradientReturn, LocalFields
+from sar.comm.exchange import GradientReturn, LocalFields, Tile
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import uncompiled
-from sar.core.passing.reductions import Combined, Reduction
+from sar.core.passing.reductions import Reduction
 from sar.core.relation import Constant
 from sar.errors import GraphError
 from sar.kernels import (
-    EdgeBlock,
     EdgeMessage,
     EdgeOperand,
     Op,
@@ -203,16 +200,11 @@ class BuiltinCall(Collective):
         self.sum_dtype = accumulation_dtype(self.dtype)
         self.reduction = Reduction(self.relation, reducer, self.dtype, self.message.shape)
         self.constant: Constant | None = None  # what is known of a call on the same operands
-        self.hit = False  # whether all workers hold the result of one earlier call
         self.kept: list[HaloSlice | None] = []
 
     def flags(self) -> int:
         call_id = 0 if self.constant is None else self.constant.call_id
         return super().flags() | call_id << CALL_ID_BIT
-
-    def agreed(self, flags: list[int]) -> None:
-        self.needed = reduce(or_, flags) & ALL_SIDES
-        self.hit = flags[0] >> CALL_ID_BIT > 0 and all(theirs == flags[0] for theirs in flags)
 
     def values_needed(self) -> list[bool]:
         """Whether the backward reads the values of each operand."""
@@ -225,54 +217,61 @@ class BuiltinCall(Collective):
         return self.source is not None and self.values_needed()[self.source]
 
     @property
+    def keeps(self) -> bool:
+        """Whether the forward keeps the source rows that it fetches for the backward."""
+        return self.context.settings.keep and self.rows_needed
+
+    @property
     def backward_communicates(self) -> bool:
         """Whether the backward fetches rows or returns gradients."""
         if not self.distributed or self.source is None:
             return False
         return bool(self.needed >> self.source & 1) or (self.rows_needed and not self.context.settings.keep)
 
-    def exchange(self) -> Exchange:
-        """The exchange of the call, whose forward and backward have the same needs."""
+    def exchange(
+        self, device: torch.device, fields: list[Tensor] | None = None, *, returns: GradientReturn | None = None
+    ) -> Iterator[Tile]:
+        """Begin an exchange; see `Exchange.exchange_tiles`. Forward and backward have the same needs."""
         assert self.source is not None
         widest = RowFormat((FieldFormat(self.sum_dtype, self.operands[self.source].shape),))
         both_ways = bool(self.needed >> self.source & 1) and self.rows_needed
-        return self.context.exchange(widest, self.signature, both_ways=both_ways)
+        exchange = self.context.exchange(widest, self.signature, both_ways=both_ways)
+        return exchange.exchange_tiles(device, fields, keep=self.keeps, local=LocalFields(), returns=returns)
 
     # -- forward
 
     def forward(self, *operands: Any) -> ForwardOutput:
-        known = self.constant.result if self.hit and self.constant is not None else None
+        # All workers hold the result of one earlier call: see [Note: hits are joint].
+        hit = self.all_flags[0] >> CALL_ID_BIT > 0 and all(theirs == self.all_flags[0] for theirs in self.all_flags)
+        self.needed &= ALL_SIDES
+        known = self.constant.result if hit and self.constant is not None else None
         if known is not None:
             return ForwardOutput((known,))
         received = None
         own = None if self.source is None else operands[self.source]
-        keep = self.context.settings.keep and self.rows_needed
         kept: dict[HaloSlice | None, Tensor] = {}
         if self.distributed and own is not None:
-            received = self.exchange().exchange_tiles(own.device, [own], keep=keep, local=LocalFields())
+            received = self.exchange(own.device, [own])
         combined = self.reduction.start()  # not before the turn of this worker may pass
         for block, tile in self.context.tiles(received):
             here = list(operands)
             if tile.rows is not None and self.source is not None:
                 here[self.source] = tile.rows[0]
-                if keep:
+                if self.keeps:
                     kept[tile.halo] = tile.rows[0]
-            self._accumulate(block, here, combined)
+            message = _with_values(self.message, here)
+            if self.reducer is None:
+                edge_apply(block, message, combined.total)
+            elif combined.argmax is None:
+                aggregate_sum(block, message, combined.total)
+            else:
+                aggregate_cmp(block, message, combined.total, combined.argmax, self.reducer == "max")
         out = self.reduction.finish(combined)
         if self.constant is not None and not self.needed and self.group is not None:
             self.constant.keep(out, self.group.call_id)
         self.kept = list(kept)
         values = [operand if read else None for operand, read in zip(operands, self.values_needed(), strict=True)]
         return ForwardOutput((out,), [*values, combined.argmax, *kept.values()])
-
-    def _accumulate(self, block: EdgeBlock, operands: Values, combined: Combined) -> None:
-        message = _with_values(self.message, operands)
-        if self.reducer is None:
-            edge_apply(block, message, combined.total)
-        elif combined.argmax is None:
-            aggregate_sum(block, message, combined.total)
-        else:
-            aggregate_cmp(block, message, combined.total, combined.argmax, self.reducer == "max")
 
     # -- backward
 
@@ -316,14 +315,10 @@ class BuiltinCall(Collective):
         ]
         received = None
         if self.distributed and self.source is not None:
-            own, own_grad, keep = values[self.source], grads[self.source], self.context.settings.keep
-            received = self.exchange().exchange_tiles(
-                grad.device,
-                None if own is None or keep else [own],
-                keep=keep and self.rows_needed,
-                local=LocalFields(),
-                returns=None if own_grad is None else GradientReturn([own_grad], add_rows),
-            )
+            own, own_grad = values[self.source], grads[self.source]
+            fetch = None if own is None or self.context.settings.keep else [own]
+            returns = None if own_grad is None else GradientReturn([own_grad], add_rows)
+            received = self.exchange(grad.device, fetch, returns=returns)
         for block, tile in self.context.tiles(received):
             here, here_grads = list(values), list(grads)
             if tile.halo is not None and self.source is not None:

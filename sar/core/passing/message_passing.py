@@ -1,4 +1,8 @@
-"""One relation's message passing: built-in or Python functions on either side, and what each combination runs."""
+"""Message passing along one relation, and against it.
+
+With the edges: built-in or Python functions on either side, and what each combination runs. Against them: sums and
+maxima of edge values at their sources, on whatever worker these are.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,12 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.core.collective import CallContext
+from sar.comm.exchange import GradientReturn
+from sar.core.collective import CallContext, ForwardOutput
+from sar.core.eager import uncompiled
 from sar.core.passing.batches import EdgeFields, reduce_mailboxes
-from sar.core.passing.builtin import Message, Operand, aggregate, is_python, parse_message, parse_reduction
+from sar.core.passing.builtin import (
+    COPY_SOURCE,
+    BuiltinCall,
+    Message,
+    Operand,
+    aggregate,
+    is_python,
+    parse_message,
+    parse_reduction,
+)
 from sar.core.passing.python_messages import run_python
 from sar.errors import GraphError
 from sar.kernels import Target
+from sar.raw_memory import empty_spillable
 
 
 def send_and_reduce(context: CallContext, fields: EdgeFields, message_func: Any, reduce_func: Any) -> dict[str, Tensor]:
@@ -74,3 +90,79 @@ def reduce_across(results: list[dict[str, Tensor]], cross_reducer: Any) -> dict[
         else:
             combined[name] = CROSS_REDUCERS[cross_reducer](torch.stack(values))
     return combined
+
+
+@uncompiled
+def sum_at_sources(context: CallContext, values: Tensor) -> Tensor:
+    """Sum the values of each node's out-edges into all workers: s_u = sum of x_e over edges e from u.
+
+    Args:
+        context: along which edges.
+        values: (E, ...) floating point, in the visible edge order.
+
+    Returns:
+        (N_src, ...).
+
+    Raises:
+        CommunicationError: where another worker failed or makes another call.
+    """
+    return _SumAtSources("sum", context, values).apply(values)[0]
+
+
+class _AtSources(BuiltinCall):
+    """Values of edges travel as gradients of "copy the source's row to the edge" do."""
+
+    def __init__(self, what: str, context: CallContext, values: Tensor) -> None:
+        super().__init__(context, COPY_SOURCE, None, [values])
+        self.signature = f"{what} at sources; {self.signature}"
+
+
+class _SumAtSources(_AtSources):
+    """The backward of these copies, with them as its own backward."""
+
+    def forward(self, *operands: Any) -> ForwardOutput:
+        (values,) = operands
+        (out,) = self.gradients(self.message, [None], values.to(self.sum_dtype), needed=1)
+        assert out is not None
+        return ForwardOutput((out.to(values.dtype),))
+
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
+        return [super().forward(grads[0].contiguous()).results[0]]
+
+
+@uncompiled
+@torch.no_grad()
+def max_at_sources(context: CallContext, values: Tensor) -> Tensor:
+    """The greatest of the values of each node's out-edges into all workers, (N_src, ...); -inf where there is none.
+
+    Args:
+        context: along which edges.
+        values: (E, ...) floating point, in the visible edge order. No gradient flows.
+
+    Raises:
+        CommunicationError: where another worker failed or makes another call.
+    """
+    return _MaxAtSources("maximum", context, values).apply(values)[0]
+
+
+class _MaxAtSources(_AtSources):
+    def forward(self, *operands: Any) -> ForwardOutput:
+        (values,) = operands
+        shape = self.relation.num_src, *values.shape[1:]
+        greatest = empty_spillable(shape, values.dtype, values.device).fill_(-torch.inf)
+        received = None
+        if self.distributed:
+            returns = GradientReturn([greatest], _keep_greater, start=-torch.inf)
+            received = self.exchange(values.device, returns=returns)
+        for block, tile in self.context.tiles(received):
+            total = greatest if tile.grads is None else tile.grads[0]
+            total.index_reduce_(0, block.cols, values[block.ids(0, block.num_edges)], "amax")
+        return ForwardOutput((greatest,))
+
+    def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
+        raise AssertionError("no gradient flows through a maximum at sources")
+
+
+def _keep_greater(rows: Tensor, values: Tensor, total: Tensor) -> None:
+    rows = rows.long()
+    total.index_copy_(0, rows, torch.maximum(total.index_select(0, rows), values))
