@@ -30,8 +30,9 @@ ORIGINAL_NODES: Final = "orig_nids.dgl"
 ORIGINAL_EDGES: Final = "orig_eids.dgl"
 """The files of a part that sar writes. The last two are where DGL's dispatch pipeline leaves the original IDs of each
 part, beside the graph; the JSON file does not name them."""
-PART_FILES = {"node_feats": NODE_FEATURES, "edge_feats": EDGE_FEATURES, "part_graph": GRAPH}
-ORIG_ID_FILES = {"nodes": ORIGINAL_NODES, "edges": ORIGINAL_EDGES}
+PART_FILES: Final = {"node_feats": NODE_FEATURES, "edge_feats": EDGE_FEATURES, "part_graph": GRAPH}
+"""By their keys in the JSON file."""
+ORIG_ID_FILES: Final = {"nodes": ORIGINAL_NODES, "edges": ORIGINAL_EDGES}
 
 REWRITE: Final = "Write the directory again with dgl.distributed.partition_graph."
 _REWRITE_WITH_HALO = (
