@@ -27,9 +27,9 @@ from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers
 from sar.partition.assign.assigning import IN_EDGES, balance_weights
 from sar.partition.assign.task import AssignmentTask, Method
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.text_tables import as_markdown, as_text
+from sar.storage.arrays import Array
 
 GENERATED = "sbm", "rmat"
 REAL = "soc_epinions", "web_notredame", "mesh_wing"

@@ -11,7 +11,7 @@ from benchmarks.edge_partitioners.placement import (
 )
 from benchmarks.edge_partitioners.votes import choose_owners
 from sar.partition.assign.task import AssignmentTask, compiled, count_degrees, edge_chunks
-from sar.partition.graph_data import Array
+from sar.storage.arrays import Array
 
 
 def greedy(task: AssignmentTask) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.edge_partitioners.votes import Ballot, new_ballot, vote
 from sar.partition.assign.task import compiled
-from sar.partition.graph_data import Array
+from sar.storage.arrays import Array
 
 BITS = 64
 """Parts in an entry of `Placement.replicas`."""

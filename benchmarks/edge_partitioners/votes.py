@@ -27,7 +27,7 @@ from sar.partition.assign.task import (
     list_schedule,
     part_means,
 )
-from sar.partition.graph_data import Array
+from sar.storage.arrays import Array
 
 SLOTS = 4
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from sar.errors import ConfigError
 from sar.partition.assign.task import count_crossing
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource
+from sar.storage.arrays import Array
 
 _ROWS = 1 << 17  # edges read at a time
 

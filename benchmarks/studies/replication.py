@@ -22,8 +22,8 @@ from benchmarks.studies.quality import measure_quality
 from sar.partition.assign.assigning import AUTO, SPRING
 from sar.partition.assign.spring import merged_clusters
 from sar.partition.assign.task import AssignmentTask
-from sar.partition.graph_data import Array
 from sar.partition.inspect.text_tables import as_markdown, as_text
+from sar.storage.arrays import Array
 
 GENERATED = "sbm", "rmat"
 REAL = "amazon_computers", "coauthor_cs", "dblp_citation", "tolokers", "soc_epinions", "web_notredame", "road_bay"

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pymetis
 import pymetis._internal
-from numpy.typing import NDArray
 
 from sar.errors import PartitionError
-
-Array = NDArray[Any]
+from sar.storage.arrays import Array
 
 METIS_INTEGER: Any = pymetis.zero_copy_dtype()
 """The integers of the installed METIS."""

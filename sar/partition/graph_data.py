@@ -11,12 +11,10 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sar.common_tuples import SPLIT
 from sar.errors import ConfigError
-
-Array = NDArray[Any]
+from sar.storage.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
 from sar.logging_setup import logger
-from sar.partition.graph_data import Array
+from sar.storage.arrays import Array
 
 CHUNK_ROWS = 1 << 20
 """Edges in a chunk: 16 MB of IDs."""

@@ -13,11 +13,12 @@ from torch import Tensor
 from sar.common_tuples import CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
-from sar.partition.graph_data import Array, GraphData
+from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import GraphSource, logged_stages
 from sar.partition.ingest.objects import as_array, from_object
 from sar.partition.pipeline import OutputOptions, run_partition
 from sar.partition.write.write import PartitionReport
+from sar.storage.arrays import Array
 
 Mapped = tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[CanonicalEtype, Tensor]]
 

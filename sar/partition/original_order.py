@@ -20,11 +20,10 @@ from sar.common_tuples import CanonicalEtype
 from sar.core.regroup import WorkerShare
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.id_slices import first_of_equals
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column
 from sar.partition.ingest.objects import as_array
 from sar.partition.write.writers import Writers
-from sar.storage.arrays import as_column
+from sar.storage.arrays import Array, as_column
 from sar.storage.durable import put_in_place
 from sar.storage.part_files import (
     FeatureFiles,

@@ -16,7 +16,6 @@ import numpy as np
 
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign, write_once
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest.cleanup import clean_up, with_split
 from sar.partition.ingest.files import Files, find_files
@@ -26,6 +25,7 @@ from sar.partition.write.staging import Staging, staged
 from sar.partition.write.write import Written, write_parts, written_report
 from sar.partition.write.write_job import WriteJob, check_hops, check_writable
 from sar.partition.write.writers import Writers
+from sar.storage.arrays import Array
 
 _TRAINER = "trainer_id"
 

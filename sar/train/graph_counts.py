@@ -14,12 +14,12 @@ import torch
 from sar.common_tuples import EID, CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.assign.task import count_crossing
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport
 from sar.partition.inspect.inspection import WorkerContent, by_worker, inspect_parts, largest_value
 from sar.partition.inspect.part_inspection import PartContent
 from sar.partition.write.write import Written, written_report
+from sar.storage.arrays import Array
 
 FEATURE, LABEL, TRAIN_MASK = "feat", "label", "train_mask"
 _ID_BYTES = 8

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from sar.partition.assign.task import AssignmentTask
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.storage.arrays import Array
 
 
 def source(src: Any, dst: Any, num_nodes: int) -> GraphSource:

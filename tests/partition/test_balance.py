@@ -14,7 +14,7 @@ from sar.errors import ConfigError
 from sar.partition.assign import rebalance as rebalancing
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import list_schedule, part_loads
-from sar.partition.graph_data import Array
+from sar.storage.arrays import Array
 from tests.partition.streams import edge_task
 
 

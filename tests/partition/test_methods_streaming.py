@@ -14,7 +14,8 @@ from sar.cli.demo.community_graph import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import ENTRY_POINTS, METHODS
 from sar.partition.assign.task import AssignmentTask
-from sar.partition.graph_data import Array, GraphData
+from sar.partition.graph_data import GraphData
+from sar.storage.arrays import Array
 from tests.partition.streams import Edges, edge_task, typed_task
 from tests.workers import REPOSITORY
 

@@ -13,10 +13,10 @@ from sar.partition.assign import assigning
 from sar.partition.assign.assigning import AssigningOptions
 from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.assign.task import AssignmentTask
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.inspect.inspection import inspect_directory
 from sar.partition.pipeline import InputOptions, OutputOptions, run_partition
+from sar.storage.arrays import Array
 from tests.partition.written import check_directory, content_of
 
 ONLY = ("_N", "_E", "_N")

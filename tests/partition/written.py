@@ -11,11 +11,11 @@ import pytest
 from hypothesis import strategies as st
 
 from sar.adapters.dgl.shim import require_dgl
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.ingest.edges import CheckedEdges
 from sar.partition.write import write_job
 from sar.partition.write.write import PartitionReport, write_partitions
+from sar.storage.arrays import Array
 from sar.storage.tensor_files import ArrayWriter
 
 dgl = require_dgl()

@@ -3,7 +3,8 @@
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.graph_data import Array, GraphData
+from sar.partition.graph_data import GraphData
+from sar.storage.arrays import Array
 
 
 def community_graph(

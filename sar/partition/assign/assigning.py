@@ -22,8 +22,8 @@ from sar.partition.assign.multilevel import ENTRY_BYTES, coarse_entries, multile
 from sar.partition.assign.random import random
 from sar.partition.assign.spring import spring
 from sar.partition.assign.task import AssignmentTask, Method
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress
+from sar.storage.arrays import Array
 
 AUTO, SPRING = "auto", "spring"
 IN_EDGES = "in_edges"

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.graph_data import Array
+from sar.storage.arrays import Array
 
 META = "partition_meta.json"
 VERSION = "1.0.0"

@@ -20,8 +20,8 @@ import numpy as np
 
 from sar.errors import ConfigError
 from sar.partition.assign.task import AssignmentTask, check_ends, compiled
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource
+from sar.storage.arrays import Array
 
 BUCKET = 1 << 21
 """Neighbours that are brought into order at a time: 8 MB of them."""

@@ -19,7 +19,7 @@ from sar.partition.assign.task import (
     fullness,
     within_capacity,
 )
-from sar.partition.graph_data import Array
+from sar.storage.arrays import Array
 
 PASSES = 10
 CONVERGED = 0.001

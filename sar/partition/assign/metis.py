@@ -8,7 +8,7 @@ from sar.partition.assign.external_csr import ExternalCsr, Window, lists_on_disk
 from sar.partition.assign.ldg import READING, greedy_parts
 from sar.partition.assign.rebalance import rebalance
 from sar.partition.assign.task import AssignmentTask, compiled, draw
-from sar.partition.graph_data import Array
+from sar.storage.arrays import Array
 
 MOST = 2**30
 """Greatest sum of integer weights; METIS may add them up in 32 bits."""

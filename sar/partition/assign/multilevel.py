@@ -26,7 +26,7 @@ from sar.partition.assign.task import (
     has_capacity,
     within_capacity,
 )
-from sar.partition.graph_data import Array
+from sar.storage.arrays import Array
 
 COARSE_ENTRIES = 1 << 20
 """Neighbours that METIS is given at most, unless memory is short."""

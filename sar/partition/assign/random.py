@@ -4,7 +4,7 @@ import numpy as np
 
 from sar.partition.assign.rebalance import move_nodes
 from sar.partition.assign.task import AssignmentTask, compiled, part_means
-from sar.partition.graph_data import Array
+from sar.storage.arrays import Array
 
 
 def random(task: AssignmentTask) -> Array:

@@ -12,8 +12,8 @@ from sar.partition.assign.task import (
     part_loads,
     part_means,
 )
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import index_dtype
+from sar.storage.arrays import Array
 
 _PASSES = 20
 _SMALLEST_GAIN = 1e-12

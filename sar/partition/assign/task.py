@@ -19,8 +19,8 @@ import numpy as np
 
 from sar.errors import ConfigError
 from sar.kernels.compiler import compile_cached
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import GraphSource, Progress, first_outside, index_dtype
+from sar.storage.arrays import Array
 
 VOLUME_BOUND = 0.5
 """Of `spring`, unless another is asked for."""

@@ -19,11 +19,11 @@ import numpy as np
 
 from sar.common_tuples import SPLIT, CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.graph_data import Array, split_masks
+from sar.partition.graph_data import split_masks
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource, ReversedEdges, index_dtype
 from sar.partition.ingest.files import check_edges
 from sar.partition.ingest.objects import from_object
-from sar.storage.arrays import ArrayFile, StoredArray
+from sar.storage.arrays import Array, ArrayFile, StoredArray
 
 _MEMORY = 256 << 20
 _MOST_FILES = 64  # open at a time

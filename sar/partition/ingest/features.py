@@ -13,12 +13,11 @@ import numpy as np
 
 from sar.common_tuples import SPLIT
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column, JoinedColumn
 from sar.partition.ingest.files import Files, detect_format, find_files
 from sar.partition.ingest.parquet import parquet_rows
 from sar.partition.ingest.text import text_rows
-from sar.storage.arrays import ArrayFile, StoredArray, as_column, open_npy
+from sar.storage.arrays import Array, ArrayFile, StoredArray, as_column, open_npy
 from sar.storage.tensor_files import open_tensors
 
 _NEVER_NAN = ("label", *SPLIT)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import first_outside
+from sar.storage.arrays import Array
 
 Files = str | PathLike[str] | Sequence[str | PathLike[str]]
 """A file, a directory, a glob pattern, or a list of files in order."""

@@ -16,8 +16,9 @@ import torch
 from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
 from sar.common_tuples import EID, NID, CanonicalEtype
 from sar.errors import ConfigError
-from sar.partition.graph_data import Array, GraphData, edge_ends, node_fields, read_arrays
+from sar.partition.graph_data import GraphData, edge_ends, node_fields, read_arrays
 from sar.partition.graph_source import ArrayEdges, GraphSource
+from sar.storage.arrays import Array
 
 ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
 _NO_FIELDS = ("edge_index", "num_nodes")

@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pyarrow.types as kinds
 
 from sar.errors import PartitionError
-from sar.partition.graph_data import Array
 from sar.partition.ingest.files import check_edges, edge_columns, feature_columns
+from sar.storage.arrays import Array
 
 _BATCH_ROWS = 1 << 17
 

@@ -20,9 +20,8 @@ import pyarrow
 import pyarrow.csv
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.graph_data import Array
 from sar.partition.ingest.files import check_edges, edge_columns, feature_columns
-from sar.storage.arrays import unreadable
+from sar.storage.arrays import Array, unreadable
 
 _BLOCK_BYTES = 4 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

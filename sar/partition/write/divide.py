@@ -16,9 +16,9 @@ import numpy as np
 
 from sar.common_tuples import CanonicalEtype
 from sar.errors import PartitionError
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import Column, first_outside
 from sar.partition.write.write_job import WriteJob, by_part, stored_spec
+from sar.storage.arrays import Array
 from sar.storage.partition_json import EDGE_FEATURES, NODE_FEATURES, ORIGINAL_NODES, part_folder
 from sar.storage.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 

@@ -14,9 +14,9 @@ from typing import BinaryIO
 import numpy as np
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE
-from sar.partition.graph_data import Array
 from sar.partition.write.divide import EdgeBuckets
 from sar.partition.write.write_job import WriteJob
+from sar.storage.arrays import Array
 from sar.storage.graph_files import graph_file_layout
 from sar.storage.part_files import EDGE_FIELDS, NODE_FIELDS
 from sar.storage.partition_json import GRAPH, ORIGINAL_EDGES, part_folder

@@ -16,10 +16,10 @@ import numpy as np
 
 from sar.common_tuples import EID, ORIG_ID
 from sar.errors import ConfigError
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, index_dtype
 from sar.partition.write.staging import Staging
 from sar.partition.write.writers import Writers
+from sar.storage.arrays import Array
 from sar.storage.tensor_files import ArraySpec, stored_dtype
 
 _SLICE_BYTES = 32 << 20

@@ -18,8 +18,8 @@ import torch
 
 from sar import comm
 from sar.comm.session import current_group
-from sar.partition.graph_data import Array
 from sar.partition.graph_source import CHUNK_ROWS
+from sar.storage.arrays import Array
 
 
 @dataclass(frozen=True)
