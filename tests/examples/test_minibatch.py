@@ -32,7 +32,7 @@ def accuracies_alone(file: Path, parameters: Path) -> list[float]:
     return [right[torch.from_numpy(data.node_data[mask])].double().mean().item() for mask in SPLIT]
 
 
-@pytest.mark.parametrize("script", [corner("distdgl_then_full_eval"), "minibatch"])
+@pytest.mark.parametrize("script", [corner("distdgl_then_full_eval"), corner("minibatch")])
 def test_accuracy_on_the_whole_graph(script: str, tmp_path: Path) -> None:
     file, parameters = tmp_path / "generated.npz", tmp_path / "parameters.pt"
     write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
