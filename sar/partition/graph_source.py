@@ -127,9 +127,8 @@ class ArrayEdges(EdgeSource):
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
         """As in `EdgeSource`."""
-        return np.ascontiguousarray(self.src[start:stop], np.int64), np.ascontiguousarray(
-            self.dst[start:stop], np.int64
-        )
+        rows = slice(start, stop)
+        return np.ascontiguousarray(self.src[rows], np.int64), np.ascontiguousarray(self.dst[rows], np.int64)
 
 
 @dataclass(frozen=True)
