@@ -18,7 +18,6 @@ from sar.core.passing.builtin import (
     COPY_SOURCE,
     BuiltinCall,
     Message,
-    Operand,
     aggregate,
     is_python,
     parse_message,
@@ -53,10 +52,8 @@ def compute_on_edges(context: CallContext, fields: EdgeFields, function: Any) ->
 
 
 def _operands(message: Message, fields: EdgeFields) -> list[Tensor]:
-    def column(operand: Operand) -> Tensor:
-        return {Target.U: fields.src, Target.V: fields.dst, Target.E: fields.edge}[operand.target][operand.field]
-
-    return [column(operand) for operand in (message.lhs, message.rhs) if operand is not None]
+    frames = {Target.U: fields.src, Target.V: fields.dst, Target.E: fields.edge}
+    return [frames[operand.target][operand.field] for operand in (message.lhs, message.rhs) if operand is not None]
 
 
 CROSS_REDUCERS: dict[str, Callable[[Tensor], Tensor]] = {
