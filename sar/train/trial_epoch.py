@@ -14,6 +14,11 @@ With one partition in memory at a time, tensors leave memory at distributed call
 note at which calls a tensor is there, and between which it is used: what is made between two calls and lives on is
 written, what is used after a later call is read again. Tensors that lie in the file from the first (features, the
 structure of the graph, totals of gradients) are neither, and never in memory as a whole.
+
+[Note: sums of gradients]
+Where a tensor is read twice, autograd adds the second gradient to the first in place, but not while a dispatch mode is
+active: then there are three tensors in place of two for a moment. So the peak is not looked for at a sum in a backward;
+what is still there at the next operation counts.
 """
 
 import weakref
@@ -229,6 +234,8 @@ class MetaMemory(TorchDispatchMode):
         made = func(*args, **kwargs)
         for storage in _storages_on_meta(made):
             self._count(storage)
+        if self.live > self.peak and not (func is _aten.add.Tensor and torch._C._current_graph_task_id() != -1):
+            self.peak, self.peak_buffers = self.live, self.buffers
         return made
 
     def _use(self, key: int) -> None:
@@ -251,8 +258,6 @@ class MetaMemory(TorchDispatchMode):
             self._new[key] = size
             self._new_live += size - before
             self.turns.peak = max(self.turns.peak, self._new_live)
-        if self.live > self.peak:
-            self.peak, self.peak_buffers = self.live, self.buffers
 
     def _forget(self, key: int, in_buffers: bool) -> None:
         size = self._sizes.pop(key)
