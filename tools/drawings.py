@@ -260,8 +260,8 @@ CALLS = ("A", "B", "C")
 
 
 def turns() -> str:
-    """Three virtual workers of one process over three distributed calls: who computes, and what lies in the file."""
-    picture = Drawing(246, "Three virtual workers of one process take turns")
+    """Three workers of one process over three distributed calls: who computes, and what lies in the file."""
+    picture = Drawing(246, "Three workers of one process take turns")
     picture.text(20, 22, "One process, three partitions: one in memory at a time")
     stretches = _stretches(len(OWNERS), len(CALLS))
     left, width, top = 84, 388 / sum(len(calls) for _, calls in stretches), 40
