@@ -52,10 +52,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice, Step
-from sar.comm.rows import RowFormat
+from sar.comm.rows import BufferPool, RowFormat
 from sar.comm.settings import SMALL_TILE, UNLIMITED_ROWS, Settings
 from sar.comm.statistics import counters
 from sar.comm.transport import Message, Shared

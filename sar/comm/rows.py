@@ -1,4 +1,4 @@
-"""The format of rows in messages: the fields of a row, and where they lie among the bytes of a message.
+"""What messages are made of: the format of their rows, and memory for them.
 
 [Note: scaled fields]
 float16 has a smaller range than float32: gradients of a mean over many nodes would become 0 in it, and features above
@@ -8,6 +8,8 @@ before the rows. Such a division is exact. A number x arrives within 2^-11 |x| i
 greatest number where that is more; infinities and NaN arrive as they are.
 """
 
+import contextlib
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import frexp, prod
@@ -16,8 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sar.config import Config
+
 ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
+HUGE_PAGE = 2**21
+"""Bytes from which on a buffer may have huge pages."""
 
 
 class FieldRows(NamedTuple):
@@ -143,3 +149,49 @@ def _scale(values: Tensor, dtype: torch.dtype) -> Tensor:
     low, high = values.nan_to_num(0, 0, 0).aminmax()
     peak = torch.maximum(high, -low).clamp(min=torch.finfo(values.dtype).tiny * top)
     return peak / (torch.frexp(peak).mantissa * top)
+
+
+class BufferPool:
+    """Message buffers of one worker.
+
+    In CPU memory each has a mapping of its own, because an allocator would keep most of what is freed: see
+    docs/memory.md.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: list[Tensor] = []
+
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes of the buffers that nobody uses now."""
+        return sum(buffer.nbytes for buffer in self._free)
+
+    def take(self, size: int) -> Tensor:
+        """A buffer of at least `size` bytes (uint8), contents undefined."""
+        fitting = [i for i, buffer in enumerate(self._free) if size <= buffer.nbytes <= 4 * size]
+        if fitting:
+            return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
+        if self._device.type == "cpu" and size and hasattr(mmap, "MAP_PRIVATE"):
+            return _map(size)
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def give(self, buffer: Tensor | None) -> None:
+        """Hand a buffer back; the oldest ones go when the pool outgrows `Config.comm_buffer_bytes`."""
+        if buffer is None:
+            return
+        self._free.append(buffer)
+        while self.bytes_kept > Config.comm_buffer_bytes:
+            self._free.pop(0)
+
+    def clear(self) -> None:
+        self._free.clear()
+
+
+def _map(size: int) -> Tensor:
+    """Fresh memory, (size,) uint8, that goes back to the system with the tensor."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

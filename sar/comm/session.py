@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from sar.comm.allocator import set_allocator
-from sar.comm.buffers import BufferPool
 from sar.comm.environment import choose_interface, end_with_launcher, find_place, job_id, local_rank, set_in_part
 from sar.comm.group import Group
 from sar.comm.joining import Pulse, check_in, host_store, open_store, while_it_answers
 from sar.comm.process_transport import GlooTransport, NcclTransport
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
+from sar.comm.rows import BufferPool
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, NotInitializedError, SarError
 from sar.logging_setup import logger

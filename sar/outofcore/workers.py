@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 import torch
 
 from sar.comm import session
-from sar.comm.buffers import BufferPool
 from sar.comm.group import Group
 from sar.comm.liveness import STALL_SECONDS
 from sar.comm.replicas import Replicas
+from sar.comm.rows import BufferPool
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, PeerError
 from sar.logging_setup import logger

@@ -35,8 +35,8 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import session
 from sar.comm.allocator import SMALL
-from sar.comm.buffers import BufferPool
 from sar.comm.collectives import gather_grads
+from sar.comm.rows import BufferPool
 from sar.comm.statistics import BACKWARD, statistics
 from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError, SarError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sar
-from sar.comm.buffers import BufferPool
+from sar.comm.rows import BufferPool
 
 CPU = torch.device("cpu")
 

@@ -21,7 +21,7 @@ from torch import nn
 
 import sar
 from sar.comm import session
-from sar.comm.buffers import BufferPool
+from sar.comm.rows import BufferPool
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from tests.comm.test_liveness import with_quick_signs
 from tests.core.attempts import catch, catch_and_recover, require
