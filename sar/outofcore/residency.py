@@ -46,7 +46,7 @@ SHARED_SLOT: Final = 2**18
 ALIGNED: Final = 64
 """Bytes at whose multiples these begin."""
 
-_all: Final[weakref.WeakSet["Residency"]] = weakref.WeakSet()
+_all: Final[set["Residency"]] = set()
 
 
 class _Known:
@@ -88,13 +88,16 @@ class Residency(TorchDispatchMode):
         self._purge_at = FIRST_PURGE
         self._in_file: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()  # by address
         self._room = torch.empty(0, dtype=torch.uint8)  # of the slot that small tensors share, what is left
-        _all.add(self)
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
         """Look after this thread's tensors inside."""
-        with raw_memory.tensor_file.set_to(self), self:
-            yield
+        _all.add(self)
+        try:
+            with raw_memory.tensor_file.set_to(self), self:
+                yield
+        finally:
+            _all.discard(self)  # its file is closed, whoever still has a tensor of it
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
