@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from inspect import signature
+from inspect import BoundArguments, signature
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing, aggr, conv
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
-from sar.adapters.pyg.guarded import wraps
+from sar.adapters.pyg.guarded import replace
 from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
 from sar.core.passing.reductions import PEAKS, by_head
@@ -166,23 +166,16 @@ _asked: PerThread[tuple[EdgeBatch, list[Tensor]] | None] = PerThread(None)
 """The edges on which a message is being made, and the exponentials that it has asked for."""
 
 
-def _softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @wraps(original)
-    def softmax(src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if _asked.value is None:
-            return original(src, *args, **kwargs)
-        batch, exponentials = _asked.value
-        exponentials.append(batch.exponentials(src))
-        return exponentials[-1]
-
-    return softmax
+def _softmax(original: Callable[..., Tensor], src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if _asked.value is None:
+        return original(src, *args, **kwargs)
+    batch, exponentials = _asked.value
+    exponentials.append(batch.exponentials(src))
+    return exponentials[-1]
 
 
-def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    bind = signature(original).bind
-
-    @wraps(original)
-    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+def _forward(bind: Callable[..., BoundArguments]) -> Callable[..., Any]:
+    def forward(original: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         asked = bind(layer, *args, **kwargs).arguments.get("return_attention_weights")
         layer.__dict__["_returns_weights"] = asked is not None
         try:
@@ -193,29 +186,22 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _edge_updater(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def edge_updater(layer: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(edge_index, DistributedEdgeIndex) and not args and in_one_pass(layer):
-            return Weights(original, edge_index, kwargs)
-        return original(layer, edge_index, *args, **kwargs)
-
-    edge_updater.one_pass = True  # type: ignore[attr-defined]
-    return edge_updater
+def _edge_updater(original: Callable[..., Any], layer: Any, /, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(edge_index, DistributedEdgeIndex) and not args and in_one_pass(layer):
+        return Weights(original, edge_index, kwargs)
+    return original(layer, edge_index, *args, **kwargs)
 
 
 def install() -> None:
     """Replace what the layers call."""
-    conv.FAConv.forward = _forward(conv.FAConv.forward)
+    for kind in (conv.FAConv, *WITH_SOFTMAX):
+        replace(kind, "forward", _forward(signature(kind.forward).bind))
     for kind in WITH_SOFTMAX:
-        module: Any = sys.modules[kind.__module__]
-        module.softmax = _softmax(module.softmax)
-        kind.forward = _forward(kind.forward)
-        wrap(kind)
+        replace(sys.modules[kind.__module__], "softmax", _softmax)
+        replace_updater(kind)
 
 
-def wrap(kind: type) -> None:
+def replace_updater(kind: type) -> None:
     """Let a class that has an `edge_updater` of its own, or has been given one, go in one pass."""
-    function = vars(kind).get("edge_updater")
-    if issubclass(kind, GAT) and function is not None and not getattr(function, "one_pass", False):
-        kind.edge_updater = _edge_updater(function)  # type: ignore[attr-defined]
+    if issubclass(kind, GAT) and "edge_updater" in vars(kind):
+        replace(kind, "edge_updater", _edge_updater)

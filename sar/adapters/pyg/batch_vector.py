@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr, pool
 
 from sar.adapters.pyg.edge_index import SourceIndex
-from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly, wraps
+from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly, replace
 from sar.comm import session
 from sar.comm.collectives import all_max, all_sum
 from sar.errors import GraphError
@@ -210,39 +210,36 @@ def _product_of_all(own: Tensor) -> Tensor:
 @cache
 def install() -> None:
     """Let layers refuse what they cannot do across workers."""
-    aggr.Aggregation.__call__ = _checked(aggr.Aggregation.__call__)
+    replace(aggr.Aggregation, "__call__", _aggregate)
     for name in COARSENING:
-        kind = getattr(pool, name)
-        kind.forward = _refusing(kind.forward)
+        replace(getattr(pool, name), "forward", _coarsen)
 
 
-def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, GuardedTensor) for value in (*args, *kwargs.values())):
-            raise GraphError(
-                f"{type(self).__name__} chooses among all nodes of a graph, so it cannot pool graphs across workers."
-            )
-        return original(self, *args, **kwargs)
-
-    return forward
+def _coarsen(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if any(isinstance(value, GuardedTensor) for value in (*args, *kwargs.values())):
+        raise GraphError(
+            f"{type(self).__name__} chooses among all nodes of a graph, so it cannot pool graphs across workers."
+        )
+    return original(self, *args, **kwargs)
 
 
-def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def call(
-        self: Any, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        name = type(self).__name__
-        if isinstance(index, BatchVector):
-            for kind in type(self).__mro__:
-                if kind.__name__ in REFUSED:
-                    raise GraphError(f"{name} {REFUSED[kind.__name__]}, so it cannot pool graphs across workers.")
-        elif index is None and ptr is None and session.is_initialized() and session.world_size() > 1:
-            raise GraphError(
-                f"{name} was called without index, and would take this worker's rows for all. Pass data.batch of "
-                "sar.pyg.load_partition, or sar.pyg.batch_vector; or zeros, to pool this worker's rows alone."
-            )
-        return original(self, x, index, ptr, *args, **kwargs)
-
-    return call
+def _aggregate(
+    original: Callable[..., Any],
+    self: Any,
+    x: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    name = type(self).__name__
+    if isinstance(index, BatchVector):
+        for kind in type(self).__mro__:
+            if kind.__name__ in REFUSED:
+                raise GraphError(f"{name} {REFUSED[kind.__name__]}, so it cannot pool graphs across workers.")
+    elif index is None and ptr is None and session.is_initialized() and session.world_size() > 1:
+        raise GraphError(
+            f"{name} was called without index, and would take this worker's rows for all. Pass data.batch of "
+            "sar.pyg.load_partition, or sar.pyg.batch_vector; or zeros, to pool this worker's rows alone."
+        )
+    return original(self, x, index, ptr, *args, **kwargs)

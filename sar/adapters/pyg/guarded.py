@@ -98,19 +98,24 @@ def plainly(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return func(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
 
-def wraps(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`functools.wraps` of functions that `torch.jit.script` may compile: it takes the source of the original one.
+def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Let `owner.name(...)` call `function(original, ...)`. Once: `function` is not put in its own place.
 
-    It looks up names, such as those of types, in the wrapper's module, which gets those of the original one's for this.
+    `torch.jit.script` takes the source of the original, and looks up names in the globals of what it is given: these
+    are the original's, too. Code of its own lets `torch.compile` tell one replacement from another.
     """
+    original = getattr(owner, name)
+    if getattr(original, "replaced_by", None) is function:
+        return
 
-    def decorate(function: Any) -> Callable[..., Any]:
-        names = {**original.__globals__, **function.__globals__}
-        made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-        made.__kwdefaults__ = function.__kwdefaults__
-        return functools.wraps(original)(made)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
 
-    return decorate
+    code = call.__code__.replace(co_name=name)
+    made: Any = FunctionType(code, original.__globals__, name, None, call.__closure__)
+    made = functools.wraps(original)(made)
+    made.replaced_by = function
+    setattr(owner, name, made)
 
 
 def handler_for(handlers: Handlers, *functions: Any) -> Callable[[Handler], Handler]:

@@ -14,7 +14,7 @@ from torch_geometric.nn.conv import han_conv, hgt_conv
 from torch_geometric.utils import get_laplacian
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, HyperedgeIndex, JoinedEdgeIndex, check_rows, edges_of
-from sar.adapters.pyg.guarded import wraps
+from sar.adapters.pyg.guarded import replace
 from sar.comm.collectives import all_sum, exchange_tensors
 from sar.comm.session import current_group
 from sar.core.eager import views_of_nothing
@@ -34,41 +34,25 @@ _of_all_workers = PerThread(False)
 """Whether a layer runs on a distributed edge index, for the functions that it finds in its module."""
 
 
-def _on_either(original: Callable[..., Any], distributed: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def either(*args: Any) -> Any:
-        return (distributed if _of_all_workers.value else original)(*args)
-
-    return either
-
-
-def _refusing(layer: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, DistributedEdgeIndex) for value in (*args, *kwargs.values())):
-            raise _refusal(layer)
-        return original(self, *args, **kwargs)
-
-    return forward
+def _of_meshes(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """MeshCNNConv, which is refused."""
+    if any(isinstance(value, DistributedEdgeIndex) for value in (*args, *kwargs.values())):
+        raise _refusal("MeshCNNConv")
+    return original(self, *args, **kwargs)
 
 
 def _refusal(layer: str) -> GraphError:
     return GraphError(f"{layer} {REFUSED[layer]}, so it cannot run on a distributed edge_index.")
 
 
-def _both_ways(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _both_ways(original: Callable[..., Tensor], self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """DirGNNConv on the edges and on their reverse, which lie on other workers."""
-
-    @wraps(original)
-    def forward(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
-        if not isinstance(edge_index, DistributedEdgeIndex):
-            return original(self, x, edge_index)
-        inwards = self.conv_in(x, edge_index)
-        outwards = self.conv_out(x, edge_index.reversed)
-        out: Tensor = self.alpha * outwards + (1 - self.alpha) * inwards
-        return out + self.lin(x) if self.root_weight else out
-
-    return forward
+    if not isinstance(edge_index, DistributedEdgeIndex):
+        return original(self, x, edge_index)
+    inwards = self.conv_in(x, edge_index)
+    outwards = self.conv_out(x, edge_index.reversed)
+    out: Tensor = self.alpha * outwards + (1 - self.alpha) * inwards
+    return out + self.lin(x) if self.root_weight else out
 
 
 def _total(counts: Mapping[Any, int], starts: Mapping[Any, int]) -> int:
@@ -79,35 +63,38 @@ def _total(counts: Mapping[Any, int], starts: Mapping[Any, int]) -> int:
     return starts[last] + counts[last]
 
 
-def _joined(original: Callable[..., Any]) -> Callable[..., Any]:
+def _joined(
+    original: Callable[..., Any],
+    edges: Any,
+    src: Any,
+    dst: Any,
+    edge_attr_dict: Any = None,
+    num_nodes: int | None = None,
+) -> Any:
     """HGTConv's one edge index for all edge types."""
-
-    @wraps(original)
-    def construct(edges: Any, src: Any, dst: Any, edge_attr_dict: Any = None, num_nodes: int | None = None) -> Any:
-        if not any(isinstance(value, DistributedEdgeIndex) for value in edges.values()):
-            return original(edges, src, dst, edge_attr_dict, num_nodes)
-        counts = next(iter(edges.values())).numbering.graph._structure.dst.counts
-        sides = _total({etype: edges[etype].sides[0] for etype in src}, src), _total(counts, dst)
-        joined = JoinedEdgeIndex.join([(edges[etype], start, dst[etype[2]]) for etype, start in src.items()], sides)
-        values = [edge_attr_dict["__".join(etype)].expand(edges[etype].size(1), -1) for etype in src]
-        return joined, torch.cat(values)
-
-    return construct
+    if not any(isinstance(value, DistributedEdgeIndex) for value in edges.values()):
+        return original(edges, src, dst, edge_attr_dict, num_nodes)
+    counts = next(iter(edges.values())).numbering.graph._structure.dst.counts
+    sides = _total({etype: edges[etype].sides[0] for etype in src}, src), _total(counts, dst)
+    joined = JoinedEdgeIndex.join([(edges[etype], start, dst[etype[2]]) for etype, start in src.items()], sides)
+    values = [edge_attr_dict["__".join(etype)].expand(edges[etype].size(1), -1) for etype in src]
+    return joined, torch.cat(values)
 
 
-def _over_all_nodes(original: Callable[..., Any]) -> Callable[..., Any]:
+def _over_all_nodes(
+    original: Callable[..., Any], self: Any, x_dict: Any, edge_index_dict: Any, *args: Any, **kwargs: Any
+) -> Any:
     """HANConv's weights of meta-paths, which depend on the mean over all nodes of a type."""
-
-    @wraps(original)
-    def forward(self: Any, x_dict: Any, edge_index_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        with _of_all_workers.set_to(any(isinstance(value, DistributedEdgeIndex) for value in edge_index_dict.values())):
-            return original(self, x_dict, edge_index_dict, *args, **kwargs)
-
-    return forward
+    with _of_all_workers.set_to(any(isinstance(value, DistributedEdgeIndex) for value in edge_index_dict.values())):
+        return original(self, x_dict, edge_index_dict, *args, **kwargs)
 
 
-def _weigh_paths(paths: list[Tensor], query: Tensor, key: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
+def _weigh_paths(
+    original: Callable[..., Any], paths: list[Tensor], query: Tensor, key: Callable[[Tensor], Tensor]
+) -> tuple[Any, Any]:
     """The mean of the paths' results, (N_i, F) each, by the softmax of how their keys agree with the query."""
+    if not _of_all_workers.value:
+        return original(paths, query, key)  # type: ignore[no-any-return]
     if not paths:
         return None, None
     scores = [(query * global_mean(torch.tanh(key(path)))).sum(-1) for path in paths]
@@ -115,93 +102,84 @@ def _weigh_paths(paths: list[Tensor], query: Tensor, key: Callable[[Tensor], Ten
     return sum(weight * path for weight, path in zip(weights, paths, strict=True)), weights
 
 
-def _greatest_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
+def _greatest_of_all(
+    original: Callable[..., Any],
+    self: Any,
+    edge_index: Tensor,
+    num_nodes: int | None,
+    edge_weight: Tensor | None,
+    normalization: str | None,
+    lambda_max: Tensor | float | None = None,
+    dtype: Any = None,
+    batch: Tensor | None = None,
+) -> Any:
     """ChebConv's bound of the eigenvalues, by default twice the greatest weight of the Laplacian."""
-
-    @wraps(original)
-    def norm(
-        self: Any,
-        edge_index: Tensor,
-        num_nodes: int | None,
-        edge_weight: Tensor | None,
-        normalization: str | None,
-        lambda_max: Tensor | float | None = None,
-        dtype: Any = None,
-        batch: Tensor | None = None,
-    ) -> Any:
-        if lambda_max is None and isinstance(edge_index, DistributedEdgeIndex):
-            _, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
-            lambda_max = 2.0 * global_max(weight)
-        return original(self, edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype, batch)
-
-    return norm
+    if lambda_max is None and isinstance(edge_index, DistributedEdgeIndex):
+        _, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
+        lambda_max = 2.0 * global_max(weight)
+    return original(self, edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype, batch)
 
 
-def _linearly(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _linearly(
+    original: Callable[..., Tensor],
+    self: Any,
+    x: Tensor,
+    edge_index: Tensor,
+    batch: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
     """GPSConv whose attention to all nodes is linear in sums over these."""
-
-    @wraps(original)
-    def forward(self: Any, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: Any) -> Tensor:
-        if not isinstance(edge_index, DistributedEdgeIndex):
-            return original(self, x, edge_index, batch, **kwargs)
-        if self.attn_type != "performer" or batch is not None:
-            raise _refusal("GPSConv")
-        with _of_all_workers.set_to(True), views_of_nothing(len(x)):
-            return original(self, x, edge_index, **kwargs)
-
-    return forward
+    if not isinstance(edge_index, DistributedEdgeIndex):
+        return original(self, x, edge_index, batch, **kwargs)
+    if self.attn_type != "performer" or batch is not None:
+        raise _refusal("GPSConv")
+    with _of_all_workers.set_to(True), views_of_nothing(len(x)):
+        return original(self, x, edge_index, **kwargs)
 
 
-def _linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _linear_attention(original: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q K' V / (q K' 1), (B, H, N_i, D), with keys and values of the nodes of all workers."""
+    if not _of_all_workers.value:
+        return original(q, k, v)
     sums = global_sum(k.transpose(-2, -1) @ torch.cat([v, torch.ones_like(v[..., :1])], -1))
     return q @ sums[..., :-1] / (q @ sums[..., -1:])
 
 
-def _of_hyperedges(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _of_hyperedges(
+    original: Callable[..., Tensor],
+    self: Any,
+    x: Tensor,
+    hyperedge_index: Tensor,
+    hyperedge_weight: Tensor | None = None,
+    hyperedge_attr: Tensor | None = None,
+    num_edges: int | None = None,
+) -> Tensor:
     """HypergraphConv on edges into hyperedges, of which each worker has its own."""
-
-    @wraps(original)
-    def forward(
-        self: Any,
-        x: Tensor,
-        hyperedge_index: Tensor,
-        hyperedge_weight: Tensor | None = None,
-        hyperedge_attr: Tensor | None = None,
-        num_edges: int | None = None,
-    ) -> Tensor:
-        if isinstance(hyperedge_index, DistributedEdgeIndex):
-            edges, num_edges = hyperedge_index, hyperedge_index.num_dst
-            for rows in (hyperedge_weight, hyperedge_attr):
-                if rows is not None:
-                    check_rows("HypergraphConv was given values of hyperedges of", len(rows), num_edges)
-            hyperedge_index = HyperedgeIndex.of(edges.plain, edges.numbering, num_edges)
-            hyperedge_index.__dict__["passes"] = edges.passes
-        return original(self, x, hyperedge_index, hyperedge_weight, hyperedge_attr, num_edges)
-
-    return forward
+    if isinstance(hyperedge_index, DistributedEdgeIndex):
+        edges, num_edges = hyperedge_index, hyperedge_index.num_dst
+        for rows in (hyperedge_weight, hyperedge_attr):
+            if rows is not None:
+                check_rows("HypergraphConv was given values of hyperedges of", len(rows), num_edges)
+        hyperedge_index = HyperedgeIndex.of(edges.plain, edges.numbering, num_edges)
+        hyperedge_index.__dict__["passes"] = edges.passes
+    return original(self, x, hyperedge_index, hyperedge_weight, hyperedge_attr, num_edges)
 
 
-def _colours(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _colours(original: Callable[..., Tensor], self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """WLConv, which numbers colours in the order in which it meets them: by worker, then by node."""
-
-    @wraps(original)
-    def forward(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
-        if not isinstance(edge_index, DistributedEdgeIndex):
-            return original(self, x, edge_index)
-        x = x.argmax(-1) if x.dim() > 1 else x
-        sources, destinations = edge_index
-        near, order = x[sources].sort()
-        destinations, later = destinations[order].sort(stable=True)
-        neighbours = near[later].split(torch.bincount(destinations, minlength=len(x)).tolist())
-        hashes = [hash((own, *near.tolist())) for own, near in zip(x.tolist(), neighbours, strict=True)]
-        distinct = torch.tensor([*dict.fromkeys(hashes)], dtype=torch.int64)
-        for theirs in exchange_tensors([distinct] * current_group().world_size):
-            for one in theirs.tolist():
-                self.hashmap.setdefault(one, len(self.hashmap))
-        return torch.tensor([self.hashmap[one] for one in hashes], dtype=torch.int64, device=x.device)
-
-    return forward
+    if not isinstance(edge_index, DistributedEdgeIndex):
+        return original(self, x, edge_index)
+    x = x.argmax(-1) if x.dim() > 1 else x
+    sources, destinations = edge_index
+    near, order = x[sources].sort()
+    destinations, later = destinations[order].sort(stable=True)
+    neighbours = near[later].split(torch.bincount(destinations, minlength=len(x)).tolist())
+    hashes = [hash((own, *near.tolist())) for own, near in zip(x.tolist(), neighbours, strict=True)]
+    distinct = torch.tensor([*dict.fromkeys(hashes)], dtype=torch.int64)
+    for theirs in exchange_tensors([distinct] * current_group().world_size):
+        for one in theirs.tolist():
+            self.hashmap.setdefault(one, len(self.hashmap))
+    return torch.tensor([self.hashmap[one] for one in hashes], dtype=torch.int64, device=x.device)
 
 
 # -- SuperGATConv's loss in training, which tells edges from pairs that are none (Kim and Oh, 2021)
@@ -210,65 +188,61 @@ TRIES = 3
 """How often as many pairs are drawn as are wanted, of which edges are left out; as PyTorch Geometric does."""
 
 
-def _knowing_whether_shared(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @wraps(original)
-    def forward(
-        self: Any, x: Tensor, edge_index: Tensor, neg_edge_index: Tensor | None = None, batch: Tensor | None = None
-    ) -> Tensor:
-        self.__dict__["_loss_is_shared"] = shared = isinstance(edge_index, DistributedEdgeIndex)
-        if shared and not (neg_edge_index is None or isinstance(neg_edge_index, DistributedEdgeIndex)):
-            raise GraphError(
-                "SuperGATConv got a plain tensor for neg_edge_index; expected sar.pyg.edge_index(sar.pair_graph(graph, "
-                "src, dst)), where each worker gives pairs by their global IDs."
-            )
-        return original(self, x, edge_index, neg_edge_index, batch)
-
-    return forward
-
-
-def _negative_sampling(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @wraps(original)
-    def negative_sampling(self: Any, edge_index: Tensor, num_nodes: int, batch: Tensor | None = None) -> Tensor:
-        """Pairs of any node and one of this worker's, no two alike, which no edge joins in either direction."""
-        if not isinstance(edge_index, DistributedEdgeIndex):
-            return original(self, edge_index, num_nodes, batch)
-        numbering, ratio = edge_index.numbering, self.neg_sample_ratio * self.edge_sample_ratio
-        joined, found = numbering.joined, edge_index.plain[0, :0]
-        count, wanted = numbering.graph.num_nodes_global() * num_nodes, int(ratio * edge_index.size(1))
-        for _ in range(TRIES * (count > 0)):
-            drawn = torch.cat([found, torch.randint(count, (wanted,), device=found.device)]).unique()
-            found = drawn[~torch.isin(drawn, joined)]
-            found = found[torch.randperm(len(found), device=found.device)[:wanted]]
-        own = numbering.graph.node_ids()
-        return edges_of(pair_graph(numbering.graph, found // num_nodes, own[found % num_nodes]))
-
-    return negative_sampling
+def _knowing_whether_shared(
+    original: Callable[..., Tensor],
+    self: Any,
+    x: Tensor,
+    edge_index: Tensor,
+    neg_edge_index: Tensor | None = None,
+    batch: Tensor | None = None,
+) -> Tensor:
+    """SuperGATConv, whose pairs to tell apart may be given."""
+    self.__dict__["_loss_is_shared"] = shared = isinstance(edge_index, DistributedEdgeIndex)
+    if shared and not (neg_edge_index is None or isinstance(neg_edge_index, DistributedEdgeIndex)):
+        raise GraphError(
+            "SuperGATConv got a plain tensor for neg_edge_index; expected sar.pyg.edge_index(sar.pair_graph(graph, "
+            "src, dst)), where each worker gives pairs by their global IDs."
+        )
+    return original(self, x, edge_index, neg_edge_index, batch)
 
 
-def _get_attention_loss(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @wraps(original)
-    def get_attention_loss(self: Any) -> Tensor:
-        """This worker's share of the mean over the pairs of all workers; the shares add up to it."""
-        if not self.training or not self.__dict__.get("_loss_is_shared"):
-            return original(self)
-        total = binary_cross_entropy_with_logits(self.att_x.mean(dim=-1), self.att_y, reduction="sum")
-        return total / all_sum(len(self.att_y))
+def _negative_sampling(
+    original: Callable[..., Tensor], self: Any, edge_index: Tensor, num_nodes: int, batch: Tensor | None = None
+) -> Tensor:
+    """Pairs of any node and one of this worker's, no two alike, which no edge joins in either direction."""
+    if not isinstance(edge_index, DistributedEdgeIndex):
+        return original(self, edge_index, num_nodes, batch)
+    numbering, ratio = edge_index.numbering, self.neg_sample_ratio * self.edge_sample_ratio
+    joined, found = numbering.joined, edge_index.plain[0, :0]
+    count, wanted = numbering.graph.num_nodes_global() * num_nodes, int(ratio * edge_index.size(1))
+    for _ in range(TRIES * (count > 0)):
+        drawn = torch.cat([found, torch.randint(count, (wanted,), device=found.device)]).unique()
+        found = drawn[~torch.isin(drawn, joined)]
+        found = found[torch.randperm(len(found), device=found.device)[:wanted]]
+    own = numbering.graph.node_ids()
+    return edges_of(pair_graph(numbering.graph, found // num_nodes, own[found % num_nodes]))
 
-    return get_attention_loss
+
+def _get_attention_loss(original: Callable[..., Tensor], self: Any) -> Tensor:
+    """This worker's share of the mean over the pairs of all workers; the shares add up to it."""
+    if not self.training or not self.__dict__.get("_loss_is_shared"):
+        return original(self)
+    total = binary_cross_entropy_with_logits(self.att_x.mean(dim=-1), self.att_y, reduction="sum")
+    return total / all_sum(len(self.att_y))
 
 
 def install() -> None:
     """Replace the forwards."""
-    conv.ChebConv.__norm__ = _greatest_of_all(conv.ChebConv.__norm__)
-    hgt_conv.construct_bipartite_edge_index = _joined(hgt_conv.construct_bipartite_edge_index)
-    han_conv.group = _on_either(han_conv.group, _weigh_paths)
-    conv.HANConv.forward = _over_all_nodes(conv.HANConv.forward)
-    conv.MeshCNNConv.forward = _refusing("MeshCNNConv", conv.MeshCNNConv.forward)
-    performer.linear_attention = _on_either(performer.linear_attention, _linear_attention)
-    conv.GPSConv.forward = _linearly(conv.GPSConv.forward)
-    conv.HypergraphConv.forward = _of_hyperedges(conv.HypergraphConv.forward)
-    conv.WLConv.forward = _colours(conv.WLConv.forward)
-    conv.DirGNNConv.forward = _both_ways(conv.DirGNNConv.forward)
-    conv.SuperGATConv.forward = _knowing_whether_shared(conv.SuperGATConv.forward)
-    conv.SuperGATConv.negative_sampling = _negative_sampling(conv.SuperGATConv.negative_sampling)
-    conv.SuperGATConv.get_attention_loss = _get_attention_loss(conv.SuperGATConv.get_attention_loss)
+    replace(conv.ChebConv, "__norm__", _greatest_of_all)
+    replace(hgt_conv, "construct_bipartite_edge_index", _joined)
+    replace(han_conv, "group", _weigh_paths)
+    replace(conv.HANConv, "forward", _over_all_nodes)
+    replace(conv.MeshCNNConv, "forward", _of_meshes)
+    replace(performer, "linear_attention", _linear_attention)
+    replace(conv.GPSConv, "forward", _linearly)
+    replace(conv.HypergraphConv, "forward", _of_hyperedges)
+    replace(conv.WLConv, "forward", _colours)
+    replace(conv.DirGNNConv, "forward", _both_ways)
+    replace(conv.SuperGATConv, "forward", _knowing_whether_shared)
+    replace(conv.SuperGATConv, "negative_sampling", _negative_sampling)
+    replace(conv.SuperGATConv, "get_attention_loss", _get_attention_loss)

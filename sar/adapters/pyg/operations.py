@@ -14,13 +14,13 @@ from sar.adapters.pyg.edge_index import (
     DistributedEdgeIndex,
     HyperedgeIndex,
     NodeNumbers,
+    Numbering,
     ReversedHyperedges,
     SourceIndex,
     check_rows,
     refuse,
 )
 from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly
-from sar.adapters.pyg.numbering import Numbering
 from sar.core.passing.message_passing import max_at_sources
 from sar.core.passing.reductions import by_head
 from sar.errors import GraphError

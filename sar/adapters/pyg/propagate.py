@@ -11,7 +11,7 @@ keeps something in the layer, or normalises over the edges, as it then has to se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dis import get_instructions
 from functools import cache
 from types import CodeType
@@ -24,7 +24,7 @@ from torch_geometric.nn import LEConv, MessagePassing, aggr
 
 from sar.adapters.pyg import attention
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, ReversedHyperedges, check_rows
-from sar.adapters.pyg.guarded import wraps
+from sar.adapters.pyg.guarded import replace
 from sar.adapters.pyg.norms import OVER_ALL, takes_statistics
 from sar.comm.collectives import all_max
 from sar.core.collective import CallContext
@@ -78,9 +78,9 @@ class _Arguments:
 
     def part(self, src: slice, dst: slice, edge: slice) -> _Arguments:
         """The arguments of some of the nodes and edges."""
-        sides = zip((self.src, self.dst, self.edge), (src, dst, edge), strict=True)
-        parts = [{name: values[rows] for name, values in side.items()} for side, rows in sides]
-        return replace(self, src=parts[0], dst=parts[1], edge=parts[2])
+        sides = (self.src, src), (self.dst, dst), (self.edge, edge)
+        of_src, of_dst, of_edges = ({name: values[rows] for name, values in side.items()} for side, rows in sides)
+        return _Arguments(of_src, of_dst, of_edges, self.others, self.node_dim)
 
 
 def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mapping[str, Any]) -> _Arguments | None:
@@ -281,68 +281,60 @@ _is_distributed = PerThread(False)
 """Whether `propagate` runs as it is written, along a distributed edge index."""
 
 
-def _to_dense_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def to_dense_batch(self: Any, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As `original`; all nodes are padded to the greatest in-degree on any worker, which LSTMs and such see."""
-        if _is_distributed.value and index is not None and kwargs.get("max_num_elements") is None:
-            longest = int(torch.bincount(index).max()) if len(index) else 0
-            kwargs["max_num_elements"] = all_max(longest)
-        return original(self, x, index, *args, **kwargs)
-
-    return to_dense_batch
+def _to_dense_batch(
+    original: Callable[..., Any], self: Any, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    """As `original`; all nodes are padded to the greatest in-degree on any worker, which LSTMs and such see."""
+    if _is_distributed.value and index is not None and kwargs.get("max_num_elements") is None:
+        longest = int(torch.bincount(index).max()) if len(index) else 0
+        kwargs["max_num_elements"] = all_max(longest)
+    return original(self, x, index, *args, **kwargs)
 
 
-def _propagate(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @wraps(original)
-    def propagate(conv: MessagePassing, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        if isinstance(edge_index, ReversedHyperedges):
-            if not isinstance(conv.aggr_module, aggr.SumAggregation):
-                raise GraphError(f"{type(conv).__name__} adds up at nodes; expected aggr='add', got {conv.aggr!r}.")
-            return edge_index.sums(conv.message, **kwargs)
-        if isinstance(edge_index, DistributedEdgeIndex):
-            can_tile = _can_tile(conv)
-            _check_sizes(conv, edge_index, size, kwargs)
-            size = edge_index.sides
-        if isinstance(edge_index, DistributedEdgeIndex) and can_tile:
-            combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
-            arguments = _arguments(conv, edge_index, kwargs) if combined is None else None
-            if arguments is not None:
-                combined = _by_tiles(conv, edge_index, arguments)
-            if combined is not None:
-                names = attention.parameters(conv, "update")
-                updated: Tensor = conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
-                return updated
-        if isinstance(kwargs.get("alpha"), attention.Weights):
-            kwargs["alpha"] = kwargs["alpha"].make(conv)
-        with _is_distributed.set_to(isinstance(edge_index, DistributedEdgeIndex)):
-            return original(conv, edge_index, size=size, **kwargs)
+def _propagate(
+    original: Callable[..., Tensor], conv: MessagePassing, /, edge_index: Any, size: Any = None, **kwargs: Any
+) -> Tensor:
+    if isinstance(edge_index, ReversedHyperedges):
+        if not isinstance(conv.aggr_module, aggr.SumAggregation):
+            raise GraphError(f"{type(conv).__name__} adds up at nodes; expected aggr='add', got {conv.aggr!r}.")
+        return edge_index.sums(conv.message, **kwargs)
+    if isinstance(edge_index, DistributedEdgeIndex):
+        can_tile = _can_tile(conv)
+        _check_sizes(conv, edge_index, size, kwargs)
+        size = edge_index.sides
+    if isinstance(edge_index, DistributedEdgeIndex) and can_tile:
+        combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
+        arguments = _arguments(conv, edge_index, kwargs) if combined is None else None
+        if arguments is not None:
+            combined = _by_tiles(conv, edge_index, arguments)
+        if combined is not None:
+            names = attention.parameters(conv, "update")
+            updated: Tensor = conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
+            return updated
+    if isinstance(kwargs.get("alpha"), attention.Weights):
+        kwargs["alpha"] = kwargs["alpha"].make(conv)
+    with _is_distributed.set_to(isinstance(edge_index, DistributedEdgeIndex)):
+        return original(conv, edge_index, size=size, **kwargs)
 
-    propagate.tiled = True  # type: ignore[attr-defined]
-    return propagate
+
+def _set_templates(original: Callable[..., None], conv: MessagePassing, *args: Any, **kwargs: Any) -> None:
+    original(conv, *args, **kwargs)  # gives the class a `propagate` of its own
+    _replace_in(type(conv))
 
 
 def install() -> None:
     """Let layers, those made already too, go tile by tile along a distributed edge index; called once."""
-    set_templates = MessagePassing._set_jittable_templates
-
-    @wraps(set_templates)
-    def then_wrap(conv: MessagePassing, *args: Any, **kwargs: Any) -> None:
-        set_templates(conv, *args, **kwargs)  # gives the class a `propagate` of its own
-        _wrap(type(conv))
-
-    MessagePassing._set_jittable_templates = then_wrap
-    aggr.Aggregation.to_dense_batch = _to_dense_batch(aggr.Aggregation.to_dense_batch)
+    replace(MessagePassing, "_set_jittable_templates", _set_templates)
+    replace(aggr.Aggregation, "to_dense_batch", _to_dense_batch)
     waiting = [MessagePassing]
     while waiting:
         kind = waiting.pop()
-        _wrap(kind)
+        _replace_in(kind)
         waiting += kind.__subclasses__()
 
 
-def _wrap(kind: type) -> None:
-    attention.wrap(kind)
+def _replace_in(kind: type) -> None:
+    attention.replace_updater(kind)
     for name in ("propagate", "_orig_propagate", "_jinja_propagate"):
-        function = vars(kind).get(name)
-        if function is not None and not getattr(function, "tiled", False):
-            setattr(kind, name, _propagate(function))
+        if name in vars(kind):
+            replace(kind, name, _propagate)

@@ -11,7 +11,7 @@ from torch_geometric import transforms, utils
 from torch_geometric.nn import models
 
 from sar.adapters.pyg.edge_index import are_distributed
-from sar.adapters.pyg.guarded import wraps
+from sar.adapters.pyg.guarded import replace
 from sar.errors import GraphError
 
 _BEFORE = "Do it before the graph is partitioned"
@@ -64,23 +64,20 @@ METHODS: dict[tuple[type, str], str] = {
 def install() -> None:
     """Let them raise."""
     for name, reason in TRANSFORMS.items():
-        transform = getattr(transforms, name)
-        transform.forward = _refusing(f"transforms.{name}", reason, transform.forward)
+        replace(getattr(transforms, name), "forward", _refusing(f"transforms.{name}", reason))
     for (model, name), reason in METHODS.items():
-        setattr(model, name, _refusing(f"{model.__name__}.{name}", reason, getattr(model, name)))
+        replace(model, name, _refusing(f"{model.__name__}.{name}", reason))
     for name, reason in FUNCTIONS.items():
-        original = getattr(utils, name)
-        refusing = _refusing(name, reason, original)
+        original, refusing = getattr(utils, name), _refusing(name, reason)
         for module in list(sys.modules.values()):  # users', too
             if getattr(module, "__dict__", {}).get(name) is original:
-                setattr(module, name, refusing)
+                replace(module, name, refusing)
 
 
-def _refusing(name: str, reason: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing(name: str, reason: str) -> Callable[..., Any]:
     right = _RIGHT.get(reason, lambda *_, **__: False)
 
-    @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if are_distributed(args, kwargs) and not right(*args, **kwargs):
             raise GraphError(f"{name} was called with a distributed edge_index, but {reason}.")
         return original(*args, **kwargs)
