@@ -21,7 +21,7 @@ from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import read, save, setting
 from benchmarks.studies.quality import measure_quality
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers

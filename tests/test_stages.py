@@ -9,7 +9,7 @@ import torch
 
 import sar
 from sar.cli import main
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.partition.graph_data import write_npz
 from sar.partition.in_memory import divide
 from tests.stages import stages_in, without_stages

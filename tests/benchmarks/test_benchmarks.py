@@ -24,7 +24,7 @@ from benchmarks.results import SINGLE, Results, Run, load, save
 from benchmarks.runs import Plan
 from benchmarks.studies import verification, wire
 from benchmarks.summary import Spread, summarise
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.partition.graph_data import write_npz
 from tests.workers import REPOSITORY

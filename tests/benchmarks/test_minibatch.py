@@ -8,7 +8,7 @@ from benchmarks import minibatch
 from benchmarks.minibatch import CACHED, DISTDGL, KEEPING, SAR, SINGLE, WHOLE, Part, Run
 from benchmarks.minibatch_training import Measured
 from benchmarks.results import save
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_data import write_npz
 from tests.benchmarks.test_benchmarks import benchmark

@@ -11,7 +11,7 @@ from benchmarks import partitioning
 from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
 from benchmarks.partitioning import DGL, READING, Job, measure
 from benchmarks.studies.quality import measure_quality
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_data import write_npz
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.edge_files import GeneratedEdges, both_ways, graph_of, prepare
 from benchmarks.studies import replication
 from benchmarks.studies.replication import Clusters, GraphResult
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.partition.graph_data import write_npz
 from tests.benchmarks.test_benchmarks import benchmark
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from tests.partition.ingest.sources import same
 

@@ -10,8 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from sar.cli import main
-from sar.cli.demo import _graph, add_arguments
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import _graph, add_arguments, community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_data import write_npz
 from tests.leftovers import MARK

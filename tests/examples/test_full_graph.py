@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.partition.graph_data import SPLIT, write_npz
 from sar.partition.ingest.objects import load_dataset
 from tests import python_process

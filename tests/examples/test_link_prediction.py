@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import sar
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide
 from sar.partition.ingest.objects import load_dataset
 from tests.examples.test_models import double, example  # noqa: F401  (a fixture)

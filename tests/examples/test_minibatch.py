@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sar.adapters.dgl.models import dgl_graph
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.partition.graph_data import SPLIT, write_npz
 from sar.partition.in_memory import divide
 from sar.partition.ingest.objects import load_dataset

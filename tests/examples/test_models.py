@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sar
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide

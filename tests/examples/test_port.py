@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.partition.in_memory import divide
 from tests.examples.test_full_graph import run
 from tests.examples.test_models import double  # noqa: F401  (a fixture)

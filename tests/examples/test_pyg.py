@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data, HeteroData
 
 import sar
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from tests.examples.test_models import example
 
 

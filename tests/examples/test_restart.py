@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.partition.graph_data import write_npz
 from tests.examples.test_full_graph import run
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.partition.graph_data import write_npz
 from tests.examples.test_full_graph import run
 

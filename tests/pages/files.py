@@ -12,7 +12,7 @@ from torch import Tensor
 import sar
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.partition.graph_data import write_npz
 from tests.workers import REPOSITORY
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.quality import measure_quality
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign import assigning
 from sar.partition.assign import ldg as ldg_module

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.edge_partitioners import method_named, method_names
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import ENTRY_POINTS, METHODS
 from sar.partition.assign.task import AssignmentTask

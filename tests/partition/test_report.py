@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import PartitionError
 from sar.partition.graph_data import GraphData
 from sar.partition.in_memory import divide

@@ -8,7 +8,7 @@ import torch
 
 import sar
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide

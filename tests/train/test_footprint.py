@@ -17,7 +17,7 @@ import sar
 from sar.adapters.dgl.models import LayerStack
 from sar.adapters.dgl.shim import require_dgl
 from sar.cli import main
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.host.processes import run_workers

@@ -9,7 +9,7 @@ import pytest
 
 import sar
 from sar.adapters.dgl.models import LayerStack
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign
 from sar.partition.graph_data import write_npz

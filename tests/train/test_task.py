@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import sar
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import FieldError
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide

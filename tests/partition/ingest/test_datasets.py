@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData, read_npz, write_npz
 from sar.partition.graph_source import GraphSource

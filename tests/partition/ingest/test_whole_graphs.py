@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sar.adapters.dgl.shim import require_dgl
-from sar.cli.demo.community_graph import community_graph
+from sar.cli.demo import community_graph
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_data import write_npz
 from sar.partition.graph_source import ArrayEdges, GraphSource

@@ -5,18 +5,15 @@ import importlib.util
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 import sar
 from sar.adapters.dgl.models import GAT, GraphSAGE, dgl_graph
-from sar.cli.demo.community_graph import community_graph
 from sar.common_tuples import SPLIT
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
@@ -26,19 +23,27 @@ from sar.partition.graph_data import GraphData, read_npz, write_npz
 from sar.partition.in_memory import divide
 from sar.partition.ingest.objects import load_dataset
 from sar.partition.inspect.text_tables import as_markdown, as_text
+from sar.storage.arrays import Array
 
 MODELS: dict[str, type[nn.Module]] = {"GraphSAGE": GraphSAGE, "GAT": GAT}
-HEADER = ("model", "trained by", "test accuracy", "s / epoch", "MB sent / epoch", "peak memory (MB)")
+HEADER = (
+    *("model", "trained by", "test accuracy", "s / epoch", "MB sent / epoch", "peak memory (MB)"),
+    "largest logit difference",
+)
 MEGA = 1e6
-
-Report = Callable[[tuple[float, float]], None]
-"""Takes the loss and the validation accuracy (0 to 1) of an epoch."""
 
 
 class Run(NamedTuple):
-    """What one process reports: seconds of the median epoch, bytes, and the logits, (N_i, C), of the nodes `ids`."""
+    """What one process found.
+
+    losses, validation: the loss and the validation accuracy (0 to 1) of each epoch.
+    seconds, bytes_sent: of the median epoch, and of the mean one.
+    peak_memory: bytes above the level before training.
+    ids, logits: nodes, (N_i,), and their logits, (N_i, C).
+    """
 
     losses: list[float]
+    validation: list[float]
     seconds: float
     test_accuracy: float
     peak_memory: int
@@ -131,27 +136,21 @@ def _train_all(arguments: argparse.Namespace, graph: GraphData, folder: Path) ->
     return runs
 
 
-def _in_processes(arguments: argparse.Namespace, train: Any, name: str, *files: Path, **sizes: int) -> list[Run]:
-    """Run one training in processes of its own, under a progress bar where there is a terminal."""
-    who = "1 process, DGL" if train is train_single else f"{sizes['n_workers']} workers, sar"
-    what, said = f"{name}, {who}".ljust(25), ""
-    terminal = sys.stderr.isatty()
-    with tqdm(total=arguments.epochs, desc=what, unit="epoch", dynamic_ncols=True, disable=not terminal) as bar:
-
-        def show(epoch: tuple[float, float]) -> None:
-            nonlocal said
-            said = f"loss {epoch[0]:.4f}, validation {epoch[1]:.3f}"
-            bar.set_postfix_str(said, refresh=False)
-            bar.update()
-
-        limits: dict[str, Any] = {**sizes, "time_limit": arguments.time_limit, "on_progress": show}
-        results: list[Run] = run_workers(train, arguments, name, *files, **limits)
-    if not terminal:
-        print(f"{what} {arguments.epochs} epochs, {said}", file=sys.stderr)
+def _in_processes(
+    arguments: argparse.Namespace, train: Any, name: str, *files: Path, n_workers: int, n_threads: int
+) -> list[Run]:
+    """Run one training in processes of its own, and say how it went."""
+    limit = arguments.time_limit
+    results: list[Run] = run_workers(
+        train, arguments, name, *files, n_workers=n_workers, n_threads=n_threads, time_limit=limit
+    )
+    who = "1 process, DGL" if train is train_single else f"{len(results)} workers, sar"
+    last = f"loss {results[0].losses[-1]:.4f}, validation {results[0].validation[-1]:.3f}"
+    print(f"{f'{name}, {who}'.ljust(25)} {arguments.epochs} epochs, {last}", file=sys.stderr)
     return results
 
 
-def train_distributed(report: Report, arguments: argparse.Namespace, name: str, partition: Path, trained: Path) -> Run:
+def train_distributed(_: Any, arguments: argparse.Namespace, name: str, partition: Path, trained: Path) -> Run:
     """Train on this worker's part in the default mode; worker 0 saves the trained parameters."""
     sar.initialize_comms()
     sar.patch_dgl()
@@ -160,13 +159,13 @@ def train_distributed(report: Report, arguments: argparse.Namespace, name: str, 
     ids = data.node_features["orig_id"].numpy()
     graph = sar.construct_full_graph(data)
     del data
-    model, run = _fit(report, arguments, name, graph, x, task, ids)
+    model, run = _fit(arguments, name, graph, x, task, ids)
     if sar.rank() == 0:
         torch.save(model.state_dict(), trained)
     return run
 
 
-def train_single(report: Report, arguments: argparse.Namespace, name: str, graph_file: Path, trained: Path) -> Run:
+def train_single(_: Any, arguments: argparse.Namespace, name: str, graph_file: Path, trained: Path) -> Run:
     """Train on the whole graph with plain DGL; the logits are those at the parameters that the workers trained."""
     sar.initialize_comms()  # a group of one worker, for the same loop
     data = read_npz(graph_file)
@@ -175,22 +174,22 @@ def train_single(report: Report, arguments: argparse.Namespace, name: str, graph
     task = sar.Task(fields["label"], {mask.removesuffix("_mask"): fields[mask] for mask in SPLIT})
     ids = np.arange(data.num_nodes)
     del data
-    model, run = _fit(report, arguments, name, graph, fields["feat"], task, ids)
+    model, run = _fit(arguments, name, graph, fields["feat"], task, ids)
     model.load_state_dict(torch.load(trained, weights_only=True))
     return run._replace(logits=_evaluate(model, graph, fields["feat"]).numpy())
 
 
 def _fit(
-    report: Report, arguments: argparse.Namespace, name: str, graph: Any, x: Tensor, task: sar.Task, ids: Any
+    arguments: argparse.Namespace, name: str, graph: Any, x: Tensor, task: sar.Task, ids: Any
 ) -> tuple[nn.Module, Run]:
-    """The training loop, the same for one process and for many; worker 0 reports loss and validation accuracy."""
+    """The training loop, the same for one process and for many."""
     MODELS[name](x.shape[1], task.num_classes)(graph, x).sum().backward()  # loads code, which is not to count
     sar.Config.cache_constant_inputs = True
     torch.manual_seed(arguments.seed)
     model = MODELS[name](x.shape[1], task.num_classes)
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
-    losses, seconds = [], []
+    losses, validation, seconds = [], [], []
     memory, sent = PeakMemory(), sar.comm.statistics().bytes_sent
     for _ in range(arguments.epochs):
         start = time.perf_counter()
@@ -202,14 +201,12 @@ def _fit(
         optimizer.step()
         losses.append(sar.all_sum(loss.item()))
         # Without dropout, the training forward's output is what validation would compute.
-        accuracy = task.accuracy(logits, "val")
-        if sar.rank() == 0:
-            report((losses[-1], accuracy))
+        validation.append(task.accuracy(logits, "val"))
         seconds.append(time.perf_counter() - start)
     sent, peak = sar.comm.statistics().bytes_sent - sent, memory.above_baseline()
     logits = _evaluate(model, graph, x)
-    accuracy = task.accuracy(logits, "test")
-    return model, Run(losses, float(np.median(seconds)), accuracy, peak, sent / arguments.epochs, ids, logits.numpy())
+    costs = float(np.median(seconds)), task.accuracy(logits, "test"), peak, sent / arguments.epochs
+    return model, Run(losses, validation, *costs, ids, logits.numpy())
 
 
 @torch.no_grad()
@@ -224,32 +221,26 @@ def _evaluate(model: nn.Module, graph: Any, x: Tensor) -> Tensor:
 
 def _table(runs: dict[str, list[Run]]) -> tuple[list[tuple[str, ...]], str]:
     """The rows of the table, the header first, and what the workers bought; of several workers, the largest number."""
-    rows: list[tuple[str, ...]] = [(*HEADER, "largest logit difference")]
+    rows: list[tuple[str, ...]] = [HEADER]
     gains = []
     for model, (single, *workers) in runs.items():
-        seconds, peak, sent = (max(numbers) for numbers in zip(*(_costs(run) for run in workers), strict=True))
-        apart = max(float(np.abs(run.logits - single.logits[run.ids]).max()) for run in workers)
-        accuracies = f"{workers[0].test_accuracy:.4f}", f"{single.test_accuracy:.4f}"
-        figures = f"{seconds:.3f}", f"{sent / MEGA:.1f}", f"{peak / MEGA:.0f}", f"{apart:.1e}"
-        rows.append((model, f"{len(workers)} workers, sar", accuracies[0], *figures))
-        rows.append(
-            (
-                model,
-                "1 process, DGL",
-                accuracies[1],
-                f"{single.seconds:.3f}",
-                "-",
-                f"{single.peak_memory / MEGA:.0f}",
-                "",
-            )
+        worst = single._replace(
+            seconds=max(run.seconds for run in workers),
+            test_accuracy=workers[0].test_accuracy,
+            peak_memory=max(run.peak_memory for run in workers),
         )
-        share = peak / max(single.peak_memory, 1)
-        gains.append(f"{model} {single.seconds / seconds:.1f} x as fast at {share:.0%} of the memory each")
+        sent = max(run.bytes_sent for run in workers) / MEGA
+        apart = max(float(np.abs(run.logits - single.logits[run.ids]).max()) for run in workers)
+        rows.append(_row(model, f"{len(workers)} workers, sar", worst, f"{sent:.1f}", f"{apart:.1e}"))
+        rows.append(_row(model, "1 process, DGL", single, "-", ""))
+        share = worst.peak_memory / max(single.peak_memory, 1)
+        gains.append(f"{model} {single.seconds / worst.seconds:.1f} x as fast at {share:.0%} of the memory each")
     return rows, f"{len(workers)} workers against 1 process: {', '.join(gains)} (even: {1 / len(workers):.0%})."
 
 
-def _costs(run: Run) -> tuple[float, float, float]:
-    return run.seconds, run.peak_memory, run.bytes_sent
+def _row(model: str, who: str, run: Run, sent: str, apart: str) -> tuple[str, ...]:
+    costs = f"{run.seconds:.3f}", sent, f"{run.peak_memory / MEGA:.0f}"
+    return model, who, f"{run.test_accuracy:.4f}", *costs, apart
 
 
 def _draw(runs: dict[str, list[Run]], title: str, file: Path) -> None:
@@ -292,3 +283,75 @@ def _caption(n_workers: int) -> str:
         "The logit difference is the largest over all nodes and classes, between the workers and the one process, both "
         "with the parameters that the workers trained."
     )
+
+
+# -- the graph
+
+
+def community_graph(
+    num_nodes: int = 20_000,
+    num_edges: int = 400_000,
+    num_features: int = 64,
+    num_classes: int = 8,
+    homophily: float = 0.6,
+    signal: float = 0.2,
+    seed: int = 0,
+) -> GraphData:
+    """A degree-corrected stochastic block model (Karrer and Newman, 2011) whose communities are the classes.
+
+    Nodes have a heavy-tailed propensity to take edges. An edge picks one end by propensity, and the other by propensity
+    among the same community with probability `homophily`, among all nodes otherwise. Features are a random centroid per
+    class, entries N(0, 1), times `signal`, plus independent N(0, 1) noise.
+
+    Args:
+        num_nodes: N.
+        num_edges: directed edges, an even number; both directions of each pair are stored.
+        num_features: F.
+        num_classes: communities, of about equal size.
+        homophily: share of the edges that are drawn within a community.
+        signal: distance of the class centroids, against noise of standard deviation 1 on each feature.
+        seed: the same seed gives the same graph.
+
+    Raises:
+        ConfigError: no such simple graph can be drawn.
+    """
+    if num_classes < 2 or num_nodes < num_classes or num_edges % 2 or not 0 <= num_edges <= num_nodes**2 // 10:
+        raise ConfigError(
+            f"cannot draw {num_edges} edges between {num_nodes} nodes of {num_classes} classes; expected at least two "
+            f"classes, a node for each, and an even number of edges, at most {num_nodes**2 // 10} for so many nodes."
+        )
+    rng = np.random.default_rng(seed)
+    labels = np.sort(rng.integers(num_classes, size=num_nodes))  # sorted while edges are drawn: classes are ranges
+    pairs = _draw_pairs(rng, labels, num_edges // 2, homophily)
+    shuffled = rng.permutation(num_nodes)
+    labels[shuffled] = labels.copy()
+    low, high = shuffled[pairs // num_nodes], shuffled[pairs % num_nodes]
+    src, dst = np.concatenate([low, high]), np.concatenate([high, low])
+    order = np.lexsort((dst, src))
+    centroids = rng.standard_normal((num_classes, num_features), dtype=np.float32)
+    noise = rng.standard_normal((num_nodes, num_features), dtype=np.float32)
+    feat = np.float32(signal) * centroids[labels] + noise
+    return GraphData(src[order], dst[order], num_nodes, {"feat": feat, "label": labels})
+
+
+def _draw_pairs(rng: np.random.Generator, labels: Array, num_pairs: int, homophily: float) -> Array:
+    """Distinct undirected pairs without loops, (num_pairs,), coded as low * N + high; `labels` ascend."""
+    num_nodes = len(labels)
+    propensity = np.minimum(rng.pareto(2.5, size=num_nodes) + 1, 20)
+    ends = np.concatenate([[0], np.cumsum(propensity)])
+    first, last = (ends[np.searchsorted(labels, labels, side=side)] for side in ("left", "right"))  # (N,) each
+
+    def pick(low: Array, high: Array) -> Array:
+        return np.clip(np.searchsorted(ends, rng.uniform(low, high), side="right") - 1, 0, num_nodes - 1)
+
+    pairs = np.empty(0, dtype=np.int64)
+    for _ in range(100):
+        everything = np.zeros(num_pairs), np.full(num_pairs, ends[-1])
+        u = pick(*everything)
+        within = rng.random(num_pairs) < homophily
+        v = pick(np.where(within, first[u], everything[0]), np.where(within, last[u], everything[1]))
+        fresh = np.minimum(u, v) * num_nodes + np.maximum(u, v)
+        pairs = np.unique(np.concatenate([pairs, fresh[u != v]]))
+        if len(pairs) >= num_pairs:
+            return rng.permutation(pairs)[:num_pairs]
+    raise ConfigError(f"found only {len(pairs)} of {num_pairs} distinct pairs; ask for fewer edges or more nodes.")
