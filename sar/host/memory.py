@@ -14,7 +14,7 @@ class PeakMemory:
     On Linux the kernel's high-water mark is reset first. Elsewhere, or where that is not allowed, the mark of the
     process's whole life is taken, so that an earlier peak may hide a later one: use a fresh process per measurement.
 
-    start: that level, in bytes.
+    baseline: that level, in bytes.
     """
 
     def __init__(self) -> None:

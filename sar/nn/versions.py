@@ -33,8 +33,6 @@ from sar.storage.durable import put_in_place, sync
 
 MANIFEST: Final = "manifest.json"
 SHARED: Final = "shared.pt"
-FAILED: Final = -1
-"""In place of the size of a file that could not be written."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
                 if group.rank == 0:
                     _make_draft(folder, draft)
             group.agree(f"{call}: the draft is there")
-            files, mine, failure = {}, (FAILED, 0), None
+            files, mine, failure = {}, (0, 0), None
             try:
                 with _writing(folder):
                     if group.rank == 0:
@@ -113,7 +111,7 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
                     mine = _write(draft / part_name(group.rank), part)
                     sync(draft)
             except CheckpointError as error:
-                mine, failure = (FAILED, 0), error
+                failure = error
             # Nobody raises, and removes the draft, while another still writes to it.
             for rank, theirs in enumerate(group.all_gather(torch.tensor(mine), f"{call}: all have written")):
                 files[part_name(rank)] = (int(theirs[0]), int(theirs[1]))

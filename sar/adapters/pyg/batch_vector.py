@@ -90,16 +90,6 @@ def whole_graph(count: int, device: torch.device) -> BatchVector:
 # -- operations
 
 
-@_handles(Tensor.__repr__)
-def _repr(vector: Tensor, **_: Any) -> str:
-    return f"BatchVector({plain(vector)!r})"
-
-
-@_handles(Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, Tensor.__deepcopy__, torch.clone)
-def _same(vector: Tensor, *_: Any, **__: Any) -> Tensor:
-    return vector  # nothing here changes the numbers in place
-
-
 def _changed(func: Callable[..., Any]) -> Callable[..., Any]:
     """On another device, or in the shape in which `scatter` wants its index."""
 
@@ -165,11 +155,6 @@ def _summed(out: Tensor, dim: int, index: BatchVector, values: Tensor) -> Tensor
 @_handles(Tensor.scatter_add, torch.scatter_add)
 def _scatter_add(out: Tensor, dim: int, index: BatchVector, src: Tensor) -> Tensor:
     return (out + global_sum(_summed(out, dim, index, src))).to(out.dtype)
-
-
-@_handles(Tensor.scatter_add_)
-def _scatter_add_in_place(out: Tensor, dim: int, index: BatchVector, src: Tensor) -> Tensor:
-    return out.copy_(_scatter_add(out, dim, index, src))
 
 
 @_handles(Tensor.scatter_reduce_)

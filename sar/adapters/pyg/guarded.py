@@ -44,7 +44,7 @@ class GuardedTensor(Tensor):
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        handler = cls.handlers.get(func)
+        handler = cls.handlers.get(func) or _COMMON.get(func)
         try:
             if handler is not None:
                 return handler(*args, **kwargs)
@@ -126,3 +126,22 @@ def handler_for(handlers: Handlers, *functions: Any) -> Callable[[Handler], Hand
         return handler
 
     return register
+
+
+_COMMON: Handlers = {}
+"""What all such tensors do alike, but for what handlers of their class do."""
+
+
+@handler_for(_COMMON, Tensor.__repr__)
+def _repr(value: Tensor, **_: Any) -> str:
+    return f"{type(value).__name__}({plain(value)!r})"
+
+
+@handler_for(_COMMON, Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, Tensor.__deepcopy__, torch.clone)
+def _same(value: Tensor, *_: Any, **__: Any) -> Tensor:
+    return value  # nothing here changes the numbers in place
+
+
+@handler_for(_COMMON, Tensor.scatter_add_)
+def _scatter_add_in_place(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    return out.copy_(out.scatter_add(dim, index, src))

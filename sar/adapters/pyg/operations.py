@@ -34,16 +34,6 @@ def install() -> None:
     NodeNumbers.handlers = _HANDLERS
 
 
-@_handles(Tensor.__repr__)
-def _repr(value: Tensor, **_: Any) -> str:
-    return f"{type(value).__name__}({plain(value)!r})"
-
-
-@_handles(Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.long, Tensor.__deepcopy__, torch.clone)
-def _same(value: Tensor, *_: Any, **__: Any) -> Tensor:
-    return value  # nothing here changes node numbers in place
-
-
 @_handles(Tensor.view_as)
 def _view_as(value: Tensor, other: Tensor) -> Tensor:
     """As hooks on a module's backward do with all that it is given."""
@@ -256,11 +246,6 @@ def _scatter_add(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> T
     check_rows("The sources add up values in", out.size(dim), index.edges.sides[0])
     total: Tensor = index.edges.at_sources(values.movedim(dim, 0))
     return out + total.movedim(0, dim)
-
-
-@_handles(Tensor.scatter_add_)
-def _scatter_add_in_place(out: Tensor, dim: int, index: SourceIndex, values: Tensor) -> Tensor:
-    return out.copy_(_scatter_add(out, dim, index, values))
 
 
 @_handles(Tensor.scatter_reduce_)
