@@ -106,11 +106,7 @@ def partition_graph(
 def divide(data: GraphData | GraphSource, out_dir: str | PathLike[str], name: str, num_parts: int) -> PartitionReport:
     """Divide a graph with METIS, balancing nodes and in-edges: what the examples and the demo do.
 
-    Args:
-        data: the whole graph; all its node fields are written.
-        out_dir: directory to make; an empty one is replaced.
-        name: the directory gets `name.json` and `part0`, `part1`, ...
-        num_parts: number of parts.
+    The directory is made, or replaced if empty, and gets `name.json` and `part0`, `part1`, ...
 
     Raises:
         ConfigError: the number of parts does not fit, or there is something in the directory already.

@@ -48,7 +48,6 @@ _CHUNK = 2**18
 class Originals(NamedTuple):
     """The nodes of a type, or the edges.
 
-    name: what a row belongs to, for messages.
     total: how many there are on all workers.
     of_worker: from a worker's share, and one past the last global node ID of every worker, to original IDs, piece by
         piece.
@@ -60,9 +59,8 @@ class Originals(NamedTuple):
 
 
 class PermutationCheck:
-    """Whether IDs that come in pieces are 0, 1, ... each once, in one bit for each.
+    """Whether IDs that come in pieces are 0 to `count` - 1, each once, in one bit for each.
 
-    count: of the numbers expected, 0 to count - 1.
     found: how many of these have been seen.
     repeated, outside: how many came again, and how many are none of these.
     """
@@ -77,11 +75,9 @@ class PermutationCheck:
 
     @property
     def is_permutation(self) -> bool:
-        """Whether what has been seen is 0 to count - 1, each once."""
         return self.found == self.count and not self.repeated and not self.outside
 
-    def add(self, ids: NDArray[np.int64]) -> None:
-        """See more numbers, (n,)."""
+    def add(self, ids: NDArray[np.int64]) -> None:  # (n,)
         for start in range(0, len(ids), _CHUNK):
             piece = np.sort(ids[start : start + _CHUNK])
             inside = piece[(piece >= 0) & (piece < self.count)]
@@ -269,12 +265,9 @@ def _together(rows: Column, spec: PartitionJson, originals: Originals, out: str 
         seen, writers = PermutationCheck(total if group.rank == 0 else 0), Writers.here()
         placed, nothing = _placed(originals, whose, rows, share, ends), (np.empty(0, np.int64), rows[:0])
         while not writers.all((own := next(placed, None)) is None):
+            to_first = np.eye(1, writers.size, dtype=np.int64)[0]
             places, values = (
-                [
-                    arrived
-                    for _, arrived in writers.deliver(sent, np.eye(1, writers.size, dtype=np.int64)[0] * len(sent))
-                ]
-                for sent in own or nothing
+                [arrived for _, arrived in writers.deliver(sent, to_first * len(sent))] for sent in own or nothing
             )
             _scatter(zip(places, values, strict=True), result, seen)
         if group.rank == 0 and not seen.is_permutation:

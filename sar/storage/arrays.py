@@ -32,7 +32,6 @@ _SLICE_BYTES = 4 << 20  # of a tensor
 class StoredArray:
     """An array in a file: rows of equal size, in C order. It is a column, whose rows come as numpy arrays.
 
-    path: the file.
     offset: bytes before the first row.
     shape: (rows, ...).
     stored: dtype in the file, in either byte order; rows come in the machine's.
@@ -45,13 +44,11 @@ class StoredArray:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """What rows come in."""
         native: np.dtype[Any] = self.stored.newbyteorder("=")
         return native
 
     @cached_property
     def tensor_dtype(self) -> torch.dtype:
-        """What tensors come in."""
         return torch.bfloat16 if self.stored == BFLOAT16 else torch.from_numpy(np.empty(0, self.dtype)).dtype
 
     @cached_property
@@ -61,14 +58,11 @@ class StoredArray:
     def __getitem__(self, rows: slice, /) -> Array:
         """The rows of a slice without a step."""
         start, stop, _ = rows.indices(self.shape[0])
-        return self._rows(start, max(0, stop - start))
-
-    def _rows(self, start: int, count: int) -> Array:
-        rows = np.empty((count, *self.shape[1:]), self.stored)
+        values = np.empty((max(0, stop - start), *self.shape[1:]), self.stored)
         with open_file(self.path) as file:
             file.seek(self.offset + start * self.row_bytes)
-            self._fill(file, rows)
-        return rows.astype(self.dtype, copy=False)
+            self._fill(file, values)
+        return values.astype(self.dtype, copy=False)
 
     def slices(self) -> Iterator[tuple[int, Tensor]]:
         """Yield consecutive rows, each time with the number of the first; of arrays in the machine's byte order."""
@@ -137,11 +131,7 @@ class ArrayFile:
         self._file = path.open("wb", buffering=0)  # so that a full disk shows at once
 
     def append(self, rows: Array) -> None:
-        """Write rows, (n, *row_shape).
-
-        Raises:
-            PartitionError: the disk is full.
-        """
+        """Write rows, (n, *row_shape); `PartitionError` where the disk is full."""
         left = _bytes_of(np.ascontiguousarray(rows, self.dtype))
         try:
             while left:
@@ -165,7 +155,6 @@ class ArrayFile:
 
 
 def _bytes_of(rows: Array) -> memoryview:
-    """The memory of contiguous rows."""
     return rows.reshape(-1).view(np.uint8).data
 
 
@@ -230,11 +219,7 @@ def open_npy(path: Path) -> tuple[StoredArray, bool]:
 
 
 def open_raw(path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> StoredArray:
-    """Rows of a file that has nothing else in it.
-
-    Raises:
-        PartitionError: the file is missing, or its size is no number of rows.
-    """
+    """Rows of a file of nothing else; `PartitionError` where it is missing, or its size is no number of rows."""
     row_bytes = math.prod(row_shape) * dtype.itemsize
     with open_file(path, _CHECK_NAME) as file:
         size = os.fstat(file.fileno()).st_size
@@ -247,11 +232,7 @@ def open_raw(path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) 
 
 
 def as_column(stored: StoredArray, name: str | None = None) -> StoredArray:
-    """An array of one of DGL's files as a column; its name is for the error.
-
-    Raises:
-        PartitionError: it is bfloat16.
-    """
+    """An array of one of DGL's files as a column; `PartitionError`, with its name, where it is bfloat16."""
     if stored.stored == BFLOAT16:
         what = stored.path if name is None else f"the field {name!r} in {stored.path}"
         raise PartitionError(f"{what} is bfloat16, which numpy lacks; expected float16, float32 or another type.")

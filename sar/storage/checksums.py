@@ -55,11 +55,7 @@ def slice_sums(path: Path) -> Iterator[int]:
 
 
 class FileSums(NamedTuple):
-    """What is known of a file; nothing of it is trusted.
-
-    size: in bytes.
-    sums: of its slices.
-    """
+    """The size in bytes that a file should have, and the sums of its slices; neither is trusted."""
 
     path: Path
     size: Any
@@ -90,19 +86,13 @@ class FileSums(NamedTuple):
 
 def write_sums(folder: Path) -> None:
     """Sum up the complete files of a part."""
-    files = {
-        file.name: {"bytes": file.stat().st_size, "sums": list(slice_sums(file))}
-        for file in sorted(folder.glob("*.dgl"))
-    }
+    paths = sorted(folder.glob("*.dgl"))
+    files = {file.name: {"bytes": file.stat().st_size, "sums": list(slice_sums(file))} for file in paths}
     (folder / SUMS).write_text(json.dumps({"kind": SUM_KIND, "files": files}))
 
 
 def read_sums(folder: Path) -> dict[Path, FileSums]:
-    """What is known of each file of a part; nothing where it has no sums.
-
-    Raises:
-        PartitionError: the sums cannot be read.
-    """
+    """What is known of each file of a part; nothing where it has no sums. `PartitionError` if they cannot be read."""
     path = folder / SUMS
     if not path.is_file():
         return {}
@@ -139,7 +129,6 @@ def damage(folder: Path) -> list[str]:
 
 
 def _damaged(problem: str) -> PartitionError:
-    """The error for a file that is not what was written."""
     return PartitionError(f"{problem}. {MEND}")
 
 
@@ -177,11 +166,7 @@ class CheckedFile(io.RawIOBase):
         self._held = -1  # the slice in the buffer
 
     def readinto(self, target: Any) -> int:
-        """Read to a buffer.
-
-        Raises:
-            PartitionError: bytes around what is read are not what was written.
-        """
+        """Read to a buffer; `PartitionError` where bytes around what is read are not what was written."""
         wanted, done = memoryview(target).cast("B"), 0
         while done < len(wanted) and self._at < self._size:
             number, begin = divmod(self._at, SLICE_BYTES)

@@ -208,7 +208,6 @@ def _edges(cursor: Cursor) -> StoredEdges:
 
 
 def _type_graph(cursor: Cursor) -> StoredEdges:
-    """What joins the types of nodes."""
     cursor.mark(META_GRAPH_MARK, "the graph of types")
     return _sparse(cursor, CSR)
 

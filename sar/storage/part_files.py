@@ -216,10 +216,7 @@ class VisibleEdges(NamedTuple):
 def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
     """Pick out and sort the edges of a partition; takes them out of `graph`.
 
-    Args:
-        graph: the partition and its halo.
-        node_ranges: [start, end) of global node IDs of every partition.
-        part: the partition.
+    `node_ranges` has [start, end) of every partition's global node IDs.
     """
     # Memory: temporaries are cut into chunks, and every column of the graph is let go once it is sorted. So beside the
     # graph at most 20 bytes an edge are held while sorting, and 16 afterwards.
@@ -293,9 +290,6 @@ class FeatureFiles:
     counts: how many of each type the part owns.
 
     Args:
-        spec: the directory.
-        part: the part.
-        what: whether nodes or edges.
         edge_types: canonical names of the edges' types, which go by these and as the JSON file spells them.
         has_part_ids: whether the part's graph has `part_id`, which DGL's dispatch pipeline does not write; its JSON
             file names feature files even if there are none.

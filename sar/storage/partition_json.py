@@ -110,19 +110,16 @@ class PartitionJson:
             "etypes": {name: i for i, name in enumerate(self.edge_types)},
             "bool_fields": list(self.bool_fields),
         }
+        folder = self.path.parent
         for part, files in enumerate(self.files):
-            content[f"part-{part}"] = {
-                kind: files[kind].relative_to(self.path.parent).as_posix() for kind in PART_FILES
-            }
+            content[f"part-{part}"] = {kind: files[kind].relative_to(folder).as_posix() for kind in PART_FILES}
         self.path.write_text(json.dumps(content, indent=1))
 
 
 def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outside: bool = False) -> PartitionJson:
-    """Read and check the JSON file of a partition directory.
+    """Read and check the JSON file of a partition directory, which is given by the file or the directory.
 
-    Args:
-        partition_json_file: the file, or the directory that it is in.
-        allow_outside: whether it may name files outside of its directory, also by links.
+    With `allow_outside` it may name files outside of its directory, also by links.
 
     Raises:
         PartitionError: the file is missing, is not JSON, lacks a key, contradicts itself, or names a file outside.
@@ -183,7 +180,6 @@ def graph_path(spec: PartitionJson, part: int) -> Path:
 
 
 def _find(path: Path) -> Path:
-    """The JSON file of a partition directory, given as it is or by the directory."""
     if not path.is_dir():
         return path
     found = [file for file in sorted(path.glob("*.json")) if _names_parts(file)]
@@ -219,9 +215,8 @@ def _parse(path: Path) -> Any:
 
 def _load(path: Path) -> dict[str, Any]:
     content = _parse(path)
-    missing = [
-        key for key in ("num_parts", "node_map", "edge_map") if not isinstance(content, dict) or key not in content
-    ]
+    keys = content if isinstance(content, dict) else {}
+    missing = [key for key in ("num_parts", "node_map", "edge_map") if key not in keys]
     if missing:
         raise PartitionError(
             f"{path} has no {', '.join(missing)}; expected the JSON file of a partition directory, which names them. "
@@ -309,10 +304,7 @@ def _part_files(path: Path, content: dict[str, Any], num_parts: int, *, allow_ou
 def check_inside(what: str, file: Path, folder: str) -> None:
     """Refuse what leads out of the folder; a directory from elsewhere could name any file of this machine.
 
-    Args:
-        what: says in errors what names the file.
-        file: as it is named.
-        folder: its `os.path.realpath`.
+    `what` says in errors what names the file; `folder` is an `os.path.realpath`.
 
     Raises:
         PartitionError: the file is not below the folder, also by a link.

@@ -130,11 +130,7 @@ class Cursor:
 
 
 def open_tensors(path: Path) -> dict[str, StoredArray]:
-    """Find the tensors in a file without reading them.
-
-    Raises:
-        PartitionError: the file is missing, truncated, or no tensor file.
-    """
+    """Find the tensors in a file, or raise `PartitionError` if it is missing, truncated, or no tensor file."""
     with open_file(path) as file:
         cursor = Cursor(path, file)
         cursor.mark(TENSOR_FILE_MARK, "a tensor file")
@@ -170,7 +166,6 @@ class FileLayout:
         self._add(struct.pack(f"<{layout}", *numbers))
 
     def text(self, text: str) -> None:
-        """Append a name."""
         self.numbers("Q", len(text.encode()))
         self._add(text.encode())
 

@@ -65,9 +65,8 @@ class EdgeBuckets:
         """The part of each edge of a type that has fields, in this process's chunks of `rows`."""
         etype = self._job.etypes[number]
         with self._parts_file(number).open("rb") as file:
-            for start, end in self._job.staging.writers.shares(
-                self._job.graph.edges[etype].num_edges, self.rows(etype)
-            ):
+            num_edges = self._job.graph.edges[etype].num_edges
+            for start, end in self._job.staging.writers.shares(num_edges, self.rows(etype)):
                 yield np.fromfile(file, self._job.numbering.part_of.dtype, end - start)
 
     def rows(self, etype: CanonicalEtype) -> int:
@@ -77,7 +76,7 @@ class EdgeBuckets:
         return self._job.rows_in_slice(_EDGE_BYTES + COPIES * widest)
 
     def _divide(self, number: int, etype: CanonicalEtype) -> list[int]:
-        """Put the edges of a type into their files; return how many each of this process's parts has."""
+        """Put the edges of a type into their files; how many each of this process's parts has."""
         job, writers = self._job, self._job.staging.writers
         edges, name = job.graph.edges[etype], ":".join(etype)
         source, destination = job.graph.nodes_of(etype[0]), job.graph.nodes_of(etype[2])

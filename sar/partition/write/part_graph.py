@@ -8,7 +8,6 @@ H passes over these for each part, in slices.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -34,12 +33,13 @@ class OuterEdges:
     def __init__(self, job: WriteJob, buckets: EdgeBuckets, part: int) -> None:
         self.count = 0
         self._job, self._buckets, self._part = job, buckets, part
+        self.file = job.staging.scratch / f"outer-{part}"
 
     def find(self, local: Array) -> None:
         """Find them, and mark the nodes at their ends.
 
-        Args:
-            local: (N,) by new ID: 1 at sources of edges into the part, else 0; becomes more than 0 in all of the halo.
+        `local`, (N,) by new ID, is 1 at sources of edges into the part, else 0; it becomes more than 0 in all of the
+        halo.
         """
         hops = self._job.num_hops
         if hops is None:
@@ -51,7 +51,7 @@ class OuterEdges:
             for edges, _, _ in self._of_others():
                 src = edges[local[edges[:, 1]] == hop, 0]
                 local[src[local[src] == 0]] = hop + 1
-        with self._file.open("wb") as file:
+        with self.file.open("wb") as file:
             for edges, number, first_id in self._of_others():
                 src, dst = edges[:, 0], edges[:, 1]
                 goes_out = local[src] == own
@@ -65,17 +65,9 @@ class OuterEdges:
     def read(self) -> Iterator[Array]:
         """They, in the order of their new IDs, (n, 4) each: new source, new destination, new edge ID, type."""
         if self.count:
-            with self._file.open("rb") as file:
+            with self.file.open("rb") as file:
                 while len(found := np.fromfile(file, np.int64, 4 * self._buckets.rows_read)):
                     yield found.reshape(-1, 4)
-
-    def remove(self) -> None:
-        """Remove the file that they are in."""
-        self._file.unlink(missing_ok=True)
-
-    @property
-    def _file(self) -> Path:
-        return self._job.staging.scratch / f"outer-{self._part}"
 
     def _of_others(self) -> Iterator[tuple[Array, int, int]]:
         """Edges into other parts, in the order of their new IDs: some of a type, the type, the first one's new ID."""
@@ -89,11 +81,7 @@ class OuterEdges:
 def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[list[int], list[int]]:
     """Write a part's nodes, the edges into them, those that it keeps of others, their halo, and original edge IDs.
 
-    Args:
-        job: what is written.
-        buckets: its edges.
-        part: the part.
-        local: a table of (N,) integers to work with, overwritten: the number inside the part of every new ID.
+    `local` is a table of (N,) integers to work with, overwritten: the number inside the part of every new ID.
 
     Returns:
         By the part of their source the number of edges, (P,), and of distinct sources, (P,), 0 for the part itself.
@@ -110,7 +98,7 @@ def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Arra
     with path.open("r+b") as file:
         _fill_nodes(job, file, layout, part, local)
         _fill_edges(buckets, outer, file, layout, part, local)
-    outer.remove()
+    outer.file.unlink(missing_ok=True)
     _write_original_edges(job, buckets, part)
     return edges_from, rows_from
 

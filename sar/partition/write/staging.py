@@ -103,7 +103,6 @@ class Staging:
         return lock
 
     def _recall(self) -> None:
-        """Read this process's record."""
         if not self.scratch.is_dir():
             raise ConfigError(
                 f"process {self.writers.rank} does not see '{self.path}', which another process has made; expected a "
@@ -157,15 +156,13 @@ def staged(
 
     Args:
         target: a directory that does not exist, or an empty one; or with `overwrite` one that holds partitions.
-        writers: the processes that make it together.
         digest: of everything that decides what the result will be.
         resume: go on with what a killed run has left, if anything; and keep what is done if this one fails.
         overwrite: replace a directory of partitions that is there, once the new one is whole.
         local: each host has its own disk, so that processes share the directory with those on the same host only.
 
     Raises:
-        ConfigError: the place is taken, or what was left there was begun with another digest.
-            or it cannot be made there.
+        ConfigError: the place is taken, what was left there was begun with another digest, or it cannot be made there.
         PartitionError: the disk is full.
     """
     target = target.resolve() if target.is_symlink() else Path(os.path.abspath(target))
@@ -197,7 +194,6 @@ def staged(
 
 
 def _check_free(staging: Staging, resume: bool, overwrite: bool) -> None:
-    """Refuse what is there already."""
     target = staging.target
     if target.is_dir():
         names = sorted(file.name for file in target.iterdir())

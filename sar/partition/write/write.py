@@ -164,15 +164,7 @@ def _digest(graph: GraphSource, part_of: Array, *options: object) -> str:
 
 
 def written_report(graph: GraphSource, part_of: Array, written: Written, name: str, method: str) -> DirectoryReport:
-    """What `sar.partition.inspect.inspection.inspect_directory` finds in a directory that was just written.
-
-    Args:
-        graph: what was written.
-        part_of: (N,) the part of every node.
-        written: what the writer has counted.
-        name: of the graph.
-        method: what assigned nodes to parts.
-    """
+    """What `sar.partition.inspect.inspection.inspect_directory` finds in a directory that was just written."""
     ntypes, etypes = list(graph.num_nodes), list(graph.edges)
     edge_names = [":".join(etype) for etype in etypes]
     features = [one for t in ntypes for one in _features("nodes", t, graph.node_data.get(t, {}))]

@@ -47,16 +47,7 @@ class NodeNumbering:
 
     @classmethod
     def of(cls, graph: GraphSource, part_of: Array, num_parts: int) -> "NodeNumbering":
-        """Number the nodes of a graph.
-
-        Args:
-            graph: N nodes.
-            part_of: (N,) integers from 0 to P - 1.
-            num_parts: P.
-
-        Raises:
-            ConfigError: the assignment has another length, or names parts that do not exist.
-        """
+        """Number the nodes of a graph; `ConfigError` where the assignment, (N,), does not fit it or the parts."""
         _check(graph, part_of, num_parts)
         part_of = part_of.astype(np.min_scalar_type(num_parts - 1), copy=False)
         ntypes = list(graph.num_nodes)
@@ -119,12 +110,10 @@ class WriteJob:
 
     @property
     def num_parts(self) -> int:
-        """P."""
         return len(self.numbering.ranges)
 
     @cached_property
     def own_parts(self) -> range:
-        """The parts that this process writes."""
         return self.staging.writers.own_parts(self.num_parts)
 
     @cached_property
@@ -148,11 +137,7 @@ class WriteJob:
 
 
 def stored_spec(name: str, column: Column) -> ArraySpec:
-    """How a field is stored.
-
-    Raises:
-        ConfigError: DGL's files have no such type.
-    """
+    """How a field is stored; `ConfigError` where DGL's files have no such type."""
     try:
         return ArraySpec(stored_dtype(column.dtype), column.shape)
     except ConfigError as error:
@@ -187,11 +172,7 @@ def check_writable(graph: GraphSource, name: str) -> None:
 
 
 def check_hops(num_hops: int | None, writers: Writers, local_output: bool) -> None:
-    """Refuse a halo that cannot be written.
-
-    Raises:
-        ConfigError: it has no hops, which would drop the edges between parts; or hosts do not see each other's edges.
-    """
+    """Raise `ConfigError` for a halo without hops, and for one of edges that hosts do not see of each other."""
     if num_hops is not None and num_hops < 1:
         raise ConfigError(
             f"num_hops is {num_hops}, which would drop the edges between parts; expected 1 or more, or none."

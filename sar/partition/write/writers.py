@@ -24,10 +24,7 @@ from sar.storage.arrays import Array
 
 @dataclass(frozen=True)
 class Writers:
-    """This process's place among those that work together.
-
-    rank, size: 0 to size - 1, and how many.
-    """
+    """This process's place among those that work together."""
 
     rank: int = 0
     size: int = 1
@@ -42,11 +39,9 @@ class Writers:
         return current_group().guard() if self.size > 1 else contextlib.nullcontext()
 
     def own_parts(self, num_parts: int) -> range:
-        """The parts that this process writes."""
         return self.parts_of(self.rank, num_parts)
 
     def parts_of(self, rank: int, num_parts: int) -> range:
-        """The parts that a process writes."""
         return range(num_parts * rank // self.size, num_parts * (rank + 1) // self.size)
 
     def shares(self, total: int, rows: int) -> Iterator[tuple[int, int]]:
@@ -90,9 +85,7 @@ class Writers:
     def deliver(self, rows: Array, counts: Array) -> Iterator[tuple[int, Array]]:
         """Send rows to the processes that own their parts; yield what arrives here, by part, in the input's order.
 
-        Args:
-            rows: (n, ...), sorted by part.
-            counts: (P,) rows for each part; n in all.
+        Rows, (n, ...), are sorted by part; `counts`, (P,), has how many are for each.
         """
         num_parts = len(counts)
         received = [(rows, counts)]
