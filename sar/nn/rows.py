@@ -152,15 +152,11 @@ class _Fetch(Collective):
 
 @dataclass(frozen=True)
 class _Route:
-    """How pairs went from the workers that gave them to those that have them as edges.
+    """How pairs went from the workers that gave them to those that have them as edges."""
 
-    given: this worker's pairs by the worker that has them, then as given, (K,); `sent` to each worker.
-    edges: this worker's edges by the worker that gave them, then as given, (E,); `arrived` from each worker.
-    """
-
-    given: Tensor
+    given: Tensor  # this worker's pairs by the worker that has them, then as given, (K,); `sent` to each worker
     sent: list[int]
-    edges: Tensor
+    edges: Tensor  # this worker's edges by the worker that gave them, then as given, (E,); `arrived` from each worker
     arrived: list[int]
 
 

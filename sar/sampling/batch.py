@@ -53,14 +53,10 @@ class SamplingMethod(Protocol):
 
 @dataclass
 class FeatureCache:
-    """Input features of remote nodes that this worker's edges read often.
+    """Input features of remote nodes that this worker's edges read often."""
 
-    nodes: global IDs of every type, (n,) int64 each.
-    features: their input features, rows in this order.
-    """
-
-    nodes: dict[str, Tensor]
-    features: Features
+    nodes: dict[str, Tensor]  # global IDs of every type, (n,) int64 each
+    features: Features  # their input features, rows in this order
     _index: dict[str, Numbering] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -130,19 +126,13 @@ def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) 
 
 @dataclass
 class _FeatureRequest:
-    """Features of one node type that are wanted.
-
-    tables: features of this worker's nodes, by name.
-    out: where the wanted rows go, by name.
-    nodes: by owner, the global IDs of the wanted nodes.
-    positions: by owner, their rows of `out`.
-    """
+    """Features of one node type that are wanted."""
 
     ntype: str
-    tables: dict[str, Tensor]
-    out: dict[str, Tensor]
-    nodes: list[Tensor]
-    positions: list[Tensor]
+    tables: dict[str, Tensor]  # features of this worker's nodes, by name
+    out: dict[str, Tensor]  # where the wanted rows go, by name
+    nodes: list[Tensor]  # by owner, the global IDs of the wanted nodes
+    positions: list[Tensor]  # by owner, their rows of `out`
 
 
 def fetch_features(

@@ -45,12 +45,11 @@ PAIRS = 2**32
 class SeedEdges(NamedTuple):
     """The seeds of a loader.
 
-    rows: see [Note: seed edges].
     shifts: the edge types of which any worker has seeds, and what is added to their labels in batches of PyTorch
         Geometric, so that 0 is left for negative pairs.
     """
 
-    rows: Tensor
+    rows: Tensor  # see [Note: seed edges]
     shifts: dict[CanonicalEtype, int]
 
 
@@ -61,16 +60,13 @@ class PairDraws:
     The negative pairs (u, v') of a seed (u, v) have any v' of v's type, equally likely, as of
     `dgl.dataloading.negative_sampler.Uniform`; or negative pairs (u', v') have any two nodes of the types.
 
-    neighbors: draws the layers.
-    exclude: leave the seeds, and their reverse edges where they have any, out of the layers.
-    negatives: for every edge type, pairs to draw for a seed; None for no second graph.
-    both_ends: of negative pairs draw the sources too, and as many pairs in all as `negatives`, which may be a fraction,
-        makes of the seeds of a batch, rounded up.
+    both_ends: of negative pairs draw the sources too, and as many pairs in all as `negatives`, which may be a
+        fraction, makes of the seeds of a batch, rounded up.
     """
 
-    neighbors: NeighborDraws
-    exclude: bool
-    negatives: list[float] | None
+    neighbors: NeighborDraws  # draws the layers
+    exclude: bool  # leave the seeds, and their reverse edges where they have any, out of the layers
+    negatives: list[float] | None  # for every edge type, pairs to draw for a seed; None for no second graph
     both_ends: bool
 
     def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], Pairs]:

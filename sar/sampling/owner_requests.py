@@ -16,16 +16,11 @@ ID_FORMAT = FieldFormat(torch.int64)
 
 @dataclass(frozen=True)
 class NodesByOwner:
-    """Nodes sorted by owner; those of one owner keep their order.
+    """Nodes sorted by owner; those of one owner keep their order."""
 
-    nodes: (n,) int64 global IDs.
-    begin: (W + 1,), the nodes of worker p are nodes[begin[p]:begin[p + 1]].
-    positions: (n,) int64, where each node was before sorting.
-    """
-
-    nodes: Tensor
-    begin: list[int]
-    positions: Tensor
+    nodes: Tensor  # (n,) int64 global IDs
+    begin: list[int]  # (W + 1,), the nodes of worker p are nodes[begin[p]:begin[p + 1]]
+    positions: Tensor  # (n,) int64, where each node was before sorting
 
     @classmethod
     def sort(cls, nodes: Tensor, ends: Sequence[int]) -> "NodesByOwner":

@@ -72,21 +72,14 @@ class RandomNodes:
     """Draws the nodes of subgraphs; see `SamplingMethod`. A batch with any seed is one subgraph.
 
     Each draw chooses a worker by what it has, and that worker one of its own, so it is as one from the whole graph.
-
-    mode: what is drawn, with replacement: "node", "edge" or, for roots, "walk".
-    draws: how many.
-    length: of the walks along out-edges.
-    totals: (W,) float64, the sum of each worker's weights.
-    sums: cumulative weights of this worker's nodes or edges, float64.
-    out_edges: for walks.
     """
 
-    mode: str
-    draws: int
-    length: int
-    totals: Tensor
-    sums: Tensor
-    out_edges: OutEdges | None
+    mode: str  # what is drawn, with replacement: "node", "edge" or, for roots, "walk"
+    draws: int  # how many
+    length: int  # of the walks along out-edges
+    totals: Tensor  # (W,) float64, the sum of each worker's weights
+    sums: Tensor  # cumulative weights of this worker's nodes or edges, float64
+    out_edges: OutEdges | None  # for walks
 
     def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
         """One subgraph, empty without seeds."""

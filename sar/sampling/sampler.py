@@ -198,14 +198,10 @@ def _checksum(field: Tensor) -> int:
 
 @dataclass(frozen=True)
 class NeighborDraws:
-    """Draws layer after layer, from the seeds on; see `SamplingMethod`.
+    """Draws layer after layer, from the seeds on; see `SamplingMethod`."""
 
-    fanouts: for every layer, input layer first, the edges to draw at a node for every edge type.
-    replace: draw with replacement.
-    """
-
-    fanouts: list[list[int]]
-    replace: bool
+    fanouts: list[list[int]]  # for every layer, input layer first, the edges to draw at a node for every edge type
+    replace: bool  # draw with replacement
 
     def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
         """The layers of these seeds, distinct global IDs."""

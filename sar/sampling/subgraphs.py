@@ -87,14 +87,10 @@ def _parts_of(batch: Batch) -> tuple[Tensor, SampledEdges, dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Takes whole clusters of nodes; see `SamplingMethod`. Seeds are numbers of clusters.
+    """Takes whole clusters of nodes; see `SamplingMethod`. Seeds are numbers of clusters."""
 
-    numbers: (N_i,) int64, the clusters of this worker's nodes, ascending.
-    nodes: (N_i,) int64, the global IDs of these nodes.
-    """
-
-    numbers: Tensor
-    nodes: Tensor
+    numbers: Tensor  # (N_i,) int64, the clusters of this worker's nodes, ascending
+    nodes: Tensor  # (N_i,) int64, the global IDs of these nodes
 
     def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], None]:
         """The subgraph of these clusters."""

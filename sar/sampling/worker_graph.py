@@ -23,23 +23,15 @@ Features = dict[str, dict[str, Tensor]]  # by node type and name, (N_type, ...) 
 
 @dataclass(frozen=True)
 class WorkerRelation:
-    """The edges of one type into this worker.
-
-    indptr: (N_dst + 1,) int64; edges have positions by destination.
-    src: (E,) global IDs of the sources, int32 or int64.
-    ids: (E,) int64, `dgl.EID` of the edges.
-    weights: (E,) floating point, by which edges are drawn; None for equal ones.
-    rows: (E,) int64, rows of the edges in `features`; empty where there are none.
-    features: further fields to copy, (E, ...) each.
-    """
+    """The edges of one type into this worker."""
 
     etype: CanonicalEtype
-    indptr: Tensor
-    src: Tensor
-    ids: Tensor
-    weights: Tensor | None
-    rows: Tensor
-    features: dict[str, Tensor]
+    indptr: Tensor  # (N_dst + 1,) int64; edges have positions by destination
+    src: Tensor  # (E,) global IDs of the sources, int32 or int64
+    ids: Tensor  # (E,) int64, `dgl.EID` of the edges
+    weights: Tensor | None  # (E,) floating point, by which edges are drawn; None for equal ones
+    rows: Tensor  # (E,) int64, rows of the edges in `features`; empty where there are none
+    features: dict[str, Tensor]  # further fields to copy, (E, ...) each
 
     @property
     def formats(self) -> list[FieldFormat]:
@@ -49,16 +41,11 @@ class WorkerRelation:
 
 
 class TypeRuns(NamedTuple):
-    """Consecutive global IDs of nodes of one type, of all workers, ascending.
+    """Consecutive global IDs of nodes of one type, of all workers, ascending."""
 
-    starts: (R,) int64, the first ID of each run.
-    types: (R,) int64, numbers of node types.
-    rows: (R,) int64, the row of the first node among its worker's nodes of the type.
-    """
-
-    starts: Tensor
-    types: Tensor
-    rows: Tensor
+    starts: Tensor  # (R,) int64, the first ID of each run
+    types: Tensor  # (R,) int64, numbers of node types
+    rows: Tensor  # (R,) int64, the row of the first node among its worker's nodes of the type
 
     @classmethod
     def gathered(cls, graph: GraphShardManager) -> "TypeRuns":
@@ -79,25 +66,16 @@ class TypeRuns(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerGraph:
-    """One worker's part of the graph, as samplers read it.
+    """One worker's part of the graph, as samplers read it."""
 
-    part: this worker's partition. The nodes of partition p are on worker p.
-    node_ranges: [start, end) of global node IDs of every partition.
-    runs: the types of all nodes.
-    node_types: their names.
-    relations: one for every edge type.
-    inputs, outputs: features of this worker's nodes that go with the first sources and the last destinations.
-    signature: what the workers agree on before each exchange.
-    """
-
-    part: int
-    node_ranges: list[tuple[int, int]]
-    runs: TypeRuns
-    node_types: list[str]
-    relations: list[WorkerRelation]
-    inputs: Features
-    outputs: Features
-    signature: str
+    part: int  # this worker's partition; the nodes of partition p are on worker p
+    node_ranges: list[tuple[int, int]]  # [start, end) of global node IDs of every partition
+    runs: TypeRuns  # the types of all nodes, as numbers
+    node_types: list[str]  # names of the types
+    relations: list[WorkerRelation]  # one for every edge type
+    inputs: Features  # of this worker's nodes, to set on the sources of the first layer
+    outputs: Features  # and on the destinations of the last
+    signature: str  # what the workers agree on before each exchange
 
     @property
     def num_nodes(self) -> int:

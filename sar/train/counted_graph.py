@@ -113,14 +113,10 @@ def _ids(count: int, dtype: torch.dtype) -> Tensor:
 
 @dataclass
 class CallTraffic:
-    """Bytes that a worker sends in one distributed call.
+    """Bytes that a worker sends in one distributed call."""
 
-    call: what it does, as the workers agree on it.
-    messages: bytes after the agreement.
-    """
-
-    call: str
-    messages: int = 0
+    call: str  # what it does, as the workers agree on it
+    messages: int = 0  # bytes after the agreement
 
 
 class CountingGroup(Group):

@@ -30,51 +30,33 @@ _GATHERING = "gather_grads"
 
 @dataclass
 class LayerTraffic:
-    """Bytes that a worker sends for one distributed call of a model in an epoch: messages with their alignment.
+    """Bytes that a worker sends for one distributed call of a model in an epoch: messages with their alignment."""
 
-    call: what it computes.
-    forward: its rows to their readers.
-    backward: gradients of the rows of others, and its rows again where the backward reads them.
-    """
-
-    call: str
-    forward: int
-    backward: int = 0
+    call: str  # what it computes
+    forward: int  # its rows to their readers
+    backward: int = 0  # gradients of the rows of others, and its rows again where the backward reads them
 
 
 @dataclass(frozen=True)
 class EpochTraffic:
-    """Bytes that a worker sends in an epoch with one step of the optimiser.
-
-    parameters: gradients of the parameters in `gather_grads`.
-    sent: all together and with the agreements before each call, as `sar.comm.statistics()` counts it.
-    """
+    """Bytes that a worker sends in an epoch with one step of the optimiser."""
 
     layers: list[LayerTraffic]
-    parameters: int
-    sent: int
+    parameters: int  # gradients of the parameters in `gather_grads`
+    sent: int  # all together and with the agreements before each call, as `sar.comm.statistics()` counts it
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes at the peak of training.
+    """Bytes at the peak of training."""
 
-    process: code.
-    data: features, labels, masks and IDs.
-    structure: the graph, and what it makes for the backward and for tiles.
-    activations: what layers keep and compute with, own nodes only.
-    parameters: with gradients and the optimiser's state.
-    buffers: of messages, at that moment.
-    before: what of all this is there just before the first epoch.
-    """
-
-    process: int
-    data: int
-    structure: int
-    activations: int
-    parameters: int
-    buffers: int
-    before: int
+    process: int  # code
+    data: int  # features, labels, masks and IDs
+    structure: int  # the graph, and what it makes for the backward and for tiles
+    activations: int  # what layers keep and compute with, own nodes only
+    parameters: int  # with gradients and the optimiser's state
+    buffers: int  # of messages, at that moment
+    before: int  # what of all this is there just before the first epoch
 
     @property
     def total(self) -> int:
@@ -173,29 +155,19 @@ class ResidentPlan:
 
     Its shares are counted in the epoch of [Note: counted turns]. Where there are several processes, this is the one
     with most data.
-
-    parts: p, on all processes.
-    each: V, on each.
-    process: code.
-    waiting: what the V partitions keep in memory while they wait.
-    partition: what the one that computes makes between two distributed calls and has at once.
-    buffers: of messages between processes.
-    features, structure: in the file of tensors; read from there where they are used.
-    written, read: activations, gradients and the optimiser's state, to the file and from it in an epoch.
-    rows: that partitions read of each other in an epoch, and gradients that return.
     """
 
-    parts: int
-    each: int
-    process: int
-    waiting: int
-    partition: int
-    buffers: int
-    features: int
-    structure: int
-    written: int
-    read: int
-    rows: int
+    parts: int  # p, on all processes
+    each: int  # V, on each
+    process: int  # code
+    waiting: int  # what the V partitions keep in memory while they wait
+    partition: int  # what the one that computes makes between two distributed calls and has at once
+    buffers: int  # of messages between processes
+    features: int  # in the file of tensors; read from there where they are used
+    structure: int  # of the graph, likewise
+    written: int  # to the file in an epoch: activations, gradients and the optimiser's state
+    read: int  # of these, from the file in an epoch
+    rows: int  # that partitions read of each other in an epoch, and gradients that return
 
     @property
     def memory(self) -> MemoryPlan:
@@ -249,18 +221,12 @@ def plan_resident(counts: GraphCounts, processes: int, make_model: MakeModel, pr
 
 @dataclass(frozen=True)
 class ResidentSearch:
-    """Numbers of partitions for W processes, each with one of its own in memory at a time.
+    """Numbers of partitions for W processes, each with one of its own in memory at a time."""
 
-    processes: W.
-    memory: bytes that a process has; None where that is not said.
-    together: bytes of a process that has all of its partitions in memory, W in all.
-    plans: what was planned, the fewest partitions first.
-    """
-
-    processes: int
-    memory: int | None
-    together: int
-    plans: list[ResidentPlan]
+    processes: int  # W
+    memory: int | None  # bytes that a process has; None where that is not said
+    together: int  # bytes of a process that has all of its partitions in memory, W in all
+    plans: list[ResidentPlan]  # what was planned, the fewest partitions first
 
     @property
     def fewest(self) -> int | None:

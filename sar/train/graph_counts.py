@@ -46,35 +46,24 @@ class GraphInfo:
 
 @dataclass(frozen=True)
 class RelationCounts:
-    """The edges of one type, counted.
-
-    edges: [r][p] is the number of edges from worker p into worker r.
-    halo: [r][p] is the number of distinct nodes of worker p that these come from; 0 where p is r.
-    features: trailing shape and dtype of each edge feature.
-    """
+    """The edges of one type, counted."""
 
     etype: CanonicalEtype
-    edges: list[list[int]]
-    halo: list[list[int]]
-    features: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    edges: list[list[int]]  # [r][p] is the number of edges from worker p into worker r
+    halo: list[list[int]]  # [r][p] is the number of distinct nodes of worker p that these come from; 0 where p is r
+    features: dict[str, tuple[tuple[int, ...], torch.dtype]]  # trailing shape and dtype of each edge feature
 
 
 @dataclass(frozen=True)
 class GraphCounts:
-    """A partitioned graph in numbers.
-
-    nodes: of each type, by worker.
-    train_nodes: that `train_mask` chooses on each worker; all nodes where there is no mask.
-    node_bytes: bytes of a node's features and IDs, by type.
-    edge_bytes: bytes of an edge's features and IDs, by edge type in the order of `relations`.
-    """
+    """A partitioned graph in numbers."""
 
     info: GraphInfo
-    nodes: list[dict[str, int]]
-    train_nodes: list[int]
+    nodes: list[dict[str, int]]  # of each type, by worker
+    train_nodes: list[int]  # that `train_mask` chooses on each worker; all nodes where there is no mask
     relations: list[RelationCounts]
-    node_bytes: dict[str, int]
-    edge_bytes: list[int]
+    node_bytes: dict[str, int]  # bytes of a node's features and IDs, by type
+    edge_bytes: list[int]  # bytes of an edge's features and IDs, by edge type in the order of `relations`
 
     @property
     def num_workers(self) -> int:

@@ -32,25 +32,16 @@ AssignTo = Callable[[int], Assigned]
 
 @dataclass(frozen=True)
 class PartsThatFit:
-    """Finds the fewest parts, one for each worker at least, of which each fits a worker by its planned footprint.
+    """Finds the fewest parts, one for each worker at least, of which each fits a worker by its planned footprint."""
 
-    workers: q.
-    memory: bytes that a worker has.
-    model: what is trained, in words that say all about it.
-    make_model: makes it, as in `sar.train.trial_epoch.try_epoch`.
-    process: bytes that code takes.
-    in_width, num_classes: as in `sar.train.graph_counts.count_graph`.
-    resident: whether a worker may hold one part at a time, and the others in a file.
-    """
-
-    workers: int
-    memory: int
-    model: str
-    make_model: MakeModel = field(repr=False)
-    process: int = field(repr=False)
-    in_width: int | None = None
-    num_classes: int | None = None
-    resident: bool = False
+    workers: int  # q
+    memory: int  # bytes that a worker has
+    model: str  # what is trained, in words that say all about it
+    make_model: MakeModel = field(repr=False)  # makes it, as in `sar.train.trial_epoch.try_epoch`
+    process: int = field(repr=False)  # bytes that code takes
+    in_width: int | None = None  # as in `sar.train.graph_counts.count_graph`
+    num_classes: int | None = None  # likewise
+    resident: bool = False  # whether a worker may hold one part at a time, and the others in a file
 
     @property
     def _step(self) -> int:
@@ -159,15 +150,11 @@ class PartsByReserve:
     """Finds the number of parts from what a worker needs beside graph and features, as SDT-GNN does (section III-C).
 
     With S bytes of graph and features: q parts where S <= q (M - T), else the least number not below S / (M - T).
-
-    workers: q.
-    memory: M, bytes that a worker has.
-    reserve: T, bytes of it for code and computations.
     """
 
-    workers: int
-    memory: int
-    reserve: int
+    workers: int  # q
+    memory: int  # M, bytes that a worker has
+    reserve: int  # T, bytes of it for code and computations
 
     def __call__(self, graph: GraphSource, assign_to: AssignTo, /) -> Assigned:
         """The assignment; why so many parts is said after why by this method.

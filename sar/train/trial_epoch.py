@@ -51,39 +51,25 @@ _aten = torch.ops.aten
 
 @dataclass
 class TurnBytes:
-    """What leaves memory in an epoch with one partition in memory at a time: see [Note: counted turns].
+    """What leaves memory in an epoch with one partition in memory at a time: see [Note: counted turns]."""
 
-    peak: the most that is made between two calls and there at once.
-    written: made between two calls, and there at the second one.
-    read: made before a call and used after it.
-    """
-
-    peak: int = 0
-    written: int = 0
-    read: int = 0
+    peak: int = 0  # the most that is made between two calls and there at once
+    written: int = 0  # made between two calls, and there at the second one
+    read: int = 0  # made before a call and used after it
 
 
 @dataclass(frozen=True)
 class TrialEpoch:
-    """What one worker takes in an epoch.
+    """What one worker takes in an epoch."""
 
-    calls: its distributed calls.
-    sent: all bytes sent, as `sar.comm.statistics()` counts them.
-    parameters: bytes of the model's parameters.
-    structure_before, structure: bytes of the graph as constructed, and in training.
-    above_baseline: bytes of tensors at the peak, beyond the graph as constructed, data and parameters.
-    buffers: of which in message buffers.
-    turns: with one partition in memory at a time.
-    """
-
-    calls: list[CallTraffic]
-    sent: int
-    parameters: int
-    structure_before: int
-    structure: int
-    above_baseline: int
-    buffers: int
-    turns: TurnBytes
+    calls: list[CallTraffic]  # its distributed calls
+    sent: int  # all bytes sent, as `sar.comm.statistics()` counts them
+    parameters: int  # bytes of the model's parameters
+    structure_before: int  # bytes of the graph as constructed
+    structure: int  # bytes of it in training
+    above_baseline: int  # bytes of tensors at the peak, beyond the graph as constructed, data and parameters
+    buffers: int  # of which in message buffers
+    turns: TurnBytes  # with one partition in memory at a time
 
 
 def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel, *, resident: bool = False) -> TrialEpoch:
