@@ -52,16 +52,16 @@ class Version:
     world_size: int
     files: dict[str, tuple[int, int]]
 
-    def read(self, name: str, *, mapped: bool = False) -> Any:
-        """The contents of a file; nothing in it is executed. With `mapped`, tensors are read when they are used."""
-        try:
-            return _load(self.path / name, mapped)
-        except Exception as error:  # the unpickler and the reader of the archive raise all sorts
-            raise CheckpointError(f"{self.path / name} cannot be read: {type(error).__name__}: {error}") from error
+    def read(self, rank: int | None = None) -> Any:
+        """What a worker saved, whose tensors are read when they are used; None for what is the same for all.
 
-    def read_part(self, rank: int) -> Any:
-        """What a worker saved, mapped."""
-        return self.read(part_name(rank), mapped=True)
+        Nothing in the file is executed.
+        """
+        path = self.path / (SHARED if rank is None else part_name(rank))
+        try:
+            return _load(path, mapped=rank is not None)
+        except Exception as error:  # the unpickler and the reader of the archive raise all sorts
+            raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
     def fault(self, rank: int, world_size: int) -> str | None:
         """What is wrong with the files that worker `rank` of `world_size` looks at, which share them out."""
@@ -299,10 +299,14 @@ def find_rows(version: Version, key: str, wanted: Rows) -> None:
     for rank in [first, *(rank for rank in range(version.world_size) if rank != first)]:
         if rank != first and found.all():
             break
-        saved = version.read_part(rank)["rows"].get(key, {})
+        saved = version.read(rank)["rows"].get(key, {})
         _check(version, saved, wanted)
         wanted.scalars = saved["scalars"]
-        _copy_rows(saved, wanted, ids, order, found)
+        place, known = find_sorted(ids, saved["node_ids"])
+        rows, place = known.nonzero().squeeze(1), place[known]
+        found[place] = True
+        for name, column in wanted.columns.items():
+            column[order[place]] = saved["columns"][name][rows].to(column.dtype)
     if not found.all():
         raise CheckpointError(
             f"{int((~found).sum())} of this worker's {len(ids)} rows, such as that of node {int(ids[~found][0])}, are "
@@ -325,12 +329,3 @@ def _check(version: Version, saved: Mapping[str, Any], wanted: Rows) -> None:
             f"{version.path} has rows of {shapes}; expected {expected}. The state of an optimizer is there where "
             "one of the same kind was saved."
         )
-
-
-def _copy_rows(saved: Mapping[str, Any], wanted: Rows, ids: Tensor, order: Tensor, found: Tensor) -> None:
-    """Copy what a file has of the wanted rows; `ids` are theirs, ascending, `order` their rows, `found` is set."""
-    place, known = find_sorted(ids, saved["node_ids"])
-    rows, place = known.nonzero().squeeze(1), place[known]
-    found[place] = True
-    for name, column in wanted.columns.items():
-        column[order[place]] = saved["columns"][name][rows].to(column.dtype)

@@ -25,7 +25,7 @@ from sar.comm.group import Group
 from sar.errors import CheckpointError, CommunicationError, ConfigError
 from sar.logging_setup import logger
 from sar.nn.embedding import DistEmbedding, SparseOptimizer
-from sar.nn.versions import SHARED, Version, find_rows, newest_version, write_version
+from sar.nn.versions import Version, find_rows, newest_version, write_version
 from sar.raw_memory import as_bytes
 from sar.train.early_stopping import copied_state
 
@@ -133,7 +133,7 @@ def load_checkpoint(
             if missing_ok:
                 return {"step": 0, "extra": None}
             raise CheckpointError(f"{folder} has no checkpoint; expected step-NUMBER, which save_checkpoint makes.")
-        shared, part = version.read(SHARED), version.read_part(group.rank % version.world_size)
+        shared, part = version.read(), version.read(group.rank % version.world_size)
         alone = optimizer is None and loaders is None and (shared["optimizers"] or part["loaders"])
         if alone:
             _leave_training(version, shared, part)
@@ -288,7 +288,7 @@ def _set_random_state(version: Version, rank: int) -> None:
     the same after every load; but with them what they all drew alike.
     """
     is_new = rank >= version.world_size
-    states = [version.read_part(one)["random"] for one in (range(version.world_size) if is_new else [rank])]
+    states = [version.read(one)["random"] for one in (range(version.world_size) if is_new else [rank])]
     state = states[rank % len(states)]
     torch.set_rng_state(state["torch"])
     kind, keys, *rest = state["numpy"]
