@@ -17,6 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
+from multiprocessing import resource_tracker
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import ModuleType
@@ -144,6 +145,10 @@ def _program(
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
+    # A tracker of its own, which removes what the program leaves behind, however it ends.
+    tracker = resource_tracker._resource_tracker
+    os.close(tracker._fd)
+    tracker._fd = tracker._pid = None
     for number, descriptor in enumerate(ends, start=1):
         os.dup2(descriptor, number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False, errors="backslashreplace") for number in (1, 2))

@@ -81,7 +81,8 @@ def test_the_cause_of_a_failure_is_shown_and_nothing_is_left(how: str, message: 
 
 def test_workers_that_overrun_their_time_are_killed() -> None:
     processes: list[int] = []
+    others = {*multiprocessing.active_children()}  # pools of workers
     with pytest.raises(CommunicationTimeout, match=r"\[0, 1\] did not finish within 8 s"):
         run_workers(sleep, n_workers=2, n_threads=1, time_limit=8, on_progress=processes.append)
     assert not any(alive(process) for process in processes)
-    assert multiprocessing.active_children() == []  # nor those that had no time to report
+    assert {*multiprocessing.active_children()} <= others  # nor those that had no time to report
