@@ -39,10 +39,7 @@ _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 def set_allocator(*, spilled: bool = False) -> None:
     """Set glibc's allocator as `Config.allocator` says, unless the user has set it: see [Note: allocator].
 
-    With `spilled`, as workers that share a process need it, whatever the user has set.
-
-    Raises:
-        ConfigError: with `spilled`, where the allocator is not glibc's.
+    `spilled` is for workers that share a process: it is set in any case; a ConfigError says that it is not glibc's.
     """
     policy = "spilled" if spilled else Config.allocator
     if policy == "system":

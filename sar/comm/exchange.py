@@ -125,11 +125,7 @@ class Exchange:
     """The tiles of one call: exchanged in its forward, and in each backward, each time after an agreement of its own.
 
     Args:
-        group: this worker's end of the group.
-        plan: halo lists of the relation.
-        settings: as agreed.
         widest: the widest row that will travel, in either direction; from it, tiles are alike in all exchanges.
-        pool: buffers to use.
         signature: of the call, for errors.
         both_ways: whether one exchange may fetch rows and return gradients.
     """
@@ -166,7 +162,7 @@ class Exchange:
         local: LocalFields | None = None,
         returns: GradientReturn | None = None,
     ) -> Iterator[Tile]:
-        """Fetch tiles and return gradients, step by step: see [Note: one exchange].
+        """Iterate over the tiles that this worker receives, and return gradients: see [Note: one exchange].
 
         The first transfers are posted at once, the rest as the iterator is consumed.
 
@@ -178,9 +174,6 @@ class Exchange:
             local: given where the caller can read the rows of workers of the same process where they lie, by
                 `Tile.sources`; with the columns that only these need.
             returns: where gradients go; None to return none.
-
-        Returns:
-            An iterator over the tiles that this worker receives.
         """
         self._number = self.group.calls
         rows, totals = list(fields or ()), [] if returns is None else [total.detach() for total in returns.totals]

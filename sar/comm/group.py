@@ -61,10 +61,7 @@ REBUILD_TIMEOUT: Final = 300.0
 
 
 class Group:
-    """One worker's end of the group: rank, size, connections of its own.
-
-    Args:
-        transport: what carries bytes to the other workers; connected, together with all of them, on first use.
+    """One worker's end of the group; its transport connects, together with all others, on first use.
 
     Attributes:
         generation: counts recoveries; equal on all workers.
@@ -135,11 +132,7 @@ class Group:
         return f"not waiting; its latest call: {self._latest}" if self.waiting is None else str(self.waiting)
 
     def recover(self, step: int) -> int:
-        """Go on after an error, together with all other workers: see [Note: recovery].
-
-        Returns:
-            The least of all workers' steps.
-        """
+        """Go on after an error, with all other workers, from the least of their steps: see [Note: recovery]."""
         if self.world_size == 1:
             return step
         if self.final:
@@ -229,11 +222,11 @@ class Group:
         """Check that every worker makes the same call; return everybody's flags, by rank.
 
         Args:
-            call: signature of the call: what this worker is about to do, as errors tell it.
+            call: what this worker is about to do, as errors tell it.
             flags: up to 63 bits that may differ between workers.
 
         Raises:
-            DisagreementError: where the workers' signatures differ, or their models after an optimizer's step.
+            DisagreementError: where the workers' calls differ, or their models after an optimizer's step.
             PeerError, CommunicationTimeout: where a worker is gone or does not come.
         """
         self.follow(call)
@@ -319,17 +312,14 @@ class Group:
         self.wait_for(lambda: self.transport.wait(work, peer), call, peer)
 
     def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Send `buffers[q]` to every worker q; return what every worker sent to this one.
+        """Send `buffers[q]` to every worker q; return what every worker sent to this one, its own buffer as it is.
 
         Several such exchanges make up one call, on which the workers have to agree before the first.
 
         Args:
-            call: what this is for, for errors.
+            call: for errors.
             buffers: one tensor per worker. Without `into` bytes in CPU memory, which begin with their number, int64.
             into: where to put what each worker sends, where this worker knows its size.
-
-        Returns:
-            One tensor per worker. The own one is returned as it is.
         """
         return self._transport.all_to_all(self, call, buffers, into)
 
@@ -338,8 +328,7 @@ class Group:
     ) -> dict[int, Shared]:
         """Let the workers of this process read some tensors of this one, and add to others; see `Transport.share`.
 
-        Returns:
-            What each of `local_peers` shares, by rank; this worker's alone where it has a process for itself.
+        Returns what each of `local_peers` shares, by rank; this worker's alone where it has a process for itself.
         """
         if self._alone:
             shared = self._transport.share(read, added_to, in_order=in_order)
@@ -363,10 +352,7 @@ class Group:
     def wait_for(self, operation: Callable[[], T], call: str, peer: int | None = None) -> T:
         """Run a blocking operation of the transport, and turn its failures into errors that say what is known.
 
-        Args:
-            operation: what blocks; it has to respect `Config.timeout` itself.
-            call: the distributed call it belongs to.
-            peer: the worker that it depends on, where there is just one.
+        The operation has to respect `Config.timeout` itself. `peer` is the one worker it depends on, if it is one.
         """
         who = "another worker" if peer is None else self._transport.name(peer)
         start = time.perf_counter()

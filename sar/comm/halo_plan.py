@@ -39,7 +39,6 @@ class HaloPlan:
     """The halo lists of one relation, seen from one worker.
 
     Args:
-        rank: this worker.
         send_rows: for every worker, the rows of this one that it reads, ascending, (H_q,) int32 or int64.
         halo_counts: (W, W) int64: entry [p, r] is the number of rows of p that r reads; equal on all workers.
         mean_rows: rows of a worker, averaged over all; equal on all workers.
@@ -47,12 +46,7 @@ class HaloPlan:
     """
 
     def __init__(
-        self,
-        rank: int,
-        send_rows: list[Tensor],
-        halo_counts: Tensor,
-        mean_rows: int,
-        local_rows: Sequence[Tensor] = (),
+        self, rank: int, send_rows: list[Tensor], halo_counts: Tensor, mean_rows: int, local_rows: Sequence[Tensor] = ()
     ) -> None:
         self.rank = rank
         self.world_size = len(send_rows)
@@ -76,10 +70,8 @@ class HaloPlan:
         """The plan that follows from what each worker reads; a collective call.
 
         Args:
-            group: this worker's end of the group.
-            send_rows: as above.
             halos: the rows of each worker that this one reads.
-            rows: of this worker.
+            rows: number of this worker's rows.
             what: what errors call the relation.
         """
         own = torch.tensor([*map(len, halos), rows])

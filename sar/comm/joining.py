@@ -69,7 +69,6 @@ def while_it_answers(join: Callable[[Pulse], dist.Store], rank: int, where: str)
 
     Args:
         join: gives the job's store; until its pulse beats, it looks for the store.
-        rank: this worker.
         where: the store is, in words.
 
     Raises:
@@ -101,12 +100,9 @@ def open_store(host: str, port: int, pulse: Pulse) -> dist.Store:
 
 
 def host_store(host: str, port: int) -> dist.TCPStore:
-    """The job's store itself, in this process.
+    """The job's store itself, in this process; port 0 stands for one that is free.
 
-    Args:
-        host: where the others look for it. It listens on this address only where it is one, or "localhost"; a host's
-            name may stand for another address elsewhere.
-        port: its TCP port; 0 for one that is free.
+    It listens on `host` only where that is an address, or "localhost"; a name may stand for another one elsewhere.
     """
     listener, limit = _listen(host, port), timedelta(seconds=Config.timeout)
     port, descriptor = listener.getsockname()[1], listener.detach()
@@ -147,15 +143,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def check_in(store: dist.Store, rank: int, world_size: int, job: str | None, pulse: Pulse) -> dist.Store:
     """Wait for all workers of this job, and see that they belong together: see [Note: one job].
 
-    Args:
-        store: over which they find each other.
-        rank: this worker.
-        world_size: number of workers.
-        job: what tells this job from others; None where nothing does.
-        pulse: counts the store's answers.
-
-    Returns:
-        The job's part of the store.
+    `job` tells this job from others; None where nothing does. Returns the job's part of the store.
 
     Raises:
         CommunicationError: where the store is another job's, or two workers have one rank.

@@ -59,8 +59,7 @@ class Stall:
 class Answers:
     """What the transport's threads of this worker and of its neighbour say for them: see [Note: signs of life].
 
-    Args:
-        transport: just connected; what is posted there is kept until the connections are closed, as gloo wants.
+    The transport is just connected. What is posted there is kept until the connections are closed, as gloo wants.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -96,11 +95,7 @@ class Answers:
 
 
 class Liveness:
-    """See [Note: signs of life]. Ends with its group.
-
-    Attributes:
-        answers: of this generation of the group, once it is connected.
-    """
+    """See [Note: signs of life]. Ends with its group. `answers` are of its generation, once that is connected."""
 
     def __init__(self, group: Member, notes: StoreNotes) -> None:
         self.answers: Answers | None = None

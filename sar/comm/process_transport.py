@@ -42,12 +42,7 @@ class Failure(NamedTuple):
 
 
 class ProcessTransport(Transport):
-    """Connections between processes that share a store.
-
-    Args:
-        store: the key-value store of the job.
-        rank, world_size, device: as of `Transport`. Default device: the CPU.
-    """
+    """Connections between processes that share the key-value store of a job; `device` is by default the CPU."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, device: torch.device | None = None) -> None:
         super().__init__(rank, world_size, device or torch.device("cpu"))
@@ -69,7 +64,6 @@ class ProcessTransport(Transport):
         """What an error of this transport means; None for one of another kind."""
 
     def connect(self, group: Member, limit: float) -> None:
-        """As `Transport.connect`."""
         liveness = self.liveness = self.liveness or Liveness(group, self.notes)
         liveness.answers = None
         try:
@@ -125,7 +119,6 @@ class ProcessTransport(Transport):
             self._close()
 
     def close(self) -> None:
-        """As `Transport.close`."""
         if self.liveness is not None:
             self.liveness.close()
         self.liveness = None
@@ -133,7 +126,6 @@ class ProcessTransport(Transport):
     def explain(
         self, error: RuntimeError, group: Member, call: str, who: str
     ) -> tuple[CommunicationError, bool] | None:
-        """As `Transport.explain`."""
         failure, me = self.failure(error), self.name(self.rank)
         if failure is None:
             return None
@@ -158,11 +150,9 @@ class ProcessTransport(Transport):
         return PeerError(lost), True
 
     def whereabouts(self, group: Member, call: str) -> str:
-        """As `Transport.whereabouts`."""
         return self.notes.whereabouts(group.generation, group.calls, call)
 
     def wait(self, work: Any, peer: int) -> None:
-        """As `Transport.wait`."""
         work.wait(timedelta(seconds=Config.timeout))
 
 
@@ -177,7 +167,6 @@ class GlooTransport(ProcessTransport):
         self._gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, limit)
 
     def _close(self) -> None:
-        """Gloo has no call for it, but a receive that times out closes every connection."""
         for k in range(1, self.world_size):  # the first connection that is open closes all
             peer, nothing = (self.rank + k) % self.world_size, torch.empty(1, dtype=torch.uint8, device="cpu")
             try:
@@ -186,24 +175,20 @@ class GlooTransport(ProcessTransport):
                 logger.debug("closing connections: %s", closed)
 
     def close(self) -> None:
-        """As `Transport.close`."""
         super().close()
         self._gloo = None
 
     def failure(self, error: RuntimeError) -> Failure | None:
-        """As `ProcessTransport.failure`."""
         overdue = any(words in str(error) for words in OVERDUE)
         lost = LOST.search(str(error))
         return None if lost is None and not overdue else Failure(overdue, "" if lost is None else lost[1])
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """As `Transport.all_gather`."""
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
         self._gloo.allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
         return gathered
 
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
-        """As `Transport.all_reduce`."""
         options = _timed(AllreduceOptions())
         options.reduceOp = op
         self._gloo.allreduce([tensor], options).wait()
@@ -222,10 +207,7 @@ class GlooTransport(ProcessTransport):
 
 
 class NcclTransport(GlooTransport):
-    """NCCL for what lies on CUDA devices, and gloo for the rest. Untested with more than one worker: it needs two GPUs.
-
-    Arguments as of `ProcessTransport`.
-    """
+    """NCCL for CUDA tensors, and gloo for the rest. Untested with more than one worker, as that needs two GPUs."""
 
     _nccl: Any = None
 
@@ -242,12 +224,10 @@ class NcclTransport(GlooTransport):
         super()._close()
 
     def close(self) -> None:
-        """As `Transport.close`."""
         super().close()
         self._nccl = None
 
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
-        """As `Transport.all_reduce`."""
         if not tensor.is_cuda:
             return super().all_reduce(tensor, op)
         options = _timed(AllreduceOptions())
@@ -255,7 +235,6 @@ class NcclTransport(GlooTransport):
         self._nccl.allreduce([tensor], options).wait()
 
     def broadcast(self, tensor: Tensor) -> None:
-        """As `Transport.broadcast`."""
         if not tensor.is_cuda:
             return super().broadcast(tensor)
         options = _timed(BroadcastOptions())

@@ -52,8 +52,7 @@ class _Stepped(NamedTuple):
 class Replicas:
     """What this worker's optimizers have stepped since the latest agreement: see [Note: replicas].
 
-    Args:
-        of_thread: look only at steps in the thread that makes this. Default False: at all of the process.
+    With `of_thread`, it looks only at steps in the thread that makes this; else at all of the process.
     """
 
     def __init__(self, *, of_thread: bool = False) -> None:
@@ -99,11 +98,7 @@ class Replicas:
         return 1 << 32 | zlib.crc32(text.encode()) if self._told else NOT_STEPPED
 
     def compare(self, checksums: list[int], gather: Callable[[Tensor], list[Tensor]]) -> None:
-        """Find out, together with all workers, why their checksums differ.
-
-        Args:
-            checksums: of the workers, by rank.
-            gather: `Group.all_gather`.
+        """Find out, together with all workers, why their checksums (by rank) differ; `gather` is `Group.all_gather`.
 
         Raises:
             DisagreementError: where a parameter is not the same on all workers.

@@ -154,8 +154,7 @@ def _scale(values: Tensor, dtype: torch.dtype) -> Tensor:
 class BufferPool:
     """Message buffers of one worker.
 
-    In CPU memory each has a mapping of its own, because an allocator would keep most of what is freed: see
-    docs/memory.md.
+    In CPU memory each has a mapping of its own: an allocator would keep most of what is freed (docs/memory.md).
     """
 
     def __init__(self, device: torch.device) -> None:

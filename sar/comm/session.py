@@ -194,11 +194,7 @@ def buffer_pool() -> BufferPool:
 
 
 def current() -> Communication:
-    """What `initialize_comms` has set up.
-
-    Raises:
-        NotInitializedError: before that.
-    """
+    """What `initialize_comms` has set up; raises NotInitializedError before that."""
     if _current is None:
         raise NotInitializedError("Communication is not set up; call sar.initialize_comms() first, on every worker.")
     return _current

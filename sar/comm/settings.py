@@ -46,7 +46,7 @@ class Settings(NamedTuple):
             row: what travels of each row.
             mean_rows: rows of a worker, averaged over workers. Tiles are a fraction of that where they are not small
                 anyway, so that buffers are a fraction of the memory that features take.
-            both_ways: whether one exchange fetches rows and returns gradients; else buffers for one of them do.
+            both_ways: whether one exchange fetches rows and returns gradients, which takes twice as many buffers.
         """
         limits = [UNLIMITED_ROWS]
         if not self.one_shot and row.row_bytes:

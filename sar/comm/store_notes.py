@@ -72,10 +72,7 @@ atexit.register(Abandonable.wait_at_exit)
 
 
 class Note(NamedTuple):
-    """Why a worker gave up.
-
-    final: whether the group cannot recover.
-    """
+    """Why a worker gave up; `final` where the group cannot recover."""
 
     rank: int
     reason: str
@@ -85,11 +82,7 @@ class Note(NamedTuple):
 class StoreNotes:
     """One worker's view of the store. Its methods raise RuntimeError where the store is gone or silent, if at all.
 
-    Args:
-        store: the job's; gets a connection of its own where torch can make one.
-        rank: this worker.
-        world_size: number of workers.
-        name: a worker in words.
+    It has a connection to the job's store of its own where torch can make one. `name` gives a worker in words.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, name: Callable[[int], str]) -> None:
@@ -165,11 +158,9 @@ class StoreNotes:
     # -- signs of life
 
     def beat(self, sign: str, other: int, generation: int) -> tuple[str | None, Note | None, int]:
-        """Show a sign of life.
+        """Show a sign of life; return another worker's latest one and the generation's note, if they are there.
 
-        Returns:
-            Another worker's latest one and the generation's note, if they are there, and how many questions in this
-            generation this worker has been asked over its connections.
+        The third number is how many questions this worker has been asked over its connections in this generation.
         """
 
         def show_and_look(store: dist.Store) -> list[str | None]:

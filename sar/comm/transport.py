@@ -117,17 +117,10 @@ class OwnTensor(NamedTuple):
 
 
 class Transport(ABC):
-    """One worker's connections to all others.
+    """One worker's connections to all others, over which payloads travel from and to `device`.
 
     Operations block, but for `post`. They raise RuntimeError, of which `explain` knows more, or CommunicationError.
-
-    Args:
-        rank: this worker.
-        world_size: number of workers.
-        device: device on which payloads travel.
-
-    Attributes:
-        each: what seems one worker here may be a process of so many.
+    What seems one worker here may be a process of so many: `each`.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
@@ -168,10 +161,9 @@ class Transport(ABC):
 
     @abstractmethod
     def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
-        """End the waits of all workers for this one, from any thread, and leave word why.
+        """End the waits of all workers for this one in a generation, from any thread, and leave word why.
 
         Args:
-            generation: the one that ends.
             own: the reason, as this worker says it to those of its process.
             told: as it says it to others.
             final: whether the group cannot recover.
@@ -235,19 +227,14 @@ class Transport(ABC):
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
         """Let the workers of this process read some tensors, and add to others, until all meet here again.
 
-        Args:
-            read: tensors of this worker, which stay as they are.
-            added_to: tensors of this worker.
-            in_order: let the workers go on in the order of their ranks.
-
-        Returns:
-            What each of `local_peers` shares.
+        Those to `read` stay as they are. With `in_order` the workers go on in the order of their ranks. Returns what
+        each of `local_peers` shares.
         """
         return [Shared(list(map(OwnTensor, read)), list(map(OwnTensor, added_to)))]
 
 
 def _swap_unknown(group: Member, source: int, reader: int, sent: Tensor, call: str) -> Tensor:
-    """As `_swap`, of bytes that begin with their length; returns what came.
+    """Swap bytes that begin with their length, like `_swap`; return what came.
 
     A message may be shorter than the tensor posted for it, so short ones need no second message.
     """

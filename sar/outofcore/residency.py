@@ -71,11 +71,7 @@ class _Known:
 class Residency(TorchDispatchMode):
     """What a worker has in memory, and a `TensorFile`: see [Note: leaving memory] and [Note: tensors in files].
 
-    Args:
-        file: the worker's own.
-
-    Attributes:
-        left: bytes that were out of memory when the turn last passed.
+    The file is the worker's own. `left` counts bytes that were out of memory when the turn last passed.
     """
 
     device = "cpu"
@@ -208,7 +204,6 @@ class Residency(TorchDispatchMode):
     # -- tensors in the file
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """As `TensorFile.empty`."""
         return self._tensor(Mapping(self.file.slot(prod(shape) * dtype.itemsize)), shape, dtype)
 
     def moved(self, tensor: Tensor) -> Tensor:
@@ -225,7 +220,6 @@ class Residency(TorchDispatchMode):
         return place.copy_(tensor)
 
     def snapshot(self, tensor: Tensor) -> Tensor | None:
-        """As `TensorFile.snapshot`."""
         if (mapping := self._frozen(tensor)) is None:
             return None
         copy = Mapping(mapping.slot, _begin(tensor, mapping))

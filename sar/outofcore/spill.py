@@ -53,14 +53,11 @@ _Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
 
 
 class SpillFile:
-    """Slots in a file without a name: see [Note: spill file].
-
-    Args:
-        folder: on a disk.
+    """A folder's file for slots, without a name: see [Note: spill file].
 
     Attributes:
         written, read: bytes so far; read are those of tensors that came back, whatever the page cache has of them.
-        size: of the file.
+        size: of the file, in bytes.
 
     Raises:
         ConfigError: where there is no such folder, or it is in memory itself.
@@ -83,11 +80,7 @@ class SpillFile:
         os.unlink(name)
 
     def slot(self, nbytes: int) -> "Slot":
-        """A stretch of at least so many bytes, contents undefined.
-
-        Raises:
-            SpillError: where the disk is full.
-        """
+        """A stretch of at least so many bytes, contents undefined; raises a SpillError where the disk is full."""
         room = _size_class(nbytes) + PAGE  # where its shift may be
         if self._free[room]:
             return Slot(self, self._free[room].pop(), nbytes, room)
@@ -119,10 +112,7 @@ class SpillFile:
 
 
 class Slot:
-    """So many bytes of the file; room for others once nobody refers to it.
-
-    shift: where in the slot they begin.
-    """
+    """So many bytes of the file, which begin at `shift`; room for others once nobody refers to it."""
 
     def __init__(self, file: SpillFile, begin: int, nbytes: int, room: int) -> None:
         self.file = file
@@ -169,10 +159,8 @@ class Slot:
 
 
 class Pages:
-    """Memory of the process that is a slot's: see [Note: memory of the file].
+    """Memory of the process, from `address` on, that is a slot's: see [Note: memory of the file].
 
-    address: where it begins.
-    slot: where its bytes are.
     frozen: whether others may read the slot, so that what is written here stays here.
     """
 
@@ -227,7 +215,7 @@ class Pages:
 class Mapping(Pages):
     """A slot in memory that is nobody else's, and not given out again as long as a tensor looks at it.
 
-    begin: the byte of the slot with which tensors begin.
+    Tensors begin with the slot's byte `begin`.
     """
 
     def __init__(self, slot: Slot, begin: int = 0) -> None:

@@ -37,8 +37,7 @@ class InProcessTransport(Transport):
 
     Args:
         outer: the group of the W processes.
-        turns: of this process.
-        place: which of its V workers this is.
+        place: which of its process's V workers this is.
         residency: what keeps its tensors on a disk; None where they stay in memory.
     """
 
@@ -55,13 +54,11 @@ class InProcessTransport(Transport):
 
     @property
     def local_peers(self) -> range:
-        """As `Transport.local_peers`."""
         first = self.rank - self._place
         return range(first, first + self._turns.size)
 
     @property
     def final(self) -> bool:
-        """As `Transport.final`."""
         return self._outer.final
 
     def clock(self) -> float:
@@ -69,7 +66,6 @@ class InProcessTransport(Transport):
         return time.perf_counter() - self._away
 
     def spilled(self) -> Spilled | None:
-        """As `Transport.spilled`."""
         if self._residency is None:
             return None
         return Spilled(self._residency.left, self._residency.file.written, self._residency.file.read)
@@ -89,7 +85,6 @@ class InProcessTransport(Transport):
         self._meet("a recovery", None, lambda _: self._outer.recover(0), in_order=True)
 
     def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
-        """As `Transport.abort`."""
         self._turns.fail(PeerError(own), self._place)
         self._outer.stop(self._outer.generation, told, final=final)
 
@@ -100,7 +95,6 @@ class InProcessTransport(Transport):
         """As `Transport.explain`: the group of the processes has explained what fails between them."""
 
     def whereabouts(self, group: Member, call: str) -> str:
-        """As `Transport.whereabouts`."""
         texts = all_gather_text(self.all_gather, call)
         return "\n".join(f"  worker {rank}: {text}" for rank, text in enumerate(texts))
 
@@ -138,7 +132,6 @@ class InProcessTransport(Transport):
         return "" if waiting is None else waiting.call
 
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
-        """As `Transport.share`."""
         mine = Shared(self._publish(read), list(map(self._open, added_to)))
         found: list[Shared] = self._meet("a sharing", mine, lambda brought: brought, in_order=in_order)
         return found
@@ -156,7 +149,6 @@ class InProcessTransport(Transport):
     # -- operations
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """As `Transport.all_gather`."""
 
         def finish(brought: list[Tensor]) -> list[Tensor]:
             mine = torch.stack(brought)
@@ -184,7 +176,6 @@ class InProcessTransport(Transport):
         tensor.copy_(self._meet(f"a reduction by {op} of {described(tensor)}", mine, finish))
 
     def broadcast(self, tensor: Tensor) -> None:
-        """As `Transport.broadcast`."""
 
         def finish(brought: list[Published]) -> Tensor:
             given = brought[0].rows
@@ -205,7 +196,6 @@ class InProcessTransport(Transport):
             return self._outer.post(self._to_process(inbound), self._to_process(outbound), tag, self._call)
 
     def wait(self, work: Any, peer: int) -> None:
-        """As `Transport.wait`."""
         self._outer.wait(work, self._process_of(peer), self._call)
 
     def _process_of(self, worker: int) -> int:

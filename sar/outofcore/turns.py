@@ -113,11 +113,7 @@ class Turns:
                     one.notify()
 
     def rejoin(self, who: int) -> None:
-        """Go on after an error: see [Note: turns].
-
-        Raises:
-            PeerError: a worker has ended, so that there is no going on.
-        """
+        """Go on after an error: see [Note: turns]. Raises a PeerError where a worker has ended."""
         if self.final:
             raise PeerError(f"{self.ended_by or self._error}\n{self._gone}: start again, from a checkpoint.")
         self._rejoined.add(who)
@@ -137,18 +133,14 @@ class Turns:
         *,
         afresh: bool = False,
     ) -> Any:
-        """Meet all other workers of the process; the turn may pass.
+        """Meet all other workers of the process; the turn may pass. All get what `finish` returned, the same object.
 
         Args:
-            who: this worker.
             kind: of the meeting, in words; the same for all.
             brought: what this worker brings. It has to be in reach while this worker is out of memory.
             finish: called by the last to arrive with what all have brought, in their order.
             leave: called before the turn passes.
             afresh: let the turn begin with worker 0, not with the last to arrive, who need not be the same everywhere.
-
-        Returns:
-            What `finish` returned; the same object for all.
 
         Raises:
             PeerError: another worker has failed, has returned, or is in another kind of meeting.

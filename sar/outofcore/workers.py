@@ -66,8 +66,7 @@ class Wanted(NamedTuple):
 def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Wanted | None:
     """What SAR_RESIDENT, SAR_SPILL_DIR and SAR_PARTS ask for; None where they do not.
 
-    Raises:
-        ConfigError: where one is missing or makes no sense.
+    A ConfigError says where one is missing or makes no sense.
     """
     resident = environ.get("SAR_RESIDENT")
     if resident is None:
@@ -130,13 +129,11 @@ def _run_script_again(asked: Wanted) -> None:
 def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> "WorkerThreads":
     """Run `work(place)` as `size` workers of this process: see [Note: workers of one process].
 
+    Returns the threads, whose results and failures are to be looked at.
+
     Args:
         size: V; the same on all processes.
-        work: what each does, in a thread of its own.
         folder: where tensors wait that are out of memory; None to keep all in memory.
-
-    Returns:
-        The threads, whose results and failures are to be looked at.
 
     Raises:
         ConfigError: where the folder cannot be used, or the workers' tensors travel on CUDA devices.
@@ -178,11 +175,7 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
 
 
 class Script:
-    """The program that runs as `__main__`.
-
-    Raises:
-        ConfigError: where there is no file of it, as in a notebook.
-    """
+    """The program that runs as `__main__`; a ConfigError where there is no file of it, as in a notebook."""
 
     def __init__(self) -> None:
         self._main = sys.modules["__main__"]

@@ -232,12 +232,7 @@ def _find_edges(graph: AgreedGraph, shards: list[Shard], destinations: Tensor) -
 
 
 def _make_relation(
-    graph: AgreedGraph,
-    etype: CanonicalEtype,
-    edges: _LayerEdges,
-    sources: Tensor,
-    num_dst: int,
-    num_edges_global: int,
+    graph: AgreedGraph, etype: CanonicalEtype, edges: _LayerEdges, sources: Tensor, num_dst: int, num_edges_global: int
 ) -> Relation:
     """The relation of a layer; `sources` are the rows of the source type's nodes that the layer has."""
     number = torch.full((graph.nodes.counts[etype[0]],), -1, dtype=torch.int32, device=graph.device)

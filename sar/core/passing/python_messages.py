@@ -271,11 +271,7 @@ class PythonCall(Collective):
         return [*src, *fields[self.num_src : self.first_edge_field], *edge]
 
     def run(
-        self,
-        block: EdgeBlock,
-        tile: Tile,
-        rows: Sequence[Tensor],
-        exponentials: Callable[[Tensor, EdgeBlock], Tensor],
+        self, block: EdgeBlock, tile: Tile, rows: Sequence[Tensor], exponentials: Callable[[Tensor, EdgeBlock], Tensor]
     ) -> Mapping[str, Tensor]:
         """What the function makes on the edges of a block, where it reads `rows`."""
         given = iter(rows)

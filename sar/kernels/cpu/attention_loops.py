@@ -22,16 +22,7 @@ import numpy as np
 from sar.kernels import attention_operands as operands
 from sar.kernels.compiler import inline, inline_distinct, kernel
 from sar.kernels.cpu.csr_view import ONE, OTHER, OWN, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row
-from sar.kernels.cpu.rows import (
-    add_four_scaled,
-    add_leaky,
-    add_scaled,
-    add_slopes,
-    dot,
-    dot_leaky,
-    exponentials,
-    scale,
-)
+from sar.kernels.cpu.rows import add_four_scaled, add_leaky, add_scaled, add_slopes, dot, dot_leaky, exponentials, scale
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 CHUNK = 64  # edges that are worked on at a time
