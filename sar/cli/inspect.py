@@ -34,9 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     found, text = report.summary(), report.as_text()
     if arguments.workers is not None and not report.problems:
-        on_workers, contents = by_worker(
-            arguments.directory, report, arguments.workers, allow_outside=arguments.allow_outside
-        )
+        directory, outside = arguments.directory, arguments.allow_outside
+        on_workers, contents = by_worker(directory, report, arguments.workers, allow_outside=outside)
         shares = [content.share for content in contents]
         found["workers"] = on_workers.figures | {"shares": [share._asdict() for share in shares]}
         names = ["worker: parts", *(f"{worker}: {_run(share.parts)}" for worker, share in enumerate(shares))]

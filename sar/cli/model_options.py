@@ -42,11 +42,7 @@ def add_resident(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") ->
 
 
 def model_of(arguments: argparse.Namespace) -> MakeModel:
-    """What makes the model that the arguments describe.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
+    """What makes the model that the arguments describe; `ConfigError` where there is no such model."""
     if arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: expected at least 1.")
     if arguments.model in KINDS:

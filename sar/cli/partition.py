@@ -128,9 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _number_of_parts(arguments: argparse.Namespace) -> int | PartsRule:
     """The number, or what finds it."""
-    workers, memory, model, reserve = (
-        getattr(arguments, name) for name in ("workers", "memory_per_worker", "model", "reserve")
-    )
+    workers, memory = arguments.workers, arguments.memory_per_worker
+    model, reserve = arguments.model, arguments.reserve
     given = [one is not None for one in (workers, memory, model, reserve)]
     if isinstance(arguments.parts, int):
         if any(given) or arguments.resident:

@@ -127,10 +127,8 @@ class DistEmbedding(nn.Module):
     def sum_gradients(self) -> tuple[Tensor, Tensor] | None:
         """The gradients of this worker's rows from all workers' backwards since the last `forget_gradients`.
 
-        A collective call, which the optimizers make.
-
-        Returns:
-            Which rows were used, (U,) int64 ascending, and their gradients, (U, D); None where no worker used any.
+        Which rows were used, (U,) int64 ascending, and their gradients, (U, D); None where no worker used any. A
+        collective call, which the optimizers make.
         """
         group = session.current_group()
         with group.guard():
@@ -281,11 +279,8 @@ class SparseOptimizer(torch.optim.Optimizer):
     Gradients are summed over workers, as `gather_grads` does, so divide the loss by the global count. A row is used
     where `emb(node_ids)` has looked it up on any worker and a backward came back to it; `emb()` uses all. An embedding
     that no worker has used stays as it is, and its steps are not counted. Learning rate schedulers work as ever.
-    `GradScaler.step` is a collective call, too: where a row's gradient overflows, all workers skip the step.
-
-    Args:
-        embeddings: what to update; the same on all workers, in the same order.
-        defaults: settings by name.
+    `GradScaler.step` is a collective call, too: where a row's gradient overflows, all workers skip the step. Embeddings
+    are the same on all workers, in the same order; `defaults` are settings by name.
     """
 
     grad_scale: Tensor | None  # set by `GradScaler.step` while it calls `step`, as is found_inf

@@ -30,16 +30,11 @@ Pairs = TypeVar("Pairs", bound="PairGraph")
 class RowOwners:
     """Which worker owns the row of each node of a type, and where.
 
-    Args:
-        graph: the whole graph.
-        ntype: node type; may be left out where there is one.
+    `node_ids` are the global IDs of this worker's nodes, (N_i,) int64, ascending, in the order of their rows.
 
     Raises:
         GraphError: for message flow graphs, or where the type is not named among several.
         FieldError: for an unknown type.
-
-    Attributes:
-        node_ids: the global IDs of this worker's nodes, (N_i,) int64, ascending, in the order of their rows.
     """
 
     def __init__(self, graph: GraphShardManager, ntype: str | None) -> None:
@@ -75,11 +70,7 @@ class RowOwners:
         return owners.argsort(stable=True), owners.bincount(minlength=len(self._ends)).tolist()
 
     def rows(self, ids: Tensor) -> Tensor:
-        """The rows of this worker's nodes, by global ID.
-
-        Raises:
-            GraphError: for nodes of another type.
-        """
+        """The rows of this worker's nodes, by global ID; `GraphError` for nodes of another type."""
         ids = ids.to(self.node_ids.device)
         rows, found = find_sorted(self.node_ids, ids)
         if not bool(found.all()):

@@ -120,15 +120,9 @@ def _converted(module: nn.BatchNorm1d) -> DistributedBN1D:
 
 @uncompiled
 def normalise(module: "DistributedBN1D | nn.BatchNorm1d", x: Tensor, group: Group | None) -> Tensor:
-    """Normalise (N_i, F) rows by the statistics of all workers, with the parameters and buffers of `module`.
+    """Normalise (N_i, F) rows by the statistics of the group, or of this worker where it is None.
 
-    Args:
-        module: a `DistributedBN1D` or `torch.nn.BatchNorm1d`; in training its running statistics take part in the new.
-        x: (N_i, F) floating point.
-        group: the workers to combine; None for this one alone.
-
-    Returns:
-        (N_i, F).
+    With the parameters and buffers of `module`; in training its running statistics take up the new ones.
     """
     y, mean, var, count = _Normalise(x, module.eps, group, module.training).apply(x, module.weight, module.bias)
     if module.training:
@@ -161,11 +155,8 @@ class _Normalise(_OverAllWorkers):
     """Normalises by the statistics of all workers; returns them too, as constants."""
 
     def __init__(self, x: Tensor, eps: float, group: Group | None, training: bool) -> None:
-        super().__init__(
-            group,
-            f"DistributedBN1D of {x.dtype}, width {x.shape[1]}, {'training' if training else 'evaluation'}, "
-            f"gradients {'on' if torch.is_grad_enabled() else 'off'}",
-        )
+        mode, gradients = "training" if training else "evaluation", "on" if torch.is_grad_enabled() else "off"
+        super().__init__(group, f"DistributedBN1D of {x.dtype}, width {x.shape[1]}, {mode}, gradients {gradients}")
         self.eps = eps
 
     def forward(self, *inputs: Any) -> ForwardOutput:
@@ -181,9 +172,8 @@ class _Normalise(_OverAllWorkers):
         scale = (var + self.eps).rsqrt()
         normal = (wide - mean) * scale
         y = normal if weight is None or bias is None else normal * weight + bias
-        return ForwardOutput(
-            (y.to(x.dtype), mean, var, count), [normal, scale, weight, count], constants=(mean, var, count)
-        )
+        statistics = mean, var, count
+        return ForwardOutput((y.to(x.dtype), *statistics), [normal, scale, weight, count], constants=statistics)
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         normal, scale, weight, count = saved
@@ -208,16 +198,10 @@ def _combined(statistics: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 @uncompiled
 def global_sum(values: Tensor) -> Tensor:
-    """The sum of what the workers have, which the losses of all of them may depend on; a collective call.
+    """The sum of what the workers have, of equal shape and dtype on all; a collective call.
 
-    Args:
-        values: of equal shape and dtype on all workers.
-
-    Returns:
-        Equal on all workers. Its gradients are summed too, so each worker's values get that of all losses together.
-
-    Raises:
-        CommunicationError: where another worker failed or makes another call.
+    The losses of all workers may depend on it: its gradients are summed too, so each worker's values get that of all
+    losses together.
     """
     return _GlobalSum(values).apply(values)[0]
 

@@ -62,15 +62,9 @@ class _Job:
 class SamplingProcesses:
     """This worker's background processes: see [Note: background processes].
 
-    Made by all workers together, inside `group.guard()`.
-
-    Args:
-        source: what to sample from; copied to shared memory that all processes read.
-        count: number of processes.
-        ahead: batches that each makes before the trainer takes one.
-
-    Raises:
-        ConfigError: where the processes could not find those of other workers.
+    Made by all workers together, inside `group.guard()`. `source` is copied to shared memory that all processes read;
+    each of them makes `ahead` batches before the trainer takes one. Raises `ConfigError` where the processes could not
+    find those of other workers.
     """
 
     def __init__(self, source: SamplingSource, count: int, ahead: int) -> None:
@@ -86,9 +80,7 @@ class SamplingProcesses:
         address = _store_address() if group.world_size > 1 else None
         self._processes: list[_Process] = []
         self._finalizer = weakref.finalize(self, _end, self._processes)
-        self._processes += [
-            _Process(number, f"sampling process {number} of worker {group.rank}") for number in range(count)
-        ]
+        self._processes += [_Process(k, f"sampling process {k} of worker {group.rank}") for k in range(count)]
         job = _Job(group.rank, group.world_size, address, f"sar/sampling/{name}", Config.timeout, ahead, source)
         send(job, *(process.channel for process in self._processes))
 

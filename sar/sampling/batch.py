@@ -41,13 +41,9 @@ class SamplingMethod(Protocol):
     def draw(
         self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int
     ) -> tuple[list[SampledLayer], Pairs | None]:
-        """The layers, input layer first, and the pairs of seeds that are edges; by all workers together.
+        """The layers, input layer first, and the pairs of seeds that are edges; `seeds` and `key` as of `sample_batch`.
 
-        Args:
-            group: the workers, which have agreed on the batch; inside its `guard()`.
-            graph: this worker's part of the graph.
-            seeds: as of `sample_batch`.
-            key: 63 bits that belong to this worker and batch.
+        Called by all workers together, which have agreed on the batch, inside `group.guard()`.
         """
 
 
@@ -106,11 +102,9 @@ def random_key() -> int:
 
 
 def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Batch:
-    """Sample a batch, by all workers together.
+    """Sample a batch, by all workers together; their sources have equal settings.
 
     Args:
-        group: the workers.
-        source: with equal settings on all workers.
         seeds: distinct, (S,) int64, what the method takes, such as global IDs; or rows of seed edges, (S, 7): see
             [Note: seed edges]. May be empty.
         key: 63 bits that belong to this worker and batch.
@@ -144,13 +138,8 @@ def fetch_features(
 ) -> BatchFeatures:
     """The features `graph.inputs` of the input nodes and `graph.outputs` of the output nodes.
 
-    Own rows are copied; remote ones come from the cache, or from their owners.
-
-    Args:
-        group: the workers, which have agreed on this; inside its `guard()`.
-        graph: this worker's part of the graph.
-        input_nodes, output_nodes: global IDs of every type, (n,) int64 each.
-        cache: of input features.
+    Own rows are copied; remote ones come from the cache of input features, or from their owners. Nodes are global IDs
+    of every type, (n,) int64 each. The workers have agreed on this, inside `group.guard()`.
     """
     inputs = [_copy_own_rows(group, graph, ntype, tables, input_nodes[ntype]) for ntype, tables in graph.inputs.items()]
     outputs = [
@@ -179,15 +168,12 @@ def _copy_own_rows(
 ) -> _FeatureRequest:
     """What is wanted of one type, with the rows in it that are on this worker."""
     out = {name: batch_memory.empty((len(nodes), *table.shape[1:]), table.dtype) for name, table in tables.items()}
-    asked = graph.sort_by_owner(nodes)
-    workers = range(group.world_size)
-    wanted = _FeatureRequest(
-        ntype, tables, out, [asked.of(p) for p in workers], [asked.positions_of(p) for p in workers]
-    )
-    rows = graph.rows(ntype, wanted.nodes[group.rank])
+    asked, workers = graph.sort_by_owner(nodes), range(group.world_size)
+    by_owner, positions = [asked.of(p) for p in workers], [asked.positions_of(p) for p in workers]
+    rows = graph.rows(ntype, by_owner[group.rank])
     for name, table in tables.items():
-        copy_rows(table, rows, out[name], wanted.positions[group.rank])
-    return wanted
+        copy_rows(table, rows, out[name], positions[group.rank])
+    return _FeatureRequest(ntype, tables, out, by_owner, positions)
 
 
 def _copy_cached_rows(cache: FeatureCache, wanted: _FeatureRequest, worker: int) -> int:

@@ -60,9 +60,7 @@ def _take(nbytes: int) -> NDArray[np.uint8]:
     with _lock:
         fits = [number for number, block in enumerate(_free) if block.nbytes >= nbytes]
         block = _free.pop(min(fits, key=lambda number: _free[number].nbytes)) if fits else None
-    if block is None:
-        block = np.empty(int(nbytes * SLACK), dtype=np.uint8)
-    return block
+    return np.empty(int(nbytes * SLACK), dtype=np.uint8) if block is None else block
 
 
 def _give_back(block: NDArray[np.uint8]) -> None:
@@ -128,9 +126,7 @@ def send(message: Any, *channels: "Connection[Any, Any]") -> None:
 def receive(channel: "Connection[Any, Any]", *, mapped: bool = False) -> Any:
     """The next object; raises EOFError or OSError where the other process is gone.
 
-    Args:
-        channel: to receive from.
-        mapped: leave its tensors in the memory that all receivers share, instead of copying them.
+    With `mapped` its tensors stay in the memory that all receivers share, instead of being copied.
     """
     stream = io.BytesIO(channel.recv_bytes())
     with open(reduction.recv_handle(channel), "rb") as file:

@@ -94,12 +94,8 @@ class PairDraws:
         for ntype in graph.node_types:
             most = sum(len(of_type.src) for of_type in pairs for end in (0, 2) if of_type.etype[end] == ntype)
             numbering[ntype] = Numbering(most, graph.num_nodes)
-        pairs = [
-            of_type._replace(
-                src=numbering[of_type.etype[0]].add(of_type.src), dst=numbering[of_type.etype[2]].add(of_type.dst)
-            )
-            for of_type in pairs
-        ]
+        for number, (etype, src, dst, _) in enumerate(pairs):
+            pairs[number] = pairs[number]._replace(src=numbering[etype[0]].add(src), dst=numbering[etype[2]].add(dst))
         nodes = {ntype: numbers.nodes for ntype, numbers in numbering.items()}
         negative = pairs[num_types:] if self.negatives is not None else None
         return Pairs(nodes, pairs[:num_types], negative, [of_type[:, NUMBER].contiguous() for of_type in by_type])
@@ -205,9 +201,8 @@ class EdgePredictionSampler:
             GraphError, FieldError, ConfigError, CommunicationError: as `DistNeighborSampler.sample`.
         """
         seeds = self.find_seeds(full_graph_manager, edges, foreign=False).rows
-        return self.to_graphs(
-            sample_batch(session.current_group(), self.prepare(full_graph_manager), seeds, random_key())
-        )
+        source = self.prepare(full_graph_manager)
+        return self.to_graphs(sample_batch(session.current_group(), source, seeds, random_key()))
 
     def prepare(self, graph: GraphShardManager, *, contents: bool = False) -> SamplingSource:
         """What batches are sampled from, as of the inner sampler."""
@@ -263,9 +258,8 @@ class EdgePredictionSampler:
         """A sampled batch as graphs of DGL, on the output device."""
         pairs, blocks, device = batch.pairs, self.sampler.to_graphs(batch), self.sampler.output_device
         assert pairs is not None
-        graphs = [
-            _pair_graph(pairs.nodes, of_type) for of_type in (pairs.positive, pairs.negative) if of_type is not None
-        ]
+        kinds = [pairs.positive] if pairs.negative is None else [pairs.positive, pairs.negative]
+        graphs = [_pair_graph(pairs.nodes, of_types) for of_types in kinds]
         graphs = graphs if device is None else [graph.to(device) for graph in graphs]
         return blocks[0].srcdata[NID], *graphs, blocks
 

@@ -25,20 +25,13 @@ from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """What is drawn in one layer.
+    """What is drawn in one layer; `exclude` and `among` leave edges out after the draws, as DGL does."""
 
-    fanouts: edges to draw at each node, for every edge type.
-    replace: draw with replacement.
-    key: 63 bits that belong to this worker, batch and layer.
-    exclude: (X,) int64 IDs of edges that are left out after the draws, as DGL leaves them out; None for none.
-    among: (A,) int64 distinct global IDs; edges from other nodes are left out after the draws. None for all nodes.
-    """
-
-    fanouts: Sequence[int]
-    replace: bool
-    key: int
-    exclude: Tensor | None = None
-    among: Tensor | None = None
+    fanouts: Sequence[int]  # edges to draw at each node, for every edge type
+    replace: bool  # draw with replacement
+    key: int  # 63 bits that belong to this worker, batch and layer
+    exclude: Tensor | None = None  # (X,) int64 IDs of edges to leave out
+    among: Tensor | None = None  # (A,) int64 distinct global IDs; edges from other nodes are left out
 
 
 class SampledEdges(NamedTuple):
@@ -66,14 +59,10 @@ class SampledLayer(NamedTuple):
 def sample_layer(
     group: Group, graph: WorkerGraph, destinations: Mapping[str, Tensor], settings: LayerSettings, call: str
 ) -> SampledLayer:
-    """Sample in-edges of the destinations: see [Note: in step].
+    """Sample in-edges of the destinations, distinct global IDs of every node type, (n,) int64 each.
 
-    Args:
-        group: the workers, which have agreed on the batch; inside its `guard()`.
-        graph: this worker's part of the graph.
-        destinations: distinct global IDs of every node type, (n,) int64 each.
-        settings: what to draw.
-        call: what the workers are doing, for errors.
+    The workers have agreed on the batch, inside `group.guard()`: see [Note: in step]. `call` says in errors what they
+    are doing.
     """
     relations = [number for number, fanout in enumerate(settings.fanouts) if fanout]
     ntypes = sorted({graph.relations[number].etype[2] for number in relations})

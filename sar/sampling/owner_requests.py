@@ -49,11 +49,7 @@ class NodesByOwner:
         return torch.empty_like(column).index_copy_(0, self.positions, column)
 
     def restore_segments(self, counts: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """As `restore`, with `counts` entries for each node.
-
-        Returns:
-            (n + 1,) offsets of the nodes, and the columns.
-        """
+        """As `restore`, with `counts` entries for each node; the nodes' offsets, (n + 1,), and the columns."""
         if len(self.begin) == 2:  # one worker, nothing was sorted
             return to_offsets(counts), list(columns)
         indptr, order = order_segments(self._place, counts)
@@ -72,17 +68,14 @@ def exchange_requests(
     respond: Callable[[list[Tensor]], Tensor],
     into: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Send every other worker a request, respond to theirs, and return the responses.
+    """Send every other worker a request, respond to theirs, and return their responses, empty for this worker.
+
+    The workers have agreed on the call, inside `group.guard()`; `call` names it in errors.
 
     Args:
-        group: the workers, which have agreed on the call; inside its `guard()`.
-        call: what is requested, for errors.
         requests: one for every worker, as many int64 columns in each. The own one is left out.
         respond: makes a message (uint8) of a request.
         into: where the responses go, where their sizes are known; else `pack` makes them.
-
-    Returns:
-        One message for every worker, empty for this one.
     """
     nothing = torch.empty(0, dtype=torch.uint8)
     formats = [ID_FORMAT] * len(requests[0])

@@ -14,6 +14,7 @@ p_u p_v + a^n expm1(n log1p((J - Q_u Q_v) / a)) with a = (1 - Q_u) (1 - Q_v).
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -213,9 +214,8 @@ class SAINTSampler(SubgraphSampler):
         if self.mode != "walk":
             given = exact_weights(graph, local, found, self.mode, self._draws, weights / totals.sum())
         elif self.coverage:
-            given = presampled_weights(
-                group, local, self.coverage, lambda key: method.nodes(group, local, self._draws, key)
-            )
+            draw = partial(method.nodes, group, local, self._draws)
+            given = presampled_weights(group, local, self.coverage, draw)
         else:
             return local, method
         return self._weighted(local, found, given), method
@@ -241,24 +241,16 @@ def exact_weights(
 ) -> SaintWeights:
     """From the probabilities: see [Note: probabilities of subgraphs]; by all workers together.
 
-    Args:
-        graph: the whole graph, of one edge type.
-        local: the same, as it is sampled from.
-        found: its in-edges.
-        mode: "node" or "edge".
-        draws: in a subgraph.
-        shares: the probability that a draw is of each of this worker's nodes, or edges by position; float64.
+    `local` is the graph as it is sampled from, `found` its in-edges. The mode is "node" or "edge"; `shares` are the
+    probabilities that a draw is of each of this worker's nodes, or edges by position, float64.
     """
     rows = found.rows()
     loop = found.src == rows + local.node_ranges[local.part][0]
     if mode == "node":
         once, joint = shares, torch.zeros(len(rows), dtype=torch.float64)
     else:
-        once = (
-            sum_at_sources(graph.call_context(), _as_field(found, shares).to(graph.device))
-            .cpu()
-            .index_add_(0, rows, shares.masked_fill(loop, 0))
-        )
+        once = sum_at_sources(graph.call_context(), _as_field(found, shares).to(graph.device)).cpu()
+        once.index_add_(0, rows, shares.masked_fill(loop, 0))
         joint = _of_pairs(session.current_group(), local, found.src, rows, shares)
     at_source, at_destination = fetch_rows(graph, once.to(graph.device), found.src).cpu(), once[rows]
     joint = torch.where(loop, at_destination, joint)
@@ -279,11 +271,8 @@ def both_drawn(u: Tensor, v: Tensor, joint: Tensor, draws: int) -> Tensor:
 def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Callable[[int], Tensor]) -> SaintWeights:
     """From counts C in N subgraphs: N / C_v and C_v / C_uv, section 3.2 of the paper; by all workers together.
 
-    Args:
-        group: the workers; inside its `guard()`.
-        local: this worker's part of the graph.
-        coverage: how often a node is drawn on average.
-        draw: the nodes of the subgraph of a key.
+    Inside `group.guard()`. `coverage` is how often a node is drawn on average; `draw` gives the nodes of the subgraph
+    of a key.
     """
     group.agree(f"{local.signature}: counting subgraphs")
     (relation,) = local.relations
@@ -308,9 +297,8 @@ def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Ca
             rounds = math.ceil(coverage * local.num_nodes / max(size, 1))
         number += 1
     times = of_nodes.clamp(min=1).double()
-    return SaintWeights(
-        number * group.world_size / times, times.repeat_interleave(relation.indptr.diff()) / of_edges.clamp(min=1)
-    )
+    of_destinations = times.repeat_interleave(relation.indptr.diff())
+    return SaintWeights(number * group.world_size / times, of_destinations / of_edges.clamp(min=1))
 
 
 def _as_field(found: InEdges, values: Tensor) -> Tensor:

@@ -36,11 +36,9 @@ class _Prepared(NamedTuple):
 
 
 class GraphSampler:
-    """A sampler of the whole graph. Subclasses say in `_plan` what is drawn, and from what.
+    """A sampler of the whole graph, with arguments as of `DistNeighborSampler`.
 
-    Args:
-        copy_edata, input_node_features, output_node_features, output_device, feature_cache_bytes: as of
-            `DistNeighborSampler`.
+    Subclasses say in `_plan` what is drawn, and from what.
     """
 
     def __init__(
@@ -108,19 +106,14 @@ class GraphSampler:
     def prepare(self, graph: GraphShardManager, *, contents: bool = False) -> SamplingSource:
         """What batches are sampled from; made by all workers together, anew where fields of the graph have changed.
 
-        Args:
-            graph: to sample from.
-            contents: look at the contents of fields, too, which numpy and `.data` change without a trace.
+        With `contents`, their contents are looked at, too, which numpy and `.data` change without a trace.
         """
         group = session.current_group()
         with group.guard():
             fields = [column for etype in graph.canonical_etypes for column in graph.edges[etype].data.values()]
             fields += [*self.input_node_features.values(), *self.output_node_features.values()]
-            made_of = (
-                id(graph._structure),
-                graph.canonical_etypes,
-                [(id(field), _state_of(field)) for field in fields],
-            )
+            states = [(id(field), _state_of(field)) for field in fields]
+            made_of = id(graph._structure), graph.canonical_etypes, states
             known, checksums = self._prepared, None
             changed = known is None or known.made_of != made_of
             if contents:
@@ -148,17 +141,12 @@ class GraphSampler:
         """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
         from sar.adapters.pyg.graph import LayerEdges, make_batch
 
+        layers, features = batch.layers, batch.features
         edges = [
-            {found.etype: LayerEdges(found.src, found.dst, found.features) for found in layer.edges}
-            for layer in batch.layers
+            {found.etype: LayerEdges(found.src, found.dst, found.features) for found in layer.edges} for layer in layers
         ]
-        data = make_batch(
-            batch.layers[0].nodes,
-            [layer.num_dst for layer in batch.layers],
-            edges,
-            batch.features.inputs,
-            batch.features.outputs,
-        )
+        num_dst = [layer.num_dst for layer in layers]
+        data = make_batch(layers[0].nodes, num_dst, edges, features.inputs, features.outputs)
         self._note_hits(batch)
         return data if self.output_device is None else data.to(self.output_device)
 

@@ -103,8 +103,7 @@ class SeedBatches:
     def epoch(self, number: int) -> list[Tensor]:
         """The batches of an epoch, `len(self)` tensors of global IDs, (S_batch,) int64; not a collective call.
 
-        Args:
-            number: of the epoch; the same number gives the same batches.
+        The same number of the epoch gives the same batches.
         """
         if self._fixed is not None:
             return [self._fixed[k] for k in self._order(len(self._fixed), number)[: self._count].tolist()]
@@ -261,19 +260,10 @@ def _assign(reader: Tensor, read: Tensor, num_nodes: int, sizes: Sequence[int]) 
 
 
 def seed_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Tensor | None:
-    """Divide the nodes of a graph with few edges between parts, and about as many seeds in each.
+    """The part of every node, (N,) int64: few edges between parts, and about as many seeds in each.
 
-    Args:
-        src: sources, (E,) int64.
-        dst: destinations, (E,) int64.
-        is_seed: (N,) bool.
-        num_parts: P, at least 2.
-
-    Returns:
-        The part of every node, (N,) int64 below P; None where no edge joins two nodes.
-
-    Raises:
-        PartitionError: METIS finds no such parts.
+    Edges are (E,) int64 each, `is_seed` (N,) bool, and there are two parts at least. None where no edge joins two
+    nodes. Raises `PartitionError` where METIS finds no such parts.
     """
     lists = _adjacency_lists(src, dst, len(is_seed))
     if not len(lists.neighbours):
@@ -295,16 +285,9 @@ def _adjacency_lists(src: Tensor, dst: Tensor, num_nodes: int) -> AdjacencyLists
 
 
 def fit(batch_of: Tensor, seed: Tensor, batch: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Make every batch exactly as large as it is to be.
+    """The batch of every seed, (S,), changed from `batch_of` so that each batch has exactly its size.
 
-    Args:
-        batch_of: the batch of every seed, (S,).
-        seed: for every neighbour of a seed, the seed, (E,).
-        batch: and the batch that the neighbour is in, (E,).
-        sizes: seeds that each batch is to have; they add up to S.
-
-    Returns:
-        The batch of every seed, (S,).
+    Entry e of `seed` and `batch`, (E,) each, says that the seed has a neighbour in the batch. The sizes add up to S.
     """
     num_batches = len(sizes)
     batch_of = batch_of.clone()

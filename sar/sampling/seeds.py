@@ -42,19 +42,12 @@ Edges = Tensor | Mapping[str | CanonicalEtype, Tensor]
 def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
     """The nodes as global IDs of all types together, in the order given; masks in ascending order.
 
-    An error reaches the other workers at their next collective call.
+    They are given as `construct_mfgs` takes seeds: global IDs, (S,) integer, or rows of this worker's nodes by type,
+    {ntype: (S_type,) integer}. In place of IDs or rows also masks over this worker's nodes, (N_i,) or
+    {ntype: (N_type,)} bool. The result is (S,), int64 but for IDs, which are not looked at.
 
-    Args:
-        graph: the whole graph.
-        nodes: as `construct_mfgs` takes seeds: global IDs, (S,) integer, or rows of this worker's nodes by type,
-            {ntype: (S_type,) integer}. In place of IDs or rows also masks over this worker's nodes, (N_i,) or
-            {ntype: (N_type,)} bool.
-
-    Returns:
-        (S,), int64 but for IDs, which are not looked at.
-
-    Raises:
-        GraphError: for unknown types, rows that do not exist or are given twice, and masks of another length.
+    Raises `GraphError` for unknown types, rows that do not exist or are given twice, and masks of another length; an
+    error reaches the other workers at their next collective call.
     """
     group = session.current_group()
     with group.guard():
@@ -88,13 +81,9 @@ def check_seeds(
 
     Args:
         seeds: this worker's, (S,) integer global IDs.
-        group: this worker's end of the group.
         node_ranges: the [start, end) range of global IDs of every partition; None where it is known that the seeds are
             nodes that this worker may use.
         foreign: allow nodes of other partitions, as long as no other worker has them too.
-
-    Raises:
-        GraphError: where they are not so.
     """
     allowed, whole = (0, node_ranges[-1][1] if node_ranges else 2**63 - 1), "the graph"
     if node_ranges and not foreign:
@@ -184,17 +173,11 @@ def _rows_of_mask(what: str, mask: Tensor, count: int) -> Tensor:
 def edge_ids(graph: GraphShardManager, edges: Edges) -> Tensor:
     """The edges as `dgl.EID`, of all types together, in the order given; masks in ascending order of rows.
 
-    Args:
-        graph: the whole graph.
-        edges: `dgl.EID` as in `graph.edata`, (S,) integer; rows of this worker's edges by type, {etype: (S_type,)}, as
-            in `graph.edges[etype].data`; or masks over these, {etype: (E_type,) bool}, or (E_i,) with one type.
+    They are given as `dgl.EID` of `graph.edata`, (S,) integer; rows of this worker's edges by type, {etype: (S_type,)},
+    as in `graph.edges[etype].data`; or masks over these, {etype: (E_type,) bool}, or (E_i,) with one type. The result
+    is (S,), int64 but for IDs, which are not looked at.
 
-    Returns:
-        (S,), int64 but for IDs, which are not looked at.
-
-    Raises:
-        FieldError: for unknown types.
-        GraphError: for rows that do not exist or are given twice, and masks of another length.
+    Raises `FieldError` for unknown types, and `GraphError` as `global_ids`.
     """
     if not isinstance(edges, Mapping):
         edges = torch.as_tensor(edges)
@@ -235,8 +218,7 @@ def look_up_edges(
     """Rows of seed edges: see [Note: seed edges]; by all workers together, inside `group.guard()`.
 
     Args:
-        graph: the whole graph.
-        source: the same, as it is sampled from.
+        source: the graph as it is sampled from.
         ids: this worker's seeds, (S,) integer.
         reverse: for every edge type, REVERSE of this worker's edges by position, (E_type,) int64; None for none.
         foreign: allow edges into other workers' nodes, as long as no other worker has them too.
@@ -337,9 +319,8 @@ def reverse_edges(
             raise GraphError(f"Edges of type {back} do not lead back from where those of type {there} lead.")
         call = f"reverse_edges of {there} in {back}"
         group.agree(call)
-        by_type = {
-            edges.etype: _EdgesByEnds.of(graph, edges) for edges in in_edges(graph) if edges.etype in (there, back)
-        }
+        found_edges = [found for found in in_edges(graph) if found.etype in (there, back)]
+        by_type = {found.etype: _EdgesByEnds.of(graph, found) for found in found_edges}
         edges = by_type[there]
         asked = NodesByOwner.sort(edges.src, [end for _, end in graph.node_ranges])
         columns = [edges.dst, edges.src, edges.copy]

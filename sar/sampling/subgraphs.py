@@ -28,12 +28,8 @@ def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str)
     """One layer whose sources and destinations are these nodes, with all edges of the graph between them.
 
     Owners of destinations have the edges, so each hears of all nodes, and sends those edges only that join two of them.
-
-    Args:
-        group: the workers, which have agreed on the batch; inside its `guard()`.
-        graph: this worker's part of the graph, with one edge type.
-        nodes: distinct global IDs, (n,) int64, of any workers.
-        call: what the workers are doing, for errors.
+    The graph has one edge type. `nodes` are distinct global IDs, (n,) int64, of any workers. The workers have agreed on
+    the batch, inside `group.guard()`; `call` says in errors what they are doing.
     """
     (ntype,) = graph.node_types
     return [sample_layer(group, graph, {ntype: nodes}, LayerSettings([ALL], False, 0, among=nodes), call)]

@@ -126,8 +126,7 @@ def make_worker_graph(
     """What this worker needs to sample, agreed on with all workers; inside `group.guard()`.
 
     Args:
-        graph: the distributed graph.
-        edges: its in-edges.
+        edges: the graph's in-edges.
         settings: the sampler in words.
         prob: edge field with weights to draw by; None for equal ones.
         copy_edata: all edge fields go with sampled edges, not only IDs.

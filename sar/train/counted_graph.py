@@ -24,13 +24,7 @@ META = torch.device("meta")
 
 
 def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[GraphShardManager, Structure]:
-    """The graph of one worker, with its edge features and IDs.
-
-    Args:
-        counts: of all workers.
-        worker: which one.
-        group: stands for all workers.
-    """
+    """The graph of one worker, with its edge features and IDs; the group stands for all workers."""
     nodes = NodeSet(
         {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[worker].items()},
         {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[worker].items()},
@@ -122,11 +116,8 @@ class CallTraffic:
 class CountingGroup(Group):
     """A group in which everybody agrees with this worker and sends what it sends.
 
-    Only its transport is another one, so that everything is counted where a real worker counts it.
-
-    on_call: called before each distributed call.
-
-    calls_made: every one, in order.
+    Only its transport is another one, so that everything is counted where a real worker counts it. It calls `on_call`
+    before each distributed call, and keeps all of them in `calls_made`, in order.
     """
 
     def __init__(self, rank: int, world_size: int, on_call: Callable[[], None] = lambda: None) -> None:

@@ -86,6 +86,15 @@ class WorkerPlan:
     traffic: EpochTraffic
     memory: MemoryPlan
 
+    def summary(self) -> dict[str, Any]:
+        sums = {"above_baseline": self.memory.above_baseline, "total": self.memory.total}
+        return {
+            "bytes_sent": self.traffic.sent,
+            "layers": [asdict(layer) for layer in self.traffic.layers],
+            "parameters_sent": self.traffic.parameters,
+            "memory": asdict(self.memory) | sums,
+        }
+
 
 @dataclass(frozen=True)
 class TrainingPlan:
@@ -108,24 +117,13 @@ class TrainingPlan:
 
     def summary(self) -> dict[str, Any]:
         """Everything here in types that JSON has."""
-        workers = [
-            {
-                "bytes_sent": worker.traffic.sent,
-                "layers": [asdict(layer) for layer in worker.traffic.layers],
-                "parameters_sent": worker.traffic.parameters,
-                "memory": asdict(worker.memory)
-                | {"above_baseline": worker.memory.above_baseline, "total": worker.memory.total},
-            }
-            for worker in self.workers
-        ]
-        return {"workers": workers}
+        return {"workers": [worker.summary() for worker in self.workers]}
 
     def as_text(self) -> str:
         """Tables for people, in MB of a million bytes."""
         calls = self.workers[0].traffic.layers
-        sent: list[tuple[str, ...]] = [
-            ("worker", *(f"call {k}" for k in range(len(calls))), "parameters", "MB an epoch")
-        ]
+        numbers = [f"call {k}" for k in range(len(calls))]
+        sent: list[tuple[str, ...]] = [("worker", *numbers, "parameters", "MB an epoch")]
         memory: list[tuple[str, ...]] = [("worker", *PARTS, "MB at peak", "above baseline")]
         for rank, worker in enumerate(self.workers):
             layers = [layer.forward + layer.backward for layer in worker.traffic.layers]
@@ -186,14 +184,8 @@ class ResidentPlan:
 def plan_resident(counts: GraphCounts, processes: int, make_model: MakeModel, process: int) -> ResidentPlan:
     """Plan p = `counts.num_workers` partitions on W processes, each with one of its own in memory at a time.
 
-    Args:
-        counts: of the p partitions; p is a multiple of W.
-        processes: W.
-        make_model: as in `try_epoch`.
-        process: bytes that code takes.
-
-    Raises:
-        ConfigError: the model cannot be run without values.
+    p is a multiple of W, the number of processes; `process` is the number of bytes that code takes. Raises
+    `ConfigError` as `try_epoch`.
     """
     each = counts.num_workers // processes
     groups = [range(first, first + each) for first in range(0, counts.num_workers, each)]
@@ -273,10 +265,8 @@ def search_resident(
 ) -> ResidentSearch:
     """Find the fewest partitions of which one at a time fits, multiples of W, by doubling and then halving.
 
-    Args:
-        count: counts the graph in so many partitions.
-        processes, memory, together: as in `ResidentSearch`. Without `memory`, three numbers are planned.
-        make_model, process: as in `plan_resident`.
+    `count` counts the graph in so many partitions. `processes`, `memory` and `together` are those of `ResidentSearch`;
+    without `memory`, three numbers are planned. The rest is as in `plan_resident`.
     """
     plans: dict[int, ResidentPlan] = {}
 
@@ -302,13 +292,8 @@ def plan_training(counts: GraphCounts, make_model: MakeModel, *, process: int = 
     Bytes are exact for a training loop with one `gather_grads` an epoch. Memory is within 15 % where a worker's tensors
     are most of it. For what is assumed, see [Note: what is assumed] in `trial_epoch.py`.
 
-    Args:
-        counts: the graph, from `count_graph`.
-        make_model: makes the model, see `try_epoch`.
-        process: bytes that code takes before the first epoch.
-
-    Raises:
-        ConfigError: the model cannot be run without values.
+    The model is made as by `try_epoch`, which raises `ConfigError` where it cannot be run without values; `process` is
+    the number of bytes that code takes before the first epoch.
     """
     return TrainingPlan([plan_worker(counts, worker, make_model, process) for worker in range(counts.num_workers)])
 
@@ -328,9 +313,8 @@ def _traffic(trial: TrialEpoch) -> EpochTraffic:
         elif traffic.call.startswith(BACKWARD):
             # Autograd goes back from the last call, so of calls that are alike the last is the one.
             call = _name(traffic.call.removeprefix(BACKWARD))
-            next(
-                layer for layer in reversed(layers) if layer.call == call and not layer.backward
-            ).backward = traffic.messages
+            waiting = (layer for layer in reversed(layers) if layer.call == call and not layer.backward)
+            next(waiting).backward = traffic.messages
         else:
             layers.append(LayerTraffic(_name(traffic.call), traffic.messages))
     return EpochTraffic(layers, parameters, trial.sent)

@@ -83,10 +83,9 @@ def count_graph(
     in_width: int | None = None,
     num_classes: int | None = None,
 ) -> GraphCounts:
-    """Count the nodes, edges and halo rows of a partition directory.
+    """Count the nodes, edges and halo rows of a partition directory, given as such or by its JSON file.
 
     Args:
-        path: the directory, or its JSON file.
         workers: W; default one for each part.
         in_width: width of the input features; default that of the node feature `feat`.
         num_classes: width of the output; default one more than the greatest `label`.
@@ -117,14 +116,8 @@ def counts_of(
 ) -> GraphCounts:
     """What a report on parts, or on workers in place of them, says in numbers.
 
-    Args:
-        report: on all parts or workers.
-        crossing: `RelationCounts.edges` and `halo` of each edge type.
-        in_width, num_classes: as in `count_graph`.
-        largest_label: the greatest value of `label`, asked for where `num_classes` is None and there are labels.
-
-    Raises:
-        ConfigError: the graph lacks a feature that would say what is left out.
+    `crossing` has `RelationCounts.edges` and `halo` of each edge type; `largest_label` gives the greatest value of
+    `label`, where `num_classes` is None and there are labels. The rest is as in `count_graph`.
     """
     info = GraphInfo(
         ntypes=list(report.num_nodes),
@@ -148,16 +141,8 @@ def count_source(
 ) -> GraphCounts:
     """What `count_graph` finds in a directory to which an assignment of a graph's nodes is written.
 
-    One pass over the edges; P / 8 bytes of memory a node.
-
-    Args:
-        graph: the graph.
-        part_of: (N,) the part of every node, 0 to P - 1.
-        num_parts: P.
-        in_width, num_classes: as in `count_graph`.
-
-    Raises:
-        ConfigError: the graph lacks a feature that would say what is left out, or an edge ends outside the graph.
+    One pass over the edges; P / 8 bytes of memory a node. `part_of` is the part of every node, (N,), 0 to P - 1. Raises
+    `ConfigError` as `count_graph`, and where an edge ends outside the graph.
     """
     crossing = {}
     for etype in graph.edges:
@@ -177,12 +162,9 @@ def count_source(
 
 
 def even_share(counts: GraphCounts, num_parts: int, *, shown: int = 1) -> GraphCounts:
-    """Some of P parts that have as much of everything, rounded down, and read nothing from each other.
+    """`shown` of P parts that have as much of everything, rounded down, and read nothing from each other.
 
-    Args:
-        counts: of the graph as one part.
-        num_parts: P.
-        shown: how many of the parts. Default 1.
+    `counts` are those of the graph as one part.
     """
     relations = []
     for relation in counts.relations:
@@ -221,9 +203,8 @@ def _in_widths(report: DirectoryReport, in_width: int | None) -> dict[str, int]:
     """Width of `feat`, by node type."""
     if in_width is not None:
         return dict.fromkeys(report.num_nodes, in_width)
-    found = {
-        one.type: one.shape[0] for one in report.features if (one.of, one.name, len(one.shape)) == ("nodes", FEATURE, 1)
-    }
+    inputs = [one for one in report.features if (one.of, one.name) == ("nodes", FEATURE)]
+    found = {one.type: one.shape[0] for one in inputs if len(one.shape) == 1}
     if not found:
         raise ConfigError("there is no node feature 'feat' of one dimension; say how wide the input is: --features F.")
     return found
@@ -236,8 +217,7 @@ def _classes(report: DirectoryReport, largest_label: Callable[[], float]) -> int
 
 
 def _largest_label(graph: GraphSource) -> float:
-    columns = [
-        fields[LABEL] for fields in graph.node_data.values() if LABEL in fields and len(fields[LABEL].shape) == 1
-    ]
+    labels = [fields[LABEL] for fields in graph.node_data.values() if LABEL in fields]
+    columns = [column for column in labels if len(column.shape) == 1]
     starts = [(column, start) for column in columns for start in range(0, column.shape[0], CHUNK_ROWS)]
     return max((float(np.max(column[start : start + CHUNK_ROWS])) for column, start in starts), default=-1.0)

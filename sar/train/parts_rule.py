@@ -97,8 +97,8 @@ class PartsThatFit:
         return numbers[bisect_left(numbers, True, key=lambda parts: plan_share(parts).total <= self.memory)]
 
     def _count(self, graph: GraphSource, assigned: Assigned) -> GraphCounts:
-        numbers = {"in_width": self.in_width, "num_classes": self.num_classes}
-        return count_source(graph, assigned.part_of, assigned.num_parts, **numbers)
+        part_of, num_parts = assigned.part_of, assigned.num_parts
+        return count_source(graph, part_of, num_parts, in_width=self.in_width, num_classes=self.num_classes)
 
     def _plan(self, counts: GraphCounts, part: int) -> MemoryPlan:
         return plan_worker(counts, part, self.make_model, self.process).memory
@@ -122,12 +122,10 @@ class PartsThatFit:
         if parts > self.workers:
             said[-1] += f"; beside code and parameters, {_limit(tried[parts])} limit most"
             less = parts - self._step
-            fewer = tried.get(less)
-            said.append(
-                f"{less} parts are too few even if equal and without halo"
-                if fewer is None
-                else f"the largest of {less} would take {_described(fewer)}"
-            )
+            if less in tried:
+                said.append(f"the largest of {less} would take {_described(tried[less])}")
+            else:
+                said.append(f"{less} parts are too few even if equal and without halo")
         return "\n".join(said)
 
     def _how_many(self, parts: int, in_turns: ResidentPlan | None) -> str:
@@ -219,9 +217,8 @@ def _candidates(counts: GraphCounts) -> list[int]:
     halos = sum(np.array(relation.halo) for relation in counts.relations)
     columns.append((np.sum(halos, axis=0) + np.sum(halos, axis=1)).tolist())
     sizes = np.array(columns).T
-    left = list(np.lexsort(sizes.T)[::-1])
     chosen: list[int] = []
-    for part in left:
+    for part in np.lexsort(sizes.T)[::-1]:
         if not any((sizes[part] <= sizes[other]).all() for other in chosen):
             chosen.append(int(part))
     return chosen

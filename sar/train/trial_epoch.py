@@ -76,8 +76,7 @@ def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel, *, reside
     """Train for two epochs without values and count the second: see [Note: which epoch].
 
     Args:
-        counts: of all workers.
-        worker: the one to look at.
+        worker: the one to look at, of all that `counts` has.
         make_model: called with the `GraphInfo`; its model is called as `model(graph, x)`, with x (N_i, F) features of
             this worker's nodes, or a dictionary of them by node type where there are several.
         resident: whether one partition is in memory at a time, and the tensors of others in a file.
