@@ -248,16 +248,8 @@ def build_structure(
 ) -> tuple[Structure, list[dict[str, Tensor]]]:
     """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
 
-    Args:
-        data: this worker's partition.
-        group: this worker's end of the group.
-        make_sampling_graph: see `Structure`.
-
-    Returns:
-        The structure, and for every relation its edge features in the visible edge order, (E, ...) each.
-
-    Raises:
-        PartitionError, CommunicationError: as `agree_on_graph`.
+    Returns the structure, and for every relation its edge features in the visible edge order, (E, ...) each. Errors are
+    those of `agree_on_graph`.
     """
     with group.guard():
         graph = agree_on_graph(data, group)
@@ -330,13 +322,8 @@ def connect(
 ) -> Relation:
     """The relation of these edges: workers count the degrees together, and compare their halo lists.
 
-    Args:
-        graph: whose edges they are.
-        etype: edge type.
-        blocks, halos: see `Relation`.
-        send_rows: by worker, this worker's rows that it reads.
-        num_edges_global: edges on all workers.
-        order: see `Relation.message_order`.
+    `send_rows` are, by worker, this worker's rows that it reads. `order` is `Relation.message_order`; for `blocks` and
+    `halos` see there.
     """
     num_src, num_dst = blocks[graph.part].num_src, blocks[graph.part].num_dst
     degrees = [count_ids(block.cols, block.num_src) for block in blocks]

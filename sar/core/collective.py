@@ -71,13 +71,10 @@ class CallContext:
         return Exchange(self.group, *call, both_ways=both_ways)
 
     def tiles(self, received: Iterable[Tile] | None) -> Iterator[tuple[EdgeBlock, Tile]]:
-        """All edges of the relation, with what they read: the own shard first, while the first tiles travel.
+        """All edges of the relation, with the tile that they read: the own shard first, while the first tiles travel.
 
-        Args:
-            received: the exchange, which has begun; None where nothing travels.
-
-        Yields:
-            Edges, and the tile that they read; `OWN_ROWS` for those that read this worker's rows.
+        Edges that read this worker's rows come with `OWN_ROWS`. `received` is the exchange, which has begun; None where
+        nothing travels.
         """
         if received is None:
             yield from ((block, OWN_ROWS) for block in self.relation.blocks)
@@ -96,10 +93,8 @@ class CallContext:
 
 @dataclass
 class ForwardOutput:
-    """What a forward has made.
+    """What a forward has made: what the caller gets, and what the backward needs.
 
-    results: what the caller gets.
-    saved: what the backward needs.
     constants: those of the results that never take a gradient.
     """
 
@@ -112,9 +107,9 @@ class Collective(ABC):
     """One call of an operation: subclasses say what it computes. Made anew for each call, and applied once.
 
     Args:
-        group: this worker's end of the group; None for an operation of this worker alone.
+        group: None for an operation of this worker alone.
         signature: the text by which workers compare the call; see `CallContext.signature`.
-        distributed: whether the call communicates, if there are several workers. Default True.
+        distributed: whether the call communicates, if there are several workers.
 
     Attributes:
         needs: whether each input needs a gradient on this worker.

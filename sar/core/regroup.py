@@ -79,12 +79,7 @@ def node_costs(graph: LocalGraph, own: tuple[int, int]) -> Tensor:
 
 
 def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:
-    """Consecutive partitions for every worker, of about equal size.
-
-    Args:
-        sizes: of the partitions, for instance their edges.
-        workers: W, at most as many as partitions. Every worker gets at least one.
-    """
+    """Consecutive partitions for every worker: at least one, and of about equal size together."""
     ends = list(accumulate(sizes))
     cuts = [0]
     for worker in range(1, workers):
@@ -95,12 +90,7 @@ def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:
 
 
 def deal_workers(sizes: Sequence[int], workers: int) -> list[range]:
-    """Consecutive workers for every partition, more for larger ones.
-
-    Args:
-        sizes: of the partitions, for instance their edges.
-        workers: W, at least as many as partitions. Every partition gets at least one.
-    """
+    """Consecutive workers for every partition: at least one, and more for those of greater size."""
     counts = [1] * len(sizes)
     for _ in range(workers - len(sizes)):
         counts[max(range(len(sizes)), key=lambda part: sizes[part] / counts[part])] += 1
@@ -120,12 +110,9 @@ def equal_runs(costs: Tensor, count: int) -> list[tuple[int, int]]:
 
 
 def renumber(data: PartitionData, part: int, order: Sequence[int]) -> PartitionData:
-    """The data of a partition where partitions, and so global node IDs, are in another order.
+    """The data of partition `part` where partitions, and so global node IDs, are in another order.
 
-    Args:
-        data: of a partition.
-        part: its number so far.
-        order: the numbers so far of all partitions, in their new order.
+    `order` has the numbers so far of all partitions, in their new order.
     """
     if list(order) == sorted(order):
         return data
@@ -148,7 +135,6 @@ def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int
         parts: the partitions that own the nodes, by number, ascending. Features are taken out of them as they are
             copied, so that memory holds one of them twice.
         node_ranges: the [start, end) range of global node IDs of every worker.
-        worker: number of the worker.
 
     Raises:
         PartitionError: a feature is missing in one of the partitions, or of another dtype or width there.

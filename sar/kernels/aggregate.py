@@ -22,10 +22,7 @@ _ROWS = {Target.U: "sources", Target.V: "destinations", Target.E: "edges"}
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Add to each destination row of `out` the messages of its edges in the block.
 
-    Args:
-        block: the edges.
-        message: what each edge sends.
-        out: (num_dst, *message shape), float32 where operands have a half precision.
+    `out` is (num_dst, *message shape), float32 where operands have a half precision.
     """
     _check_message(block, message, out, Target.V)
     if block.num_edges:
@@ -39,8 +36,6 @@ def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tens
     Of equal messages that with the greatest edge ID wins, in whatever order blocks come. NaN never wins.
 
     Args:
-        block: the edges.
-        message: what each edge sends.
         out: (num_dst, *message shape), -inf (+inf) at first, float32 where operands have a half precision.
         arg: like `out`, int32 or int64, -1 at first: the edge ID of the extreme.
         largest: maximum rather than minimum.
@@ -66,12 +61,11 @@ def aggregate_grad(
     """Add to `out` the gradient of the messages' operand `wrt`, summed over the dimensions that it broadcasts.
 
     Args:
-        block: the edges.
         message: as in the forward; values may be None where `operand_values_needed` says so.
         wrt: "lhs" or "rhs".
         grad: gradient of the messages, with rows of edges, or of their aggregation, with rows of destinations.
         out: (rows of the operand's target, *trailing shape of the operand), float32 where that has a half precision.
-        arg: edge IDs of a maximum or minimum, like `grad`; only their elements contribute. Default None: all do.
+        arg: edge IDs of a maximum or minimum, like `grad`; only their elements contribute. None: all do.
     """
     operand = message.operand(wrt)
     if grad.shape != message.shape or grad.target is Target.U or (arg is not None and grad.target is Target.E):
@@ -100,12 +94,8 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
 def edge_softmax_forward(blocks: Sequence[EdgeBlock], logits: Tensor) -> Tensor:
     """exp(x_e) / sum of exp(x_i) over the edges i into the destination of e, computed from the greatest x_i.
 
-    Args:
-        blocks: blocks whose edge IDs are, together, 0 to E - 1; a destination's edges may lie in several.
-        logits: (E, *).
-
-    Returns:
-        (E, *), NaN for destinations with a logit that is NaN or +inf or with all of them -inf.
+    The blocks' edge IDs are, together, 0 to E - 1; a destination's edges may lie in several. Logits and results are
+    (E, *). Results are NaN for destinations with a logit that is NaN or +inf or with all of them -inf.
     """
     logits, dtype = logits.to(torch.promote_types(logits.dtype, torch.float32)), logits.dtype
     shape = (max((block.num_dst for block in blocks), default=0), *logits.shape[1:])

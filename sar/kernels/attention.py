@@ -41,16 +41,10 @@ def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state:
 
 
 def destination_statistics(how: Attention, normaliser: Tensor, grad: Tensor, out: Tensor) -> Tensor:
-    """What a backward needs of each destination at a time, side by side.
+    """What a backward needs of each destination at a time, side by side, (num_dst, STATISTICS, H).
 
-    Args:
-        how: as in the forward.
-        normaliser: from `OnlineSoftmaxState.finish`, (num_dst, 2, H).
-        grad: (num_dst, H, D) gradient of the result, contiguous.
-        out: the result.
-
-    Returns:
-        (num_dst, STATISTICS, H): the normaliser, the sums of grad * out over heads, and room for `note_scores`.
+    These are the normaliser, (num_dst, 2, H), of `OnlineSoftmaxState.finish`, the sums of grad * out over heads, and
+    room for `note_scores`. `grad` is the gradient of the result `out`, (num_dst, H, D), contiguous.
     """
     stats = normaliser.new_empty(len(normaliser), STATISTICS, normaliser.shape[2])
     stats[:, : INVERSE + 1] = normaliser
@@ -71,9 +65,6 @@ def attend_grad(
     """Add the gradients of a block's edges.
 
     Args:
-        block: the edges.
-        how: as in the forward.
-        operands: likewise.
         grad: (num_dst, H, D) gradient of the result, contiguous.
         stats: from `destination_statistics`, after `note_scores`.
         grads: where to add; of edge weights, those of this block's edges are written. Gradients of a given `x_score`

@@ -98,8 +98,7 @@ class Turn:
 def _lock(name: str) -> IO[bytes] | None:
     """The kernel's lock, a file to be closed; None where there is no locking or it is held for too long.
 
-    Raises:
-        TakenElsewhereError: inside `nothing_awaited`, where another process holds it.
+    Inside `nothing_awaited` it raises TakenElsewhereError where another process holds it.
     """
     folder = code_folder()
     assert folder is not None

@@ -211,16 +211,10 @@ class SharedCache(_Cache):  # type: ignore[misc]
 
 
 def compile_cached(function: Callable[..., Any], njit: Any, options: dict[str, Any], *sources: Path) -> Any:
-    """Compile a function with Numba's `njit` and keep its code on disk, in `code_folder`.
+    """Compile a function with Numba's `njit` and its options, and keep its code on disk, in `code_folder`.
 
     Numba looks for changes only in the function's own file, but keeps code under the qualified name, which therefore
-    gets a digest of all files that the code may come from.
-
-    Args:
-        function: what to compile.
-        njit: Numba's.
-        options: of `njit`.
-        sources: files, and folders with all their Python files.
+    gets a digest of all files that the code may come from: `sources`, and all Python files of folders among them.
     """
     function.__qualname__ = f"{function.__name__}_{digest_of(*sources)}"
     compiled = njit(**options)(function)

@@ -186,9 +186,7 @@ class EdgeBlock:
     def transposed(self, transpose: Callable[[EdgeBlock], Transposed], *, with_positions: bool = True) -> Transposed:
         """The same edges grouped by source; made once and kept.
 
-        Args:
-            transpose: what makes it, in the way of the backend that needs it.
-            with_positions: whether positions are needed: where an operand has rows of edges.
+        `transpose` makes it, as the backend needs it; with positions where an operand has rows of edges.
         """
         if self._transposed is None or (with_positions and self._transposed.positions is None):
             made = transpose(self)

@@ -71,12 +71,7 @@ def draw_in_edges(
 
 
 class Numbering:
-    """Numbers nodes from 0 in the order in which they first come up.
-
-    Args:
-        capacity: how many distinct nodes there may be at most.
-        num_nodes: bound of the nodes' IDs.
-    """
+    """Numbers up to `capacity` nodes, of IDs below `num_nodes`, from 0 in the order in which they first come up."""
 
     def __init__(self, capacity: int, num_nodes: int) -> None:
         self._nodes = torch.empty(min(capacity, num_nodes), dtype=torch.int64)
@@ -107,14 +102,9 @@ class Numbering:
 
 
 def order_segments(place: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Put segments, `counts` long, into another order.
+    """Put segments, `counts` long, into another order: the i-th is to be segment `place[i]`; (n,) int64 both.
 
-    Args:
-        place: (n,) int64, the segment that comes i-th.
-        counts: (n,) int64.
-
-    Returns:
-        (n + 1,) offsets in the new order, and for every element there its old position.
+    Returns (n + 1,) offsets in the new order, and for every element there its old position.
     """
     starts = to_offsets(counts)
     indptr, order = torch.empty_like(starts), torch.empty(int(starts[-1]), dtype=torch.int64)

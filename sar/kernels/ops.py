@@ -120,8 +120,7 @@ def aligned_message_shape(op: Op, full: Shape) -> Shape:
 def message_shape(op: Op | str, lhs_shape: Shape, rhs_shape: Shape | None = None) -> Shape:
     """The trailing shape of a message, operands broadcast as in NumPy; `dot` reduces the last dimension to 1.
 
-    Raises:
-        GraphError: the operands do not broadcast.
+    Operands that do not broadcast raise a GraphError.
     """
     op = Op(op)
     full = aligned_shapes(op, tuple(lhs_shape), None if rhs_shape is None else tuple(rhs_shape))[2]

@@ -31,7 +31,6 @@ def run_balanced(
         kernel: a function that releases the GIL and does not write to other ranges' results.
         indptr: (groups + 1,) edges of group i are indptr[i]:indptr[i + 1].
         width: elements per edge, to judge whether threads pay.
-        *args: passed on.
         private: called for every thread; makes further arguments that are its own.
     """
     groups, edges = len(indptr) - 1, int(indptr[-1])

@@ -36,26 +36,16 @@ class InEdges(NamedTuple):
 
 
 def in_edges(graph: GraphQueries) -> list[InEdges]:
-    """The in-edges of every edge type, in CPU memory; made anew by each call.
-
-    Raises:
-        GraphError: for a message flow graph.
-    """
+    """The in-edges of every edge type, in CPU memory; made anew by each call. A message flow graph is a GraphError."""
     if graph.is_block:
         raise GraphError("Neighbors are sampled from whole graphs, not from message flow graphs; pass the full graph.")
     return [_in_edges_of(graph._structure, graph._relation(etype)) for etype in graph.canonical_etypes]
 
 
 def edges_into(graph: GraphQueries, nodes: Tensor, etype: CanonicalEtype | str | None = None) -> tuple[Tensor, Tensor]:
-    """The edges into some of this worker's nodes.
+    """The edges into some of this worker's nodes, given by their rows, (K,) integer, distinct.
 
-    Args:
-        graph: a whole graph or a message flow graph.
-        nodes: rows of nodes, (K,) integer, distinct.
-        etype: edge type; may be left out where there is one.
-
-    Returns:
-        Global IDs of the sources and rows of the destinations, (E,) int64 each; by source partition, then by row.
+    Returns global IDs of the sources and rows of the destinations, (E,) int64 each; by source partition, then by row.
     """
     relation = graph._relation(etype)
     chosen = torch.zeros(relation.num_dst, dtype=torch.bool, device=graph.device)
@@ -121,14 +111,8 @@ def with_self_loops(
 ) -> tuple[Relation, Columns]:
     """The relation with one more edge from each node to itself, as the last of the node's own-shard edges.
 
-    New edges get 1 in every field, as in DGL, and IDs (`_ID`) that count on from the old ones by global node ID.
-
-    Args:
-        relation: its source type is its destination type.
-        columns: its edge fields.
-        group: this worker's end of the group.
-        part: this worker's partition.
-        first_node: global ID of this worker's first node.
+    New edges get 1 in every field, as in DGL, and IDs (`_ID`) that count on from the old ones by global node ID;
+    `first_node` is this worker's first one. The relation's source type is its destination type.
     """
     own = _OwnEdges.of(relation.blocks[part])
     nodes = torch.arange(relation.num_dst, device=own.dst.device)

@@ -27,11 +27,7 @@ class Fields(MutableMapping[str, Tensor]):
 class Frame(Fields):
     """Fields of one type: columns with one row per node or edge.
 
-    Args:
-        rows: length of every column.
-        device: where the columns are.
-        what: what a row is, for error messages, such as `source nodes of type 'paper'`.
-        columns: initial columns.
+    `what` says what a row is, in error messages, such as `source nodes of type 'paper'`.
     """
 
     def __init__(self, rows: int, device: torch.device, what: str, columns: dict[str, Tensor] | None = None) -> None:
@@ -142,9 +138,7 @@ def fields_of(frames: Mapping[Any, Frame], kinds: list[Any]) -> Fields:
 class TypeView:
     """What `g.nodes` gives: `g.nodes[ntype].data` is a frame, `g.nodes(ntype)` are local IDs.
 
-    Args:
-        frames: by type.
-        resolve: the types that a name, or None, stands for; raises a `FieldError` for an unknown one.
+    `resolve` gives the types that a name, or None, stands for; it raises a `FieldError` for an unknown one.
     """
 
     def __init__(self, frames: Mapping[Any, Frame], resolve: Callable[[Any], list[Any]]) -> None:

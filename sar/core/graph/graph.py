@@ -276,11 +276,7 @@ def make_graph(structure: Structure, features: list[dict[str, Tensor]], partitio
 def reversed_graph(graph: GraphShardManager) -> GraphShardManager:
     """The graph with an edge from v to u for each one from u to v, without fields; a collective call.
 
-    Args:
-        graph: homogeneous, and no message flow graph.
-
-    Raises:
-        GraphError: for another graph.
+    Raises a GraphError unless the graph is homogeneous, and no message flow graph.
     """
     if not graph.is_homogeneous or graph.is_block:
         raise GraphError("Only whole homogeneous graphs can be reversed.")

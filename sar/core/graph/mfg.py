@@ -108,7 +108,6 @@ def checked_nodes(
 
     Args:
         what: the argument that holds them, for error messages.
-        nodes: (S,) integer.
         allowed: [start, end).
         kind: what the numbers are, such as "global IDs".
         device: of the result.

@@ -75,7 +75,6 @@ def attention(
     """Sum the features of each node's sources, weighted by softmax(score) over its in-edges; a collective call.
 
     Args:
-        context: where the call takes place.
         score: how scores are made of x and y; see `Score`.
         x: features of the sources, (N_src, H, D).
         y: features of the destinations, (N_dst, H, D); may be x itself.
@@ -84,7 +83,7 @@ def attention(
         factor: slope of the leaky ReLU below 0, at least 0; for DOT, what products are multiplied with.
         dropout: probability with which a weight is dropped; the seed comes from torch's default generator.
         edge_weight: (E,) what each softmax is multiplied with, after dropout. Default 1.
-        recompute: how to make x again in the backward, so that it is not kept in memory until then. Default None.
+        recompute: how to make x again in the backward, so that it is not kept in memory until then.
 
     Returns:
         (N_dst, H, D), 0 for nodes without in-edges; in the widest dtype of the operands.

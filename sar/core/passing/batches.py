@@ -29,13 +29,7 @@ class EdgeFields(NamedTuple):
 
 
 class RowView(Mapping[str, Tensor]):
-    """Fields of some rows, gathered when they are looked up, and remembered.
-
-    Args:
-        fields: columns to choose from.
-        gather: takes the rows out of a column.
-        read: collects the names that were looked up.
-    """
+    """Fields of some rows, gathered when they are looked up, and remembered; `read` collects the names looked up."""
 
     def __init__(self, fields: Fields, gather: Callable[[Tensor], Tensor], read: set[str] | None = None) -> None:
         self._fields = fields
@@ -123,11 +117,7 @@ def function_name(function: object) -> str:
 
 
 def checked_results(function: Callable[..., object], results: object, rows: int) -> Mapping[str, Tensor]:
-    """The results of a Python function, if they are a dictionary of tensors with `rows` rows.
-
-    Raises:
-        GraphError: otherwise.
-    """
+    """The results of a Python function, if they are a dictionary of tensors with `rows` rows; a GraphError if not."""
     name = function_name(function)
     if not isinstance(results, Mapping):
         raise GraphError(
@@ -145,9 +135,7 @@ def results_on_nothing(
 ) -> Mapping[str, Tensor]:
     """What a Python function makes of no rows, (0, ...) each; one that cannot take them is shown a row.
 
-    Args:
-        function: for the log.
-        call: calls it with so many rows.
+    `call` calls it with so many rows; the function itself is for the log.
     """
     try:
         return call(0)
@@ -175,16 +163,12 @@ def reduce_mailboxes(
     """Call `function` once for every in-degree, as DGL does, and put the results together.
 
     Args:
-        relation: whose destinations reduce.
-        function: takes a `NodeBatch`, returns new fields, (N_batch, ...) each.
+        function: takes a `NodeBatch`, returns new fields, (N_batch, ...) each; a GraphError says where it does not.
         messages: (E, ...) each, in the visible edge order.
         nodes: fields of the destinations, (N_dst, ...) each.
 
     Returns:
         The new fields, (N_dst, ...) each, 0 for nodes without messages.
-
-    Raises:
-        GraphError: where the function does not return a dictionary of a row for every node.
     """
     indptr, edge_ids = relation.in_edges
     pieces: list[Mapping[str, Tensor]] = []

@@ -84,11 +84,7 @@ def is_python(function: Any) -> bool:
 
 
 def parse_message(function: Any) -> Message:
-    """Read a built-in message function.
-
-    Raises:
-        GraphError: for one that is not known.
-    """
+    """Read a built-in message function; raises a GraphError for one that is not known."""
     if hasattr(function, "binary_op"):
         lhs = Operand(Target(function.lhs), function.lhs_field)
         rhs = Operand(Target(function.rhs), function.rhs_field)
@@ -103,12 +99,8 @@ def parse_message(function: Any) -> Message:
 def parse_reduction(function: Any, made: str | None) -> tuple[str, str]:
     """Read a built-in reducer: its name, and the field that it makes.
 
-    Args:
-        function: the reducer.
-        made: the field that the message function makes, where that is known.
-
-    Raises:
-        GraphError: for a reducer that is not known, or that reads another field.
+    Raises a GraphError for a reducer that is not known, or that reads another field than the message function makes:
+    `made`, where that is known.
     """
     if not hasattr(function, "msg_field") or function.name not in REDUCERS:
         raise GraphError(
@@ -143,8 +135,6 @@ def aggregate(
     """Call a built-in message function; a collective call where it reads sources.
 
     Args:
-        context: where the call takes place.
-        message: what each edge sends.
         reducer: sum, mean, max or min; None to write messages to the edges.
         lhs, rhs: operands, (rows of their target, ...); half precisions accumulate in float32.
 
@@ -171,12 +161,7 @@ def copy_to_edges(context: CallContext, values: Tensor) -> Tensor:
 
 
 class BuiltinCall(Collective):
-    """One call of a message function of two operands at most, and its reducer: see [Note: forward and backward].
-
-    Args:
-        context, message, reducer: as of `aggregate`.
-        operands: of the left side, and of the right one where there is one.
-    """
+    """One call of a message function of two operands at most, and its reducer: see [Note: forward and backward]."""
 
     def __init__(self, context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> None:
         _check(message, reducer, operands)
@@ -301,7 +286,6 @@ class BuiltinCall(Collective):
         """Gradients of the operands on this worker, for those that need one somewhere; the backward is agreed on.
 
         Args:
-            message: what the forward has computed.
             values: operands, where the derivatives read their values.
             grad: of the sums.
             needed: bit i for operand i.

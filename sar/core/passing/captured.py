@@ -140,12 +140,7 @@ def _copied(cell: CellType) -> CellType:
 class DetachedLeaves(_SeeTensors):
     """Puts what is saved of captured tensors in their place, inside: those that need a gradient are leaves.
 
-    Args:
-        captured: the tensors.
-        saved: their values.
-
-    Attributes:
-        used: numbers of the tensors that the function has used so far, but for variables around it.
+    `used` are the numbers of the tensors that the function has used so far, but for variables around it.
     """
 
     def __init__(self, captured: Captured, saved: Sequence[Tensor]) -> None:
@@ -224,11 +219,7 @@ def forked_generators(device: torch.device) -> list[torch.device]:
 
 
 class AmbientState:
-    """The state of random generators and autocast, as it is when this is made.
-
-    Args:
-        device: whose generator and autocast matter, next to the CPU's.
-    """
+    """The state of random generators and autocast, of the CPU and of a device, as it is when this is made."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = forked_generators(device)

@@ -70,10 +70,8 @@ def reduce_across(results: list[dict[str, Tensor]], cross_reducer: Any) -> dict[
 
     Args:
         results: (N, ...) by field, one dictionary for each relation, in the order of edge types.
-        cross_reducer: sum, mean, max, min, stack (to (N, relations, ...)), or a function of a list of tensors.
-
-    Raises:
-        GraphError: for another reducer.
+        cross_reducer: sum, mean, max, min, stack (to (N, relations, ...)), or a function of a list of tensors; for
+            another one a GraphError is raised.
     """
     if isinstance(cross_reducer, str) and cross_reducer not in CROSS_REDUCERS:
         raise GraphError(
@@ -93,15 +91,7 @@ def reduce_across(results: list[dict[str, Tensor]], cross_reducer: Any) -> dict[
 def sum_at_sources(context: CallContext, values: Tensor) -> Tensor:
     """Sum the values of each node's out-edges into all workers: s_u = sum of x_e over edges e from u.
 
-    Args:
-        context: along which edges.
-        values: (E, ...) floating point, in the visible edge order.
-
-    Returns:
-        (N_src, ...).
-
-    Raises:
-        CommunicationError: where another worker failed or makes another call.
+    A collective call. The values are (E, ...) floating point, in the visible edge order; the sums are (N_src, ...).
     """
     return _SumAtSources("sum", context, values).apply(values)[0]
 
@@ -132,12 +122,7 @@ class _SumAtSources(_AtSources):
 def max_at_sources(context: CallContext, values: Tensor) -> Tensor:
     """The greatest of the values of each node's out-edges into all workers, (N_src, ...); -inf where there is none.
 
-    Args:
-        context: along which edges.
-        values: (E, ...) floating point, in the visible edge order. No gradient flows.
-
-    Raises:
-        CommunicationError: where another worker failed or makes another call.
+    A collective call. The values are as of `sum_at_sources`. No gradient flows.
     """
     return _MaxAtSources("maximum", context, values).apply(values)[0]
 

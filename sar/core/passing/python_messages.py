@@ -56,9 +56,7 @@ def run_python(
     """Call a Python message function on all edges and combine what it makes; a collective call.
 
     Args:
-        context: where the call takes place.
         function: takes an `EdgeBatch`, returns messages, (E_batch, ...) each.
-        fields: frames of sources, destinations and edges.
         reducer: sum, mean, max or min of the message `reduced`, or one of `TORCH_REDUCERS`; None to return the messages
             of all edges.
         reduced: name of the message to reduce; None for all that the function makes.
@@ -164,9 +162,6 @@ class PythonCall(Collective):
     """See [Note: replay]. Its inputs are the fields of sources, destinations and edges, then the captured tensors.
 
     Args:
-        context: where the call takes place.
-        function: takes an `EdgeBatch`.
-        recording: what it does.
         reductions: what becomes of the messages, by name.
         edge: fields of the edges, of which the IDs are kept. No frame is: it may come to hold results of the call,
             whose autograd node would hold itself.
@@ -339,14 +334,7 @@ class PythonCall(Collective):
 
 
 class _GradientSums:
-    """Gradients of a call's inputs, added up block by block.
-
-    Args:
-        call: whose backward it is.
-        fields: the fields that the function reads.
-        leaves: the captured tensors.
-        argmax, peaks: of the forward.
-        grads: of the results.
+    """Gradients of a call's inputs, added up block by block, from those of its results.
 
     Attributes:
         totals: gradients of the fields; None for those that need none.

@@ -88,7 +88,6 @@ class Reduction:
     """Takes the messages of one block after the other into one result, and gives each its gradient back.
 
     Args:
-        relation: whose edges send.
         reducer: sum, mean, max or min at the destinations; None to collect the messages in the visible edge order.
         dtype: of the messages; half precisions accumulate in float32.
         shape: of a message.
