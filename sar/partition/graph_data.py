@@ -74,18 +74,14 @@ class GraphData:
             return self
         if "label" not in self.node_data:
             raise ConfigError("the graph has no node labels, so there is nothing to train; choose one that has them.")
-        return replace(
-            self, node_data=self.node_data | split_masks(self.node_data["label"] >= 0, (0.6, 0.2, 0.2), seed)
-        )
+        masks = split_masks(self.node_data["label"] >= 0, (0.6, 0.2, 0.2), seed)
+        return replace(self, node_data=self.node_data | masks)
 
 
 def split_masks(chosen: Array, shares: Sequence[float], seed: int) -> dict[str, Array]:
-    """Masks by the names in `SPLIT`, (N,) bool each, that divide nodes at random.
+    """Masks by the names in `SPLIT`, (N,) bool each, that divide the chosen nodes, (N,) bool, at random.
 
-    Args:
-        chosen: (N,) bool, the nodes to divide.
-        shares: of them in each mask, with a sum of at most 1.
-        seed: of the random choice.
+    Shares of the chosen nodes, one for each mask, have a sum of at most 1.
     """
     nodes = np.random.default_rng(seed).permutation(np.flatnonzero(chosen))
     ends = [int(end * len(nodes) + 1e-6) for end in np.cumsum(shares)]
@@ -96,11 +92,7 @@ def split_masks(chosen: Array, shares: Sequence[float], seed: int) -> dict[str, 
 
 
 def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
-    """Read a homogeneous graph from an `.npz` file; nothing in the file is unpickled.
-
-    Args:
-        path: file with the arrays of `GraphData.from_arrays`.
-        split: which split to take where the file has several.
+    """Read a homogeneous graph from an `.npz` file with the arrays of `GraphData.from_arrays`; nothing is unpickled.
 
     Raises:
         ConfigError: the file is missing, damaged, heterogeneous or does not fit the schema.
@@ -115,11 +107,7 @@ def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
 
 
 def read_arrays(path: str | PathLike[str]) -> dict[str, Array]:
-    """All arrays of an `.npz` file, none of them unpickled.
-
-    Raises:
-        ConfigError: the file is missing, damaged or holds other objects.
-    """
+    """All arrays of an `.npz` file, none unpickled; `ConfigError` where it is missing, damaged or holds objects."""
     try:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
@@ -136,11 +124,7 @@ def write_npz(data: GraphData, path: str | PathLike[str]) -> None:
 
 
 def edge_ends(src: Array, dst: Array, num_sources: int, num_destinations: int) -> tuple[Array, Array]:
-    """The ends of edges as int64, (E,) each.
-
-    Raises:
-        ConfigError: they differ in length, or one is no node.
-    """
+    """The ends of edges as int64, (E,) each; `ConfigError` where they differ in length, or one is no node."""
     src, dst = (np.asarray(ids, dtype=np.int64) for ids in (src, dst))
     if src.ndim != 1 or src.shape != dst.shape:
         raise ConfigError(f"src and dst have shapes {src.shape} and {dst.shape}; expected (E,) for both.")

@@ -101,7 +101,6 @@ class JoinedColumn:
         return self.parts[0].dtype
 
     def __getitem__(self, rows: slice, /) -> Array:
-        """The rows of a slice without a step."""
         start, stop, _ = rows.indices(self.shape[0])
         pieces, first = [], 0
         for part in self.parts:
@@ -126,7 +125,6 @@ class ArrayEdges(EdgeSource):
         return self.src.shape[0]
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        """As in `EdgeSource`."""
         rows = slice(start, stop)
         return np.ascontiguousarray(self.src[rows], np.int64), np.ascontiguousarray(self.dst[rows], np.int64)
 
@@ -142,7 +140,6 @@ class ReversedEdges(EdgeSource):
         return self.edges.num_edges
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        """As in `EdgeSource`."""
         src, dst = self.edges.read(start, stop)
         return dst, src
 

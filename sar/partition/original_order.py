@@ -208,10 +208,6 @@ def _no_permutation(spec: PartitionJson, seen: PermutationCheck) -> PartitionErr
     )
 
 
-def _unfinished(out: str | PathLike[str]) -> Path:
-    return Path(f"{os.fspath(out)}.unfinished")
-
-
 @contextmanager
 def _created(out: str | PathLike[str] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Array]:
     """An array, or a file that gets its name where the block ends without an error."""
@@ -220,22 +216,22 @@ def _created(out: str | PathLike[str] | None, shape: tuple[int, ...], dtype: np.
         return
     if Path(out).suffix != ".npy":
         raise ConfigError(f"out is '{os.fspath(out)}'; expected the name of an .npy file.")
-    size = prod(shape) * dtype.itemsize
+    draft, size = Path(f"{os.fspath(out)}.unfinished"), prod(shape) * dtype.itemsize
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     try:
-        with _unfinished(out).open("wb") as file:
+        with draft.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
             file.flush()
             # All of it now: where the disk is full, writing to memory mapped to a hole kills the process.
             if hasattr(os, "posix_fallocate"):  # macOS lacks it
                 os.posix_fallocate(file.fileno(), 0, file.tell() + size)
-        result: np.memmap[Any, Any] = np.load(_unfinished(out), mmap_mode="r+")
+        result: np.memmap[Any, Any] = np.load(draft, mmap_mode="r+")
         yield result
         result.flush()
-        put_in_place(_unfinished(out), Path(out))
+        put_in_place(draft, Path(out))
     except BaseException as error:
         with suppress(OSError):
-            _unfinished(out).unlink()
+            draft.unlink()
         if isinstance(error, OSError) and not isinstance(error, SarError):
             raise PartitionError(
                 f"'{os.fspath(out)}' of {size:,} bytes cannot be written ({error.strerror}); make room there, or name "

@@ -53,14 +53,11 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What to make.
+    """What to make, as in `sar.partition.write.write.write_partitions`, but for:
 
-    directory: as in `sar.partition.write.write.write_partitions`.
-    name: as there; empty: the graph's own, else `graph`.
+    name: empty: the graph's own, else `graph`.
     memory: bytes that each step may use beyond what the process has when it starts.
-    num_hops: as there.
-    resume: as there; a run that was killed can be resumed even if it did not have this option.
-    overwrite, local_output: as there.
+    resume: a run that was killed can be resumed even if it did not have this option.
     """
 
     directory: Path
@@ -100,9 +97,6 @@ def run_partition(
 
     Args:
         source: the input, or a graph that is open.
-        assigning: how nodes are assigned.
-        output: what to make.
-        progress: called now and then with what is being done and the share of it that is done, 0 to 1.
         more_weights: what else to balance, (N,) numbers each.
         trainers: T: nodes are assigned to trainers, of which T consecutive ones make a part; nodes and edges get the
             trainer's number as the field `trainer_id`.

@@ -56,7 +56,6 @@ class StoredArray:
         return math.prod(self.shape[1:]) * self.stored.itemsize
 
     def __getitem__(self, rows: slice, /) -> Array:
-        """The rows of a slice without a step."""
         start, stop, _ = rows.indices(self.shape[0])
         values = np.empty((max(0, stop - start), *self.shape[1:]), self.stored)
         with open_file(self.path) as file:

@@ -75,12 +75,7 @@ class Choice(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """What came of assigning.
-
-    part_of: (N,) the part of every node.
-    num_parts: P.
-    choice: the method that found it, whose name is empty if files do not say.
-    """
+    """What came of assigning: the part of every node, (N,), and the method; its name is empty where files lack it."""
 
     part_of: Array
     num_parts: int
@@ -130,11 +125,8 @@ def assign(
     """Find the part of every node.
 
     Args:
-        options: what is asked for.
-        graph: the graph, N nodes.
         scratch: directory for a method's files, made and removed again.
         memory: bytes that the method may use beyond what is there now.
-        progress: called now and then.
         more: what else to balance, (N,) numbers each.
 
     Raises:
@@ -170,11 +162,7 @@ def _with_bound(task: AssignmentTask, bound: float, method: str) -> AssignmentTa
 
 
 def write_once(folder: Path, graph: GraphSource, assigned: Assigned) -> None:
-    """Write an assignment, unless a run that was killed thereafter has written it.
-
-    Raises:
-        ConfigError: there is something else.
-    """
+    """Write an assignment, unless a run that was killed thereafter has; `ConfigError` where there is something else."""
     if _taken(folder):
         if np.array_equal(read_assignment(folder, graph.num_nodes, assigned.num_parts).parts, assigned.part_of):
             return
@@ -206,9 +194,7 @@ def _taken(folder: Path) -> bool:
 def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Array]:
     """What each node adds to sums that parts are to share evenly, (N,) each.
 
-    Args:
-        graph: the graph; where it has several node types, each is one such sum.
-        balance: others, as in `AssigningOptions`.
+    Where there are several node types, each is one such sum; `balance` names others, as in `AssigningOptions`.
 
     Raises:
         ConfigError: there is no such field, or it does not have a number from 0 on for each node.
@@ -308,10 +294,7 @@ METHODS: dict[str, Method] = {
 
 
 def method_named(name: str) -> Method:
-    """The method of this name: one of `METHODS`, or an entry point of an installed package.
-
-    Args:
-        name: for instance `spring`; names in `METHODS` go before entry points.
+    """The method of this name: one of `METHODS`, else an entry point of an installed package.
 
     Raises:
         ConfigError: there is no such method, or the package that brings it cannot be imported.

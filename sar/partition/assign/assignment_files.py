@@ -24,7 +24,6 @@ class Assignment(NamedTuple):
     """Which part every node belongs to.
 
     parts: (N,) int32 from 0 to P - 1, nodes being numbered type after type.
-    num_parts: P.
     algo_name: the method that made it; empty where no file says so.
     """
 
@@ -38,12 +37,7 @@ def write_assignment(
 ) -> None:
     """Write an assignment; the file with the number of parts comes last, when all others are complete.
 
-    Args:
-        folder: directory to make or to fill.
-        num_nodes: N_t by node type.
-        parts: (N,) integers from 0 to P - 1, nodes being numbered type after type.
-        num_parts: P.
-        algo_name: name of the method.
+    The arguments are those of `Assignment`, with the number of nodes of each type.
 
     Raises:
         ConfigError: a part is out of range, the lengths do not fit, or there is an assignment in the directory already.
@@ -75,11 +69,8 @@ def read_assignment(
 ) -> Assignment:
     """Read an assignment, wherever it was made.
 
-    Args:
-        folder: directory with `<type>.txt` for each type that has nodes and, if `num_parts` is None,
-            `partition_meta.json`.
-        num_nodes: N_t by node type.
-        num_parts: the number of parts that is expected; None for what the directory says.
+    Only types that have nodes need a file. Without `num_parts`, the number that is expected, `partition_meta.json` has
+    to say it.
 
     Raises:
         ConfigError: a file is missing or has another number of lines than there are nodes, a line is no part, or the

@@ -85,13 +85,7 @@ class ExternalCsr:
     def of_graph(
         cls, graph: GraphSource, folder: Path, bucket: int = BUCKET, progress: Callable[[float], None] = lambda _: None
     ) -> "ExternalCsr":
-        """The lists of a graph, whose edges are read twice.
-
-        Args:
-            graph: its edges.
-            folder: is made for the files.
-            bucket: neighbours that are brought into order at a time.
-            progress: called with the share that is done, 0 to 1.
+        """The lists of a graph, whose edges are read twice; the folder is made.
 
         Raises:
             ConfigError: an edge ends outside the graph, or the disk is full.
@@ -144,12 +138,7 @@ class ExternalCsr:
                 yield window
 
     def contracted(self, cluster: Array, num_clusters: int, folder: Path, bucket: int = BUCKET) -> "ExternalCsr":
-        """The weighted lists of the graph whose nodes are this graph's clusters.
-
-        Args:
-            cluster: (N,) of every node, 0 to `num_clusters` - 1.
-            folder: is made for the files.
-            bucket: neighbours that are brought into order at a time.
+        """The weighted lists of the graph whose nodes are this graph's clusters, (N,); the folder is made.
 
         Raises:
             ConfigError: the disk is full.
@@ -174,16 +163,9 @@ def lists_on_disk(task: AssignmentTask, share: float) -> ExternalCsr:
 
 @compiled
 def add_up(window: Window, v: int, label: Array, tally: Tally) -> int:
-    """Sum the weights of a node's edges by the neighbours' labels, leaving out neighbours of label -1.
+    """Sum the weights of a node's edges by the neighbours' labels, (N,), leaving out neighbours of label -1.
 
-    Args:
-        window: where the node is.
-        v: the node.
-        label: (N,) integers.
-        tally: is filled; its sums are to be set back to 0 afterwards.
-
-    Returns:
-        How many labels there are.
+    The tally's sums are to be set back to 0 afterwards. Returns how many labels there are.
     """
     sums, labels = tally
     place = v - window.first

@@ -43,15 +43,9 @@ def ldg(task: AssignmentTask) -> Array:
 
 
 def greedy_parts(csr: ExternalCsr, weights: Array, task: AssignmentTask) -> Array:
-    """Passes of linear deterministic greedy.
+    """The part of every node, (N,) int32, by passes of linear deterministic greedy.
 
-    Args:
-        csr: neighbour lists.
-        weights: (N, K) of the nodes, in units of the capacity of a part.
-        task: what is asked for.
-
-    Returns:
-        The part of every node, (N,) int32.
+    Weights, (N, K), are in units of the capacity of a part.
     """
     part_of = np.full(csr.num_nodes, -1, np.int32)
     constraints = within_capacity(weights)
@@ -72,7 +66,7 @@ def greedy_parts(csr: ExternalCsr, weights: Array, task: AssignmentTask) -> Arra
 def _greedy_pass(
     window: Window, constraints: Constraints, loads: Array, part_of: Array, tally: Tally, seed: int
 ) -> int:
-    """Put the nodes of a window; returns how many come to another part than before."""
+    """Put the nodes of a window; how many come to another part than before."""
     sums, labels = tally
     moved = 0
     for v in range(window.first, window.first + window.bounds.size - 1):

@@ -12,8 +12,6 @@ from sar.storage.arrays import Array
 
 MOST = 2**30
 """Greatest sum of integer weights; METIS may add them up in 32 bits."""
-
-
 EDGE_BYTES = 170
 """Memory that METIS takes for an edge: 140 to 170 bytes, measured with 16 edges a node and one weight."""
 
@@ -49,7 +47,6 @@ def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries:
     Args:
         csr: neighbour lists of N > P nodes, not all empty.
         weights: (N, K), in units of the capacity of a part.
-        task: what is asked for.
         most_entries: about so many entries are given to METIS where there are more.
         trials: of which the best counts.
 

@@ -45,11 +45,7 @@ MIDDLE = 0.7
 
 
 class Level(NamedTuple):
-    """A graph, from the given one to the coarsest.
-
-    csr: its neighbour lists.
-    weights: (N, K) of its nodes, in units of the capacity of a part.
-    """
+    """A graph, from the given one to the coarsest; weights of its nodes, (N, K), in units of the capacity of a part."""
 
     csr: ExternalCsr
     weights: Array
@@ -127,13 +123,7 @@ def cluster(
     has most edges with, among those that it fits into. Then nodes that are still alone join others for which the same
     cluster would be the best, or which have no neighbours like them; so stars shrink too.
 
-    Args:
-        csr: neighbour lists, of N nodes.
-        weights: (N, K).
-        limit: what a cluster may have of each weight.
-        passes: at most.
-        seed: of ties.
-        progress: called with the share that is done.
+    A cluster may have `limit` of each of the nodes' weights, (N, K). There are at most `passes`; the seed decides ties.
 
     Returns:
         The cluster of every node, (N,), and how many clusters there are.
@@ -175,14 +165,7 @@ def refine(
 ) -> None:
     """Move nodes, in place, to the part that they have most edges with, where they fit in; out of parts too full.
 
-    Args:
-        csr: neighbour lists, of N nodes.
-        weights: (N, K), in units of the capacity of a part.
-        part_of: (N,) int32.
-        num_parts: P.
-        passes: at most.
-        seed: of ties.
-        progress: called with the share that is done.
+    Weights, (N, K), are in units of the capacity of a part. There are at most `passes`; the seed decides ties.
     """
     loads = np.stack([np.bincount(part_of, weights=column, minlength=num_parts) for column in weights.T], axis=1)
     constraints = within_capacity(weights)

@@ -13,12 +13,7 @@ def random(task: AssignmentTask) -> Array:
     Nodes in random order are assigned in rounds, one to each part. Where there are weights, nodes of like weights are
     next to each other in that order, and a round gives its heaviest node to the part that holds least; so every weight
     is spread as evenly as its largest values allow. Only if that breaks a constraint, nodes are moved (`move_nodes`).
-
-    Args:
-        task: its edges are not read.
-
-    Returns:
-        The part of every node, (N,) int32.
+    Edges are not read.
     """
     num_nodes, num_parts = task.graph.total_nodes, task.num_parts
     weights = task.constraints().weights[:, 1:]

@@ -25,14 +25,7 @@ def rebalance(task: AssignmentTask, part_of: Array) -> Array:
     """Parts that keep to the task's limits where that can be: `move_nodes`, with one more pass over the edges.
 
     The pass, made only if a part is too large, tells how many edges each node has within its part, so that nodes move
-    which cut few edges by that.
-
-    Args:
-        task: what was asked for.
-        part_of: (N,) integers from 0 to P - 1.
-
-    Returns:
-        (N,), of the same dtype; `part_of` itself where nothing is too large.
+    which cut few edges by that. `part_of`, (N,), is not changed; it is returned where nothing is too large.
     """
     constraints = task.constraints()
     if (part_loads(part_of, task.num_parts, constraints) <= constraints.limits).all():
@@ -51,13 +44,8 @@ def move_nodes(task: AssignmentTask, part_of: Array, attachment: Array | None = 
     known, those that break least for what they relieve. Where no single move helps, nodes change places. What cannot be
     reached, for instance because one node alone is too heavy, is logged as a warning.
 
-    Args:
-        task: what was asked for; its edges are not read.
-        part_of: (N,) integers from 0 to P - 1.
-        attachment: (N,), how much a node loses by moving, for instance neighbours in its own part.
-
-    Returns:
-        (N,), of the same dtype; `part_of` itself where nothing is too large.
+    The task's edges are not read. `part_of`, (N,), is not changed; it is returned where nothing is too large.
+    `attachment`, (N,), says how much a node loses by moving, for instance neighbours in its own part.
     """
     constraints = task.constraints()
     loads = part_loads(part_of, task.num_parts, constraints)

@@ -106,7 +106,13 @@ def merged_clusters(task: AssignmentTask) -> tuple[Array, Merging]:
     rng = np.random.default_rng(task.seed)
     neighbours = Neighbours(degree, richest, rng.permutation(len(degree)).astype(of_node.dtype))
     order = rng.permutation(num_clusters)
-    merging = _describe(of_node, num_clusters, weights, neighbours)
+    merging = Merging(
+        of_node=of_node,
+        into=np.arange(num_clusters, dtype=of_node.dtype),
+        weights=np.zeros((num_clusters, weights.shape[1])),
+        representative=np.full(num_clusters, NONE, of_node.dtype),
+    )
+    _add_nodes(weights, neighbours, merging)
     most = part_means(weights, task.num_parts) * (1 + task.imbalance) * (1 + _ROUND_OFF)
     _merge(order, most, neighbours, merging)
     return order, merging
@@ -117,32 +123,15 @@ def _cluster_nodes(task: AssignmentTask, degree: Array, tau: int) -> tuple[Array
 
     Nodes without edges have clusters of their own, and no richest neighbour.
     """
-    clusters = no_clusters(degree)
-    richest = np.full_like(clusters.of_node, NONE)
+    of_node = np.full(len(degree), NONE, index_dtype(len(degree)))
+    clusters = Clusters(degree, of_node, np.zeros(len(degree), np.int64))
+    richest = np.full_like(of_node, NONE)
     num_clusters = 0
     for src, dst in edge_chunks(task, "clustering nodes"):
         num_clusters = _cluster_edges(src, dst, tau, clusters, richest, num_clusters)
-    alone = np.flatnonzero(clusters.of_node == NONE)
-    clusters.of_node[alone] = np.arange(num_clusters, num_clusters + len(alone))
-    return clusters.of_node, num_clusters + len(alone), richest
-
-
-def no_clusters(degree: Array) -> Clusters:
-    """Nodes of these degrees, (N,), in no clusters yet."""
-    of_node = np.full(len(degree), NONE, index_dtype(len(degree)))
-    return Clusters(degree, of_node, np.zeros(len(degree), np.int64))
-
-
-def _describe(of_node: Array, num_clusters: int, weights: Array, neighbours: Neighbours) -> Merging:
-    """Weights and representatives of clusters."""
-    merging = Merging(
-        of_node=of_node,
-        into=np.arange(num_clusters, dtype=of_node.dtype),
-        weights=np.zeros((num_clusters, weights.shape[1])),
-        representative=np.full(num_clusters, NONE, of_node.dtype),
-    )
-    _add_nodes(weights, neighbours, merging)
-    return merging
+    alone = np.flatnonzero(of_node == NONE)
+    of_node[alone] = np.arange(num_clusters, num_clusters + len(alone))
+    return of_node, num_clusters + len(alone), richest
 
 
 def _assign(order: Array, merging: Merging, means: Array, num_parts: int) -> Array:

@@ -144,11 +144,7 @@ def within_capacity(weights: Array, share: float = 1.0) -> Constraints:
 
 
 def part_loads(part_of: Array, num_parts: int, constraints: Constraints) -> Array:
-    """What the parts hold, (P, K) float64.
-
-    Raises:
-        ConfigError: there is a part below 0 or above P - 1.
-    """
+    """What the parts hold, (P, K) float64; `ConfigError` where there is a part below 0 or above P - 1."""
     if len(part_of) and not 0 <= part_of.min() <= part_of.max() < num_parts:
         raise ConfigError(f"parts go from {part_of.min()} to {part_of.max()}; expected 0 to {num_parts - 1}.")
     loads = np.zeros((num_parts, len(constraints.limits)))
@@ -190,11 +186,7 @@ def edge_chunks(task: AssignmentTask, doing: str) -> Iterator[tuple[Array, Array
 
 
 def check_ends(src: Array, dst: Array, num_nodes: int, first_edge: int) -> None:
-    """Refuse edges, of which the first has the number `first_edge`, that end outside the graph.
-
-    Raises:
-        ConfigError: one does.
-    """
+    """Raise `ConfigError` where an edge ends outside the graph; the first one has the number `first_edge`."""
     wrong = [place for ids in (src, dst) if (place := first_outside(ids, num_nodes)) is not None]
     if wrong:
         edge = min(wrong)
@@ -213,15 +205,10 @@ def count_degrees(task: AssignmentTask) -> Array:
 
 
 def count_crossing(chunks: Iterable[tuple[Array, Array]], part_of: Array, num_parts: int) -> Crossing:
-    """Count edges and halo rows; memory is P / 8 bytes a node, rounded up.
-
-    Args:
-        chunks: sources and destinations, each a node from 0 to N - 1.
-        part_of: (N,) integers from 0 to P - 1.
-        num_parts: P.
+    """Count edges and halo rows by the parts of nodes, (N,); memory is P / 8 bytes a node, rounded up.
 
     Raises:
-        ConfigError: an edge ends outside the graph.
+        ConfigError: an edge of the chunks ends outside the graph.
     """
     crossing = Crossing(*np.zeros((2, num_parts, num_parts), np.int64))
     seen = np.zeros((len(part_of), (num_parts + 7) // 8), np.uint8)

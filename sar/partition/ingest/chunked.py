@@ -32,13 +32,10 @@ _CSV = pyarrow.csv.WriteOptions(include_header=False, delimiter=" ")
 
 
 def open_chunked(path: Path, scratch: Path, *, allow_nan: bool, allow_outside: bool) -> GraphSource:
-    """A graph in the chunked format.
+    """A graph in the chunked format, by its `metadata.json`, in which paths are relative to its folder or absolute.
 
-    Args:
-        path: the `metadata.json`; paths in it are relative to its folder, or absolute.
-        scratch: directory for copies in binary of edges and features that are text or Parquet.
-        allow_nan: whether there may be NaN in other columns than labels and masks.
-        allow_outside: whether it may name files outside of its folder, also by links.
+    Text and Parquet are copied to `scratch` in binary. NaN is never allowed in labels and masks. With `allow_outside`
+    there may be files outside of the folder, also by links.
 
     Raises:
         PartitionError: the file is missing or damaged, its entries contradict each other or the files it names, or one
@@ -84,7 +81,6 @@ class _Metadata:
         return cls(path, content, allow_outside)
 
     def error(self, what: str) -> PartitionError:
-        """An error in this file."""
         return PartitionError(f"{self.path}: {what}. Correct this file, or the files that it names.")
 
     def name(self) -> str:

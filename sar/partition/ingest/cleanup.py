@@ -217,9 +217,8 @@ def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder:
         files: list[ArrayFile] = []
         for records in stream:
             if not files:
-                files = [
-                    stack.enter_context(ArrayFile(folder / str(number), records.dtype)) for number in range(len(ranges))
-                ]
+                made = (ArrayFile(folder / str(number), records.dtype) for number in range(len(ranges)))
+                files = [stack.enter_context(file) for file in made]
             which = ((records[by] - start) // (end - start)).astype(np.uint8)
             order = np.argsort(which, kind="stable")
             bounds = np.searchsorted(which[order], np.arange(len(ranges) + 1))
@@ -235,10 +234,7 @@ def with_split(graph: GraphSource, shares: Sequence[float], seed: int) -> GraphS
     A node is labelled where its `label` is a number from 0 on, or has several columns. In a graph without labels, and
     with one node type, all nodes are divided.
 
-    Args:
-        graph: the graph.
-        shares: of the nodes in `train_mask`, `val_mask` and `test_mask`; positive, with a sum of at most 1.
-        seed: of the random choice.
+    The shares of the nodes in `train_mask`, `val_mask` and `test_mask` have a sum of at most 1.
 
     Raises:
         ConfigError: shares are no such numbers; there are masks already; or there are several node types and no labels.

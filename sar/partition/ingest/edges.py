@@ -1,8 +1,7 @@
 """The edges of one type, from files of any format: binary files are read where they lie, others copied once."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -65,11 +64,7 @@ class CheckedEdges(EdgeSource):
         return sum(edges.num_edges for _, edges in self.parts)
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        """As in `EdgeSource`.
-
-        Raises:
-            PartitionError: an ID is negative or too large.
-        """
+        """`PartitionError` where an ID is negative or too large."""
         pieces, first = [(np.empty(0, np.int64), np.empty(0, np.int64))], 0
         for where, edges in self.parts:
             low, high = max(start - first, 0), min(stop - first, edges.num_edges)
@@ -91,11 +86,8 @@ def open_edges(
     Text and Parquet are parsed now, into raw files. Where a number of nodes is unknown, all edges are read now.
 
     Args:
-        files: in order.
-        how: their format.
         num_nodes: of the source and the destination type; None: to be found.
-        scratch: directory for copies in binary.
-        name: of these copies.
+        scratch, name: directory for copies in binary, and what they are called.
 
     Raises:
         PartitionError: a file is missing or damaged, or an ID is no integer, negative or too large.
@@ -152,7 +144,6 @@ class PairEdges(EdgeSource):
         return self.pairs.shape[0]
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
-        """As in `EdgeSource`."""
         pairs = self.pairs[start:stop]
         return np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
 
@@ -223,9 +214,7 @@ def _from_pairs(array: StoredArray, *, by_end: bool) -> EdgeSource:
     if not by_end:
         return PairEdges(array)
     half = StoredArray(array.path, array.offset, array.shape[1:], array.stored)
-    other = StoredArray(
-        array.path, array.offset + prod(array.shape[1:]) * array.stored.itemsize, half.shape, half.stored
-    )
+    other = replace(half, offset=array.offset + array.row_bytes)
     return ArrayEdges(half, other)
 
 

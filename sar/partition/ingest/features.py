@@ -60,11 +60,7 @@ class FeatureSource:
 
 @dataclass(frozen=True)
 class CheckedColumn:
-    """A column of floating-point numbers from a file, without NaN; checked in every slice that is read.
-
-    column: that of the file.
-    where: the file, for errors.
-    """
+    """A column of floating-point numbers from a file, without NaN; checked in every slice that is read."""
 
     column: Column
     where: str
@@ -78,11 +74,7 @@ class CheckedColumn:
         return self.column.dtype
 
     def __getitem__(self, rows: slice, /) -> Array:
-        """The rows of a slice without a step.
-
-        Raises:
-            PartitionError: a number among them is NaN.
-        """
+        """The rows of a slice without a step; `PartitionError` where a number among them is NaN."""
         values = self.column[rows]
         with np.errstate(over="ignore", invalid="ignore"):
             suspicious = values.size and np.isnan(values.sum())  # also where inf - inf is; the sum costs least
@@ -96,14 +88,7 @@ class CheckedColumn:
 
 
 def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Column:
-    """The column, checked for NaN where it could have some and may not.
-
-    Args:
-        column: of a file.
-        name: of the field.
-        where: the file, for errors.
-        allow_nan: whether fields other than labels and masks may have NaN.
-    """
+    """The column, checked for NaN where it could have some and may not, as labels and masks never may."""
     if column.dtype.kind != "f" or (allow_nan and name not in _NEVER_NAN):
         return column
     return CheckedColumn(column, where)
@@ -112,16 +97,12 @@ def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Co
 def open_features(
     features: Mapping[str, Files], rows: Mapping[str, int | None], scratch: Path, *, allow_nan: bool
 ) -> dict[str, dict[str, Column]]:
-    """Find the features that were named.
+    """Find the features that were named; the columns by type and name.
 
     Args:
         features: files by `type/name`, or by `name` where there is one type.
         rows: nodes or edges by type; None: as many as the first of its features has.
         scratch: directory for copies in binary.
-        allow_nan: whether there may be NaN in other columns than labels and masks.
-
-    Returns:
-        Columns by type and name.
 
     Raises:
         ConfigError: there is no such type.
@@ -145,16 +126,9 @@ def open_features(
 
 
 def open_column(source: FeatureSource, key: str, rows: int | None, scratch: Path, *, allow_nan: bool) -> Column:
-    """Find a feature.
+    """Find the feature with the key `type/name`; text and Parquet are parsed now, into raw files under `scratch`.
 
-    Text and Parquet are parsed now, into raw files.
-
-    Args:
-        source: where it is.
-        key: of the feature, `type/name`.
-        rows: expected; None: any number.
-        scratch: directory for copies in binary.
-        allow_nan: whether there may be NaN; never in labels and masks.
+    `rows` is the number expected; None: any.
 
     Raises:
         PartitionError: a file is missing or damaged, the files do not fit together or have another number of rows.

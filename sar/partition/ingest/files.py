@@ -41,10 +41,10 @@ def find_files(files: Files) -> list[Path]:
     else:
         path = Path(files)
         if path.is_dir():
-            found = sorted((file for file in path.iterdir() if _visible(file)), key=_by_number)
+            found = sorted(filter(_visible, path.iterdir()), key=_by_number)
         elif has_magic(str(path)) and not path.exists():
             named = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-            found = sorted((file for file in named if _visible(file)), key=_by_number)
+            found = sorted(filter(_visible, named), key=_by_number)
         else:
             found = [path]
     if not found:
@@ -115,10 +115,7 @@ def find_column(path: Path, names: Sequence[str], wanted: str | int) -> int:
 def feature_columns(path: Path, names: Sequence[str], wanted: Sequence[str] | None) -> list[int]:
     """The numbers of the columns of a feature.
 
-    Args:
-        path: the file, for errors.
-        names: of its columns.
-        wanted: by name or number; `ALL_COLUMNS` alone: all; None: the only one.
+    `wanted` has names or numbers; `ALL_COLUMNS` alone: all; None: the only one. `path` is for errors.
 
     Raises:
         ConfigError: there are no such columns, or none were named where there are several.
@@ -137,11 +134,8 @@ def feature_columns(path: Path, names: Sequence[str], wanted: Sequence[str] | No
 def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] | None, shown: str) -> tuple[int, int]:
     """The columns of sources and destinations.
 
-    Args:
-        path: the file, for errors.
-        names: of its columns.
-        wanted: by name or number from 0; None: `src` and `dst` or the like, else the only two.
-        shown: the columns, for errors.
+    `wanted` has names or numbers from 0; None: `src` and `dst` or the like, else the only two. `path` and `shown`, the
+    columns in words, are for errors.
 
     Raises:
         ConfigError: there are no such columns, or none were named where there are more than two.
@@ -160,16 +154,11 @@ def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] |
 
 
 def check_edges(src: Array, dst: Array, limits: tuple[int, int], where: str, first_row: int) -> None:
-    """Refuse edges that end at no node.
+    """Raise `PartitionError` where an edge ends at no node.
 
-    Args:
-        src, dst: int64, (n,) each.
-        limits: numbers of nodes of the source and the destination type.
-        where: the file.
-        first_row: row in the file of the first edge.
-
-    Raises:
-        PartitionError: there is one.
+    src, dst: int64, (n,) each.
+    limits: numbers of nodes of the source and the destination type.
+    where, first_row: the file, and the row in it of the first edge.
     """
     for end, ids, limit in zip(("source", "destination"), (src, dst), limits, strict=True):
         row = first_outside(ids, limit)

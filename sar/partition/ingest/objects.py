@@ -165,11 +165,7 @@ def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: in
 
 
 def read_any_npz(path: str | PathLike[str], split: int = 0) -> GraphData | GraphSource:
-    """Read a graph from an `.npz` file, homogeneous or of several types; nothing in the file is unpickled.
-
-    Args:
-        path: file with the arrays of `GraphData.from_arrays` or `typed_graph`.
-        split: which split to take where a homogeneous graph has several.
+    """Read a graph from an `.npz` file with the arrays of `GraphData.from_arrays` or `typed_graph`; none is unpickled.
 
     Raises:
         ConfigError: the file is missing, damaged or does not fit the schema.

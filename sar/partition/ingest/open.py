@@ -127,9 +127,8 @@ def _with_types(
         stored = open_dgl_graph(file)
         edges = {of.etype: ArrayEdges(*(end.numpy() for end in of.edges.ends())) for of in stored.relations}
         node_data = {ntype: _columns(fields) for ntype, fields in stored.fields.items()}
-        graph = GraphSource(
-            stored.num_nodes, edges, node_data, {of.etype: _columns(of.fields) for of in stored.relations}
-        )
+        edge_data = {of.etype: _columns(of.fields) for of in stored.relations}
+        graph = GraphSource(stored.num_nodes, edges, node_data, edge_data)
 
     def checked(kind: str, fields: Mapping[str, Column]) -> dict[str, Column]:
         return {

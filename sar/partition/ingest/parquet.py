@@ -20,10 +20,7 @@ def parquet_edges(
 ) -> Iterator[tuple[Array, Array]]:
     """The edges of a file in chunks of int64.
 
-    Args:
-        path: Parquet file.
-        columns: of sources and destinations, as in `edge_columns`.
-        limits: sources and destinations are below these.
+    Columns are as in `edge_columns`; sources and destinations are below the limits.
 
     Raises:
         PartitionError: the file is missing or damaged, or an ID is missing, no integer, negative or too large.
@@ -47,9 +44,7 @@ def parquet_edges(
 def parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Array]:
     """A feature in chunks of rows: (n,) of one column, (n, F) of a column of lists, (n, C) of several columns.
 
-    Args:
-        path: Parquet file.
-        columns: as in `feature_columns`.
+    Columns are as in `feature_columns`.
 
     Raises:
         PartitionError: the file is missing or damaged, or holds other things than numbers.

@@ -66,13 +66,9 @@ class _Row(NamedTuple):
 def text_edges(
     path: Path, how: TextFormat, columns: Sequence[str | int] | None, limits: tuple[int, int]
 ) -> Iterator[tuple[Array, Array]]:
-    """The edges of a file in chunks of int64.
+    """The edges of a file in chunks of int64; it is unpacked on the way where its name ends in `.gz`.
 
-    Args:
-        path: text; unpacked on the way where its name ends in `.gz`.
-        how: its layout.
-        columns: of sources and destinations, as in `edge_columns`.
-        limits: sources and destinations are below these.
+    Columns are as in `edge_columns`; sources and destinations are below the limits.
 
     Raises:
         PartitionError: the file is missing or damaged, a line has another number of fields than the first one, or an
@@ -95,12 +91,8 @@ def text_edges(
 def text_rows(path: Path, delimiter: str | None, columns: Sequence[str] | None = None) -> Iterator[Array]:
     """A feature in chunks of rows: (n,) of one column, else (n, F).
 
-    Where all numbers are integers they are int64, else float32.
-
-    Args:
-        path: text; unpacked on the way where its name ends in `.gz`.
-        delimiter: as in `TextFormat`.
-        columns: as in `feature_columns`.
+    Where all numbers are integers they are int64, else float32. The file is unpacked on the way where its name ends in
+    `.gz`. Columns are as in `feature_columns`.
 
     Raises:
         PartitionError: the file is missing or damaged, or a line has another number of fields than the first one, or

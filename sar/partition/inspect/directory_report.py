@@ -170,10 +170,11 @@ class DirectoryReport:
 
     def as_text(self) -> str:
         """Tables for people."""
+        features = [(f"{one.type}/{one.name}", one.of, one.dtype, _width(one)) for one in self.features]
         blocks = [
             self._heading(),
             as_text([("type", "of", "number", "largest / mean"), *self._type_rows()]),
-            as_text([("feature", "of", "dtype", "width"), *self._feature_rows()], left=3) if self.features else "",
+            as_text([("feature", "of", "dtype", "width"), *features], left=3) if features else "",
             self.parts_as_text(),
             "\n".join(self.remarks),
             "\n".join(["not sound:", *(f"  {problem}" for problem in self.problems)]) if self.problems else "sound",
@@ -198,16 +199,12 @@ class DirectoryReport:
         )
 
     def _type_rows(self) -> list[tuple[str, ...]]:
-        kinds = (("nodes", self.num_nodes), ("edges", self.num_edges))
         balances = self.type_balances
         return [
             (name, of, f"{count:,}", f"{balances[of][name]:.3f}")
-            for of, counts in kinds
+            for of, counts in (("nodes", self.num_nodes), ("edges", self.num_edges))
             for name, count in counts.items()
         ]
-
-    def _feature_rows(self) -> list[tuple[str, ...]]:
-        return [(f"{one.type}/{one.name}", one.of, one.dtype, _width(one)) for one in self.features]
 
     def _part_rows(self, names: Sequence[str] | None) -> list[tuple[str, ...]]:
         masks = [mask.removesuffix("_mask") for mask in self.masks]

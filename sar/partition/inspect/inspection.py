@@ -259,13 +259,8 @@ def by_worker(
 ) -> tuple[DirectoryReport, list[WorkerContent]]:
     """The report with workers in place of parts, as `sar.load_dgl_partition_data` deals these out, and what each reads.
 
-    Holds one part's `graph.dgl` at a time, and the IDs of the nodes that one worker reads.
-
-    Args:
-        path: the directory's JSON file, or the directory.
-        report: on it, which found it sound.
-        workers: W.
-        allow_outside: as in `inspect_directory`.
+    Holds one part's `graph.dgl` at a time, and the IDs of the nodes that one worker reads. The report is one that found
+    the directory sound; `path` and `allow_outside` are as in `inspect_directory`.
 
     Raises:
         ConfigError: the number of workers is no positive one.

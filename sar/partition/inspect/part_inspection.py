@@ -103,13 +103,7 @@ def one_thread() -> Iterator[None]:
 
 
 def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent:
-    """Read all files of a part.
-
-    Args:
-        spec: the directory.
-        part: the part.
-        values: also look for NaN in features.
-    """
+    """Read all files of a part; with `values`, also look for NaN in features."""
     parts = spec.num_parts
     none = np.zeros((0, parts), np.int64)
     content = PartContent([], EdgesBetween.none(parts), EdgesBetween.none(parts), np.zeros(parts, np.int64), none, none)
@@ -134,8 +128,6 @@ def inspect_part(spec: PartitionJson, part: int, *, values: bool) -> PartContent
 
 
 class _GraphCheck:
-    """Checks the graph of one part."""
-
     def __init__(self, spec: PartitionJson, part: int, path: Path, content: PartContent) -> None:
         self._spec = spec
         self._part = part
@@ -189,13 +181,11 @@ class _GraphCheck:
                 )
             }
             if INNER_EDGE in marks:
-                found["edges are marked as inner and end at halo nodes, or the other way round"] = (
-                    marks[INNER_EDGE][chunk].bool() != comes_in
-                )
+                misses_mark = marks[INNER_EDGE][chunk].bool() != comes_in
+                found["edges are marked as inner and end at halo nodes, or the other way round"] = misses_mark
             if ETYPE in marks:
-                found[f"edges have another {ETYPE} than the ranges in {spec.path.name} say"] = (
-                    marks[ETYPE][chunk] != kind
-                )
+                other_type = marks[ETYPE][chunk] != kind
+                found[f"edges have another {ETYPE} than the ranges in {spec.path.name} say"] = other_type
             found["edges join other node types than their own type says"] = self._misses_type(
                 kind, types_of(node_id[src], spec.node_ranges), types_of(node_id[dst], spec.node_ranges)
             )
@@ -290,9 +280,8 @@ def _check_features(files: FeatureFiles, content: PartContent, *, values: bool) 
         if files.what == "nodes" and name in SPLIT:
             chosen = sum(int((rows != 0).sum()) for _, rows in stored.slices())
             content.split[name] = content.split.get(name, 0) + chosen
-        nan_rows = (
-            _rows_with_nan(path, key, stored, report) if values and stored.tensor_dtype.is_floating_point else None
-        )
+        counted = values and stored.tensor_dtype.is_floating_point
+        nan_rows = _rows_with_nan(path, key, stored, report) if counted else None
         dtype = str(stored.tensor_dtype).removeprefix("torch.")
         content.features.append(StoredFeature(files.what, type_id, name, dtype, tuple(stored.shape[1:]), nan_rows))
 
