@@ -65,11 +65,7 @@ class GraphData:
         return replace(self, src=np.concatenate([self.src[keep], loops]), dst=np.concatenate([self.dst[keep], loops]))
 
     def with_split(self, seed: int = 0) -> "GraphData":
-        """The graph with its own split, or a random one (60, 20, 20 % of the labelled nodes) where it has none.
-
-        Raises:
-            ConfigError: there are no labels.
-        """
+        """The graph with its own split, or a random one (60, 20, 20 %) of labelled nodes; `ConfigError` without any."""
         if all(key in self.node_data for key in SPLIT):
             return self
         if "label" not in self.node_data:

@@ -207,11 +207,7 @@ class GraphSource:
         return replace(self, edges=edges, edge_data={**self.edge_data, **fields})
 
     def without(self, relations: Collection[str]) -> "GraphSource":
-        """The graph without some edge types, each named `NTYPE:RELATION:NTYPE`.
-
-        Raises:
-            ConfigError: one is not there.
-        """
+        """The graph without edge types, each named `NTYPE:RELATION:NTYPE`; `ConfigError` where one is not there."""
         names = {":".join(etype): etype for etype in self.edges}
         unknown = sorted(set(relations) - names.keys())
         if unknown:

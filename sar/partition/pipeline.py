@@ -70,12 +70,9 @@ class OutputOptions:
 
 
 class Outcome(NamedTuple):
-    """What came of it.
+    """What came of it; the report is in the directory too, as `report.json`.
 
     json_file: what `sar.load_dgl_partition_data` takes.
-    assigned: which node went to which part, by what, and why by that.
-    written: counts of what the parts have.
-    report: what is in the directory, which has it as `report.json` too.
     """
 
     json_file: Path

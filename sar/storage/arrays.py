@@ -143,7 +143,6 @@ class ArrayFile:
         self.rows += len(rows)
 
     def array(self) -> StoredArray:
-        """What was written."""
         return StoredArray(self.path, 0, (self.rows, *self.row_shape), self.dtype)
 
     def __enter__(self) -> "ArrayFile":

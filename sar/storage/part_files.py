@@ -81,7 +81,6 @@ class PartFile:
                 )
 
     def read(self) -> LocalGraph:
-        """Read what the reader needs."""
         src, dst = self._relation.edges.ends()
         fields = {key: self.edges[key].load().long() for key in (EID, ORIG_ID) if key in self.edges}
         return LocalGraph(
@@ -278,7 +277,6 @@ class Feature(NamedTuple):
     is_bool: bool = False
 
     def load(self, device: torch.device, position: Tensor | None, empty: Callable[..., Tensor]) -> Tensor:
-        """Read it, as `StoredArray.load` does."""
         values = self.stored.load(device, position, empty=empty)
         return values.clamp_(max=1).view(torch.bool) if self.is_bool else values
 
@@ -312,11 +310,7 @@ class FeatureFiles:
         self._may_lack_files = spec.path.name == DISPATCH_JSON and not has_part_ids
 
     def features(self) -> list[Feature]:
-        """Find the features.
-
-        Raises:
-            PartitionError: the file is missing or damaged, or a feature has an unknown type or a wrong number of rows.
-        """
+        """All features; `PartitionError` where the file is missing or damaged, or as from `feature`."""
         path, tensors = self.tensors()
         return [self.feature(path, key, stored) for key, stored in tensors.items()]
 

@@ -51,7 +51,6 @@ class Needs:
     coarsens: bool = False
 
     def memory(self, task: AssignmentTask) -> int:
-        """Of a task."""
         of_nodes = task.graph.total_nodes * (self.node + self.weight * len(task.weights))
         entries = min(2 * task.graph.total_edges, coarse_entries(task.memory)) if self.coarsens else 0
         return self.base + of_nodes + self.edge * task.graph.total_edges + ENTRY_BYTES * entries
@@ -94,7 +93,6 @@ class AssigningOptions:
 
     parts: P, or what finds it.
     method: one that `method_named` knows.
-    seed: of every random choice.
     balance: node fields of which each part is to have about an equal sum, or `IN_EDGES`: edges, type by type. The nodes
         of every type are balanced in any case.
     imbalance: how much larger than the mean a part may be.
@@ -272,11 +270,7 @@ def choose(task: AssignmentTask) -> Choice:
 
 
 def auto(task: AssignmentTask) -> Array:
-    """Take the method that `choose` names, and log which and why.
-
-    Raises:
-        ConfigError: they do not even allow random parts.
-    """
+    """Take the method that `choose` names, and log which and why; the errors are those of `choose`."""
     choice = choose(task)
     logger.info("method auto takes '%s': %s", *choice)
     return METHODS[choice.method](task)

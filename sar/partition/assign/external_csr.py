@@ -109,7 +109,6 @@ class ExternalCsr:
 
     @property
     def node_dtype(self) -> Any:
-        """int32, or int64 from 2^31 nodes on."""
         return _node_dtype(self.num_nodes)
 
     @property

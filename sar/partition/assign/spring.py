@@ -18,7 +18,7 @@ _ROUND_OFF = 1e-9  # relative, of sums of weights
 class Clusters(NamedTuple):
     """Clusters of nodes while the edges come by (Hollocou et al., 2017).
 
-    degree: (N,), of every node.
+    degree: (N,).
     of_node: (N,), the cluster of every node, or `NONE`.
     volume: (N,) int64, the sum of degrees of each cluster.
     """
@@ -123,15 +123,20 @@ def _cluster_nodes(task: AssignmentTask, degree: Array, tau: int) -> tuple[Array
 
     Nodes without edges have clusters of their own, and no richest neighbour.
     """
-    of_node = np.full(len(degree), NONE, index_dtype(len(degree)))
-    clusters = Clusters(degree, of_node, np.zeros(len(degree), np.int64))
-    richest = np.full_like(of_node, NONE)
+    clusters = no_clusters(degree)
+    richest = np.full_like(clusters.of_node, NONE)
     num_clusters = 0
     for src, dst in edge_chunks(task, "clustering nodes"):
         num_clusters = _cluster_edges(src, dst, tau, clusters, richest, num_clusters)
-    alone = np.flatnonzero(of_node == NONE)
-    of_node[alone] = np.arange(num_clusters, num_clusters + len(alone))
-    return of_node, num_clusters + len(alone), richest
+    alone = np.flatnonzero(clusters.of_node == NONE)
+    clusters.of_node[alone] = np.arange(num_clusters, num_clusters + len(alone))
+    return clusters.of_node, num_clusters + len(alone), richest
+
+
+def no_clusters(degree: Array) -> Clusters:
+    """Nodes of these degrees, (N,), in no clusters yet."""
+    of_node = np.full(len(degree), NONE, index_dtype(len(degree)))
+    return Clusters(degree, of_node, np.zeros(len(degree), np.int64))
 
 
 def _assign(order: Array, merging: Merging, means: Array, num_parts: int) -> Array:

@@ -84,14 +84,12 @@ class _Metadata:
         return PartitionError(f"{self.path}: {what}. Correct this file, or the files that it names.")
 
     def name(self) -> str:
-        """Of the graph; empty where the file has none."""
         name = self.content.get("graph_name", "")
         if not isinstance(name, str):
             raise self.error(f"graph_name is {_short(name)}; expected a name")
         return name
 
     def types(self, key: str) -> list[str]:
-        """Names of the node or edge types."""
         names = self.content.get(key)
         if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
             raise self.error(f"{key} is {_short(names)}; expected a list of names")
@@ -100,7 +98,6 @@ class _Metadata:
         return names
 
     def edge_type(self, name: str, ntypes: Sequence[str]) -> CanonicalEtype:
-        """A canonical edge type from its name."""
         parts = name.split(":")
         if len(parts) != 3 or not {parts[0], parts[2]} <= {*ntypes}:
             raise self.error(
@@ -163,7 +160,6 @@ class _Metadata:
     def columns(
         self, key: str, rows: Mapping[str, int], scratch: Path, *, allow_nan: bool
     ) -> dict[str, dict[str, Column]]:
-        """By type and name the features of nodes or edges."""
         found: dict[str, dict[str, Column]] = {name: {} for name in rows}
         for name, fields in self.section(key, list(rows)).items():
             if not isinstance(fields, dict):

@@ -33,8 +33,7 @@ _END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), (
 def find_files(files: Files) -> list[Path]:
     """The files meant: of a directory or a pattern in the order of their names, numbers within names by value.
 
-    Raises:
-        PartitionError: there is no such file, or none at all.
+    `PartitionError` where there is no such file, or none at all.
     """
     if not isinstance(files, str | PathLike):
         found = [Path(file) for file in files]
@@ -99,11 +98,7 @@ def _by_number(file: Path) -> list[tuple[int, str]]:
 
 
 def find_column(path: Path, names: Sequence[str], wanted: str | int) -> int:
-    """The number of a column, from its name, or from its number as an integer or in digits.
-
-    Raises:
-        ConfigError: there is no such column, or several have the name.
-    """
+    """The number of a column, from its name or number, also in digits; `ConfigError` where there is not one such."""
     if isinstance(wanted, str) and names.count(wanted) == 1:
         return names.index(wanted)
     number = int(wanted) if isinstance(wanted, int) or wanted.isdecimal() else -1

@@ -142,7 +142,6 @@ def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: in
             `dgl.data` (`cora`, `reddit`, ...) or to the Open Graph Benchmark (`ogbn-arxiv`, ...), which are downloaded
             at first use.
         folder: where `.npz` files lie and downloads are kept; None for the packages' own defaults.
-        split: which split to take where the graph comes with several.
 
     Raises:
         ConfigError: the name is unknown, the download failed, or the graph is of another kind.

@@ -182,7 +182,6 @@ class _TextTable:
                 yield _Row(line, text, self._split(text))
 
     def bad_row(self, row: _Row, problem: str) -> PartitionError:
-        """The error for a line."""
         shown = row.text if len(row.text) < 80 else f"{row.text[:77]}..."
         return PartitionError(
             f"{self.path}, line {row.line}: {shown!r} {problem}. Correct the line, or name the right layout."

@@ -97,11 +97,7 @@ def inspect_parts(
 
 
 def largest_value(path: str | PathLike[str], name: str) -> float:
-    """The greatest value of a node feature over all parts, read in slices; arguments as `inspect_directory`.
-
-    Raises:
-        PartitionError: a file is missing or damaged, or no part has the feature.
-    """
+    """The greatest value of a node feature over all parts, read in slices; `PartitionError` if no part has a value."""
     spec = read_partition_json(path)
     found = [
         float(rows.max())
