@@ -1,6 +1,7 @@
 """Gradients of operands against autograd through the plain loops of the oracle."""
 
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
+DERIVATIVES = [(op, wrt) for op in OPS for wrt in ("lhs", "rhs") if (op, wrt) != ("copy_lhs", "rhs")]
 ATTEMPTS = 4 * settings.default.max_examples
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
@@ -87,6 +89,21 @@ def test_of_sum(case: Case) -> None:
     grad = oracle.draw_values(case.seed + 2, case.graph.num_dst, case.shape, case.lhs.dtype)
     total = oracle.aggregated_sum(case.graph, values, case.shape)
     case.check(grad, V, None, leaf, (total * grad.double()).sum() + 0 * leaf.sum())
+
+
+@pytest.mark.parametrize(("op", "wrt"), DERIVATIVES)
+def test_of_every_operation(op: str, wrt: str) -> None:
+    """Random cases may leave one out."""
+    graph = oracle.make_graph([(0, 0), (1, 0), (1, 1), (2, 1)], 3, 2)
+    tiles = [(begin, begin + 1, graph.block.select_sources(begin, begin + 1)) for begin in range(3)]
+    for lhs_target, rhs_target in product(Target, repeat=2):
+        lhs = oracle.draw_values(1, graph.rows(lhs_target), (3,), torch.float32)
+        rhs = oracle.draw_values(2, graph.rows(rhs_target), (3,), torch.float32, "nonzero")
+        case = Case(graph, tiles, op, wrt, lhs, lhs_target, rhs, rhs_target, 0)
+        leaf, values = case.messages()
+        grad = oracle.draw_values(3, graph.num_dst, case.shape, torch.float32)
+        total = oracle.aggregated_sum(graph, values, case.shape)
+        case.check(grad, V, None, leaf, (total * grad.double()).sum())
 
 
 @settings(max_examples=ATTEMPTS)
