@@ -125,13 +125,14 @@ def exchange_at_depth(mine, depth, both_ways, grads):
     fields = [data.nodes["x"]]
     plan, width = graph.call_context().relation.plan, RowFormat.of(fields)
     exchange = Exchange(group, plan, Settings.current(), width, pool, "an exchange", both_ways=both_ways)
-    group.agree("an exchange")
-    returns = GradientReturn(fields, lambda rows, values, total: None) if grads else None
-    start = comm.statistics()
-    received = exchange.exchange_tiles(torch.device("cpu"), fields, returns=returns)
-    at_once = (comm.statistics() - start).messages_sent
-    for tile in received:
-        assert (tile.grads is not None) == grads
+    with group.guard():  # else the call would stay this thread's
+        group.agree("an exchange")
+        returns = GradientReturn(fields, lambda rows, values, total: None) if grads else None
+        start = comm.statistics()
+        received = exchange.exchange_tiles(torch.device("cpu"), fields, returns=returns)
+        at_once = (comm.statistics() - start).messages_sent
+        for tile in received:
+            assert (tile.grads is not None) == grads
     assert pool.used == 0
     return at_once, pool.most, budget
 
