@@ -3,6 +3,7 @@
 import argparse
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,15 @@ def demo(*arguments: str, mark: str = "demo") -> subprocess.CompletedProcess[str
 
 
 def processes_left(mark: str) -> list[str]:
-    """Living processes that a demo with this mark started."""
+    """Processes that a demo with this mark started and that still live after a moment, which they take to end."""
+    deadline = time.monotonic() + 5
+    while (found := living(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def living(mark: str) -> list[str]:
+    """Processes that a demo with this mark started."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
