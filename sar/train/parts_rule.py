@@ -56,16 +56,18 @@ class PartsThatFit:
         _check(self.workers, self.memory)
         step = self._step
         most = max(self.workers, min(graph.total_nodes, MOST) // step * step)
-        best, in_turns, tried = None, None, dict[int, MemoryPlan]()
+        best, best_resident, tried = None, None, dict[int, MemoryPlan]()
         parts = self._fewest_equal(graph, most)
         fails = parts - step
         while best is None or best.num_parts - fails > step:
             assigned = assign_to(parts)
-            counts = self._count(graph, assigned)
-            resident = self._plan_resident(counts) if self._in_turns(parts) else None
+            part_of, in_width, num_classes = assigned.part_of, self.in_width, self.num_classes
+            counts = count_source(graph, part_of, parts, in_width=in_width, num_classes=num_classes)
+            in_turns = self._in_turns(parts)
+            resident = plan_resident(counts, self.workers, self.make_model, self.process) if in_turns else None
             largest = tried[parts] = self._largest(counts) if resident is None else resident.memory
             if largest.total <= self.memory:
-                best, in_turns = assigned, resident
+                best, best_resident = assigned, resident
             else:
                 fails = parts
                 if parts == most or _falls_no_more(tried):
@@ -75,17 +77,17 @@ class PartsThatFit:
             else:
                 estimate = -(-(largest.workers_to_fit(parts, self.memory) or 0) // step) * step
                 parts = min(estimate if estimate > parts and len(tried) == 1 else max(estimate, 2 * parts), most)
-        return _explained(best, self._reason(best.num_parts, tried, in_turns))
+        return _explained(best, self._reason(best.num_parts, tried, best_resident))
 
     def _fewest_equal(self, graph: GraphSource, most: int) -> int:
         """The fewest parts, q at least, that would fit if they were equal and read nothing from each other."""
-        whole = self._count(graph, _undivided(graph))
+        whole = _count_undivided(graph, self.in_width, self.num_classes)
 
         def plan_share(parts: int) -> MemoryPlan:
             if self._in_turns(parts):
-                pair = replace(self, workers=1)._plan_resident(even_share(whole, parts, shown=2))
+                pair = plan_resident(even_share(whole, parts, shown=2), 1, self.make_model, self.process)
                 return replace(pair, waiting=pair.waiting // pair.each * (parts // self.workers)).memory
-            return self._plan(even_share(whole, parts), 0)
+            return self._largest(even_share(whole, parts))
 
         largest, last = self.workers, None
         while (share := plan_share(largest)).total > self.memory:
@@ -96,44 +98,32 @@ class PartsThatFit:
         numbers = range(self.workers, largest + 1, self._step)
         return numbers[bisect_left(numbers, True, key=lambda parts: plan_share(parts).total <= self.memory)]
 
-    def _count(self, graph: GraphSource, assigned: Assigned) -> GraphCounts:
-        part_of, num_parts = assigned.part_of, assigned.num_parts
-        return count_source(graph, part_of, num_parts, in_width=self.in_width, num_classes=self.num_classes)
-
-    def _plan(self, counts: GraphCounts, part: int) -> MemoryPlan:
-        return plan_worker(counts, part, self.make_model, self.process).memory
-
     def _in_turns(self, parts: int) -> bool:
         return self.resident and parts > self.workers
 
-    def _plan_resident(self, counts: GraphCounts) -> ResidentPlan:
-        return plan_resident(counts, self.workers, self.make_model, self.process)
-
     def _largest(self, counts: GraphCounts) -> MemoryPlan:
         """What the largest part takes."""
-        return max((self._plan(counts, part) for part in _candidates(counts)), key=lambda memory: memory.total)
+        plans = (plan_worker(counts, part, self.make_model, self.process).memory for part in _candidates(counts))
+        return max(plans, key=lambda memory: memory.total)
 
-    def _reason(self, parts: int, tried: dict[int, MemoryPlan], in_turns: ResidentPlan | None) -> str:
-        said = [
-            self._how_many(parts, in_turns),
-            f"planned for {self.model}, {mega(self.memory)} MB a worker",
-            f"the largest of {parts} parts takes {_described(tried[parts])}",
-        ]
+    def _reason(self, parts: int, tried: dict[int, MemoryPlan], resident: ResidentPlan | None) -> str:
+        if resident is not None:
+            many = f"{parts} parts, {resident.each} in turns on each of {self.workers} workers; {resident.in_words()}"
+        else:
+            faster = ", which is faster than in turns: leave --resident out" if self.resident else ""
+            many = _how_many(parts, self.workers) + faster
+        largest = f"the largest of {parts} parts takes {_described(tried[parts])}"
+        said = [many, f"planned for {self.model}, {mega(self.memory)} MB a worker", largest]
         if parts > self.workers:
-            said[-1] += f"; beside code and parameters, {_limit(tried[parts])} limit most"
+            falling = ("data", "structure", "activations", "buffers")
+            limit = max(falling, key=lambda what: int(getattr(tried[parts], what)))
+            said[-1] += f"; beside code and parameters, {limit} limit most"
             less = parts - self._step
             if less in tried:
                 said.append(f"the largest of {less} would take {_described(tried[less])}")
             else:
                 said.append(f"{less} parts are too few even if equal and without halo")
         return "\n".join(said)
-
-    def _how_many(self, parts: int, in_turns: ResidentPlan | None) -> str:
-        """What the number means for the workers, which may hold one part at a time."""
-        if in_turns is not None:
-            return f"{parts} parts, {in_turns.each} in turns on each of {self.workers} workers; {in_turns.in_words()}"
-        faster = ", which is faster than in turns: leave --resident out" if self.resident else ""
-        return _how_many(parts, self.workers) + faster
 
     def _refusal(self, memory: MemoryPlan, whose: str, tried: dict[int, MemoryPlan]) -> str:
         before = "".join(f"; the largest of {parts} {mega(one.total)} MB" for parts, one in sorted(tried.items())[:-1])
@@ -166,7 +156,7 @@ class PartsByReserve:
             raise ConfigError(
                 f"{mega(self.reserve)} MB of a worker's {mega(self.memory)} MB are reserved; expected less than all."
             )
-        counts = count_source(graph, *_undivided(graph)[:2], in_width=1, num_classes=1)
+        counts = _count_undivided(graph, 1, 1)
         _, structure = counted_graph(counts, 0, CountingGroup(0, 1))
         size = counts.data_bytes(0) + structure.nbytes
         parts = max(self.workers, -(-size // room))
@@ -179,8 +169,9 @@ def _check(workers: int, memory: int) -> None:
         raise ConfigError(f"{workers} workers of {memory} bytes were named; expected at least 1 of each.")
 
 
-def _undivided(graph: GraphSource) -> Assigned:
-    return Assigned(np.zeros(graph.total_nodes, np.uint8), 1, Choice("", ""))
+def _count_undivided(graph: GraphSource, in_width: int | None, num_classes: int | None) -> GraphCounts:
+    part_of = np.zeros(graph.total_nodes, np.uint8)
+    return count_source(graph, part_of, 1, in_width=in_width, num_classes=num_classes)
 
 
 def _explained(assigned: Assigned, reason: str) -> Assigned:
@@ -198,16 +189,10 @@ def _how_many(parts: int, workers: int) -> str:
     )
 
 
-def _limit(memory: MemoryPlan) -> str:
-    """The largest part of what falls with the number of parts."""
-    return max(("data", "structure", "activations", "buffers"), key=lambda part: int(getattr(memory, part)))
-
-
 def _described(memory: MemoryPlan) -> str:
     """The sum, and what it is made of, the largest first."""
-    parts = sorted(PARTS, key=lambda part: -int(getattr(memory, part)))
-    sizes = {part: getattr(memory, part) for part in parts}
-    return f"{mega(memory.total)} MB: " + ", ".join(f"{part} {mega(size)}" for part, size in sizes.items() if size)
+    sizes = sorted(((part, int(getattr(memory, part))) for part in PARTS), key=lambda of: -of[1])
+    return f"{mega(memory.total)} MB: " + ", ".join(f"{part} {mega(size)}" for part, size in sizes if size)
 
 
 def _candidates(counts: GraphCounts) -> list[int]:
