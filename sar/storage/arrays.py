@@ -159,23 +159,21 @@ def _bytes_of(rows: Array) -> memoryview:
 def open_file(path: Path, advice: str = "copy it again, or write it again.") -> BinaryIO:
     """Open a file for reading; `advice` says what to do where that is not possible. See [Note: sums while reading].
 
-    Raises:
-        PartitionError: it is missing, cannot be read, or is a pipe or a device, which might never end.
+    `PartitionError` where it is missing, cannot be read, or is a pipe or a device, which might never end.
     """
+
+    def open_at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)  # else opening a pipe waits until somebody writes
+
     sums = sums_of(path)
     try:
-        file = open(path, "rb", -1 if sums is None else 0, opener=_open_at_once)  # noqa: SIM115  the caller closes it
+        file = open(path, "rb", -1 if sums is None else 0, opener=open_at_once)  # noqa: SIM115  the caller closes it
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise unreadable(path, error, advice) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise PartitionError(f"{path} is a pipe or a device; expected a file; {advice}")
     return cast(BinaryIO, file if sums is None else CheckedFile(file, sums))
-
-
-def _open_at_once(name: str, flags: int) -> int:
-    """Open without waiting for somebody to write, as opening a pipe does."""
-    return os.open(name, flags | os.O_NONBLOCK)
 
 
 _CHECK_NAME = "check its name, and copy it again."
@@ -187,13 +185,10 @@ def unreadable(path: Path, error: OSError | ValueError, advice: str = _CHECK_NAM
 
 
 def open_npy(path: Path) -> tuple[StoredArray, bool]:
-    """Find the array in an `.npy` file without reading it; nothing is unpickled.
+    """The array of an `.npy` file, and whether it lies there as the transpose of what was saved (Fortran order).
 
-    Returns:
-        The array as it lies in the file, and whether that is the transpose of what was saved (Fortran order).
-
-    Raises:
-        PartitionError: the file is missing, truncated, no `.npy` file, or holds other things than numbers.
+    It is not read, and nothing is unpickled. `PartitionError` where the file is missing, truncated, no `.npy` file, or
+    holds other things than numbers.
     """
     with open_file(path, _CHECK_NAME) as file:
         try:

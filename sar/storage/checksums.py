@@ -68,15 +68,16 @@ class FileSums(NamedTuple):
         if (size := self.path.stat().st_size) != self.size:
             raise _damaged(f"{self.path} has {size} bytes, but {self.size} were written")
 
-    def check(self) -> None:
-        """Read the whole file, and raise `PartitionError` where it is not what was written."""
-        self.check_size()
+    def problem(self) -> str:
+        """Read the whole file; says how it is not what was written, if so."""
         try:
+            self.check_size()
             wrong = [i for i, (a, b) in enumerate(zip_longest(slice_sums(self.path), self.sums)) if a != b]
         except OSError as error:
-            raise PartitionError(f"Cannot read {self.path} ({error.strerror}). Copy it again.") from error
-        if wrong:
-            raise self.mismatch(len(wrong), wrong[0])
+            return f"Cannot read {self.path} ({error.strerror}). Copy it again."
+        except PartitionError as error:
+            return str(error)
+        return str(self.mismatch(len(wrong), wrong[0])) if wrong else ""
 
     def mismatch(self, count: int, first: int) -> PartitionError:
         """The error where so many slices differ, of which this is the first."""
@@ -115,17 +116,11 @@ def damage(folder: Path) -> list[str]:
     """What is wrong with the files of a part, by their checksums; also that it has none."""
     if not (folder / SUMS).exists():
         return [f"{folder} has no {SUMS}: there are no checksums to verify its files by, as sar writes them."]
-    problems: list[str] = []
     try:
         files = read_sums(folder).values()
     except PartitionError as error:
         return [str(error)]
-    for file in files:
-        try:
-            file.check()
-        except PartitionError as error:
-            problems.append(str(error))
-    return problems
+    return [problem for file in files if (problem := file.problem())]
 
 
 def _damaged(problem: str) -> PartitionError:
@@ -140,8 +135,7 @@ _known = PerThread(_NO_SUMS)
 def verifying(folder: Path) -> Iterator[None]:
     """Compare with the checksums of a part, where it has any, what is read of its files inside.
 
-    Raises:
-        PartitionError: a file is missing, or has another size; so do reads inside where the bytes are others.
+    `PartitionError` where a file is missing, or has another size; and from reads inside where the bytes are others.
     """
     known = read_sums(folder)
     for sums in known.values():

@@ -61,8 +61,7 @@ class StoredEdges(NamedTuple):
     def ends(self) -> tuple[Tensor, Tensor]:
         """Read sources and destinations in the order of edge IDs, (E,) each.
 
-        Raises:
-            PartitionError: they are outside of the graph, or edge IDs are not 0 to E - 1, each once.
+        `PartitionError` where they are outside of the graph, or edge IDs are not 0 to E - 1, each once.
         """
         columns = self._read(self.columns, self.num_edges, self.num_columns)
         if self.kind == COO:
@@ -120,13 +119,16 @@ class StoredGraph(NamedTuple):
 def open_graph(path: Path) -> StoredGraph:
     """Find the only graph of a file; its values are not read.
 
-    Raises:
-        PartitionError: the file is missing or damaged, or holds another number of graphs.
+    `PartitionError` where the file is missing or damaged, or holds another number of graphs.
     """
     with open_file(path) as file:
         cursor = Cursor(path, file)
         start, end = _place(cursor)
-        _check_header(cursor)
+        cursor.move(0)
+        cursor.mark(GRAPH_FILE_MARK, "a graph file")
+        version, kind = cursor.numbers("QQ")
+        if (version, kind) != (_VERSION, _HETEROGRAPHS):
+            raise cursor.unknown(f"graphs of version {version} and kind {kind}")
         cursor.move(start)
         graph = _graph(cursor)
         if cursor.at != end:
@@ -154,14 +156,6 @@ def _place(cursor: Cursor) -> tuple[int, int]:
         f"{cursor.path} is truncated, or no DGL graph file: its {cursor.size} bytes do not end with a table of graphs. "
         "Copy it again, or write it again."
     )
-
-
-def _check_header(cursor: Cursor) -> None:
-    cursor.move(0)
-    cursor.mark(GRAPH_FILE_MARK, "a graph file")
-    version, kind = cursor.numbers("QQ")
-    if (version, kind) != (_VERSION, _HETEROGRAPHS):
-        raise cursor.unknown(f"graphs of version {version} and kind {kind}")
 
 
 def _graph(cursor: Cursor) -> StoredGraph:

@@ -55,12 +55,9 @@ class LocalGraph:
 
 
 class PartFile:
-    """A `graph.dgl`: what it has, before it is read.
+    """A `graph.dgl`: what it has, before it is read; `PartitionError` where it is missing, damaged or something else.
 
     nodes, edges: fields of DGL's own, a whole number for each node or edge.
-
-    Raises:
-        PartitionError: the file is missing or damaged, or holds something else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,9 +139,7 @@ def canonical_edge_types(spec: PartitionJson, graph: LocalGraph, part: int) -> l
     """Name the edge types as (source type, relation, destination type).
 
     Plain names get their node types from an edge of that type, in this partition if it has one, else in the others.
-
-    Raises:
-        PartitionError: no file at hand has an edge of some type, or the JSON file lacks the node types that one names.
+    `PartitionError` where no file at hand has an edge of some type, or the JSON file lacks the node types of one.
     """
     names = {type_id: parse_edge_type(name) for type_id, name in enumerate(spec.edge_types)}
     if len(spec.node_types) == 1:
@@ -325,19 +320,14 @@ class FeatureFiles:
         return path, open_tensors(path)
 
     def feature(self, path: Path, key: str, stored: StoredArray) -> Feature:
-        """The feature that a file has under `type/name`, or `name` where there is one type.
-
-        Raises:
-            PartitionError: it has an unknown type or a wrong number of rows.
-        """
+        """The feature under `type/name`, or `name` where there is one type; `PartitionError` if it does not fit."""
         type_name, slash, name = key.partition("/")
         return self._checked(path, key, type_name if slash else None, name if slash else key, stored)
 
     def original_ids(self) -> list[Feature]:
         """Find the IDs in the input graph, one feature for each type; none where the directory lacks them.
 
-        Raises:
-            PartitionError: the file is damaged, or has not exactly one ID for every node or edge.
+        `PartitionError` where the file is damaged, or has not exactly one ID for every node or edge.
         """
         path = self.spec.files[self.part].get(self.what)
         if path is None or not os.path.exists(path):

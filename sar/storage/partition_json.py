@@ -119,10 +119,8 @@ class PartitionJson:
 def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outside: bool = False) -> PartitionJson:
     """Read and check the JSON file of a partition directory, which is given by the file or the directory.
 
-    With `allow_outside` it may name files outside of its directory, also by links.
-
-    Raises:
-        PartitionError: the file is missing, is not JSON, lacks a key, contradicts itself, or names a file outside.
+    With `allow_outside` it may name files outside of its directory, also by links. `PartitionError` where the file is
+    missing, is not JSON, lacks a key, contradicts itself, or names a file outside.
     """
     path = _find(Path(partition_json_file))
     content = _load(path)
@@ -304,10 +302,8 @@ def _part_files(path: Path, content: dict[str, Any], num_parts: int, *, allow_ou
 def check_inside(what: str, file: Path, folder: str) -> None:
     """Refuse what leads out of the folder; a directory from elsewhere could name any file of this machine.
 
-    `what` says in errors what names the file; `folder` is an `os.path.realpath`.
-
-    Raises:
-        PartitionError: the file is not below the folder, also by a link.
+    `what` says in errors what names the file; `folder` is an `os.path.realpath`. `PartitionError` where the file is not
+    below it, also by a link.
     """
     try:
         real = os.path.realpath(file)

@@ -218,11 +218,7 @@ def tensor_file_layout(specs: Mapping[str, ArraySpec]) -> FileLayout:
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type as which DGL's files hold a field: little-endian, and uint8 for bool, like DGL.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """The type as which DGL's files hold a field: little-endian, and uint8 for bool; `ConfigError` if they cannot."""
     stored = np.dtype(np.uint8) if dtype.kind == "b" else dtype.newbyteorder("<")
     if stored not in _CODES:
         raise ConfigError(f"its type is {dtype}; expected uint8, signed integers, floats of up to 64 bits, or bool.")
