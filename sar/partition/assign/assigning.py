@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, cast
 import numpy as np
 
 from sar.errors import ConfigError
+from sar.id_slices import pieces
 from sar.logging_setup import logger
 from sar.partition.assign.assignment_files import read_assignment, write_assignment
 from sar.partition.assign.ldg import ldg
@@ -120,15 +121,12 @@ def assign(
     progress: Progress,
     more: Mapping[str, Array] | None = None,
 ) -> Assigned:
-    """Find the part of every node.
+    """Find the part of every node; `ConfigError` where options, or an assignment's files, do not fit the graph.
 
     Args:
         scratch: directory for a method's files, made and removed again.
         memory: bytes that the method may use beyond what is there now.
         more: what else to balance, (N,) numbers each.
-
-    Raises:
-        ConfigError: options do not fit the graph, or an assignment's files do not.
     """
     if options.write_assignment is not None and _taken(options.write_assignment):
         raise ConfigError(f"'{options.write_assignment}' holds something already; name another directory for it.")
@@ -144,19 +142,15 @@ def assign(
     scratch.mkdir()
     task = AssignmentTask(graph, options.parts, scratch, options.seed, weights, options.imbalance, memory, progress)
     choice = choose(task) if options.method == AUTO else Choice(options.method, "asked for")
-    if options.volume_bound is not None:
-        task = _with_bound(task, options.volume_bound, choice.method)
+    if (bound := options.volume_bound) is not None:
+        if choice.method != SPRING:
+            raise ConfigError(f"a volume bound is for the method '{SPRING}'; the method is '{choice.method}'.")
+        if not 0 < bound < np.inf:
+            raise ConfigError(f"the volume bound is {bound}; expected a number above 0, such as 0.5.")
+        task = replace(task, volume_bound=bound)
     part_of = _checked(method_named(choice.method)(task), choice.method, task)
     shutil.rmtree(scratch)
     return Assigned(part_of, options.parts, choice)
-
-
-def _with_bound(task: AssignmentTask, bound: float, method: str) -> AssignmentTask:
-    if method != SPRING:
-        raise ConfigError(f"a volume bound is for the method '{SPRING}'; the method is '{method}'.")
-    if not 0 < bound < np.inf:
-        raise ConfigError(f"the volume bound is {bound}; expected a number above 0, such as 0.5.")
-    return replace(task, volume_bound=bound)
 
 
 def write_once(folder: Path, graph: GraphSource, assigned: Assigned) -> None:
@@ -193,9 +187,7 @@ def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Arr
     """What each node adds to sums that parts are to share evenly, (N,) each.
 
     Where there are several node types, each is one such sum; `balance` names others, as in `AssigningOptions`.
-
-    Raises:
-        ConfigError: there is no such field, or it does not have a number from 0 on for each node.
+    `ConfigError` where there is no such field, or it does not have a number from 0 on for each node.
     """
     weights: dict[str, Array] = {}
     if len(graph.num_nodes) > 1:
@@ -235,10 +227,8 @@ def _field(graph: GraphSource, name: str) -> Array:
     # Whole numbers stay whole, as their limits are rounded up.
     weight = np.zeros(graph.total_nodes, np.result_type(*(column.dtype for column in columns.values())))
     for ntype, column in columns.items():
-        first = graph.first_node[ntype]
-        for start in range(0, column.shape[0], CHUNK_ROWS):
-            rows = column[start : start + CHUNK_ROWS]
-            weight[first + start : first + start + len(rows)] = rows
+        for chunk in pieces(column.shape[0], CHUNK_ROWS):
+            weight[graph.nodes_of(ntype)][chunk] = column[chunk]
     if not (weight >= 0).all():
         raise ConfigError(f"balance of '{name}': node {int(np.argmin(weight >= 0))} has NaN or less than 0.")
     return weight
@@ -247,14 +237,12 @@ def _field(graph: GraphSource, name: str) -> Array:
 def choose(task: AssignmentTask) -> Choice:
     """The method with the smallest cut to expect, of those that `task.memory` and the free disk space allow.
 
-    Raises:
-        ConfigError: they do not even allow random parts.
+    `ConfigError` where they do not even allow random parts.
     """
     free = shutil.disk_usage(task.scratch).free
     passed = []
     for name, needs in NEEDS.items():
-        memory = needs.memory(task)
-        disk = needs.disk * task.graph.total_edges
+        memory, disk = needs.memory(task), needs.disk * task.graph.total_edges
         if task.memory is not None and memory > task.memory:
             passed.append(f"{name} needs about {_mib(memory)}")
         elif disk > free:
@@ -290,8 +278,7 @@ METHODS: dict[str, Method] = {
 def method_named(name: str) -> Method:
     """The method of this name: one of `METHODS`, else an entry point of an installed package.
 
-    Raises:
-        ConfigError: there is no such method, or the package that brings it cannot be imported.
+    `ConfigError` where there is no such method, or the package that brings it cannot be imported.
     """
     if name in METHODS:
         return METHODS[name]

@@ -16,7 +16,6 @@ from sar.errors import ConfigError
 from sar.storage.arrays import Array
 
 META = "partition_meta.json"
-VERSION = "1.0.0"
 _BLOCK = 1 << 22  # bytes read, and lines written, at a time
 
 
@@ -60,7 +59,7 @@ def write_assignment(
                 block = parts[first : min(first + _BLOCK, start + count)]
                 stream.writelines(map(lines.__getitem__, block.tolist()))
         start += count
-    meta = {"version": VERSION, "num_parts": num_parts, "algo_name": algo_name}
+    meta = {"version": "1.0.0", "num_parts": num_parts, "algo_name": algo_name}
     (folder / META).write_text(json.dumps(meta) + "\n", encoding="utf-8")
 
 

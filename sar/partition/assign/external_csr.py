@@ -31,7 +31,7 @@ PIECE = 1 << 17
 """Edges that are written to buckets at a time."""
 
 Pieces = Callable[[], Iterator[tuple[Array, Array, Array | None]]]
-"""Sources, destinations and weights of edges, piece by piece: all with weights, or none."""
+"""Nodes, their neighbours, and weights of entries, piece by piece: all with weights, or none."""
 
 
 class Window(NamedTuple):
@@ -87,8 +87,7 @@ class ExternalCsr:
     ) -> "ExternalCsr":
         """The lists of a graph, whose edges are read twice; the folder is made.
 
-        Raises:
-            ConfigError: an edge ends outside the graph, or the disk is full.
+        `ConfigError` where an edge ends outside the graph, or the disk is full.
         """
         node = _node_dtype(graph.total_nodes)
         edges_read = 0
@@ -97,7 +96,8 @@ class ExternalCsr:
             nonlocal edges_read
             for src, dst in graph.chunks(PIECE):
                 check_ends(src, dst, graph.total_nodes, edges_read % graph.total_edges)
-                yield src.astype(node), dst.astype(node), None
+                ends = np.stack([src, dst], axis=1, dtype=node)
+                yield ends.reshape(-1), ends[:, ::-1].reshape(-1), None
                 edges_read += len(src)
                 progress(edges_read / (2 * graph.total_edges))
 
@@ -139,8 +139,7 @@ class ExternalCsr:
     def contracted(self, cluster: Array, num_clusters: int, folder: Path, bucket: int = BUCKET) -> "ExternalCsr":
         """The weighted lists of the graph whose nodes are this graph's clusters, (N,); the folder is made.
 
-        Raises:
-            ConfigError: the disk is full.
+        `ConfigError` where the disk is full.
         """
 
         def pieces() -> Iterator[tuple[Array, Array, Array]]:
@@ -204,10 +203,10 @@ def _largest(indptr: Array, bounds: list[int]) -> int:
 
 
 def _build(folder: Path, num_nodes: int, pieces: Pieces, bucket: int, weighted: bool) -> ExternalCsr:
-    """[Note: two passes]. Weighted pieces have both directions already, and parallel edges among them are merged."""
+    """[Note: two passes]. Pieces have both directions of every edge; weighted parallel edges are merged."""
     indptr = np.zeros(num_nodes + 1, np.int64)
-    for src, dst, _ in pieces():
-        _count(src, dst, not weighted, indptr)
+    for own, others, _ in pieces():
+        _count(own, others, indptr)
     np.cumsum(indptr, out=indptr)
     folder.mkdir()
     unsorted = folder / "unsorted"
@@ -233,14 +232,14 @@ def _record(num_nodes: int, weighted: bool) -> np.dtype[Any]:
 
 
 def _write_buckets(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weighted: bool) -> None:
-    """Write all edges as records, those of a bucket side by side, each bucket where its lists would be."""
+    """Write all entries as records, those of a bucket side by side, each bucket where its lists would be."""
     record = _record(len(indptr) - 1, weighted)
     bucket_of = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(bounds))
     begin = indptr[bounds]  # where the next record of each bucket goes
-    for src, dst, weights in pieces():
-        records = np.empty(2 * len(src), record)
+    for own, others, weights in pieces():
+        records = np.empty(len(own), record)
         ends = np.zeros(len(bounds), np.int64)
-        _sort_by_bucket(src, dst, weights, bucket_of, ends, records)
+        _sort_by_bucket(own, others, weights, bucket_of, ends, records)
         for bucket in np.flatnonzero(np.diff(ends)).tolist():
             of_bucket = records[ends[bucket] : ends[bucket + 1]]
             file.seek(int(begin[bucket]) * record.itemsize)
@@ -274,13 +273,11 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], wei
 
 
 @compiled
-def _count(src: Array, dst: Array, both: bool, indptr: Array) -> None:
-    """Add to indptr[v + 1] the edges that node v has in its list."""
-    for i in range(src.size):
-        if src[i] != dst[i]:
-            indptr[src[i] + 1] += 1
-            if both:
-                indptr[dst[i] + 1] += 1
+def _count(own: Array, others: Array, indptr: Array) -> None:
+    """Add to indptr[v + 1] the entries that node v has in its list."""
+    for i in range(own.size):
+        if own[i] != others[i]:
+            indptr[own[i] + 1] += 1
 
 
 @compiled
@@ -293,29 +290,21 @@ def _take(next_place: Array, which: int) -> int:
 
 @compiled
 def _sort_by_bucket(
-    src: Array, dst: Array, weights: Array | None, bucket_of: Array, ends: Array, records: Array
+    own: Array, others: Array, weights: Array | None, bucket_of: Array, ends: Array, records: Array
 ) -> None:
-    """Write edges to records, ordered by bucket; those of bucket b end at ends[b + 1].
-
-    weights: None: edges have none, and are written both ways round.
-    """
-    for i in range(src.size):
-        if src[i] != dst[i]:
-            ends[bucket_of[src[i]] + 1] += 1
-            if weights is None:
-                ends[bucket_of[dst[i]] + 1] += 1
+    """Write entries to records, ordered by bucket; those of bucket b end at ends[b + 1]."""
+    for i in range(own.size):
+        if own[i] != others[i]:
+            ends[bucket_of[own[i]] + 1] += 1
     for b in range(1, ends.size):
         ends[b] += ends[b - 1]
     # ends[b] is where the next record of bucket b goes; when all are placed it has become where the bucket ends.
-    for i in range(src.size):
-        if src[i] != dst[i]:
-            place = _take(ends, bucket_of[src[i]])
-            records[place].own, records[place].other = src[i], dst[i]
+    for i in range(own.size):
+        if own[i] != others[i]:
+            place = _take(ends, bucket_of[own[i]])
+            records[place].own, records[place].other = own[i], others[i]
             if weights is not None:
                 records[place].weight = weights[i]
-            else:
-                place = _take(ends, bucket_of[dst[i]])
-                records[place].own, records[place].other = dst[i], src[i]
     for b in range(ends.size - 1, 0, -1):
         ends[b] = ends[b - 1]
     ends[0] = 0

@@ -19,8 +19,7 @@ EDGE_BYTES = 170
 def metis(task: AssignmentTask) -> Array:
     """METIS on the whole graph, with one constraint for the number of nodes and one for each weight.
 
-    Raises:
-        ConfigError: the graph has too many edges for the installed METIS, or for the memory allowed.
+    `ConfigError` where the graph has too many edges for the installed METIS, or for the memory allowed.
     """
     needed = EDGE_BYTES * task.graph.total_edges
     if task.memory is not None and needed > task.memory:
@@ -42,16 +41,12 @@ def is_trivial(csr: ExternalCsr, task: AssignmentTask) -> bool:
 
 
 def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries: int, trials: int = 1) -> Array:
-    """The part of each node by METIS, (N,) int32.
+    """The part of each node by METIS, (N,) int32; `ConfigError` where there are too many edges for the installed one.
 
-    Args:
-        csr: neighbour lists of N > P nodes, not all empty.
-        weights: (N, K), in units of the capacity of a part.
-        most_entries: about so many entries are given to METIS where there are more.
-        trials: of which the best counts.
-
-    Raises:
-        ConfigError: there are too many edges for the installed METIS.
+    csr: neighbour lists of N > P nodes, not all empty.
+    weights: (N, K), in units of the capacity of a part.
+    most_entries: about so many entries are given to METIS where there are more.
+    trials: of which the best counts.
     """
     unit = _sum_of_weights(csr) / most_entries if csr.num_entries > most_entries else 1.0
     lists = _adjacency_lists(csr, unit, task.seed)
@@ -74,9 +69,8 @@ def _adjacency_lists(csr: ExternalCsr, unit: float, seed: int) -> AdjacencyLists
     indptr = np.zeros(csr.num_nodes + 1, METIS_INTEGER)
     for window in csr.windows():
         _count_entries(window, unit, np.uint64(seed), indptr)
-    total = int(indptr.sum(dtype=np.int64))
-    if total > np.iinfo(METIS_INTEGER).max:
-        most = np.iinfo(METIS_INTEGER).max
+    total, most = int(indptr.sum(dtype=np.int64)), np.iinfo(METIS_INTEGER).max
+    if total > most:
         raise ConfigError(f"METIS takes at most {most} neighbours, this graph has {total}; use 'multilevel'.")
     np.cumsum(indptr, out=indptr)
     neighbours, weights = np.empty((2, total), METIS_INTEGER)

@@ -24,6 +24,7 @@ from sar.partition.assign.task import (
     emptiest,
     fullness,
     has_capacity,
+    part_loads,
     within_capacity,
 )
 from sar.storage.arrays import Array
@@ -124,9 +125,7 @@ def cluster(
     cluster would be the best, or which have no neighbours like them; so stars shrink too.
 
     A cluster may have `limit` of each of the nodes' weights, (N, K). There are at most `passes`; the seed decides ties.
-
-    Returns:
-        The cluster of every node, (N,), and how many clusters there are.
+    Returned are the cluster of every node, (N,), and how many clusters there are.
     """
     label = np.arange(csr.num_nodes, dtype=csr.node_dtype)
     constraints, loads = within_capacity(weights, limit), weights.copy()
@@ -167,8 +166,8 @@ def refine(
 
     Weights, (N, K), are in units of the capacity of a part. There are at most `passes`; the seed decides ties.
     """
-    loads = np.stack([np.bincount(part_of, weights=column, minlength=num_parts) for column in weights.T], axis=1)
     constraints = within_capacity(weights)
+    loads = part_loads(part_of, num_parts, constraints)
     tally = Tally(np.zeros(num_parts), np.empty(num_parts, np.int64))
     for i in range(passes):
         moved = 0

@@ -87,9 +87,6 @@ def spring(task: AssignmentTask) -> Array:
     Weights of the task are not in the paper: a merged cluster must not exceed beta times the mean of any of them, a
     part is as full as its largest load relative to the mean, and `rebalance` has the last word. Without weights the
     result is the paper's, unless it leaves a part above beta N / P.
-
-    Returns:
-        The part of every node, (N,) int32.
     """
     order, merging = merged_clusters(task)
     task.progress("assigning clusters", 1.0)
@@ -119,10 +116,7 @@ def merged_clusters(task: AssignmentTask) -> tuple[Array, Merging]:
 
 
 def _cluster_nodes(task: AssignmentTask, degree: Array, tau: int) -> tuple[Array, int, Array]:
-    """Lines 2 to 17: the cluster of every node, (N,); the number of clusters; the richest neighbours, (N,).
-
-    Nodes without edges have clusters of their own, and no richest neighbour.
-    """
+    """Lines 2 to 17: the cluster of every node, (N,); the number of clusters; the richest neighbours, (N,)."""
     clusters = no_clusters(degree)
     richest = np.full_like(clusters.of_node, NONE)
     num_clusters = 0

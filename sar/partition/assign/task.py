@@ -92,10 +92,7 @@ class AssignmentTask:
         """What nodes weigh and what parts may hold: first by number of nodes, then by each of the weights.
 
         A limit is (1 + imbalance) times the mean; where nodes or whole numbers are counted, at least the mean rounded
-        up.
-
-        Raises:
-            ConfigError: a weight has another length than there are nodes, or is negative or not finite.
+        up. `ConfigError` where a weight has another length than there are nodes, or is negative or not finite.
         """
         num_nodes = self.graph.total_nodes
         if self.num_parts < 1:
@@ -153,17 +150,13 @@ def part_loads(part_of: Array, num_parts: int, constraints: Constraints) -> Arra
 
 
 def list_schedule(weights: Array, means: Array, loads: Array) -> Array:
-    """Give items one after the other to the part with the smallest load (Graham, 1969).
+    """Give items one after the other to the part with the smallest load (Graham, 1969): the part of each, (M,) int32.
 
     A part's load is the largest of its loads by the weights, each relative to its mean; of equals, the first part.
 
-    Args:
-        weights: (M, K) of the items.
-        means: (K,), what a part holds on average.
-        loads: (P, K), what the parts hold already; what they get is added.
-
-    Returns:
-        The part of each item, (M,) int32.
+    weights: (M, K) of the items.
+    means: (K,), what a part holds on average.
+    loads: (P, K), what the parts hold already; what they get is added.
     """
     parts = np.empty(len(weights), np.int32)
     scale = np.divide(1, means, out=np.zeros_like(means), where=means > 0)
@@ -174,8 +167,7 @@ def list_schedule(weights: Array, means: Array, loads: Array) -> Array:
 def edge_chunks(task: AssignmentTask, doing: str) -> Iterator[tuple[Array, Array]]:
     """Chunks of sources and destinations, (rows,) int64 each, with a call of `task.progress` after each chunk.
 
-    Raises:
-        ConfigError: an edge ends outside the graph; compiled loops rely on it that none does.
+    `ConfigError` where an edge ends outside the graph; compiled loops rely on it that none does.
     """
     done = 0
     for src, dst in task.graph.chunks():
@@ -207,8 +199,7 @@ def count_degrees(task: AssignmentTask) -> Array:
 def count_crossing(chunks: Iterable[tuple[Array, Array]], part_of: Array, num_parts: int) -> Crossing:
     """Count edges and halo rows by the parts of nodes, (N,); memory is P / 8 bytes a node, rounded up.
 
-    Raises:
-        ConfigError: an edge of the chunks ends outside the graph.
+    `ConfigError` where an edge of the chunks ends outside the graph.
     """
     crossing = Crossing(*np.zeros((2, num_parts, num_parts), np.int64))
     seen = np.zeros((len(part_of), (num_parts + 7) // 8), np.uint8)
