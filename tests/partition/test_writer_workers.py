@@ -47,7 +47,7 @@ def test_workers_with_disks_of_their_own_leave_their_parts_there(pool, world_siz
     merged = {}
     for rank, folder in enumerate(folders):
         found = content_of(folder)
-        mine = {f"part{part}" for part in Writers(rank, world_size).own_parts(PARTS)}
+        mine = {f"part{part}" for part in Writers(rank, world_size).parts_of(rank, PARTS)}
         assert {name.split("/")[0] for name in found} == {"graph.json", *mine}
         merged |= found
         assert os.listdir(folder.parent) == ["parts"]

@@ -7,7 +7,6 @@ behind those of earlier slices. So all files are read and written from front to 
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,8 +86,12 @@ class EdgeBuckets:
             for start, end in writers.shares(edges.num_edges, self.rows(etype)):
                 src, dst = edges.read(start, end)
                 job.progress(f"dividing {name}", start / edges.num_edges)
-                _check_ends(name, "source", start, src, source)
-                _check_ends(name, "destination", start, dst, destination)
+                for end, ids, nodes in (("source", src, source), ("destination", dst, destination)):
+                    if (edge := first_outside(ids, nodes.stop - nodes.start)) is not None:
+                        raise PartitionError(
+                            f"edge {start + edge} of {name} has the {end} {ids[edge]}; expected a node from 0 to "
+                            f"{nodes.stop - nodes.start - 1}. Correct the edges, or name the number of nodes."
+                        )
                 parts = job.numbering.part_of[destination][dst]
                 order, sizes = by_part(parts, job.num_parts)
                 rows = np.empty((len(src), 3), job.id_type)
@@ -109,18 +112,7 @@ class EdgeBuckets:
         return self._job.staging.scratch / f"parts-{number}-{self._job.staging.writers.rank}"
 
 
-def _check_ends(name: str, end: str, start: int, ids: Array, nodes: slice) -> None:
-    count = nodes.stop - nodes.start
-    edge = first_outside(ids, count)
-    if edge is not None:
-        raise PartitionError(
-            f"edge {start + edge} of {name} has the {end} {ids[edge]}; expected a node from 0 to {count - 1}. "
-            "Correct the edges, or name the number of nodes."
-        )
-
-
-@dataclass(frozen=True)
-class _Field:
+class _Field(NamedTuple):
     """A field of a type: its name in the parts' files, and the type's ID."""
 
     name: str
@@ -142,46 +134,41 @@ class _Numbers(NamedTuple):
         return np.arange(rows.start, rows.stop)
 
 
-@dataclass(frozen=True)
 class _PartFiles:
-    """A file of the same name in each of this process's parts."""
+    """A file of the same name in each of this process's parts, with space for fields.
 
-    job: WriteJob
-    name: str
-    layouts: dict[int, FileLayout]
+    `counts` are rows by part and type, (P, T).
+    """
 
-    @classmethod
-    def create(cls, job: WriteJob, name: str, fields: Sequence[_Field], counts: Array) -> "_PartFiles":
-        """Make the files with space for fields; `counts` are rows by part and type, (P, T)."""
-        layouts = {}
+    def __init__(self, job: WriteJob, name: str, fields: Sequence[_Field], counts: Array) -> None:
+        self._job, self._name = job, name
+        self._layouts: dict[int, FileLayout] = {}
         for part in job.own_parts:
             specs = {}
             for field in fields:
                 rows = int(counts[part, field.type_id])
                 specs[field.name] = ArraySpec(field.spec.dtype, (rows, *field.spec.shape[1:]))
-            layouts[part] = tensor_file_layout(specs)
+            self._layouts[part] = tensor_file_layout(specs)
+        job.staging.step(f"{name} laid out", self._create)
 
-        def write() -> None:
-            for part, layout in layouts.items():
-                folder = part_folder(job.staging.path, part)
-                folder.mkdir(exist_ok=True)
-                layout.create(folder / name)
-
-        job.staging.step(f"{name} laid out", write)
-        return cls(job, name, layouts)
+    def _create(self) -> None:
+        for part, layout in self._layouts.items():
+            folder = part_folder(self._job.staging.path, part)
+            folder.mkdir(exist_ok=True)
+            layout.create(folder / self._name)
 
     def fill(self, field: _Field, rows: int, parts: Iterator[Array]) -> None:
         """Fill in a field, slices of `rows` at a time; `parts` has the part of every row of each slice."""
-        self.job.staging.step(f"{self.name} {field.name}", partial(self._divide, field, rows, parts))
+        self._job.staging.step(f"{self._name} {field.name}", partial(self._divide, field, rows, parts))
 
     def _divide(self, field: _Field, rows: int, parts: Iterator[Array]) -> None:
-        job, spec = self.job, field.spec
+        job, spec = self._job, field.spec
         if not spec.row_bytes:
             return
         with contextlib.ExitStack() as stack:
             files = {}
-            for part, layout in self.layouts.items():
-                file = stack.enter_context((part_folder(job.staging.path, part) / self.name).open("r+b"))
+            for part, layout in self._layouts.items():
+                file = stack.enter_context((part_folder(job.staging.path, part) / self._name).open("r+b"))
                 files[part] = layout.writer(file, field.name)
             for start, end in job.staging.writers.shares(spec.shape[0], rows):
                 job.progress(f"dividing {field.name}", start / spec.shape[0])
@@ -200,7 +187,7 @@ def write_node_fields(job: WriteJob) -> None:
         ids.append(_Field(ntype, type_id, _Numbers((job.graph.num_nodes[ntype],))))
     counts = job.numbering.ranges[..., 1] - job.numbering.ranges[..., 0]
     for name, fields_of_file in ((NODE_FEATURES, columns), (ORIGINAL_NODES, ids)):
-        files = _PartFiles.create(job, name, fields_of_file, counts)
+        files = _PartFiles(job, name, fields_of_file, counts)
         for field in fields_of_file:
             part_of = job.numbering.part_of[job.graph.nodes_of(job.ntypes[field.type_id])]
             rows = job.rows_in_slice(COPIES * field.spec.row_bytes + _ORDER_BYTES)
@@ -214,6 +201,6 @@ def write_edge_fields(job: WriteJob, buckets: EdgeBuckets) -> None:
     for type_id, etype in enumerate(job.etypes):
         fields = job.graph.edge_data.get(etype, {})
         columns += [_Field(f"{':'.join(etype)}/{key}", type_id, column) for key, column in fields.items()]
-    files = _PartFiles.create(job, EDGE_FEATURES, columns, buckets.counts)
+    files = _PartFiles(job, EDGE_FEATURES, columns, buckets.counts)
     for field in columns:
         files.fill(field, buckets.rows(job.etypes[field.type_id]), buckets.parts(field.type_id))

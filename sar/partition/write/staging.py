@@ -150,16 +150,15 @@ class Staging:
 
 @contextlib.contextmanager
 def staged(
-    target: Path, writers: Writers, digest: str, *, resume: bool, overwrite: bool = False, local: bool = False
+    target: Path, writers: Writers, digest: str, *, resume: bool, overwrite: bool, local: bool
 ) -> Iterator[Staging]:
     """Make a directory inside the `with` block; when that ends without an error, it is complete and in its place.
 
-    Args:
-        target: a directory that does not exist, or an empty one; or with `overwrite` one that holds partitions.
-        digest: of everything that decides what the result will be.
-        resume: go on with what a killed run has left, if anything; and keep what is done if this one fails.
-        overwrite: replace a directory of partitions that is there, once the new one is whole.
-        local: each host has its own disk, so that processes share the directory with those on the same host only.
+    target: a directory that does not exist, or an empty one; or with `overwrite` one that holds partitions.
+    digest: of everything that decides what the result will be.
+    resume: go on with what a killed run has left, if anything; and keep what is done if this one fails.
+    overwrite: replace a directory of partitions that is there, once the new one is whole.
+    local: each host has its own disk, so that processes share the directory with those on the same host only.
 
     Raises:
         ConfigError: the place is taken, what was left there was begun with another digest, or it cannot be made there.

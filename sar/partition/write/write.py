@@ -1,7 +1,6 @@
 """Writes a graph that may be larger than memory as a partition directory, which DGL, DistDGL and sar read."""
 
 import hashlib
-from collections.abc import Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sar.common_tuples import SPLIT
-from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, logged_stages
+from sar.id_slices import pieces
+from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
 from sar.partition.ingest.objects import from_object
 from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport, PartReport
 from sar.partition.write.divide import EdgeBuckets, write_edge_fields, write_node_fields
@@ -157,24 +157,21 @@ def _digest(graph: GraphSource, part_of: Array, *options: object) -> str:
     for kind, fields in (*graph.node_data.items(), *graph.edge_data.items()):
         for key, column in fields.items():
             digest.update(repr((kind, key, str(column.dtype), tuple(column.shape))).encode())
-            for start in range(0, column.shape[0], CHUNK_ROWS >> 6):
-                rows = np.ascontiguousarray(column[start : start + (CHUNK_ROWS >> 6)])
-                digest.update(rows.reshape(-1).view(np.uint8).data)
+            for chunk in pieces(column.shape[0], CHUNK_ROWS >> 6):
+                digest.update(np.ascontiguousarray(column[chunk]).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def written_report(graph: GraphSource, part_of: Array, written: Written, name: str, method: str) -> DirectoryReport:
     """What `sar.partition.inspect.inspection.inspect_directory` finds in a directory that was just written."""
-    ntypes, etypes = list(graph.num_nodes), list(graph.edges)
-    edge_names = [":".join(etype) for etype in etypes]
-    features = [one for t in ntypes for one in _features("nodes", t, graph.node_data.get(t, {}))]
-    for etype, edge_name in zip(etypes, edge_names, strict=True):
-        features += _features("edges", edge_name, graph.edge_data.get(etype, {}))
+    num_edges = {":".join(etype): edges.num_edges for etype, edges in graph.edges.items()}
+    data = [("nodes", ntype, graph.node_data.get(ntype, {})) for ntype in graph.num_nodes]
+    data += [("edges", ":".join(etype), graph.edge_data.get(etype, {})) for etype in graph.edges]
     split = _split(graph, part_of, len(written.nodes))
     parts = [
         PartReport(
-            nodes=dict(zip(ntypes, written.nodes[part].tolist(), strict=True)),
-            in_edges=dict(zip(edge_names, written.edges[part].tolist(), strict=True)),
+            nodes=dict(zip(graph.num_nodes, written.nodes[part].tolist(), strict=True)),
+            in_edges=dict(zip(num_edges, written.edges[part].tolist(), strict=True)),
             edges_from=written.edges_from[part].tolist(),
             rows_from=written.rows_from[part].tolist(),
             split={mask: int(counts[part]) for mask, counts in split.items()},
@@ -187,30 +184,25 @@ def written_report(graph: GraphSource, part_of: Array, written: Written, name: s
         format="dgl.distributed.partition_graph",
         orig_node_ids=ORIGINAL_NODES,
         orig_edge_ids=ORIGINAL_EDGES,
-        num_nodes={ntype: graph.num_nodes[ntype] for ntype in ntypes},
-        num_edges={":".join(etype): graph.edges[etype].num_edges for etype in etypes},
-        features=features,
+        num_nodes=dict(graph.num_nodes),
+        num_edges=num_edges,
+        features=[
+            FeatureReport(of, kind, key, stored_spec(key, column).dtype.name, tuple(column.shape[1:]), None)
+            for of, kind, columns in data
+            for key, column in columns.items()
+        ],
         parts=parts,
         problems=[],
     )
-
-
-def _features(of: str, kind: str, columns: Mapping[str, Column]) -> list[FeatureReport]:
-    return [
-        FeatureReport(of, kind, name, stored_spec(name, column).dtype.name, tuple(column.shape[1:]), None)
-        for name, column in columns.items()
-    ]
 
 
 def _split(graph: GraphSource, part_of: Array, num_parts: int) -> dict[str, Array]:
     """By mask, how many nodes it chooses in each part, (P,)."""
     chosen: dict[str, Array] = {}
     for ntype, columns in graph.node_data.items():
-        first = graph.first_node[ntype]
+        parts = part_of[graph.nodes_of(ntype)]
         for mask in (mask for mask in SPLIT if mask in columns):
             counts = chosen.setdefault(mask, np.zeros(num_parts, np.int64))
-            for start in range(0, graph.num_nodes[ntype], CHUNK_ROWS):
-                rows = np.asarray(columns[mask][start : start + CHUNK_ROWS])
-                here = part_of[first + start : first + start + len(rows)]
-                counts += np.bincount(here[rows != 0], minlength=num_parts)
+            for chunk in pieces(len(parts), CHUNK_ROWS):
+                counts += np.bincount(parts[chunk][np.asarray(columns[mask][chunk]) != 0], minlength=num_parts)
     return chosen

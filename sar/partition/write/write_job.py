@@ -7,7 +7,6 @@ of the parts.
 """
 
 import resource
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from sar.common_tuples import EID, ORIG_ID
 from sar.errors import ConfigError
+from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress, index_dtype
 from sar.partition.write.staging import Staging
 from sar.partition.write.writers import Writers
@@ -24,7 +24,7 @@ from sar.storage.tensor_files import ArraySpec, stored_dtype
 
 _SLICE_BYTES = 32 << 20
 _LEAST_SLICE_BYTES = 1 << 20
-_ROWS = 1 << 14
+_ROWS = 1 << 14  # few nodes at a time, as numpy makes several copies of them, in 8 bytes each
 _SPARE_FILES = 64
 _KEPT = 2
 """What the process takes for each byte in use: the allocator keeps about as much again for the next slice."""
@@ -48,22 +48,29 @@ class NodeNumbering:
     @classmethod
     def of(cls, graph: GraphSource, part_of: Array, num_parts: int) -> "NodeNumbering":
         """Number the nodes of a graph; `ConfigError` where the assignment, (N,), does not fit it or the parts."""
-        _check(graph, part_of, num_parts)
+        if part_of.shape != (graph.total_nodes,) or part_of.dtype.kind not in "iu":
+            raise ConfigError(
+                f"the assignment has shape {part_of.shape} and type {part_of.dtype}; expected an integer for each of "
+                f"{graph.total_nodes} nodes."
+            )
+        if part_of.size and not 0 <= part_of.min() <= part_of.max() < num_parts:
+            node = int(np.flatnonzero((part_of < 0) | (part_of >= num_parts))[0])
+            found = f"puts node {node} into part {part_of[node]}"
+            raise ConfigError(f"the assignment {found}; expected 0 to {num_parts - 1}.")
         part_of = part_of.astype(np.min_scalar_type(num_parts - 1), copy=False)
-        ntypes = list(graph.num_nodes)
-        spans = [graph.nodes_of(ntype) for ntype in ntypes]
-        counts = np.zeros((num_parts, len(ntypes)), np.int64)
-        for i, span in enumerate(spans):
-            for chunk in _chunks(span):
-                counts[:, i] += np.bincount(part_of[chunk], minlength=num_parts)
+        by_type = list(graph.by_type(part_of).values())
+        counts = np.zeros((num_parts, len(by_type)), np.int64)
+        for i, parts in enumerate(by_type):
+            for chunk in pieces(len(parts), _ROWS):
+                counts[:, i] += np.bincount(parts[chunk], minlength=num_parts)
         ends = counts.cumsum().reshape(counts.shape)
         new_id = np.empty(len(part_of), index_dtype(len(part_of)))
-        for i, span in enumerate(spans):
+        for i, (parts, new) in enumerate(zip(by_type, graph.by_type(new_id).values(), strict=True)):
             reached = (ends - counts)[:, i]
-            for chunk in _chunks(span):
-                order, sizes = by_part(part_of[chunk], num_parts)
+            for chunk in pieces(len(parts), _ROWS):
+                order, sizes = by_part(parts[chunk], num_parts)
                 firsts = sizes.cumsum() - sizes
-                new_id[chunk][order] = np.repeat(reached - firsts, sizes) + np.arange(len(order))
+                new[chunk][order] = np.repeat(reached - firsts, sizes) + np.arange(len(order))
                 reached = reached + sizes
         return cls(part_of, new_id, np.stack([ends - counts, ends], axis=2))
 
@@ -100,8 +107,7 @@ class WriteJob:
     ) -> "WriteJob":
         """The job of writing a graph by an assignment, (N,), within so much memory.
 
-        Raises:
-            ConfigError: the assignment does not fit, memory is too little, or there are more parts than open files.
+        `ConfigError` where the assignment does not fit, memory is too little, or there are more parts than open files.
         """
         size = _slice_bytes(graph.total_nodes, num_parts, memory)
         job = cls(staging, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, num_hops)
@@ -114,7 +120,7 @@ class WriteJob:
 
     @cached_property
     def own_parts(self) -> range:
-        return self.staging.writers.own_parts(self.num_parts)
+        return self.staging.writers.parts_of(self.staging.writers.rank, self.num_parts)
 
     @cached_property
     def ntypes(self) -> list[str]:
@@ -145,12 +151,7 @@ def stored_spec(name: str, column: Column) -> ArraySpec:
 
 
 def check_writable(graph: GraphSource, name: str) -> None:
-    """Refuse, before anything is written, what DGL's format cannot hold.
-
-    Raises:
-        ConfigError: a name with a slash or a colon or of IDs, a field of the wrong length, or of a type that its files
-            lack.
-    """
+    """Raise `ConfigError`, before anything is written, for what DGL's format cannot hold."""
     parts = [name, *graph.num_nodes, *(part for etype in graph.edges for part in etype)]
     unusable = sorted({part for part in parts if not part or "/" in part or ":" in part})
     if unusable:
@@ -213,20 +214,3 @@ def _slice_bytes(num_nodes: int, num_parts: int, memory: int | None) -> int:
 def by_part(parts: Array, num_parts: int) -> tuple[Array, Array]:
     """The order that sorts rows by part and keeps them in order otherwise, (n,), and how many each part has, (P,)."""
     return parts.argsort(kind="stable"), np.bincount(parts, minlength=num_parts)
-
-
-def _chunks(span: slice) -> Iterator[slice]:
-    """Few nodes at a time, as numpy makes several copies of them, in 8 bytes each."""
-    for start in range(span.start, span.stop, _ROWS):
-        yield slice(start, min(span.stop, start + _ROWS))
-
-
-def _check(graph: GraphSource, part_of: Array, num_parts: int) -> None:
-    if part_of.shape != (graph.total_nodes,) or part_of.dtype.kind not in "iu":
-        raise ConfigError(
-            f"the assignment has shape {part_of.shape} and type {part_of.dtype}; expected an integer for each of "
-            f"{graph.total_nodes} nodes."
-        )
-    if part_of.size and not 0 <= part_of.min() <= part_of.max() < num_parts:
-        node = int(np.flatnonzero((part_of < 0) | (part_of >= num_parts))[0])
-        raise ConfigError(f"the assignment puts node {node} into part {part_of[node]}; expected 0 to {num_parts - 1}.")

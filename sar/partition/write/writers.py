@@ -38,9 +38,6 @@ class Writers:
         """Passes an error raised inside on to all other processes."""
         return current_group().guard() if self.size > 1 else contextlib.nullcontext()
 
-    def own_parts(self, num_parts: int) -> range:
-        return self.parts_of(self.rank, num_parts)
-
     def parts_of(self, rank: int, num_parts: int) -> range:
         return range(num_parts * rank // self.size, num_parts * (rank + 1) // self.size)
 
@@ -97,7 +94,8 @@ class Writers:
             received = list(zip(pieces, sizes, strict=True))
         for piece, size in received:
             if len(piece):
-                for part, of_part in zip(self.own_parts(num_parts), np.split(piece, size.cumsum()[:-1]), strict=True):
+                own_parts = self.parts_of(self.rank, num_parts)
+                for part, of_part in zip(own_parts, np.split(piece, size.cumsum()[:-1]), strict=True):
                     if len(of_part):
                         yield part, of_part
 
