@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sar.common_tuples import SPLIT
 from sar.errors import ConfigError
 from sar.partition.inspect.text_tables import as_text
 
@@ -109,13 +110,9 @@ class DirectoryReport:
     @property
     def balances(self) -> dict[str, float]:
         """Largest part over the mean of all: of nodes, of in-edges, and of the nodes that each mask chooses."""
-        measured = {
-            "nodes": [part.num_nodes for part in self.parts],
-            "in-edges": [part.num_edges for part in self.parts],
-        }
-        for mask in self.masks:
-            measured[mask] = [part.split.get(mask, 0) for part in self.parts]
-        return {name: _balance(counts) for name, counts in measured.items()}
+        measured = {mask: [part.split.get(mask, 0) for part in self.parts] for mask in self.masks}
+        nodes, in_edges = [part.num_nodes for part in self.parts], [part.num_edges for part in self.parts]
+        return {name: _balance(of) for name, of in {"nodes": nodes, "in-edges": in_edges, **measured}.items()}
 
     @property
     def type_balances(self) -> dict[str, dict[str, float]]:
@@ -127,8 +124,7 @@ class DirectoryReport:
     @property
     def masks(self) -> list[str]:
         """Masks that any part has, in the usual order."""
-        found = {mask for part in self.parts for mask in part.split}
-        return sorted(found, key=["train_mask", "val_mask", "test_mask"].index)
+        return sorted({mask for part in self.parts for mask in part.split}, key=SPLIT.index)
 
     @property
     def traffic(self) -> list[list[int]]:
@@ -171,9 +167,15 @@ class DirectoryReport:
     def as_text(self) -> str:
         """Tables for people."""
         features = [(f"{one.type}/{one.name}", one.of, one.dtype, _width(one)) for one in self.features]
+        balances = self.type_balances
+        types = [
+            (name, of, f"{count:,}", f"{balances[of][name]:.3f}")
+            for of, counts in (("nodes", self.num_nodes), ("edges", self.num_edges))
+            for name, count in counts.items()
+        ]
         blocks = [
             self._heading(),
-            as_text([("type", "of", "number", "largest / mean"), *self._type_rows()]),
+            as_text([("type", "of", "number", "largest / mean"), *types]),
             as_text([("feature", "of", "dtype", "width"), *features], left=3) if features else "",
             self.parts_as_text(),
             "\n".join(self.remarks),
@@ -183,8 +185,14 @@ class DirectoryReport:
 
     def parts_as_text(self, names: Sequence[str] | None = None) -> str:
         """A table of the parts, and the cut, replication and balances; `names` are for something in place of parts."""
+        masks = [mask.removesuffix("_mask") for mask in self.masks]
+        heading, *firsts = names or ("part", *map(str, range(len(self.parts))))
+        rows = [(heading, "nodes", "halo", "in-edges", "cut", *masks)]
+        for first, part, cut in zip(firsts, self.parts, self.cut_edges, strict=True):
+            split = [part.split.get(mask, 0) for mask in self.masks]
+            rows.append((first, *(f"{n:,}" for n in (part.num_nodes, part.halo, part.num_edges, cut, *split))))
         return (
-            f"{as_text(self._part_rows(names), left=1)}\n\n"
+            f"{as_text(rows, left=1)}\n\n"
             f"edge cut {self.edge_cut:.2%}, replication factor {self.replication_factor:.3f}; largest / mean: "
             + ", ".join(f"{name} {value:.3f}" for name, value in self.balances.items())
         )
@@ -197,23 +205,6 @@ class DirectoryReport:
             f"{self.name or 'graph without a name'}: {nodes:,} nodes, {edges:,} edges in {len(self.parts)} parts\n"
             f"format: {self.format}; method: {self.method or 'not said'}; original IDs: {originals or 'none'}"
         )
-
-    def _type_rows(self) -> list[tuple[str, ...]]:
-        balances = self.type_balances
-        return [
-            (name, of, f"{count:,}", f"{balances[of][name]:.3f}")
-            for of, counts in (("nodes", self.num_nodes), ("edges", self.num_edges))
-            for name, count in counts.items()
-        ]
-
-    def _part_rows(self, names: Sequence[str] | None) -> list[tuple[str, ...]]:
-        masks = [mask.removesuffix("_mask") for mask in self.masks]
-        heading, *firsts = names or ("part", *map(str, range(len(self.parts))))
-        rows = [(heading, "nodes", "halo", "in-edges", "cut", *masks)]
-        for p, part in enumerate(self.parts):
-            counts = (part.num_nodes, part.halo, part.num_edges, self.cut_edges[p])
-            rows.append((firsts[p], *(f"{n:,}" for n in (*counts, *(part.split.get(mask, 0) for mask in self.masks)))))
-        return rows
 
 
 def _width(feature: FeatureReport) -> str:
@@ -228,8 +219,7 @@ def _balance(counts: Sequence[int]) -> float:
 def draw_traffic(report: DirectoryReport, file: str | PathLike[str]) -> None:
     """Draw a heat map of the rows that each part sends to each other when every node's features travel once.
 
-    Raises:
-        ConfigError: matplotlib is not installed.
+    `ConfigError` where matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure

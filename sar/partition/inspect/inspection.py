@@ -1,6 +1,6 @@
 """Reads a whole partition directory, one part at a time: what is in it, every contradiction, and what workers read."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from os import PathLike
@@ -19,7 +19,7 @@ from sar.partition.inspect.directory_report import DirectoryReport, FeatureRepor
 from sar.partition.inspect.part_inspection import EdgeSources, PartContent, What, inspect_part, one_thread
 from sar.partition.original_order import PermutationCheck
 from sar.storage.checksums import damage
-from sar.storage.part_files import DST, SRC, Feature, FeatureFiles, LocalGraph, PartFile, types_of
+from sar.storage.part_files import DST, SRC, FeatureFiles, LocalGraph, PartFile, types_of
 from sar.storage.partition_json import (
     DISPATCH_JSON,
     ORIG_ID_FILES,
@@ -71,25 +71,22 @@ def inspect_parts(
     problems += originals.problems() + _edges_of_both_ends(spec, contents) + _features_of_all(spec, contents)
     edge_types = next((c.edge_types for c in contents if c.edge_types), None)
     edge_names = spec.edge_types if edge_types is None else [":".join(etype) for etype in edge_types]
-    counts = {
-        what: [dict(zip(names, owned_counts(ranges, p), strict=True)) for p in range(spec.num_parts)]
-        for what, names, ranges in (
-            ("nodes", spec.node_types, spec.node_ranges),
-            ("edges", edge_names, spec.edge_ranges),
-        )
-    }
+    nodes, edges = (
+        [dict(zip(names, owned_counts(ranges, p), strict=True)) for p in range(spec.num_parts)]
+        for names, ranges in ((spec.node_types, spec.node_ranges), (edge_names, spec.edge_ranges))
+    )
     report = DirectoryReport(
         name=spec.name,
         method=spec.method,
         format=_format(spec, contents),
         orig_node_ids=originals.where("nodes"),
         orig_edge_ids=originals.where("edges"),
-        num_nodes={name: sum(of_part[name] for of_part in counts["nodes"]) for name in spec.node_types},
-        num_edges={name: sum(of_part[name] for of_part in counts["edges"]) for name in edge_names},
+        num_nodes={name: sum(of_part[name] for of_part in nodes) for name in spec.node_types},
+        num_edges={name: sum(of_part[name] for of_part in edges) for name in edge_names},
         features=_features(spec.node_types, edge_names, contents),
         parts=[
-            PartReport(nodes, edges, content.edges_in.counts.tolist(), content.read_from.tolist(), content.split)
-            for nodes, edges, content in zip(counts["nodes"], counts["edges"], contents, strict=True)
+            PartReport(of_nodes, of_edges, content.edges_in.counts.tolist(), content.read_from.tolist(), content.split)
+            for of_nodes, of_edges, content in zip(nodes, edges, contents, strict=True)
         ],
         problems=problems,
     )
@@ -128,9 +125,10 @@ class _Originals:
         self._problems: list[str] = []
         self._found: dict[What, set[str]] = {"nodes": set(), "edges": set()}
         self._lacking: dict[What, list[int]] = {"nodes": [], "edges": []}
+        node_totals, edge_totals = ((r[..., 1] - r[..., 0]).sum(0) for r in (spec.node_ranges, spec.edge_ranges))
         self._once: dict[What, list[PermutationCheck]] = {
-            "nodes": [PermutationCheck(int((r[:, 1] - r[:, 0]).sum())) for r in spec.node_ranges.swapaxes(0, 1)],
-            "edges": [PermutationCheck(int((r[:, 1] - r[:, 0]).sum())) for r in spec.edge_ranges.swapaxes(0, 1)],
+            "nodes": [PermutationCheck(int(total)) for total in node_totals],
+            "edges": [PermutationCheck(int(total)) for total in edge_totals],
         }
 
     def take(self, part: int, content: PartContent) -> None:
@@ -139,23 +137,23 @@ class _Originals:
         for files in (FeatureFiles(spec, part, "nodes"), FeatureFiles(spec, part, "edges", content.edge_types)):
             what: What = files.what
             try:
-                stored: list[Feature] = files.original_ids()
+                stored = files.original_ids()
             except PartitionError as error:
                 self._problems.append(str(error))
                 self._found[what].add(ORIG_ID_FILES[what])
                 continue
             in_graph = content.orig_ids.pop(what, None)
-            for one in stored:
-                for _, ids in one.stored.slices():
-                    self._once[what][one.type_id].add(_numbers(ids))
+            ids_by_type: Iterable[tuple[int, Tensor]] = ()
             if stored:
                 self._found[what].add(ORIG_ID_FILES[what])
+                ids_by_type = ((one.type_id, ids) for one in stored for _, ids in one.stored.slices())
             elif in_graph is not None:
                 self._found[what].add("graph.dgl")
-                for type_id, ids in enumerate(in_graph):
-                    self._once[what][type_id].add(_numbers(ids))
+                ids_by_type = enumerate(in_graph)
             elif sum(files.counts):
                 self._lacking[what].append(part)
+            for type_id, ids in ids_by_type:
+                self._once[what][type_id].add(ids.to(torch.int64).numpy())
 
     def where(self, what: What) -> str | None:
         """The files that the IDs are in."""
@@ -180,11 +178,6 @@ class _Originals:
                         f"{once.outside} are outside."
                     )
         return problems
-
-
-def _numbers(ids: Tensor) -> NDArray[np.int64]:
-    numbers: NDArray[np.int64] = ids.to(torch.int64).numpy()
-    return numbers
 
 
 def _edges_of_both_ends(spec: PartitionJson, contents: Sequence[PartContent]) -> list[str]:
@@ -256,10 +249,7 @@ def by_worker(
     """The report with workers in place of parts, as `sar.load_dgl_partition_data` deals these out, and what each reads.
 
     Holds one part's `graph.dgl` at a time, and the IDs of the nodes that one worker reads. The report is one that found
-    the directory sound; `path` and `allow_outside` are as in `inspect_directory`.
-
-    Raises:
-        ConfigError: the number of workers is no positive one.
+    the directory sound; `path` and `allow_outside` are as in `inspect_directory`. `ConfigError` without workers.
     """
     if workers < 1:
         raise ConfigError(f"{workers} workers were asked for; expected at least 1.")
@@ -269,7 +259,9 @@ def by_worker(
     with one_thread():
         shares = WorkerShare.all(spec, workers)
         for worker, share in enumerate(shares):
-            sources = _sources(spec, shares, worker, graph_of)
+            sources = EdgeSources([(one.start, one.end) for one in shares], worker, len(spec.edge_types))
+            for part in share.parts:
+                _add_sources(sources, spec, share, graph_of(part))
             rows_from, read_from = sources.rows()
             rows = [share.rows(spec.node_ranges, kind) for kind in range(len(spec.node_types))]
             nodes = [sum(cut.stop - cut.start for cut in of_type.values()) for of_type in rows]
@@ -286,20 +278,13 @@ def by_worker(
     return replace(report, parts=parts), contents
 
 
-def _sources(
-    spec: PartitionJson, shares: Sequence[WorkerShare], worker: int, graph_of: Callable[[int], LocalGraph]
-) -> EdgeSources:
-    """Of the edges into a worker's nodes."""
-    share = shares[worker]
-    sources = EdgeSources([(one.start, one.end) for one in shares], worker, len(spec.edge_types))
-    for part in share.parts:
-        graph = graph_of(part)
-        for chunk in pieces(len(graph.edges[EID])):
-            src, dst, ids = (graph.edges[key][chunk].long() for key in (SRC, DST, EID))
-            ends = graph.node_id[dst]
-            mine = graph.is_inner[dst] & (ends >= share.start) & (ends < share.end)
-            sources.add(types_of(ids[mine], spec.edge_ranges).long(), graph.node_id[src[mine]])
-    return sources
+def _add_sources(sources: EdgeSources, spec: PartitionJson, share: WorkerShare, graph: LocalGraph) -> None:
+    """Count the edges of a part into a worker's nodes."""
+    for chunk in pieces(len(graph.edges[EID])):
+        src, dst, ids = (graph.edges[key][chunk].long() for key in (SRC, DST, EID))
+        ends = graph.node_id[dst]
+        mine = graph.is_inner[dst] & (ends >= share.start) & (ends < share.end)
+        sources.add(types_of(ids[mine], spec.edge_ranges).long(), graph.node_id[src[mine]])
 
 
 def _split(spec: PartitionJson, parts: Sequence[int], rows_of: Sequence[Mapping[int, slice]]) -> dict[str, int]:
