@@ -90,8 +90,7 @@ def split_masks(chosen: Array, shares: Sequence[float], seed: int) -> dict[str, 
 def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
     """Read a homogeneous graph from an `.npz` file with the arrays of `GraphData.from_arrays`; nothing is unpickled.
 
-    Raises:
-        ConfigError: the file is missing, damaged, heterogeneous or does not fit the schema.
+    `ConfigError` where the file is missing, damaged, heterogeneous or does not fit the schema.
     """
     arrays = read_arrays(path)
     if any(key.startswith("edges/") for key in arrays):
@@ -131,11 +130,7 @@ def edge_ends(src: Array, dst: Array, num_sources: int, num_destinations: int) -
 
 
 def node_fields(arrays: Mapping[str, Array], num_nodes: int, split: int = 0) -> dict[str, Array]:
-    """The fields of `GraphData.node_data` that `arrays` has, named as in the `.npz` file.
-
-    Raises:
-        ConfigError: one has another length than `num_nodes`.
-    """
+    """The fields of `GraphData.node_data`, named as in the `.npz` file; `ConfigError` where one's length is another."""
     fields = {}
     if "feat_data" in arrays:
         fields["feat"] = _dense_features(arrays)
@@ -145,7 +140,10 @@ def node_fields(arrays: Mapping[str, Array], num_nodes: int, split: int = 0) -> 
         fields["label"] = np.asarray(arrays["label"], dtype=np.int64)
     for key in SPLIT:
         if key in arrays:
-            fields[key] = _one_split(key, np.asarray(arrays[key], dtype=bool), split)
+            masks = np.asarray(arrays[key], dtype=bool)
+            if masks.ndim > 1 and not 0 <= split < len(masks):
+                raise ConfigError(f"split {split} of '{key}' was asked for; it has splits 0 to {len(masks) - 1}.")
+            fields[key] = masks[split] if masks.ndim > 1 else masks
     for key, value in fields.items():
         if value.ndim != (2 if key == "feat" else 1) or len(value) != num_nodes:
             expected = f"({num_nodes}, F)" if key == "feat" else f"({num_nodes},)"
@@ -167,13 +165,3 @@ def _dense_features(arrays: Mapping[str, Array]) -> Array:
     dense = np.zeros((n_rows, n_columns), dtype=np.float32)
     dense[np.repeat(np.arange(n_rows), lengths), columns] = values
     return dense
-
-
-def _one_split(key: str, masks: Array, split: int) -> Array:
-    """The mask itself, (N,), or one row of several, (S, N)."""
-    if masks.ndim < 2:
-        return masks
-    if not 0 <= split < len(masks):
-        raise ConfigError(f"split {split} of '{key}' was asked for; it has splits 0 to {len(masks) - 1}.")
-    mask: Array = masks[split]
-    return mask

@@ -106,10 +106,8 @@ def partition_graph(
 def divide(data: GraphData | GraphSource, out_dir: str | PathLike[str], name: str, num_parts: int) -> PartitionReport:
     """Divide a graph with METIS, balancing nodes and in-edges: what the examples and the demo do.
 
-    The directory is made, or replaced if empty, and gets `name.json` and `part0`, `part1`, ...
-
-    Raises:
-        ConfigError: the number of parts does not fit, or there is something in the directory already.
+    The directory is made, or replaced if empty, and gets `name.json` and `part0`, `part1`, ... `ConfigError` where the
+    number of parts does not fit, or there is something in the directory already.
     """
     graph = from_object(data)
     _check_parts(graph, num_parts)
@@ -147,12 +145,12 @@ def _kinds(graph: GraphSource, given: Any) -> dict[str, Array]:
 
 def _original_ids(graph: GraphSource, part_of: Array) -> Mapped:
     """Original IDs of nodes and edges by new ones: within a type these go by part, and then as in the graph."""
-    nodes = {ntype: _sorted_by(parts) for ntype, parts in graph.by_type(part_of).items()}
-    edges = {etype: _sorted_by(parts) for etype, parts in graph.by_destination(part_of).items()}
+
+    def by_part(parts: Array) -> Tensor:
+        return torch.from_numpy(np.argsort(parts, kind="stable"))
+
+    nodes = {ntype: by_part(parts) for ntype, parts in graph.by_type(part_of).items()}
+    edges = {etype: by_part(parts) for etype, parts in graph.by_destination(part_of).items()}
     if len(nodes) == len(edges) == 1:
         return next(iter(nodes.values())), next(iter(edges.values()))
     return nodes, edges
-
-
-def _sorted_by(parts: Array) -> Tensor:
-    return torch.from_numpy(np.argsort(parts, kind="stable"))

@@ -19,7 +19,7 @@ from sar.comm.session import current_group
 from sar.common_tuples import CanonicalEtype
 from sar.core.regroup import WorkerShare
 from sar.errors import ConfigError, PartitionError, SarError
-from sar.id_slices import first_of_equals
+from sar.id_slices import first_of_equals, pieces
 from sar.partition.graph_source import Column
 from sar.partition.ingest.objects import as_array
 from sar.partition.write.writers import Writers
@@ -77,20 +77,17 @@ class PermutationCheck:
     def is_permutation(self) -> bool:
         return self.found == self.count and not self.repeated and not self.outside
 
-    def add(self, ids: NDArray[np.int64]) -> None:  # (n,)
-        for start in range(0, len(ids), _CHUNK):
-            piece = np.sort(ids[start : start + _CHUNK])
+    def add(self, ids: Ids) -> None:  # (n,)
+        for chunk in pieces(len(ids), _CHUNK):
+            piece = np.sort(ids[chunk])
             inside = piece[(piece >= 0) & (piece < self.count)]
             self.outside += len(piece) - len(inside)
             new = inside[first_of_equals(inside)]
             new = new[(self._seen[new >> 3] >> (new & 7).astype(np.uint8)) & 1 == 0]
             self.repeated += len(inside) - len(new)
             self.found += len(new)
-            places = new >> 3
-            firsts = first_of_equals(places).nonzero()[0]
-            if len(firsts):
-                bits = np.left_shift(1, new & 7).astype(np.uint8)
-                self._seen[places[firsts]] |= np.bitwise_or.reduceat(bits, firsts)
+            for bit in range(8):
+                self._seen[new[(new & 7) == bit] >> 3] |= np.uint8(1 << bit)
 
 
 def to_original_order(
@@ -180,9 +177,8 @@ def _placed(
     step, first = max(1, _SLICE_BYTES // max(1, prod(rows.shape[1:]) * rows.dtype.itemsize)), 0
     for ids in originals.of_worker(share, ends):
         if first + len(ids) <= rows.shape[0]:
-            for start in range(0, len(ids), step):
-                places = ids[start : start + step]
-                yield places, rows[first + start : first + start + len(places)]
+            for chunk in pieces(len(ids), step):
+                yield ids[chunk], rows[first + chunk.start : first + chunk.stop]
         first += len(ids)
     if first != rows.shape[0]:
         raise ConfigError(
@@ -191,7 +187,7 @@ def _placed(
         )
 
 
-def _scatter(placed: Iterable[tuple[NDArray[np.int64], Array]], result: Array, seen: PermutationCheck) -> None:
+def _scatter(placed: Iterable[tuple[Ids, Array]], result: Array, seen: PermutationCheck) -> None:
     """Write rows to their places, up to one that there is not."""
     for places, rows in placed:
         seen.add(places)
@@ -302,8 +298,8 @@ def original_edges(spec: PartitionJson, etype: str | CanonicalEtype) -> Original
 
     def of_worker(share: WorkerShare, ends: Sequence[int]) -> Iterator[Ids]:
         # All parts at once: in the visible order a source's worker, which may have several, comes first.
-        pieces = [of_part(part) for part in share.parts]
-        src, dst, ids, originals = (torch.cat(columns).numpy() for columns in zip(*pieces, strict=True))
+        parts = [of_part(part) for part in share.parts]
+        src, dst, ids, originals = (torch.cat(columns).numpy() for columns in zip(*parts, strict=True))
         order = np.lexsort((ids, dst, np.searchsorted(ends, src, side="right")))
         yield originals[order[(dst[order] >= share.start) & (dst[order] < share.end)]]
 

@@ -95,8 +95,7 @@ def run_partition(
     Args:
         source: the input, or a graph that is open.
         more_weights: what else to balance, (N,) numbers each.
-        trainers: T: nodes are assigned to trainers, of which T consecutive ones make a part; nodes and edges get the
-            trainer's number as the field `trainer_id`.
+        trainers: as `num_trainers_per_machine` of `partition_graph`.
 
     Raises:
         ConfigError: options do not fit each other or the graph, or the directory is taken.
@@ -116,7 +115,13 @@ def run_partition(
             overwrite=output.overwrite,
             local=output.local_output,
         ) as staging:
-            graph = source if isinstance(source, GraphSource) else _opened(source, staging, output, assigning, progress)
+            if isinstance(source, GraphSource):
+                graph = source
+            else:
+                scratch = staging.scratch / f"input-{writers.rank}"
+                shutil.rmtree(scratch, ignore_errors=True)  # copies that an earlier run has left
+                progress("reading the input", 0.0)
+                graph = open_input(source, scratch, output.memory, assigning.seed)
             name = output.name or graph.name or "graph"
             check_writable(graph, name)
             assigned = _assigned(assigning, staging, graph, output.memory, progress, more_weights)
@@ -142,9 +147,7 @@ def run_assignment(
 ) -> Choice:
     """Divide a graph into parts and write nothing but the assignment; on one process.
 
-    Raises:
-        ConfigError: options do not fit each other or the graph, or no directory for the assignment was named.
-        PartitionError: the input is damaged, or the disk is full.
+    Errors are those of `run_partition`, and `ConfigError` where no directory for the assignment was named.
     """
     if assigning.write_assignment is None:
         raise ConfigError("the assignment alone was asked for; name a directory for it: --write-assignment DIR.")
@@ -165,15 +168,6 @@ def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: in
     split = reading.pop("split")
     graph = clean_up(open_graph(**reading, scratch=scratch), scratch, **cleaning, memory=memory)
     return graph if split is None else with_split(graph, split, seed)
-
-
-def _opened(
-    source: InputOptions, staging: Staging, output: OutputOptions, assigning: AssigningOptions, progress: Progress
-) -> GraphSource:
-    scratch = staging.scratch / f"input-{staging.writers.rank}"
-    shutil.rmtree(scratch, ignore_errors=True)  # copies that an earlier run has left
-    progress("reading the input", 0.0)
-    return open_input(source, scratch, output.memory, assigning.seed)
 
 
 def _with_trainers(graph: GraphSource, trainer_of: Array) -> GraphSource:

@@ -23,6 +23,7 @@ from sar.partition.ingest.files import ALL_COLUMNS, find_files
 from sar.partition.ingest.objects import from_object
 from sar.partition.ingest.text import TextFormat
 from sar.storage.arrays import unreadable
+from sar.storage.part_files import parse_edge_type
 from sar.storage.partition_json import check_inside
 
 _FORMATS = {"csv": "text", "numpy": "npy", "parquet": "parquet"}
@@ -98,12 +99,12 @@ class _Metadata:
         return names
 
     def edge_type(self, name: str, ntypes: Sequence[str]) -> CanonicalEtype:
-        parts = name.split(":")
-        if len(parts) != 3 or not {parts[0], parts[2]} <= {*ntypes}:
+        etype = parse_edge_type(name)
+        if etype is None or not {etype[0], etype[2]} <= {*ntypes}:
             raise self.error(
                 f"edge type '{name}' is not NTYPE:RELATION:NTYPE with node types among {', '.join(ntypes)}"
             )
-        return parts[0], parts[1], parts[2]
+        return etype
 
     def counts(self, key: str, names: Sequence[str]) -> dict[str, list[int]]:
         """By type the numbers of nodes or edges in its chunks; where only the sum is known, this one number."""

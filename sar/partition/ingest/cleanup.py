@@ -19,6 +19,7 @@ import numpy as np
 
 from sar.common_tuples import SPLIT, CanonicalEtype
 from sar.errors import ConfigError
+from sar.id_slices import first_of_equals, pieces
 from sar.partition.graph_data import split_masks
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource, ReversedEdges, index_dtype
 from sar.partition.ingest.files import check_edges
@@ -156,9 +157,9 @@ class _Relation:
         else:
             yield from self._stream(most)
         if self.self_loops == "add":
-            for start in range(0, self.num_nodes[0], most):
-                loops = np.empty(min(most, self.num_nodes[0] - start), self.record)
-                loops[_SRC] = loops[_DST] = np.arange(start, start + len(loops))
+            for nodes in pieces(self.num_nodes[0], most):
+                loops = np.empty(nodes.stop - nodes.start, self.record)
+                loops[_SRC] = loops[_DST] = np.arange(nodes.start, nodes.stop)
                 yield loops
 
     def _stream(self, rows: int) -> Iterator[Array]:
@@ -193,8 +194,7 @@ def _sorted(stream: Iterable[Array], count: int, whole: _Range, folder: Path, mo
         with tempfile.TemporaryDirectory(prefix="sort-", dir=folder) as files:
             for part, one in zip(_distributed(stream, by, ranges, Path(files)), ranges, strict=True):
                 count = part.shape[0]
-                slices = (part[start : start + most] for start in range(0, count, most))
-                yield from _sorted(slices, count, one, folder, most)
+                yield from _sorted(map(part.__getitem__, pieces(count, most)), count, one, folder, most)
                 part.path.unlink()
 
 
@@ -204,10 +204,7 @@ def _first_of_equal(records: Array, whole: _Range) -> Array:
     key += records[_DST] - whole.dst[0]
     has_features = len(records.dtype.names or ()) > 2  # else copies are the same, and whichever sort is fastest will do
     order = np.argsort(key, kind="stable" if has_features else None)
-    key = key[order]
-    is_first = np.ones(len(key), bool)
-    is_first[1:] = key[1:] != key[:-1]
-    return order[is_first]
+    return order[first_of_equals(key[order])]
 
 
 def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder: Path) -> list[StoredArray]:
@@ -229,15 +226,11 @@ def _distributed(stream: Iterable[Array], by: str, ranges: list[_Range], folder:
 
 
 def with_split(graph: GraphSource, shares: Sequence[float], seed: int) -> GraphSource:
-    """Add masks that divide the labelled nodes of every type at random.
+    """Add masks that divide the labelled nodes of every type at random, in shares with a sum of at most 1.
 
     A node is labelled where its `label` is a number from 0 on, or has several columns. In a graph without labels, and
-    with one node type, all nodes are divided.
-
-    The shares of the nodes in `train_mask`, `val_mask` and `test_mask` have a sum of at most 1.
-
-    Raises:
-        ConfigError: shares are no such numbers; there are masks already; or there are several node types and no labels.
+    with one node type, all nodes are divided. `ConfigError` where shares are no such numbers, there are masks already,
+    or there are several node types and no labels.
     """
     if len(shares) != len(SPLIT) or not min(shares) >= 0 or not 0 < sum(shares) < 1 + 1e-6:
         raise ConfigError(
@@ -253,13 +246,7 @@ def with_split(graph: GraphSource, shares: Sequence[float], seed: int) -> GraphS
         there = [name for name in SPLIT if name in fields]
         if there:
             raise ConfigError(f"'{ntype}' has {', '.join(there)} already; leave these or the split out.")
-        chosen = _labelled(fields[LABEL]) if LABEL in fields else np.ones(graph.num_nodes[ntype], np.bool_)
+        has_numbers = LABEL in fields and len(fields[LABEL].shape) == 1
+        chosen = fields[LABEL][:] >= 0 if has_numbers else np.ones(graph.num_nodes[ntype], np.bool_)
         node_data[ntype] = {**fields, **split_masks(chosen, shares, seed)}
     return replace(graph, node_data=node_data)
-
-
-def _labelled(labels: Column) -> Array:
-    if len(labels.shape) > 1:
-        return np.ones(labels.shape[0], np.bool_)
-    known: Array = labels[:] >= 0
-    return known

@@ -1,6 +1,6 @@
 """The edges of one type, from files of any format: binary files are read where they lie, others copied once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -85,9 +85,8 @@ def open_edges(
 
     Text and Parquet are parsed now, into raw files. Where a number of nodes is unknown, all edges are read now.
 
-    Args:
-        num_nodes: of the source and the destination type; None: to be found.
-        scratch, name: directory for copies in binary, and what they are called.
+    num_nodes: of the source and the destination type; None: to be found.
+    scratch, name: directory for copies in binary, and what they are called.
 
     Raises:
         PartitionError: a file is missing or damaged, or an ID is no integer, negative or too large.
@@ -119,18 +118,16 @@ def _copied(files: Sequence[Path], how: EdgeFormat, limits: tuple[int, int], scr
     with ArrayFile(scratch / f"{name}.src", dtype) as src, ArrayFile(scratch / f"{name}.dst", dtype) as dst:
         for file in files:
             before = src.rows
-            for ends in _parsed(file, how, limits):
+            if how.name == "text":
+                parsed = text_edges(file, how.text, how.columns, limits)
+            else:
+                parsed = parquet_edges(file, how.columns, limits)
+            for ends in parsed:
                 for i, (kept, ids) in enumerate(zip((src, dst), ends, strict=True)):
                     kept.append(ids)
                     least[i] = max(least[i], int(ids.max(initial=-1)) + 1)
             counts.append(src.rows - before)
         return OpenedEdges(ArrayEdges(src.array(), dst.array()), counts, (least[0], least[1]))
-
-
-def _parsed(file: Path, how: EdgeFormat, limits: tuple[int, int]) -> Iterator[tuple[Array, Array]]:
-    if how.name == "text":
-        return text_edges(file, how.text, how.columns, limits)
-    return parquet_edges(file, how.columns, limits)
 
 
 @dataclass(frozen=True)
@@ -148,16 +145,11 @@ class PairEdges(EdgeSource):
         return np.ascontiguousarray(pairs[:, 0], np.int64), np.ascontiguousarray(pairs[:, 1], np.int64)
 
 
-def open_npy_edges(files: Sequence[Path], *, ambiguous_are_pairs: bool = False) -> list[tuple[str, EdgeSource]]:
+def open_npy_edges(files: Sequence[Path], *, ambiguous_are_pairs: bool) -> list[tuple[str, EdgeSource]]:
     """Edges of `.npy` files, with their names: (E, 2) or (2, E) each, or two files of (E,), sources and destinations.
 
-    Args:
-        files: in order. Of two files of (E,), those with `src` and `dst` in their names are what these say, else the
-            first one has the sources.
-        ambiguous_are_pairs: arrays of (2, 2) where no other file shows the layout are two edges, a row each.
-
-    Raises:
-        PartitionError: the files are damaged, hold no integers or have other shapes.
+    Of two files of (E,), those with `src` and `dst` in their names are what these say, else the first one has the
+    sources. `PartitionError` where the files are damaged, hold no integers or have other shapes.
     """
     arrays = [open_npy(file) for file in files]
     for file, (array, _) in zip(files, arrays, strict=True):
@@ -185,13 +177,8 @@ def open_npy_edges(files: Sequence[Path], *, ambiguous_are_pairs: bool = False) 
 def open_raw_edges(files: Sequence[Path], dtype: str | None) -> list[tuple[str, EdgeSource]]:
     """Edges of files of nothing but integers: pairs source, destination, ... or two files, sources and destinations.
 
-    Args:
-        files: in order. Two files with `src` and `dst` in their names hold sources and destinations, others pairs.
-        dtype: `int32` or `int64`; `>i4` or `>i8` where the most significant byte comes first.
-
-    Raises:
-        ConfigError: the dtype is missing or another one.
-        PartitionError: a file is missing or truncated.
+    The latter are those with `src` and `dst` in their names. The dtype is `>i4` or `>i8` where the most significant
+    byte comes first; `ConfigError` where it is another one, `PartitionError` where a file is missing or truncated.
     """
     if dtype not in ("int32", "int64", ">i4", ">i8"):
         raise ConfigError(f"raw edges of dtype {dtype} were asked for; expected dtype='int32' or 'int64'.")

@@ -43,9 +43,7 @@ class FeatureSource:
     def named(cls, files: Files) -> "FeatureSource":
         """From a file, directory, pattern or list; after `#` may stand what to take of it, separated by commas.
 
-        Raises:
-            PartitionError: there is no such file.
-            ConfigError: the format is unknown.
+        `PartitionError` where there is no such file, `ConfigError` where the format is unknown.
         """
         inside = None
         if isinstance(files, str | PathLike) and not Path(files).exists() and "#" in fspath(files):
@@ -97,16 +95,11 @@ def without_nan(column: Column, name: str, where: str, *, allow_nan: bool) -> Co
 def open_features(
     features: Mapping[str, Files], rows: Mapping[str, int | None], scratch: Path, *, allow_nan: bool
 ) -> dict[str, dict[str, Column]]:
-    """Find the features that were named; the columns by type and name.
+    """The columns, by type and name, of features that were named by `type/name`, or by `name` where there is one type.
 
-    Args:
-        features: files by `type/name`, or by `name` where there is one type.
-        rows: nodes or edges by type; None: as many as the first of its features has.
-        scratch: directory for copies in binary.
-
-    Raises:
-        ConfigError: there is no such type.
-        PartitionError: files are missing or damaged, or have another number of rows.
+    `rows` are nodes or edges by type; None: as many as the first of its features has. `scratch` is for copies in
+    binary. `ConfigError` where there is no such type, `PartitionError` where files are missing, damaged, or have
+    another number of rows.
     """
     found: dict[str, dict[str, Column]] = {kind: {} for kind in rows}
     known = dict(rows)

@@ -57,8 +57,7 @@ def find_files(files: Files) -> list[Path]:
 def detect_format(files: Sequence[Path]) -> str:
     """One of `FORMATS`, by the names of files, and where these may mean two things by their first bytes.
 
-    Raises:
-        ConfigError: the format is unknown, or not the same for all files.
+    `ConfigError` where the format is unknown, or not the same for all files.
     """
     found = {_format_of(file) for file in files}
     if len(found) > 1:
@@ -110,10 +109,8 @@ def find_column(path: Path, names: Sequence[str], wanted: str | int) -> int:
 def feature_columns(path: Path, names: Sequence[str], wanted: Sequence[str] | None) -> list[int]:
     """The numbers of the columns of a feature.
 
-    `wanted` has names or numbers; `ALL_COLUMNS` alone: all; None: the only one. `path` is for errors.
-
-    Raises:
-        ConfigError: there are no such columns, or none were named where there are several.
+    `wanted` has names or numbers; `ALL_COLUMNS` alone: all; None: the only one. `path` is for errors. `ConfigError`
+    where there are no such columns, or none were named where there are several.
     """
     if wanted is None and len(names) > 1:
         raise ConfigError(
@@ -130,10 +127,7 @@ def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] |
     """The columns of sources and destinations.
 
     `wanted` has names or numbers from 0; None: `src` and `dst` or the like, else the only two. `path` and `shown`, the
-    columns in words, are for errors.
-
-    Raises:
-        ConfigError: there are no such columns, or none were named where there are more than two.
+    columns in words, are for errors: `ConfigError` where there are no such columns, or more than two and none named.
     """
     if wanted is None:
         wanted = next((ends for ends in _END_NAMES if {*ends} <= {*names}), (0, 1))
@@ -149,11 +143,10 @@ def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] |
 
 
 def check_edges(src: Array, dst: Array, limits: tuple[int, int], where: str, first_row: int) -> None:
-    """Raise `PartitionError` where an edge ends at no node.
+    """Raise `PartitionError` where an edge, of (n,) int64 each, ends at no node.
 
-    src, dst: int64, (n,) each.
-    limits: numbers of nodes of the source and the destination type.
-    where, first_row: the file, and the row in it of the first edge.
+    `limits` are the numbers of nodes of the source and the destination type; `where` and `first_row` the file, and the
+    row in it of the first edge.
     """
     for end, ids, limit in zip(("source", "destination"), (src, dst), limits, strict=True):
         row = first_outside(ids, limit)

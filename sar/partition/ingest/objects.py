@@ -19,6 +19,7 @@ from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData, edge_ends, node_fields, read_arrays
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.storage.arrays import Array
+from sar.storage.part_files import parse_edge_type
 
 ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
 _NO_FIELDS = ("edge_index", "num_nodes")
@@ -120,8 +121,7 @@ def _edges(etype: CanonicalEtype, store: Any, num_nodes: Mapping[str, int]) -> A
 def as_array(name: str, values: Any) -> Array:
     """The values of a field as an array; a tensor's without a copy where it is on the CPU.
 
-    Raises:
-        ConfigError: the tensor is sparse, or of a type that numpy lacks, such as bfloat16.
+    `ConfigError` where the tensor is sparse, or of a type that numpy lacks, such as bfloat16.
     """
     if not isinstance(values, torch.Tensor):
         return np.asarray(values)
@@ -166,8 +166,7 @@ def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: in
 def read_any_npz(path: str | PathLike[str], split: int = 0) -> GraphData | GraphSource:
     """Read a graph from an `.npz` file with the arrays of `GraphData.from_arrays` or `typed_graph`; none is unpickled.
 
-    Raises:
-        ConfigError: the file is missing, damaged or does not fit the schema.
+    `ConfigError` where the file is missing, damaged or does not fit the schema.
     """
     arrays = read_arrays(path)
     try:
@@ -181,12 +180,9 @@ def read_any_npz(path: str | PathLike[str], split: int = 0) -> GraphData | Graph
 def typed_graph(arrays: Mapping[str, Array]) -> GraphSource:
     """Check arrays named as in the `.npz` file of a heterogeneous graph, and bring them to the dtypes of `GraphData`.
 
-    Args:
-        arrays: `num_nodes/NTYPE`; `edges/NTYPE:RELATION:NTYPE/src` and `.../dst`; where known, `NAME/NTYPE` with
-            the names of `GraphData.from_arrays`, or `train_idx`, `val_idx` and `test_idx`, node IDs, for the masks.
-
-    Raises:
-        ConfigError: an array is missing, has another length than its type, or names an unknown type.
+    They are `num_nodes/NTYPE`; `edges/NTYPE:RELATION:NTYPE/src` and `.../dst`; where known, `NAME/NTYPE` with the names
+    of `GraphData.from_arrays`, or `train_idx`, `val_idx` and `test_idx`, node IDs, for the masks. `ConfigError` where
+    one is missing, has another length than its type, or names an unknown type.
     """
     num_nodes = {key.removeprefix("num_nodes/"): int(arrays[key]) for key in arrays if key.startswith("num_nodes/")}
     relations = {key[len("edges/") : -len("/src")] for key in arrays if key[:6] == "edges/" and key[-4:] == "/src"}
@@ -197,14 +193,13 @@ def typed_graph(arrays: Mapping[str, Array]) -> GraphSource:
         raise ConfigError(f"node types {unusable} have a slash or a colon in their names; rename them.")
     edges = {}
     for name in sorted(relations):
-        source, relation, destination = [*name.split(":"), "", ""][:3]
-        if name.count(":") != 2 or "/" in name or not {source, destination} <= num_nodes.keys():
+        etype = parse_edge_type(name)
+        if etype is None or "/" in name or not {etype[0], etype[2]} <= num_nodes.keys():
             raise ConfigError(f"edge type '{name}' is not NTYPE:RELATION:NTYPE of the types {sorted(num_nodes)}.")
         if f"edges/{name}/dst" not in arrays:
             raise ConfigError(f"edges/{name}/dst is missing.")
         src, dst = (arrays[f"edges/{name}/{end}"] for end in ("src", "dst"))
-        ends = edge_ends(src, dst, num_nodes[source], num_nodes[destination])
-        edges[source, relation, destination] = ArrayEdges(*ends)
+        edges[etype] = ArrayEdges(*edge_ends(src, dst, num_nodes[etype[0]], num_nodes[etype[2]]))
     node_data = {ntype: node_fields(_of_type(arrays, ntype, count), count) for ntype, count in num_nodes.items()}
     return GraphSource(num_nodes, edges, node_data, {})
 

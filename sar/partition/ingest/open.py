@@ -19,6 +19,7 @@ from sar.partition.ingest.objects import ONLY_TYPE, from_object, read_any_npz
 from sar.partition.ingest.text import TextFormat
 from sar.storage.arrays import StoredArray, as_column
 from sar.storage.graph_files import open_graph as open_dgl_graph
+from sar.storage.part_files import parse_edge_type
 
 METADATA = "metadata.json"
 
@@ -190,10 +191,10 @@ def _open_edge_lists(
 
 
 def _edge_type(name: str) -> CanonicalEtype:
-    parts = name.split(":")
-    if len(parts) != 3 or not all(parts) or "/" in name:
+    etype = parse_edge_type(name)
+    if etype is None or not all(etype) or "/" in name:
         raise ConfigError(f"the edge type '{name}' was named; expected NTYPE:RELATION:NTYPE.")
-    return parts[0], parts[1], parts[2]
+    return etype
 
 
 def _joined(kind: str, there: Mapping[str, Column], more: Mapping[str, Column]) -> dict[str, Column]:
