@@ -34,15 +34,12 @@ class GraphData:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], split: int = 0) -> "GraphData":
-        """Check arrays named as in the `.npz` file and bring them to the dtypes above.
+        """Check arrays named as in the `.npz` file, or raise `ConfigError`, and bring them to the dtypes above.
 
         Args:
             arrays: `src`, `dst`, `num_nodes`; `feat`, or its CSR parts `feat_data`, `feat_indices`, `feat_indptr`,
                 `feat_shape`; `label`; the three masks. All but the first three may be absent.
             split: row to take where masks hold several splits, (S, N).
-
-        Raises:
-            ConfigError: an array is missing, or has another length than the graph.
         """
         missing = [key for key in ("src", "dst", "num_nodes") if key not in arrays]
         if missing:

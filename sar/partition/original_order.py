@@ -319,13 +319,11 @@ def _nodes_of_part(spec: PartitionJson, kind: int, part: int) -> Ids:
     if start == end:
         return np.empty(0, np.int64)
     graph = PartFile(graph_path(spec, part)).read()
-    if graph.orig_node_id is None:
+    ids, originals = graph.own_nodes()
+    if originals is None:
         raise _no_ids(spec, part, "orig_nids.dgl")
-    owned = graph.is_inner & (types_of(graph.node_id, spec.node_ranges) == kind)
-    ids, order = graph.node_id[owned].sort()
-    if len(ids) != end - start or not torch.equal(ids, torch.arange(start, end)):
-        raise PartitionError(f"{graph_path(spec, part)} has not each of the nodes [{start}, {end}) once.")
-    return graph.orig_node_id[owned][order].long().numpy()
+    check_node_ids(spec, part, graph)
+    return originals[(ids >= start) & (ids < end)].long().numpy()
 
 
 def _edges_of_part(spec: PartitionJson, kind: int, part: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

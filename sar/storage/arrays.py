@@ -8,6 +8,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -121,8 +122,8 @@ class ArrayWriter:
             self._offset += len(content)
 
 
-class ArrayFile:
-    """A raw file that is written row after row, and then read as a `StoredArray`; a context manager."""
+class ArrayFile(AbstractContextManager["ArrayFile"]):
+    """A raw file that is written row after row, and then read as a `StoredArray`."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> None:
         self.path, self.dtype, self.row_shape = path, dtype, row_shape
@@ -144,9 +145,6 @@ class ArrayFile:
 
     def array(self) -> StoredArray:
         return StoredArray(self.path, 0, (self.rows, *self.row_shape), self.dtype)
-
-    def __enter__(self) -> "ArrayFile":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._file.close()

@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from sar.errors import ConfigError
+from sar.id_slices import pieces
 from sar.storage.arrays import Array
 
 META = "partition_meta.json"
@@ -52,13 +53,10 @@ def write_assignment(
         raise ConfigError(f"'{folder}' already holds {', '.join(taken)}, and nothing is overwritten; name another one.")
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{part}\n" for part in range(num_parts)]
-    start = 0
-    for file, count in zip(files, num_nodes.values(), strict=True):
+    for file, of_type in zip(files, _by_type(parts, num_nodes), strict=True):
         with file.open("w", encoding="ascii", newline="\n") as stream:
-            for first in range(start, start + count, _BLOCK):
-                block = parts[first : min(first + _BLOCK, start + count)]
-                stream.writelines(map(lines.__getitem__, block.tolist()))
-        start += count
+            for chunk in pieces(len(of_type), _BLOCK):
+                stream.writelines(map(lines.__getitem__, of_type[chunk].tolist()))
     meta = {"version": "1.0.0", "num_parts": num_parts, "algo_name": algo_name}
     (folder / META).write_text(json.dumps(meta) + "\n", encoding="utf-8")
 
@@ -76,18 +74,12 @@ def read_assignment(
             directory has another number of parts than is expected.
     """
     folder = Path(folder)
-    found, algo_name = _read_meta(folder / META, required=num_parts is None)
-    if num_parts is not None and found is not None and found != num_parts:
-        raise ConfigError(f"'{folder / META}' says num_parts {found}; expected {num_parts}, the parts asked for.")
-    num_parts = num_parts if found is None else found
-    assert num_parts is not None
+    num_parts, algo_name = _read_meta(folder / META, num_parts)
     parts = np.empty(sum(num_nodes.values()), np.int32)
-    start = 0
-    for ntype, count in num_nodes.items():
+    for ntype, of_type in zip(num_nodes, _by_type(parts, num_nodes), strict=True):
         file = _type_file(folder, ntype)
-        if count or file.exists():
-            _read_parts(file, ntype, num_parts, parts[start : start + count])
-        start += count
+        if len(of_type) or file.exists():
+            _read_parts(file, ntype, num_parts, of_type)
     return Assignment(parts, num_parts, algo_name)
 
 
@@ -97,19 +89,25 @@ def _type_file(folder: Path, ntype: str) -> Path:
     return folder / f"{ntype}.txt"
 
 
-def _read_meta(file: Path, required: bool) -> tuple[int | None, str]:
-    """The number of parts, None without a file, and the name of the method."""
+def _by_type(parts: Array, num_nodes: Mapping[str, int]) -> list[Array]:
+    return np.split(parts, np.cumsum([*num_nodes.values()]))[:-1]
+
+
+def _read_meta(file: Path, expected: int | None) -> tuple[int, str]:
+    """The number of parts, which without a file is the one expected, and the name of the method."""
     try:
         meta = json.loads(file.read_bytes())
     except FileNotFoundError as error:
-        if not required:
-            return None, ""
+        if expected is not None:
+            return expected, ""
         raise ConfigError(f"there is no file '{file}'; write it, or say the number of parts.") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"'{file}' is not JSON: {error}") from error
     num_parts = meta.get("num_parts") if isinstance(meta, dict) else None
     if not isinstance(num_parts, int) or isinstance(num_parts, bool) or num_parts < 1:
         raise ConfigError(f"'{file}' has num_parts {num_parts!r}; expected a whole number from 1 on.")
+    if expected not in (None, num_parts):
+        raise ConfigError(f"'{file}' says num_parts {num_parts}; expected {expected}, the parts asked for.")
     return num_parts, str(meta.get("algo_name", ""))
 
 

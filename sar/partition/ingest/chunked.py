@@ -36,11 +36,8 @@ def open_chunked(path: Path, scratch: Path, *, allow_nan: bool, allow_outside: b
     """A graph in the chunked format, by its `metadata.json`, in which paths are relative to its folder or absolute.
 
     Text and Parquet are copied to `scratch` in binary. NaN is never allowed in labels and masks. With `allow_outside`
-    there may be files outside of the folder, also by links.
-
-    Raises:
-        PartitionError: the file is missing or damaged, its entries contradict each other or the files it names, or one
-            of these is missing, damaged or outside.
+    there may be files outside of the folder, also by links. `PartitionError` where the file is missing or damaged, its
+    entries contradict each other or the files it names, or one of these is missing, damaged or outside.
     """
     meta = _Metadata.read(path, allow_outside)
     ntypes, etypes = meta.types("node_type"), meta.types("edge_type")

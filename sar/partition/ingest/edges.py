@@ -83,14 +83,9 @@ def open_edges(
 ) -> OpenedEdges:
     """Find the edges of one type.
 
-    Text and Parquet are parsed now, into raw files. Where a number of nodes is unknown, all edges are read now.
-
-    num_nodes: of the source and the destination type; None: to be found.
-    scratch, name: directory for copies in binary, and what they are called.
-
-    Raises:
-        PartitionError: a file is missing or damaged, or an ID is no integer, negative or too large.
-        ConfigError: the format does not fit.
+    Text and Parquet are parsed now, into raw files called `name` under `scratch`. Where a number of nodes, of the
+    source or the destination type, is None, all edges are read now to find it. `PartitionError` where a file is missing
+    or damaged, or an ID is no integer, negative or too large; `ConfigError` where the format does not fit.
     """
     limits = (_ANY if num_nodes[0] is None else num_nodes[0], _ANY if num_nodes[1] is None else num_nodes[1])
     if how.name in ("text", "parquet"):

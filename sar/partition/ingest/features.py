@@ -121,11 +121,8 @@ def open_features(
 def open_column(source: FeatureSource, key: str, rows: int | None, scratch: Path, *, allow_nan: bool) -> Column:
     """Find the feature with the key `type/name`; text and Parquet are parsed now, into raw files under `scratch`.
 
-    `rows` is the number expected; None: any.
-
-    Raises:
-        PartitionError: a file is missing or damaged, the files do not fit together or have another number of rows.
-        ConfigError: a file has nothing of the name asked for.
+    `rows` is the number expected; None: any. `PartitionError` where a file is missing or damaged, the files do not fit
+    together or have another number of rows; `ConfigError` where one has nothing of the name asked for.
     """
     name = key.rpartition("/")[2]
     parts = []

@@ -32,10 +32,7 @@ def from_object(graph: Any) -> GraphSource:
         graph: a `DGLGraph`; a `Data` or `HeteroData` of PyTorch Geometric with `edge_index`; a graph of
             `sar.partition.graph_data`; or a `GraphSource`, which stays as it is. Fields keep their names. What a `Data`
             holds that PyTorch Geometric takes neither for an attribute of nodes nor of edges is left out, with a
-            warning.
-
-    Raises:
-        ConfigError: it is something else, its number of nodes is not known, or a field is sparse or no type of numpy.
+            warning. `ConfigError` for anything else, an unknown number of nodes, and sparse fields.
     """
     if isinstance(graph, GraphSource):
         return graph

@@ -20,11 +20,8 @@ def parquet_edges(
 ) -> Iterator[tuple[Array, Array]]:
     """The edges of a file in chunks of int64.
 
-    Columns are as in `edge_columns`; sources and destinations are below the limits.
-
-    Raises:
-        PartitionError: the file is missing or damaged, or an ID is missing, no integer, negative or too large.
-        ConfigError: there are no such columns.
+    Columns are as in `edge_columns`; sources and destinations are below the limits. `PartitionError` where the file is
+    missing or damaged, or an ID is missing, no integer, negative or too large.
     """
     file = _open(path)
     names = file.schema_arrow.names
@@ -44,11 +41,8 @@ def parquet_edges(
 def parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Array]:
     """A feature in chunks of rows: (n,) of one column, (n, F) of a column of lists, (n, C) of several columns.
 
-    Columns are as in `feature_columns`.
-
-    Raises:
-        PartitionError: the file is missing or damaged, or holds other things than numbers.
-        ConfigError: as of `feature_columns`.
+    Columns are as in `feature_columns`. `PartitionError` where the file is missing or damaged, or holds other things
+    than numbers.
     """
     file = _open(path)
     every = file.schema_arrow.names

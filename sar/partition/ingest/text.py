@@ -68,12 +68,8 @@ def text_edges(
 ) -> Iterator[tuple[Array, Array]]:
     """The edges of a file in chunks of int64; it is unpacked on the way where its name ends in `.gz`.
 
-    Columns are as in `edge_columns`; sources and destinations are below the limits.
-
-    Raises:
-        PartitionError: the file is missing or damaged, a line has another number of fields than the first one, or an
-            ID is no integer, negative or too large; the line is named.
-        ConfigError: `how` or `columns` do not fit the file.
+    Columns are as in `edge_columns`; sources and destinations are below the limits. `PartitionError` where the file is
+    missing or damaged, or a line, which is named, is no edge.
     """
     table = _TextTable(path, how)
     if not table.names:
@@ -92,12 +88,8 @@ def text_rows(path: Path, delimiter: str | None, columns: Sequence[str] | None =
     """A feature in chunks of rows: (n,) of one column, else (n, F).
 
     Where all numbers are integers they are int64, else float32. The file is unpacked on the way where its name ends in
-    `.gz`. Columns are as in `feature_columns`.
-
-    Raises:
-        PartitionError: the file is missing or damaged, or a line has another number of fields than the first one, or
-            something that is no number; the line is named.
-        ConfigError: as of `feature_columns`.
+    `.gz`. Columns are as in `feature_columns`. `PartitionError` where the file is missing or damaged, or a line, which
+    is named, lacks a number.
     """
     table = _TextTable(path, TextFormat(delimiter))
     if not table.names:

@@ -26,8 +26,6 @@ from sar.storage.partition_json import read_partition_json
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTEMPTY)  # the last: filled since by somebody else
-_LOCK = "lock"
-_SCRATCH, _ASSIGNMENT = "scratch", "assignment"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -50,8 +48,7 @@ class Staging:
         self.path = target.with_name(f"{target.name}.partial")
         self.replaced = target.with_name(f"{target.name}.replaced")
         self.earlier: set[Path] = set()
-        self.scratch, self.assignment = self.path / _SCRATCH, self.path / _ASSIGNMENT
-        self.lock = self.path / _LOCK
+        self.scratch, self.assignment, self.lock = (self.path / name for name in ("scratch", "assignment", "lock"))
         self.leads = True
         self._record = self.path / f"progress-{writers.rank}.json"
         self._digest, self._overwrite = digest, overwrite
