@@ -47,10 +47,7 @@ def first_outside(ids: Array, count: int) -> int | None:
 
 
 class EdgeSource(Protocol):
-    """The edges of one type in their original order, of which slices can be read again and again.
-
-    num_edges: E_r.
-    """
+    """The edges of one type, E_r of them, in their original order, of which slices can be read again and again."""
 
     @property
     def num_edges(self) -> int: ...
@@ -70,10 +67,7 @@ class EdgeSource(Protocol):
 
 
 class Column(Protocol):
-    """A field of nodes or edges with a row for each; `numpy.ndarray` and `numpy.memmap` are columns.
-
-    shape: (rows, ...).
-    """
+    """A field of nodes or edges with a row for each, (rows, ...); `numpy.ndarray` and `numpy.memmap` are columns."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -146,20 +140,13 @@ class ReversedEdges(EdgeSource):
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A directed graph, of one or several types, with fields.
+    """A directed graph, of one or several types, with fields. Types are numbered in their order here."""
 
-    num_nodes: N_t by node type; types are numbered in this order.
-    edges: by canonical edge type (source type, relation, destination type); types are numbered in this order.
-    node_data: by node type, then name: columns of N_t rows.
-    edge_data: by edge type, then name: columns of E_r rows, in the order of the edges.
-    name: of the graph, where its files say one.
-    """
-
-    num_nodes: Mapping[str, int]
-    edges: Mapping[CanonicalEtype, EdgeSource]
-    node_data: Mapping[str, Mapping[str, Column]]
-    edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]
-    name: str = ""
+    num_nodes: Mapping[str, int]  # N_t by node type
+    edges: Mapping[CanonicalEtype, EdgeSource]  # by (source type, relation, destination type)
+    node_data: Mapping[str, Mapping[str, Column]]  # by node type, then name: columns of N_t rows
+    edge_data: Mapping[CanonicalEtype, Mapping[str, Column]]  # likewise of E_r rows, in the order of the edges
+    name: str = ""  # of the graph, where its files say one
 
     @cached_property
     def first_node(self) -> dict[str, int]:

@@ -48,26 +48,23 @@ _CHUNK = 2**18
 class Originals(NamedTuple):
     """The nodes of a type, or the edges.
 
-    total: how many there are on all workers.
-    of_worker: from a worker's share, and one past the last global node ID of every worker, to original IDs, piece by
-        piece.
+    `of_worker` goes from a worker's share, and one past the last global node ID of every worker, to original IDs, piece
+    by piece.
     """
 
     name: str
-    total: int
+    total: int  # on all workers
     of_worker: Callable[[WorkerShare, Sequence[int]], Iterator[Ids]]
 
 
 class PermutationCheck:
-    """Whether IDs that come in pieces are 0 to `count` - 1, each once, in one bit for each.
-
-    found: how many of these have been seen.
-    repeated, outside: how many came again, and how many are none of these.
-    """
+    """Whether IDs that come in pieces are 0 to `count` - 1, each once, in one bit for each."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.outside = self.repeated = self.found = 0
+        self.found = 0  # how many of these have been seen
+        self.repeated = 0  # came again
+        self.outside = 0  # are none of these
 
     @cached_property
     def _seen(self) -> NDArray[np.uint8]:

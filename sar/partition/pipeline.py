@@ -53,32 +53,24 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What to make, as in `sar.partition.write.write.write_partitions`, but for:
-
-    name: empty: the graph's own, else `graph`.
-    memory: bytes that each step may use beyond what the process has when it starts.
-    resume: a run that was killed can be resumed even if it did not have this option.
-    """
+    """What to make, as in `sar.partition.write.write.write_partitions`."""
 
     directory: Path
-    name: str = ""
-    memory: int | None = None
+    name: str = ""  # the graph's own, else `graph`
+    memory: int | None = None  # bytes that each step may use beyond what the process has when it starts
     num_hops: int | None = None
-    resume: bool = False
+    resume: bool = False  # a run that was killed can be resumed even if it did not have this option
     overwrite: bool = False
     local_output: bool = False
 
 
 class Outcome(NamedTuple):
-    """What came of it; the report is in the directory too, as `report.json`.
+    """What came of it."""
 
-    json_file: what `sar.load_dgl_partition_data` takes.
-    """
-
-    json_file: Path
+    json_file: Path  # what `sar.load_dgl_partition_data` takes
     assigned: Assigned
     written: Written
-    report: DirectoryReport
+    report: DirectoryReport  # in the directory too, as `report.json`
 
 
 def run_partition(

@@ -31,17 +31,12 @@ _SLICE_BYTES = 4 << 20  # of a tensor
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file: rows of equal size, in C order. It is a column, whose rows come as numpy arrays.
-
-    offset: bytes before the first row.
-    shape: (rows, ...).
-    stored: dtype in the file, in either byte order; rows come in the machine's.
-    """
+    """An array in a file: rows of equal size, in C order. It is a column, whose rows come as numpy arrays."""
 
     path: Path
-    offset: int
-    shape: tuple[int, ...]
-    stored: np.dtype[Any]
+    offset: int  # bytes before the first row
+    shape: tuple[int, ...]  # (rows, ...)
+    stored: np.dtype[Any]  # in the file, in either byte order; rows come in the machine's
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:

@@ -42,9 +42,8 @@ _ONE_FORMAT = {1: COO, 2: CSR, 3: CSC}
 class StoredEdges(NamedTuple):
     """The edges of one type on disk.
 
-    kind: `COO`: `rows` and `columns` are sources and destinations, (E,) each. `CSR`: `rows` are offsets into `columns`,
-        (num_rows + 1,). `CSC`: as `CSR`, with destinations for rows.
-    edge_ids: (E,) the edge ID of each entry; (0,) where entries are in the order of IDs.
+    Of the kind `COO`, `rows` and `columns` are sources and destinations, (E,) each. `CSR`: `rows` are offsets into
+    `columns`, (num_rows + 1,). `CSC`: as `CSR`, with destinations for rows.
     """
 
     kind: int
@@ -52,7 +51,7 @@ class StoredEdges(NamedTuple):
     num_columns: int
     rows: StoredArray
     columns: StoredArray
-    edge_ids: StoredArray
+    edge_ids: StoredArray  # (E,) of each entry; (0,) where entries are in the order of IDs
 
     @property
     def num_edges(self) -> int:

@@ -35,18 +35,12 @@ EDGE_FIELDS: Final = {EID: np.int64, ETYPE: np.int32, INNER_EDGE: np.uint8}
 
 @dataclass
 class LocalGraph:
-    """The graph of one partition, with everything that the reader has no use for dropped.
+    """The graph of one partition, with everything that the reader has no use for dropped."""
 
-    node_id: (N,) global IDs of the partition's nodes and halo.
-    is_inner: (N,) whether the partition owns the node.
-    orig_node_id: (N,) IDs in the input graph, which DGL wrote up to 0.9.
-    edges: (E,) each: `src` and `dst` (local nodes), `_ID` (global), and `orig_id` where DGL wrote it.
-    """
-
-    node_id: Tensor
-    is_inner: Tensor
-    orig_node_id: Tensor | None
-    edges: dict[str, Tensor]
+    node_id: Tensor  # (N,) global IDs of the partition's nodes and halo
+    is_inner: Tensor  # (N,) whether the partition owns the node
+    orig_node_id: Tensor | None  # (N,) IDs in the input graph, which DGL wrote up to 0.9
+    edges: dict[str, Tensor]  # (E,) each: `src`, `dst` (local nodes), `_ID` (global), and `orig_id` where DGL wrote it
 
     def own_nodes(self) -> tuple[Tensor, Tensor | None]:
         """The IDs of the partition's own nodes, ascending; and those in the input graph, where they are there."""
@@ -192,19 +186,13 @@ def _infer_edge_types(names: dict[int, CanonicalEtype | None], spec: PartitionJs
 
 
 class VisibleEdges(NamedTuple):
-    """In-edges of a partition's own nodes, in visible order, with global IDs (int64).
-
-    src, dst: (E,) node IDs.
-    edge_id: (E,).
-    orig_edge_id: (E,) IDs in the input graph, where `graph.dgl` has them.
-    bounds: (num_parts + 1,) edges from partition p are [bounds[p], bounds[p + 1]).
-    """
+    """In-edges of a partition's own nodes, in visible order, with global IDs, (E,) int64 each."""
 
     src: Tensor
     dst: Tensor
     edge_id: Tensor
-    orig_edge_id: Tensor | None
-    bounds: Tensor
+    orig_edge_id: Tensor | None  # in the input graph, where `graph.dgl` has them
+    bounds: Tensor  # (num_parts + 1,) edges from partition p are [bounds[p], bounds[p + 1])
 
 
 def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
@@ -279,13 +267,9 @@ class Feature(NamedTuple):
 class FeatureFiles:
     """The files with what is known of a part's nodes, or of its edges.
 
-    type_ids: by every spelling of the types' names.
-    counts: how many of each type the part owns.
-
-    Args:
-        edge_types: canonical names of the edges' types, which go by these and as the JSON file spells them.
-        has_part_ids: whether the part's graph has `part_id`, which DGL's dispatch pipeline does not write; its JSON
-            file names feature files even if there are none.
+    edge_types: canonical names of the edges' types, which go by these and as the JSON file spells them.
+    has_part_ids: whether the part's graph has `part_id`, which DGL's dispatch pipeline does not write; its JSON file
+        names feature files even if there are none.
     """
 
     def __init__(
@@ -301,7 +285,7 @@ class FeatureFiles:
         self.spec, self.part, self.what = spec, part, what
         self.type_ids = {name: type_id for type_id, name in enumerate(names)}
         self.type_ids |= {":".join(etype): type_id for type_id, etype in enumerate(edge_types)}
-        self.counts = owned_counts(ranges, part)
+        self.counts = owned_counts(ranges, part)  # by type
         self._may_lack_files = spec.path.name == DISPATCH_JSON and not has_part_ids
 
     def features(self) -> list[Feature]:

@@ -57,29 +57,23 @@ def part_folder(directory: Path, part: int) -> Path:
 class PartitionJson:
     """What the JSON file says.
 
-    path: the file itself.
-    name, method: of the graph, and of its partitioning; empty where the file has none.
-    halo_hops: of the parts' halo; None where the file does not say.
-    node_types, edge_types: names by type ID; edge types as the file spells them (plain names up to DGL 0.9).
-    node_ranges, edge_ranges: ranges of global IDs, contiguous, partition-major, then by type.
     files: for every partition its files under `part_graph`, `node_feats`, `edge_feats`, as far as they are named, and
         those of original IDs under `nodes` and `edges`, whether they are there or not.
     bool_fields: names in the files of features that are bool, which these hold as uint8. sar adds them to the JSON
         file; DGL passes over them.
-    digest: of all that the file says, in whatever order.
     """
 
-    path: Path
-    name: str
-    method: str
-    halo_hops: Any
-    node_types: list[str]
-    edge_types: list[str]
-    node_ranges: IdRanges
-    edge_ranges: IdRanges
+    path: Path  # of the file itself
+    name: str  # of the graph; empty where the file has none
+    method: str  # of its partitioning; likewise
+    halo_hops: Any  # of the parts' halo; None where the file does not say
+    node_types: list[str]  # by type ID
+    edge_types: list[str]  # likewise, as the file spells them (plain names up to DGL 0.9)
+    node_ranges: IdRanges  # of global IDs, contiguous, partition-major, then by type
+    edge_ranges: IdRanges  # likewise
     files: list[dict[str, Path]]
     bool_fields: Collection[str]
-    digest: str = ""
+    digest: str = ""  # of all that the file says, in whatever order
 
     @property
     def num_parts(self) -> int:

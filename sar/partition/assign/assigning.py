@@ -36,20 +36,14 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method is expected to take at its peak, in bytes.
+    """What a method is expected to take at its peak, in bytes beyond what is there when it starts."""
 
-    base, node, weight, edge: memory beyond what is there when it starts: in any case, for each node, for each weight of
-        a node, and for each edge.
-    disk: in the task's scratch directory, for each edge.
-    coarsens: it takes memory for as many neighbours as METIS is given at most, and no more.
-    """
-
-    base: int
-    node: int
-    weight: int
-    edge: int = 0
-    disk: int = 0
-    coarsens: bool = False
+    base: int  # in any case
+    node: int  # for each node
+    weight: int  # for each weight of a node
+    edge: int = 0  # for each edge
+    disk: int = 0  # for each edge, in the task's scratch directory
+    coarsens: bool = False  # it takes memory for as many neighbours as METIS is given at most, and no more
 
     def memory(self, task: AssignmentTask) -> int:
         of_nodes = task.graph.total_nodes * (self.node + self.weight * len(task.weights))
@@ -75,11 +69,11 @@ class Choice(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """What came of assigning: the part of every node, (N,), and the method; its name is empty where files lack it."""
+    """What came of assigning."""
 
-    part_of: Array
+    part_of: Array  # of every node, (N,)
     num_parts: int
-    choice: Choice
+    choice: Choice  # its method is empty where an assignment's files lack it
 
 
 class PartsRule(Protocol):
@@ -92,25 +86,18 @@ class PartsRule(Protocol):
 class AssigningOptions:
     """What is asked for.
 
-    parts: P, or what finds it.
-    method: one that `method_named` knows.
     balance: node fields of which each part is to have about an equal sum, or `IN_EDGES`: edges, type by type. The nodes
         of every type are balanced in any case.
-    imbalance: how much larger than the mean a part may be.
-    volume_bound: of the method `spring`: above this sum of degrees, times the mean sum of a part, a cluster takes no
-        more nodes; None: `VOLUME_BOUND`.
-    assignment: directory of an assignment to take instead of a method's.
-    write_assignment: directory to write the assignment to.
     """
 
-    parts: int | PartsRule
-    method: str = AUTO
+    parts: int | PartsRule  # P, or what finds it
+    method: str = AUTO  # one that `method_named` knows
     seed: int = 0
     balance: tuple[str, ...] = ()
-    imbalance: float = 0.05
-    volume_bound: float | None = None
-    assignment: Path | None = None
-    write_assignment: Path | None = None
+    imbalance: float = 0.05  # how much larger than the mean a part may be
+    volume_bound: float | None = None  # as in `AssignmentTask`; None: `VOLUME_BOUND`
+    assignment: Path | None = None  # directory of an assignment to take instead of a method's
+    write_assignment: Path | None = None  # directory to write the assignment to
 
 
 def assign(

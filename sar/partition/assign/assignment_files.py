@@ -21,15 +21,11 @@ _BLOCK = 1 << 22  # bytes read, and lines written, at a time
 
 
 class Assignment(NamedTuple):
-    """Which part every node belongs to.
+    """Which part every node belongs to."""
 
-    parts: (N,) int32 from 0 to P - 1, nodes being numbered type after type.
-    algo_name: the method that made it; empty where no file says so.
-    """
-
-    parts: Array
+    parts: Array  # (N,) int32 from 0 to P - 1, nodes being numbered type after type
     num_parts: int
-    algo_name: str
+    algo_name: str  # the method that made it; empty where no file says so
 
 
 def write_assignment(

@@ -35,18 +35,12 @@ Pieces = Callable[[], Iterator[tuple[Array, Array, Array | None]]]
 
 
 class Window(NamedTuple):
-    """The lists of some nodes, one after the other.
+    """The lists of some nodes, one after the other; valid until the next window is asked for."""
 
-    first: the first node.
-    bounds: (nodes + 1,), where the lists begin and end among all entries of the graph.
-    neighbours: (entries,) integers; valid until the next window is asked for.
-    weights: (entries,) float32, valid as long; (0,) where all are 1.
-    """
-
-    first: int
-    bounds: Array
-    neighbours: Array
-    weights: Array
+    first: int  # node
+    bounds: Array  # (nodes + 1,), where the lists begin and end among all entries of the graph
+    neighbours: Array  # (entries,) integers
+    weights: Array  # (entries,) float32; (0,) where all are 1
 
     @property
     def last(self) -> int:
@@ -55,14 +49,10 @@ class Window(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """The edges of one node, added up by the labels of its neighbours.
+    """The edges of one node, added up by the labels of its neighbours."""
 
-    sums: (L,), the sum for each label; 0 for labels that the node at hand does not meet.
-    labels: at least as many as a node may meet; the first ones are those that it meets.
-    """
-
-    sums: Array
-    labels: Array
+    sums: Array  # (L,), for each label; 0 for labels that the node at hand does not meet
+    labels: Array  # at least as many as a node may meet; the first ones are those that it meets
 
 
 @dataclass(frozen=True)
@@ -72,13 +62,10 @@ class ExternalCsr:
     Memory is O(nodes) + buffers of fixed size, but for a node whose list is longer than a buffer. While the files are
     made they take 12 bytes of disk for each entry (20 with weights), afterwards 4 (8); with 2^31 nodes or more, twice
     that.
-
-    folder: holds `neighbours`, int32, or int64 from 2^31 nodes on, and where weighted `weights`, float32.
-    indptr: (N + 1,) int64.
     """
 
-    folder: Path
-    indptr: Array
+    folder: Path  # holds `neighbours`, int32, or int64 from 2^31 nodes on, and where weighted `weights`, float32
+    indptr: Array  # (N + 1,) int64
     weighted: bool
 
     @classmethod

@@ -46,10 +46,10 @@ MIDDLE = 0.7
 
 
 class Level(NamedTuple):
-    """A graph, from the given one to the coarsest; weights of its nodes, (N, K), in units of the capacity of a part."""
+    """A graph, from the given one to the coarsest."""
 
     csr: ExternalCsr
-    weights: Array
+    weights: Array  # of nodes, (N, K), in units of the capacity of a part
 
 
 def multilevel(task: AssignmentTask) -> Array:

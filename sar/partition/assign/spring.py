@@ -16,44 +16,28 @@ _ROUND_OFF = 1e-9  # relative, of sums of weights
 
 
 class Clusters(NamedTuple):
-    """Clusters of nodes while the edges come by (Hollocou et al., 2017).
+    """Clusters of nodes while the edges come by (Hollocou et al., 2017)."""
 
-    degree: (N,).
-    of_node: (N,), the cluster of every node, or `NONE`.
-    volume: (N,) int64, the sum of degrees of each cluster.
-    """
-
-    degree: Array
-    of_node: Array
-    volume: Array
+    degree: Array  # (N,)
+    of_node: Array  # (N,), the cluster of every node, or `NONE`
+    volume: Array  # (N,) int64, the sum of degrees of each cluster
 
 
 class Neighbours(NamedTuple):
-    """What decides about representatives.
-
-    degree: (N,), of every node.
-    richest: (N,), the neighbour of each node with the largest degree, or `NONE`.
-    lot: (N,), a random order of nodes.
-    """
+    """What decides about representatives, (N,) each."""
 
     degree: Array
-    richest: Array
-    lot: Array
+    richest: Array  # the neighbour of each node with the largest degree, or `NONE`
+    lot: Array  # a random order of nodes
 
 
 class Merging(NamedTuple):
-    """K clusters of nodes, as they are merged.
+    """K clusters of nodes, as they are merged."""
 
-    of_node: (N,), the cluster of each node, before merging.
-    into: (K,), a forest: the cluster into which each has been merged, or itself.
-    weights: (K, 1 + C), sums of the nodes' weights, the number of nodes first, which is 0 after merging into another.
-    representative: (K,), the node that leads to a cluster to merge with; `NONE` where there is none.
-    """
-
-    of_node: Array
-    into: Array
-    weights: Array
-    representative: Array
+    of_node: Array  # (N,), the cluster of each node, before merging
+    into: Array  # (K,), a forest: the cluster into which each has been merged, or itself
+    weights: Array  # (K, 1 + C), of the nodes together, their number first, which is 0 after merging into another
+    representative: Array  # (K,), the node that leads to a cluster to merge with; `NONE` where there is none
 
 
 def spring(task: AssignmentTask) -> Array:

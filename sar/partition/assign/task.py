@@ -41,25 +41,17 @@ def compiled(function: F) -> F:
 
 
 class Constraints(NamedTuple):
-    """What nodes weigh, and what a group of them, a part or a cluster, may hold, by each of K weights.
+    """What nodes weigh, and what a group of them, a part or a cluster, may hold, by each of K weights."""
 
-    weights: (N, K) float32.
-    limits: (K,) float64.
-    """
-
-    weights: Array
-    limits: Array
+    weights: Array  # (N, K) float32
+    limits: Array  # (K,) float64
 
 
 class Crossing(NamedTuple):
-    """What leads from parts to parts, P of them.
+    """What leads from parts p to parts q, (P, P) int64 each."""
 
-    edges: (P, P) int64, edges from nodes of part p to nodes of part q; q stores them.
-    halo: (P, P) int64, nodes of part p with an edge into part q: the rows that p sends to q. The diagonal is 0.
-    """
-
-    edges: Array
-    halo: Array
+    edges: Array  # from nodes of p to nodes of q, which stores them
+    halo: Array  # nodes of p with an edge into q: the rows that p sends to q; the diagonal is 0
 
 
 @dataclass(frozen=True)

@@ -18,46 +18,30 @@ _ANY = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True)
 class EdgeFormat:
-    """What edge files look like.
+    """What edge files look like."""
 
-    name: `text`, `parquet`, `npy` or `raw`.
-    text: of text files.
-    columns: of sources and destinations in text and Parquet files, by name or number from 0; None: found out.
-    dtype: of raw files, `int32` or `int64`.
-    ambiguous_are_pairs: whether `.npy` arrays of (2, 2) are two edges, a row each, where nothing shows it.
-    """
-
-    name: str
+    name: str  # `text`, `parquet`, `npy` or `raw`
     text: TextFormat = field(default_factory=TextFormat)
-    columns: tuple[str | int, str | int] | None = None
-    dtype: str | None = None
-    ambiguous_are_pairs: bool = False
+    columns: tuple[str | int, str | int] | None = None  # of text and Parquet, by name or number from 0; None: found out
+    dtype: str | None = None  # of raw files, `int32` or `int64`
+    ambiguous_are_pairs: bool = False  # whether `.npy` arrays of (2, 2) alone are two edges, a row each
 
 
 @dataclass(frozen=True)
 class OpenedEdges:
-    """Edges found in files.
+    """Edges found in files."""
 
-    edges: all of them; checked against the numbers of nodes where these are known.
-    counts: of each file, or pair of files.
-    least_nodes: numbers of nodes of the source and the destination type that the edges need; None where not looked for.
-    """
-
-    edges: EdgeSource
-    counts: list[int]
-    least_nodes: tuple[int, int] | None
+    edges: EdgeSource  # all of them; checked against the numbers of nodes where these are known
+    counts: list[int]  # of each file, or pair of files
+    least_nodes: tuple[int, int] | None  # of source and destination type, that edges need; None where not looked for
 
 
 @dataclass(frozen=True)
 class CheckedEdges(EdgeSource):
-    """Edges of binary files, one after the other; IDs are checked in every pass, in the chunk just read.
+    """Edges of binary files, one after the other; IDs are checked in every pass, in the chunk just read."""
 
-    parts: the edges of each file, with its name for errors.
-    limits: sources and destinations are below these.
-    """
-
-    parts: Sequence[tuple[str, EdgeSource]]
-    limits: tuple[int, int]
+    parts: Sequence[tuple[str, EdgeSource]]  # the edges of each file, with its name for errors
+    limits: tuple[int, int]  # sources and destinations are below these
 
     @property
     def num_edges(self) -> int:

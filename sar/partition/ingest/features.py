@@ -27,17 +27,14 @@ _NEVER_NAN = ("label", *SPLIT)
 class FeatureSource:
     """The files of a feature, one after the other.
 
-    files: in order.
-    format: `npy`, `parquet`, `dgl` or `text`.
-    inside: what to take of a file: columns of a table (by name or number, `*` for all), or a tensor by name; None: the
-        only one.
-    delimiter: of text files; None: found out.
+    `inside` says what to take of a file: columns of a table (by name or number, `*` for all), or a tensor by name;
+    None: the only one.
     """
 
     files: Sequence[Path]
-    format: str
+    format: str  # `npy`, `parquet`, `dgl` or `text`
     inside: Sequence[str] | None = None
-    delimiter: str | None = None
+    delimiter: str | None = None  # of text files; None: found out
 
     @classmethod
     def named(cls, files: Files) -> "FeatureSource":

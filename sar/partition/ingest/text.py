@@ -34,14 +34,10 @@ _MOST_DIGITS = 40  # more do not fit into 64 bits, nor are they for int()
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How a text file is laid out.
+    """How a text file is laid out."""
 
-    delimiter: one character; a space or a tab stands for any run of both; None: found out from the first line.
-    header: whether the first line names the columns; None: it does if none of its fields is a number.
-    """
-
-    delimiter: str | None = None
-    header: bool | None = None
+    delimiter: str | None = None  # a space or a tab stands for any run of both; None: found out from the first line
+    header: bool | None = None  # whether the first line names the columns; None: if none of its fields is a number
 
     def __post_init__(self) -> None:
         if self.delimiter is not None and (len(self.delimiter) != 1 or not self.delimiter.isascii()):
@@ -106,11 +102,7 @@ def text_rows(path: Path, delimiter: str | None, columns: Sequence[str] | None =
 
 
 class _TextTable:
-    """A text file with rows of as many fields as its first one has.
-
-    names: of the columns; their numbers where the file has no header; none where it has no rows.
-    first_fields: the first line, as it was divided.
-    """
+    """A text file with rows of as many fields as its first one has."""
 
     def __init__(self, path: Path, how: TextFormat) -> None:
         self.path = path
@@ -120,7 +112,7 @@ class _TextTable:
         self._blanks = self._delimiter in " \t"
         fields = self._split(first)
         header = not any(map(_is_number, fields)) if how.header is None else how.header
-        self.names = fields if header else [str(number) for number in range(len(fields))]
+        self.names = fields if header else [str(number) for number in range(len(fields))]  # none without rows
         self.first_fields = ", ".join(fields)
         self._header_lines = lines if header else 0
 

@@ -22,37 +22,25 @@ MOST_NUMBERS = 24
 
 @dataclass(frozen=True)
 class FeatureReport:
-    """A feature of all parts.
+    """A feature of all parts."""
 
-    of: "nodes" or "edges".
-    type: the node type, or the edge type as `source:relation:destination`.
-    shape: of a row; () is one number.
-    nan_rows: rows with NaN, where these were counted.
-    """
-
-    of: str
-    type: str
+    of: str  # "nodes" or "edges"
+    type: str  # of nodes, or of edges as `source:relation:destination`
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    nan_rows: int | None
+    shape: tuple[int, ...]  # of a row; () is one number
+    nan_rows: int | None  # rows with NaN, where these were counted
 
 
 @dataclass(frozen=True)
 class PartReport:
-    """One part.
+    """One part."""
 
-    nodes, in_edges: by type.
-    edges_from: (P,) in-edges by the part of their source.
-    rows_from: (P,) distinct nodes of every part that these come from; 0 at the part itself.
-    split: nodes that train_mask, val_mask and test_mask choose, as far as there are such masks.
-    """
-
-    nodes: dict[str, int]
-    in_edges: dict[str, int]
-    edges_from: list[int]
-    rows_from: list[int]
-    split: dict[str, int]
+    nodes: dict[str, int]  # by type
+    in_edges: dict[str, int]  # by type
+    edges_from: list[int]  # (P,) in-edges by the part of their source
+    rows_from: list[int]  # (P,) distinct nodes of every part that these come from; 0 at the part itself
+    split: dict[str, int]  # nodes that train_mask, val_mask and test_mask choose, as far as there are such masks
 
     @property
     def num_nodes(self) -> int:
@@ -71,25 +59,18 @@ class PartReport:
 
 @dataclass(frozen=True)
 class DirectoryReport:
-    """What a partition directory holds, as `sar.partition.inspect.inspection.inspect_directory` finds it.
+    """What a partition directory holds, as `sar.partition.inspect.inspection.inspect_directory` finds it."""
 
-    name, method: of the graph and its partitioning, as the JSON file has them.
-    format: what wrote it, as far as one can tell.
-    orig_node_ids, orig_edge_ids: where the IDs in the input graph are, if anywhere.
-    num_nodes, num_edges: by type.
-    problems: what makes the directory unsound, each with its file.
-    """
-
-    name: str
-    method: str
-    format: str
-    orig_node_ids: str | None
-    orig_edge_ids: str | None
-    num_nodes: dict[str, int]
-    num_edges: dict[str, int]
+    name: str  # of the graph, as the JSON file has it
+    method: str  # of its partitioning; likewise
+    format: str  # what wrote it, as far as one can tell
+    orig_node_ids: str | None  # where the IDs in the input graph are, if anywhere
+    orig_edge_ids: str | None  # likewise
+    num_nodes: dict[str, int]  # by type
+    num_edges: dict[str, int]  # by type
     features: list[FeatureReport]
     parts: list[PartReport]
-    problems: list[str]
+    problems: list[str]  # what makes the directory unsound, each with its file
 
     @property
     def cut_edges(self) -> list[int]:

@@ -231,16 +231,11 @@ def _features(
 
 
 class WorkerContent(NamedTuple):
-    """What one worker reads.
+    """What one worker reads."""
 
-    share: its nodes.
-    edges_from, rows_from: (R, W) in-edges of each type by the worker of their source, and distinct nodes of each other
-        worker that these come from.
-    """
-
-    share: WorkerShare
-    edges_from: NDArray[np.int64]
-    rows_from: NDArray[np.int64]
+    share: WorkerShare  # its nodes
+    edges_from: NDArray[np.int64]  # (R, W) in-edges of each type by the worker of their source
+    rows_from: NDArray[np.int64]  # (R, W) distinct nodes of each other worker that these come from
 
 
 def by_worker(

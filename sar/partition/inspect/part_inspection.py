@@ -39,14 +39,10 @@ What = Literal["nodes", "edges"]
 
 
 class EdgesBetween(NamedTuple):
-    """Edges between one part and each of the others.
-
-    counts: (P,) int64.
-    fingerprints: (P,) uint64, see [Note: one part at a time].
-    """
+    """Edges between one part and each of the others, (P,) each."""
 
     counts: NDArray[np.int64]
-    fingerprints: NDArray[np.uint64]
+    fingerprints: NDArray[np.uint64]  # see [Note: one part at a time]
 
     @classmethod
     def none(cls, num_parts: int) -> "EdgesBetween":
@@ -66,29 +62,18 @@ class StoredFeature(NamedTuple):
 
 @dataclass
 class PartContent:
-    """What one part's files hold.
+    """What one part's files hold; R is 0 where its graph cannot be read."""
 
-    problems: in words that begin with a file.
-    edges_in: in-edges, by the part of their source.
-    edges_out: edges to other parts, which DGL's own writer stores with both parts.
-    read_from: (P,) distinct nodes of each other part that in-edges come from.
-    edges_from, rows_from: (R, P) in-edges of each type by the part of their source, and distinct nodes of each other
-        part that these come from; (0, P) where the part's graph cannot be read.
-    split: nodes by mask.
-    edge_types: canonical names, where the part's graph can be read.
-    orig_ids: IDs in the input graph that `graph.dgl` holds, as DGL up to 0.9 wrote them, by type.
-    """
-
-    problems: list[str]
-    edges_in: EdgesBetween
-    edges_out: EdgesBetween
-    read_from: NDArray[np.int64]
-    edges_from: NDArray[np.int64]
-    rows_from: NDArray[np.int64]
+    problems: list[str]  # in words that begin with a file
+    edges_in: EdgesBetween  # in-edges, by the part of their source
+    edges_out: EdgesBetween  # to other parts, which DGL's own writer stores with both parts
+    read_from: NDArray[np.int64]  # (P,) distinct nodes of each other part that in-edges come from
+    edges_from: NDArray[np.int64]  # (R, P) in-edges of each type by the part of their source
+    rows_from: NDArray[np.int64]  # (R, P) distinct nodes of each other part that these come from
     edge_types: list[CanonicalEtype] = field(default_factory=list)
     features: list[StoredFeature] = field(default_factory=list)
-    split: dict[str, int] = field(default_factory=dict)
-    orig_ids: dict[What, list[Tensor]] = field(default_factory=dict)
+    split: dict[str, int] = field(default_factory=dict)  # nodes by mask
+    orig_ids: dict[What, list[Tensor]] = field(default_factory=dict)  # in `graph.dgl` (DGL up to 0.9), by type
 
 
 @contextmanager

@@ -30,13 +30,11 @@ COPIES = 4
 class EdgeBuckets:
     """The edges into each of this process's parts, one type after the other, (n, 3) each: new source, new destination,
     original ID within the type.
-
-    counts: edges by part and type, (P, R), of all processes.
     """
 
     def __init__(self, job: WriteJob) -> None:
         self._job = job
-        self.counts = np.zeros((job.num_parts, len(job.etypes)), np.int64)
+        self.counts = np.zeros((job.num_parts, len(job.etypes)), np.int64)  # by part and type, of all processes
         for number, etype in enumerate(job.etypes):
             step = partial(self._divide, number, etype)
             self.counts[job.own_parts, number] = job.staging.step(f"edges of {etype}", step)

@@ -25,13 +25,10 @@ _NODE_BYTES = 64  # with all fields and copies
 
 
 class OuterEdges:
-    """The edges that a part keeps of others; none where the job has no number of hops.
-
-    count: how many, after `find`.
-    """
+    """The edges that a part keeps of others; none where the job has no number of hops."""
 
     def __init__(self, job: WriteJob, buckets: EdgeBuckets, part: int) -> None:
-        self.count = 0
+        self.count = 0  # until `find`
         self._job, self._buckets, self._part = job, buckets, part
         self.file = job.staging.scratch / f"outer-{part}"
 

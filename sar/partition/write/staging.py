@@ -30,26 +30,17 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Staging:
-    """A directory in the making, and this process's record of finished steps.
-
-    target: where the directory will be.
-    path: where it is until then.
-    replaced: where a directory goes for the moment in which another one takes its place.
-    earlier: the files that it has then, all of them written by partitioners; relative to it.
-    scratch: for files that are not part of it, and that finished steps do not need; the same on processes that share
-        the directory.
-    assignment: the file with the part of every node.
-    lock: held by who makes the directory; the first file to go where that fails.
-    leads: whether this process speaks for those that share the directory.
-    """
+    """A directory in the making, and this process's record of finished steps."""
 
     def __init__(self, target: Path, writers: Writers, digest: str, overwrite: bool) -> None:
         self.target, self.writers = target, writers
-        self.path = target.with_name(f"{target.name}.partial")
-        self.replaced = target.with_name(f"{target.name}.replaced")
-        self.earlier: set[Path] = set()
-        self.scratch, self.assignment, self.lock = (self.path / name for name in ("scratch", "assignment", "lock"))
-        self.leads = True
+        self.path = target.with_name(f"{target.name}.partial")  # where it is until it is complete
+        self.replaced = target.with_name(f"{target.name}.replaced")  # where one goes whose place another takes
+        self.earlier: set[Path] = set()  # the files that it has then, all written by partitioners; relative to it
+        self.scratch = self.path / "scratch"  # of all who share the directory; finished steps do not need it
+        self.assignment = self.path / "assignment"  # the file with the part of every node
+        self.lock = self.path / "lock"  # held by who makes the directory; the first file to go where that fails
+        self.leads = True  # whether this process speaks for those that share the directory
         self._record = self.path / f"progress-{writers.rank}.json"
         self._digest, self._overwrite = digest, overwrite
         self._done: dict[str, Any] = {}

@@ -24,17 +24,12 @@ from sar.storage.partition_json import ORIGINAL_EDGES, ORIGINAL_NODES, PART_FILE
 
 
 class Written(NamedTuple):
-    """What a directory has been given, (P, ...) each, parts first.
+    """What a directory has been given: numbers by part, and by type in their order in the graph."""
 
-    nodes, edges: numbers by part and type, (P, T) and (P, R); types in their order in the graph.
-    edges_from: edges by the part that they lead into and the part that they come from, (P, P).
-    rows_from: distinct nodes that they come from, likewise; 0 on the diagonal.
-    """
-
-    nodes: Array
-    edges: Array
-    edges_from: Array
-    rows_from: Array
+    nodes: Array  # (P, T)
+    edges: Array  # (P, R)
+    edges_from: Array  # (P, P) by the part that they lead into and the part that they come from
+    rows_from: Array  # (P, P) distinct nodes that they come from; 0 on the diagonal
 
     def report(self, json_file: Path) -> "PartitionReport":
         """The sums that matter most."""

@@ -35,15 +35,11 @@ class NodeNumbering:
     """The part and the new ID of every node, where nodes are numbered type after type, as in the `GraphSource`.
 
     New IDs go partition after partition, inside these by type, and inside these by original ID.
-
-    part_of: (N,), of the smallest integer type that holds P - 1.
-    new_id: (N,), int32 where that is enough.
-    ranges: [start, end) of new IDs by part and type, (P, T, 2); types in their order in the graph.
     """
 
-    part_of: Array
-    new_id: Array
-    ranges: Array
+    part_of: Array  # (N,), of the smallest integer type that holds P - 1
+    new_id: Array  # (N,), int32 where that is enough
+    ranges: Array  # [start, end) of new IDs by part and type, (P, T, 2); types in their order in the graph
 
     @classmethod
     def of(cls, graph: GraphSource, part_of: Array, num_parts: int) -> "NodeNumbering":
@@ -81,18 +77,14 @@ class NodeNumbering:
 
 @dataclass(frozen=True)
 class WriteJob:
-    """A graph to write, and where to.
-
-    slice_bytes: that a slice of the graph may take, with all copies.
-    num_hops: as in `sar.partition.write.write.write_partitions`.
-    """
+    """A graph to write, and where to."""
 
     staging: Staging
     graph: GraphSource
     numbering: NodeNumbering
-    slice_bytes: int
+    slice_bytes: int  # that a slice of the graph may take, with all copies
     progress: Progress
-    num_hops: int | None = None
+    num_hops: int | None  # as in `sar.partition.write.write.write_partitions`
 
     @classmethod
     def of(
@@ -103,7 +95,7 @@ class WriteJob:
         num_parts: int,
         memory: int | None,
         progress: Progress,
-        num_hops: int | None = None,
+        num_hops: int | None,
     ) -> "WriteJob":
         """The job of writing a graph by an assignment, (N,), within so much memory.
 
