@@ -21,15 +21,13 @@ from sar.storage.arrays import Array
 class GraphData:
     """A directed graph with node fields.
 
-    src, dst: int64, (E,) each; edge i goes from `src[i]` to `dst[i]`.
-    num_nodes: N.
     node_data: fields of all nodes, (N, ...) each, where known: `feat` (float32, (N, F)), `label` (int64, -1 = none),
         `train_mask`, `val_mask`, `test_mask` (bool).
     """
 
-    src: Array
-    dst: Array
-    num_nodes: int
+    src: Array  # (E,) int64
+    dst: Array  # (E,) int64; edge i goes from `src[i]` to `dst[i]`
+    num_nodes: int  # N
     node_data: dict[str, Array]
 
     @classmethod
@@ -85,10 +83,7 @@ def split_masks(chosen: Array, shares: Sequence[float], seed: int) -> dict[str, 
 
 
 def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
-    """Read a homogeneous graph from an `.npz` file with the arrays of `GraphData.from_arrays`; nothing is unpickled.
-
-    `ConfigError` where the file is missing, damaged, heterogeneous or does not fit the schema.
-    """
+    """Read a homogeneous graph from an `.npz` file with the arrays of `GraphData.from_arrays`; else `ConfigError`."""
     arrays = read_arrays(path)
     if any(key.startswith("edges/") for key in arrays):
         raise ConfigError(f"'{path}' holds a heterogeneous graph; expected a homogeneous one (src, dst, num_nodes).")

@@ -46,15 +46,11 @@ _CHUNK = 2**18
 
 
 class Originals(NamedTuple):
-    """The nodes of a type, or the edges.
-
-    `of_worker` goes from a worker's share, and one past the last global node ID of every worker, to original IDs, piece
-    by piece.
-    """
+    """The nodes of a type, or the edges."""
 
     name: str
     total: int  # on all workers
-    of_worker: Callable[[WorkerShare, Sequence[int]], Iterator[Ids]]
+    of_worker: Callable[[WorkerShare, Sequence[int]], Iterator[Ids]]  # by its share, and where each worker's nodes end
 
 
 class PermutationCheck:

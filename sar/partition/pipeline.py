@@ -84,14 +84,9 @@ def run_partition(
 ) -> Outcome:
     """Divide a graph into parts and write them; all workers call it together where there are several.
 
-    Args:
-        source: the input, or a graph that is open.
-        more_weights: what else to balance, (N,) numbers each.
-        trainers: as `num_trainers_per_machine` of `partition_graph`.
-
-    Raises:
-        ConfigError: options do not fit each other or the graph, or the directory is taken.
-        PartitionError: the input is damaged, or the disk is full.
+    `more_weights` are what else to balance, (N,) numbers each; `trainers` as `num_trainers_per_machine` of
+    `partition_graph`. `ConfigError` where options do not fit each other or the graph, or the directory is taken,
+    `PartitionError` where the input is damaged, or the disk is full.
     """
     if isinstance(assigning.parts, int) and assigning.parts < 1:
         raise ConfigError(f"{assigning.parts} parts were asked for; expected at least 1.")
@@ -137,10 +132,7 @@ def run_assignment(
     memory: int | None = None,
     progress: Progress = lambda doing, share: None,
 ) -> Choice:
-    """Divide a graph into parts and write nothing but the assignment; on one process.
-
-    Errors are those of `run_partition`, and `ConfigError` where no directory for the assignment was named.
-    """
+    """Divide a graph and write nothing but the assignment; on one process. Errors are as from `run_partition`."""
     if assigning.write_assignment is None:
         raise ConfigError("the assignment alone was asked for; name a directory for it: --write-assignment DIR.")
     folder = assigning.write_assignment.absolute().parent

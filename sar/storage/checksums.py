@@ -127,16 +127,12 @@ def _damaged(problem: str) -> PartitionError:
     return PartitionError(f"{problem}. {MEND}")
 
 
-_NO_SUMS: Mapping[Path, FileSums] = {}
-_known = PerThread(_NO_SUMS)
+_known: PerThread[Mapping[Path, FileSums]] = PerThread({})
 
 
 @contextmanager
 def verifying(folder: Path) -> Iterator[None]:
-    """Compare with the checksums of a part, where it has any, what is read of its files inside.
-
-    `PartitionError` where a file is missing, or has another size; and from reads inside where the bytes are others.
-    """
+    """Compare with the checksums of a part, where it has any, what is read of its files inside, or `PartitionError`."""
     known = read_sums(folder)
     for sums in known.values():
         sums.check_size()

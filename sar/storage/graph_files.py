@@ -58,10 +58,7 @@ class StoredEdges(NamedTuple):
         return self.columns.shape[0]
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """Read sources and destinations in the order of edge IDs, (E,) each.
-
-        `PartitionError` where they are outside of the graph, or edge IDs are not 0 to E - 1, each once.
-        """
+        """Read sources and destinations in the order of edge IDs, (E,) each; `PartitionError` where they do not fit."""
         columns = self._read(self.columns, self.num_edges, self.num_columns)
         if self.kind == COO:
             rows = self._read(self.rows, self.num_edges, self.num_rows)
@@ -116,10 +113,7 @@ class StoredGraph(NamedTuple):
 
 
 def open_graph(path: Path) -> StoredGraph:
-    """Find the only graph of a file; its values are not read.
-
-    `PartitionError` where the file is missing or damaged, or holds another number of graphs.
-    """
+    """Find the only graph of a file; its values are not read. `PartitionError` where there is not one."""
     with open_file(path) as file:
         cursor = Cursor(path, file)
         start, end = _place(cursor)

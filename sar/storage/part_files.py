@@ -196,10 +196,7 @@ class VisibleEdges(NamedTuple):
 
 
 def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
-    """Pick out and sort the edges of a partition; takes them out of `graph`.
-
-    `node_ranges` has [start, end) of every partition's global node IDs.
-    """
+    """Take the edges of a partition out of `graph`, sorted; `node_ranges`: [start, end) of each partition's nodes."""
     # Memory: temporaries are cut into chunks, and every column of the graph is let go once it is sorted. So beside the
     # graph at most 20 bytes an edge are held while sorting, and 16 afterwards.
     columns = graph.edges
@@ -309,10 +306,7 @@ class FeatureFiles:
         return self._checked(path, key, type_name if slash else None, name if slash else key, stored)
 
     def original_ids(self) -> list[Feature]:
-        """Find the IDs in the input graph, one feature for each type; none where the directory lacks them.
-
-        `PartitionError` where the file is damaged, or has not exactly one ID for every node or edge.
-        """
+        """The IDs in the input graph, a feature for each type, if any; `PartitionError` where some are missing."""
         path = self.spec.files[self.part].get(self.what)
         if path is None or not os.path.exists(path):
             return []

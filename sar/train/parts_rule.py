@@ -48,11 +48,7 @@ class PartsThatFit:
         return self.workers if self.resident else 1
 
     def __call__(self, graph: GraphSource, assign_to: AssignTo, /) -> Assigned:
-        """The assignment; why so many parts is said after why by this method: see [Note: how many parts].
-
-        Raises:
-            ConfigError: no number of parts fits, or the model cannot be planned.
-        """
+        """The assignment, which also says why so many parts; `ConfigError` if no number fits. [Note: how many parts]"""
         _check(self.workers, self.memory)
         step = self._step
         most = max(self.workers, min(graph.total_nodes, MOST) // step * step)
@@ -145,11 +141,7 @@ class PartsByReserve:
     reserve: int  # T, bytes of it for code and computations
 
     def __call__(self, graph: GraphSource, assign_to: AssignTo, /) -> Assigned:
-        """The assignment; why so many parts is said after why by this method.
-
-        Raises:
-            ConfigError: nothing is left for graph and features.
-        """
+        """As from `PartsThatFit`; `ConfigError` where nothing is left for graph and features."""
         _check(self.workers, self.memory)
         room = self.memory - self.reserve
         if room <= 0:

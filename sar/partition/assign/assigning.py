@@ -222,10 +222,7 @@ def _field(graph: GraphSource, name: str) -> Array:
 
 
 def choose(task: AssignmentTask) -> Choice:
-    """The method with the smallest cut to expect, of those that `task.memory` and the free disk space allow.
-
-    `ConfigError` where they do not even allow random parts.
-    """
+    """The method with the smallest cut to expect that memory and disk allow; `ConfigError` where there is none."""
     free = shutil.disk_usage(task.scratch).free
     passed = []
     for name, needs in NEEDS.items():
@@ -263,10 +260,7 @@ METHODS: dict[str, Method] = {
 
 
 def method_named(name: str) -> Method:
-    """The method of this name: one of `METHODS`, else an entry point of an installed package.
-
-    `ConfigError` where there is no such method, or the package that brings it cannot be imported.
-    """
+    """One of `METHODS`, else an entry point of an installed package; `ConfigError` where none can be imported."""
     if name in METHODS:
         return METHODS[name]
     for point in entry_points(group=ENTRY_POINTS, name=name):

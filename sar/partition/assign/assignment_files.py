@@ -33,10 +33,8 @@ def write_assignment(
 ) -> None:
     """Write an assignment; the file with the number of parts comes last, when all others are complete.
 
-    The arguments are those of `Assignment`, with the number of nodes of each type.
-
-    Raises:
-        ConfigError: a part is out of range, the lengths do not fit, or there is an assignment in the directory already.
+    The arguments are those of `Assignment`, with the number of nodes of each type. `ConfigError` where a part is out of
+    range, the lengths do not fit, or there is an assignment in the directory already.
     """
     folder = Path(folder)
     files = [_type_file(folder, ntype) for ntype in num_nodes]
@@ -63,11 +61,8 @@ def read_assignment(
     """Read an assignment, wherever it was made.
 
     Only types that have nodes need a file. Without `num_parts`, the number that is expected, `partition_meta.json` has
-    to say it.
-
-    Raises:
-        ConfigError: a file is missing or has another number of lines than there are nodes, a line is no part, or the
-            directory has another number of parts than is expected.
+    to say it. `ConfigError` where a file is missing or has another number of lines than there are nodes, a line is no
+    part, or the directory has another number of parts than is expected.
     """
     folder = Path(folder)
     num_parts, algo_name = _read_meta(folder / META, num_parts)

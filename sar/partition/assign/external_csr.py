@@ -72,10 +72,7 @@ class ExternalCsr:
     def of_graph(
         cls, graph: GraphSource, folder: Path, bucket: int = BUCKET, progress: Callable[[float], None] = lambda _: None
     ) -> "ExternalCsr":
-        """The lists of a graph, whose edges are read twice; the folder is made.
-
-        `ConfigError` where an edge ends outside the graph, or the disk is full.
-        """
+        """The lists of a graph, in a new folder; `ConfigError` where an edge ends outside it, or the disk is full."""
         node = _node_dtype(graph.total_nodes)
         edges_read = 0
 
@@ -124,10 +121,7 @@ class ExternalCsr:
                 yield window
 
     def contracted(self, cluster: Array, num_clusters: int, folder: Path, bucket: int = BUCKET) -> "ExternalCsr":
-        """The weighted lists of the graph whose nodes are this graph's clusters, (N,); the folder is made.
-
-        `ConfigError` where the disk is full.
-        """
+        """The weighted lists of the graph whose nodes are this graph's clusters, (N,), in a new folder."""
 
         def pieces() -> Iterator[tuple[Array, Array, Array]]:
             for window in self.windows(2 * PIECE):
@@ -148,9 +142,9 @@ def lists_on_disk(task: AssignmentTask, share: float) -> ExternalCsr:
 
 @compiled
 def add_up(window: Window, v: int, label: Array, tally: Tally) -> int:
-    """Sum the weights of a node's edges by the neighbours' labels, (N,), leaving out neighbours of label -1.
+    """Sum the weights of a node's edges by the neighbours' labels, (N,), but for label -1; how many labels there are.
 
-    The tally's sums are to be set back to 0 afterwards. Returns how many labels there are.
+    The tally's sums are to be set back to 0 afterwards.
     """
     sums, labels = tally
     place = v - window.first

@@ -43,10 +43,7 @@ def ldg(task: AssignmentTask) -> Array:
 
 
 def greedy_parts(csr: ExternalCsr, weights: Array, task: AssignmentTask) -> Array:
-    """The part of every node, (N,) int32, by passes of linear deterministic greedy.
-
-    Weights, (N, K), are in units of the capacity of a part.
-    """
+    """The part of every node, (N,) int32; weights, (N, K), are in units of the capacity of a part."""
     part_of = np.full(csr.num_nodes, -1, np.int32)
     constraints = within_capacity(weights)
     tally = Tally(np.zeros(task.num_parts), np.empty(task.num_parts, np.int64))

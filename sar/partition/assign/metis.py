@@ -17,10 +17,7 @@ EDGE_BYTES = 170
 
 
 def metis(task: AssignmentTask) -> Array:
-    """METIS on the whole graph, with one constraint for the number of nodes and one for each weight.
-
-    `ConfigError` where the graph has too many edges for the installed METIS, or for the memory allowed.
-    """
+    """METIS on the whole graph, if it and memory allow; with a constraint for the number of nodes and each weight."""
     needed = EDGE_BYTES * task.graph.total_edges
     if task.memory is not None and needed > task.memory:
         raise ConfigError(

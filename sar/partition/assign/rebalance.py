@@ -114,10 +114,7 @@ def _count_within(src: Array, dst: Array, part_of: Array, within: Array) -> None
 
 @compiled
 def _relieve(order: Array, part_of: Array, constraints: Constraints, loads: Array, careful: bool) -> int:
-    """Move each of the nodes to where it lowers the excess most; the number that moved.
-
-    careful: leave nodes that weigh more than what has to go.
-    """
+    """Move nodes to where each lowers the excess most, if `careful` none heavier than what has to go; how many."""
     num_moved = 0
     for node in order:
         here = part_of[node]

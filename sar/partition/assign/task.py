@@ -58,25 +58,19 @@ class Crossing(NamedTuple):
 class AssignmentTask:
     """What a method is asked for.
 
-    graph: edges to read by `graph.chunks()`, in which the nodes of all types have consecutive numbers, type after type.
-    num_parts: P.
-    scratch: an empty directory for files that the method needs; it is removed afterwards.
-    seed: of every random choice.
-    weights: what to balance beside the number of nodes: (N,) non-negative numbers each, by name
-        (for instance `train_mask`, or `in_edges`).
+    weights: what to balance beside the number of nodes: (N,) non-negative numbers each, by name (for instance
+        `train_mask`, or `in_edges`).
     imbalance: how much larger than the mean a part may be, by number of nodes and by each of the weights: 0.05 is 5 %.
-    memory: bytes that the method may use beyond what is there when it starts; None: no limit.
-    progress: called now and then with what is being done and the share of it that is done, 0 to 1.
     volume_bound: of `spring`: above this sum of degrees a cluster takes no more nodes; times the mean sum of a part.
     """
 
-    graph: GraphSource
-    num_parts: int
-    scratch: Path
-    seed: int = 0
+    graph: GraphSource  # `graph.chunks()` are the edges, with nodes of all types numbered type after type
+    num_parts: int  # P
+    scratch: Path  # an empty directory for files that the method needs; it is removed afterwards
+    seed: int = 0  # of every random choice
     weights: Mapping[str, Array] = field(default_factory=dict)
     imbalance: float = 0.05
-    memory: int | None = None
+    memory: int | None = None  # bytes that the method may use beyond what is there when it starts; None: no limit
     progress: Progress = lambda doing, share: None
     volume_bound: float = VOLUME_BOUND
 
@@ -189,10 +183,7 @@ def count_degrees(task: AssignmentTask) -> Array:
 
 
 def count_crossing(chunks: Iterable[tuple[Array, Array]], part_of: Array, num_parts: int) -> Crossing:
-    """Count edges and halo rows by the parts of nodes, (N,); memory is P / 8 bytes a node, rounded up.
-
-    `ConfigError` where an edge of the chunks ends outside the graph.
-    """
+    """Count edges and halo rows by the parts of nodes, (N,), in P / 8 bytes a node; `ConfigError` for ends outside."""
     crossing = Crossing(*np.zeros((2, num_parts, num_parts), np.int64))
     seen = np.zeros((len(part_of), (num_parts + 7) // 8), np.uint8)
     done = 0

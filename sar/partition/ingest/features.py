@@ -38,10 +38,7 @@ class FeatureSource:
 
     @classmethod
     def named(cls, files: Files) -> "FeatureSource":
-        """From a file, directory, pattern or list; after `#` may stand what to take of it, separated by commas.
-
-        `PartitionError` where there is no such file, `ConfigError` where the format is unknown.
-        """
+        """From a file, directory, pattern or list; after `#` may stand what to take of it, separated by commas."""
         inside = None
         if isinstance(files, str | PathLike) and not Path(files).exists() and "#" in fspath(files):
             files, _, columns = fspath(files).rpartition("#")

@@ -31,10 +31,7 @@ _END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), (
 
 
 def find_files(files: Files) -> list[Path]:
-    """The files meant: of a directory or a pattern in the order of their names, numbers within names by value.
-
-    `PartitionError` where there is no such file, or none at all.
-    """
+    """The files meant, or `PartitionError`: of a directory or pattern by name, with numbers in names by value."""
     if not isinstance(files, str | PathLike):
         found = [Path(file) for file in files]
     else:
@@ -55,10 +52,7 @@ def find_files(files: Files) -> list[Path]:
 
 
 def detect_format(files: Sequence[Path]) -> str:
-    """One of `FORMATS`, by the names of files, and where these may mean two things by their first bytes.
-
-    `ConfigError` where the format is unknown, or not the same for all files.
-    """
+    """One of `FORMATS`, by the names of files or their first bytes; `ConfigError` where it is unknown, or several."""
     found = {_format_of(file) for file in files}
     if len(found) > 1:
         raise ConfigError(

@@ -116,10 +116,7 @@ def _edges(etype: CanonicalEtype, store: Any, num_nodes: Mapping[str, int]) -> A
 
 
 def as_array(name: str, values: Any) -> Array:
-    """The values of a field as an array; a tensor's without a copy where it is on the CPU.
-
-    `ConfigError` where the tensor is sparse, or of a type that numpy lacks, such as bfloat16.
-    """
+    """The values of a field, of a tensor on the CPU without a copy; `ConfigError` where numpy has nothing like it."""
     if not isinstance(values, torch.Tensor):
         return np.asarray(values)
     form = f"of layout {values.layout}"
@@ -140,8 +137,7 @@ def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: in
             at first use.
         folder: where `.npz` files lie and downloads are kept; None for the packages' own defaults.
 
-    Raises:
-        ConfigError: the name is unknown, the download failed, or the graph is of another kind.
+    `ConfigError` where the name is unknown, the download failed, or the graph is of another kind.
     """
     if name.endswith(".npz"):
         return read_any_npz(name, split)
@@ -161,10 +157,7 @@ def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: in
 
 
 def read_any_npz(path: str | PathLike[str], split: int = 0) -> GraphData | GraphSource:
-    """Read a graph from an `.npz` file with the arrays of `GraphData.from_arrays` or `typed_graph`; none is unpickled.
-
-    `ConfigError` where the file is missing, damaged or does not fit the schema.
-    """
+    """Read a graph from an `.npz` file, with the arrays of `GraphData.from_arrays` or `typed_graph`."""
     arrays = read_arrays(path)
     try:
         if any(key.startswith("edges/") for key in arrays):

@@ -284,17 +284,14 @@ def _rows_with_nan(path: Path, key: str, stored: StoredArray, report: Callable[[
 
 
 class EdgeSources:
-    """Of the edges into one owner's nodes, whether a partition or a worker.
-
-    edges: (R, W) edges of each type by the owner of their source.
-    """
+    """Of the edges into one owner's nodes, whether a partition or a worker."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]], own: int, num_types: int) -> None:
         self._ends = torch.tensor([end for _, end in ranges])
         self._own, self._shape = own, (num_types, len(ranges))
         self._num_nodes = max(ranges[-1][1], 1)
         self._read = [torch.empty(0, dtype=torch.int64)]  # pairs of edge type and another's node, as one number
-        self.edges: NDArray[np.int64] = np.zeros(self._shape, np.int64)
+        self.edges: NDArray[np.int64] = np.zeros(self._shape, np.int64)  # of each type by the owner of their source
 
     def add(self, kind: Tensor, src: Tensor) -> None:
         """Count more edges: their types and the global IDs of their sources, (n,) int64."""

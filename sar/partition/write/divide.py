@@ -133,10 +133,7 @@ class _Numbers(NamedTuple):
 
 
 class _PartFiles:
-    """A file of the same name in each of this process's parts, with space for fields.
-
-    `counts` are rows by part and type, (P, T).
-    """
+    """A file of the same name in each of this process's parts; `counts` are the rows by part and type, (P, T)."""
 
     def __init__(self, job: WriteJob, name: str, fields: Sequence[_Field], counts: Array) -> None:
         self._job, self._name = job, name

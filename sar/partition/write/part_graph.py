@@ -33,11 +33,7 @@ class OuterEdges:
         self.file = job.staging.scratch / f"outer-{part}"
 
     def find(self, local: Array) -> None:
-        """Find them, and mark the nodes at their ends.
-
-        `local`, (N,) by new ID, is 1 at sources of edges into the part, else 0; it becomes more than 0 in all of the
-        halo.
-        """
+        """Find them; `local`, (N,) by new ID, is 1 at sources of edges into the part, then above 0 in all of the halo."""
         hops = self._job.num_hops
         if hops is None:
             return
@@ -78,10 +74,8 @@ class OuterEdges:
 def write_part_graph(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> tuple[list[int], list[int]]:
     """Write a part's nodes, the edges into them, those that it keeps of others, their halo, and original edge IDs.
 
-    `local` is a table of (N,) integers to work with, overwritten: the number inside the part of every new ID.
-
-    Returns:
-        By the part of their source the number of edges, (P,), and of distinct sources, (P,), 0 for the part itself.
+    `local` is a table of (N,) integers to work with, overwritten: the number inside the part of every new ID. Returned
+    are by the part of their source the number of edges, (P,), and of distinct sources, (P,), 0 for the part itself.
     """
     edges_from, rows_from = _mark_halo(job, buckets, part, local)
     start, end = job.numbering.bounds(part)

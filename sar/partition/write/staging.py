@@ -148,9 +148,8 @@ def staged(
     overwrite: replace a directory of partitions that is there, once the new one is whole.
     local: each host has its own disk, so that processes share the directory with those on the same host only.
 
-    Raises:
-        ConfigError: the place is taken, what was left there was begun with another digest, or it cannot be made there.
-        PartitionError: the disk is full.
+    `ConfigError` where the place is taken, what was left there was begun with another digest, or it cannot be made
+    there; `PartitionError` where the disk is full.
     """
     target = target.resolve() if target.is_symlink() else Path(os.path.abspath(target))
     staging = Staging(target, writers, digest, overwrite)

@@ -39,17 +39,12 @@ class Written(NamedTuple):
 
 
 class PartitionReport(NamedTuple):
-    """What came of partitioning.
+    """What came of partitioning."""
 
-    json_file: what `sar.load_dgl_partition_data` takes.
-    nodes, edges: number of nodes, and of edges into them, in each part.
-    edge_cut: share of the edges that lead from one part into another, 0 to 1.
-    """
-
-    json_file: Path
-    nodes: list[int]
-    edges: list[int]
-    edge_cut: float
+    json_file: Path  # what `sar.load_dgl_partition_data` takes
+    nodes: list[int]  # in each part
+    edges: list[int]  # into these
+    edge_cut: float  # share of the edges that lead from one part into another, 0 to 1
 
 
 def write_partitions(

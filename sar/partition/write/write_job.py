@@ -97,10 +97,7 @@ class WriteJob:
         progress: Progress,
         num_hops: int | None,
     ) -> "WriteJob":
-        """The job of writing a graph by an assignment, (N,), within so much memory.
-
-        `ConfigError` where the assignment does not fit, memory is too little, or there are more parts than open files.
-        """
+        """The job of writing a graph by an assignment, (N,), within so much memory, or `ConfigError`."""
         size = _slice_bytes(graph.total_nodes, num_parts, memory)
         job = cls(staging, graph, NodeNumbering.of(graph, part_of, num_parts), size, progress, num_hops)
         _allow_open_files(len(job.own_parts))
