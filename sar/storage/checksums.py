@@ -1,10 +1,9 @@
 """Checksums of the files of a part, in `sums.json` beside them, which DGL passes over; compared while files are read.
 
 [Note: sums of parts] Each part has its own, so that the process that writes a part needs nothing from others, and a
-part can be copied alone. The files are read again once they are complete: fields are filled in slice by slice at many
-places of a file, in an order that depends on the memory given, and a slice of the file has pieces of several of them.
-Data that arrives damaged, pages that a crash of the machine has left zero, or half a copy are told from it; a change
-on purpose needs new sums, or none.
+part can be copied alone. The files are read again once they are complete, as fields are filled in at many places of a
+file by turns. Sums tell damaged data, pages that a crash of the machine has left zero, and half a copy; a change on
+purpose needs new sums, or none.
 
 [Note: sums while reading]
 To get bytes out of memory costs more than to sum them up where they have just been read, in the processor's cache. So a

@@ -4,9 +4,8 @@ A graph file is: a header of 4096 bytes (mark, version, kind of graphs, count); 
 the user's own, by name; the graphs; at the end the places of the graphs, between two copies of the size of this table.
 
 A graph is the graph of its types (types of nodes joined by types of edges), its relations, numbers of nodes, fields of
-nodes and of edges by type and name, and the types' names. A relation is, for each of the sparse formats in which its
-edges are saved, again the graph of types, and then: mark, numbers of columns and of rows, three arrays, and bytes that
-say whether they are sorted.
+nodes and of edges by type and name, and the types' names. A relation is, for each sparse format in which it is saved:
+the graph of types again, mark, numbers of columns and of rows, three arrays, and bytes that say if they are sorted.
 """
 
 from collections.abc import Mapping

@@ -264,9 +264,8 @@ class Feature(NamedTuple):
 class FeatureFiles:
     """The files with what is known of a part's nodes, or of its edges.
 
-    edge_types: canonical names of the edges' types, which go by these and as the JSON file spells them.
-    has_part_ids: whether the part's graph has `part_id`, which DGL's dispatch pipeline does not write; its JSON file
-        names feature files even if there are none.
+    Edge types go by their canonical names and as the JSON file spells them. `has_part_ids` says whether the part's
+    graph has `part_id`; DGL's dispatch pipeline does not write it, and names feature files even if there are none.
     """
 
     def __init__(

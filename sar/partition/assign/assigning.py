@@ -84,16 +84,12 @@ class PartsRule(Protocol):
 
 @dataclass(frozen=True)
 class AssigningOptions:
-    """What is asked for.
-
-    balance: node fields of which each part is to have about an equal sum, or `IN_EDGES`: edges, type by type. The nodes
-        of every type are balanced in any case.
-    """
+    """What is asked for."""
 
     parts: int | PartsRule  # P, or what finds it
     method: str = AUTO  # one that `method_named` knows
     seed: int = 0
-    balance: tuple[str, ...] = ()
+    balance: tuple[str, ...] = ()  # beside nodes of each type: fields whose sums parts share, or `IN_EDGES`
     imbalance: float = 0.05  # how much larger than the mean a part may be
     volume_bound: float | None = None  # as in `AssignmentTask`; None: `VOLUME_BOUND`
     assignment: Path | None = None  # directory of an assignment to take instead of a method's
@@ -110,10 +106,8 @@ def assign(
 ) -> Assigned:
     """Find the part of every node; `ConfigError` where options, or an assignment's files, do not fit the graph.
 
-    Args:
-        scratch: directory for a method's files, made and removed again.
-        memory: bytes that the method may use beyond what is there now.
-        more: what else to balance, (N,) numbers each.
+    `scratch` is a directory for a method's files, made and removed again; `memory` bytes that the method may use beyond
+    what is there now; `more` what else to balance, (N,) numbers each.
     """
     if options.write_assignment is not None and _taken(options.write_assignment):
         raise ConfigError(f"'{options.write_assignment}' holds something already; name another directory for it.")

@@ -5,8 +5,7 @@ repeated neighbours; where lists are contracted, they become one neighbour with 
 
 [Note: two passes] One pass counts degrees, which gives the place of every list in the file. The second writes the
 edges, both ways round, into buckets: ranges of nodes whose lists fill a buffer. Then each bucket is brought into order
-in memory and appended to the lists. So all writing and all later reading is sequential. Files are read into buffers,
-not mapped: pages of a mapping count as this process's memory.
+in memory and appended to the lists. So all writing and all later reading is sequential, into and out of buffers.
 """
 
 import errno

@@ -40,10 +40,8 @@ def is_trivial(csr: ExternalCsr, task: AssignmentTask) -> bool:
 def divide(csr: ExternalCsr, weights: Array, task: AssignmentTask, most_entries: int, trials: int = 1) -> Array:
     """The part of each node by METIS, (N,) int32; `ConfigError` where there are too many edges for the installed one.
 
-    csr: neighbour lists of N > P nodes, not all empty.
-    weights: (N, K), in units of the capacity of a part.
-    most_entries: about so many entries are given to METIS where there are more.
-    trials: of which the best counts.
+    There are N > P lists, not all empty. `weights`, (N, K), are in units of the capacity of a part. METIS is given
+    about `most_entries` where there are more. Of several trials the best counts.
     """
     unit = _sum_of_weights(csr) / most_entries if csr.num_entries > most_entries else 1.0
     lists = _adjacency_lists(csr, unit, task.seed)

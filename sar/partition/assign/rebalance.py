@@ -40,12 +40,10 @@ def move_nodes(task: AssignmentTask, part_of: Array, attachment: Array | None = 
     """Move nodes out of parts that hold too much, until every constraint holds or nothing helps any more.
 
     A node moves where it lowers the excess: the sum, over parts and constraints, of what is above the limit relative to
-    the limit. Few nodes move: the heaviest first, but none heavier than what has to go; or, where attachments are
-    known, those that break least for what they relieve. Where no single move helps, nodes change places. What cannot be
-    reached, for instance because one node alone is too heavy, is logged as a warning.
-
-    The task's edges are not read. `part_of`, (N,), is not changed; it is returned where nothing is too large.
-    `attachment`, (N,), says how much a node loses by moving, for instance neighbours in its own part.
+    the limit. Few nodes move: the heaviest first, but none heavier than what has to go; or, where `attachment`, (N,),
+    says how much nodes lose by moving, those that lose least for what they relieve. Where no single move helps, nodes
+    change places. What cannot be reached, for instance because one node alone is too heavy, is logged as a warning.
+    `part_of`, (N,), is not changed; it is returned where nothing is too large.
     """
     constraints = task.constraints()
     loads = part_loads(part_of, task.num_parts, constraints)

@@ -1,10 +1,9 @@
 """What a partition method is given: edges as a stream, what parts may hold, and what helps to go by them.
 
 A method is a function from an `AssignmentTask` to the part of every node, (N,) integers from 0 to P - 1. It reads the
-edges as a stream, as often as it likes, and holds O(nodes) memory. Equal tasks give equal assignments. No part is to be
-above the limits of `task.constraints()`. A method keeps to these as it goes (`has_capacity`, `fullness`), or puts whole
-clusters where least is (`list_schedule`). Most methods end with `rebalance(task, parts)`, which moves nodes where that
-was not enough.
+edges as a stream, as often as it likes, and holds O(nodes) memory. Equal tasks give equal assignments. A method keeps
+to the limits of `task.constraints()` as it goes (`has_capacity`, `fullness`), or puts whole clusters where least is
+(`list_schedule`). Most end with `rebalance(task, parts)`, which moves nodes where that was not enough.
 """
 
 import heapq
@@ -56,23 +55,17 @@ class Crossing(NamedTuple):
 
 @dataclass(frozen=True)
 class AssignmentTask:
-    """What a method is asked for.
-
-    weights: what to balance beside the number of nodes: (N,) non-negative numbers each, by name (for instance
-        `train_mask`, or `in_edges`).
-    imbalance: how much larger than the mean a part may be, by number of nodes and by each of the weights: 0.05 is 5 %.
-    volume_bound: of `spring`: above this sum of degrees a cluster takes no more nodes; times the mean sum of a part.
-    """
+    """What a method is asked for."""
 
     graph: GraphSource  # `graph.chunks()` are the edges, with nodes of all types numbered type after type
     num_parts: int  # P
     scratch: Path  # an empty directory for files that the method needs; it is removed afterwards
     seed: int = 0  # of every random choice
-    weights: Mapping[str, Array] = field(default_factory=dict)
-    imbalance: float = 0.05
+    weights: Mapping[str, Array] = field(default_factory=dict)  # to balance beside nodes: (N,) numbers from 0 on each
+    imbalance: float = 0.05  # how much larger than the mean a part may be, by nodes and by each weight: 0.05 is 5 %
     memory: int | None = None  # bytes that the method may use beyond what is there when it starts; None: no limit
     progress: Progress = lambda doing, share: None
-    volume_bound: float = VOLUME_BOUND
+    volume_bound: float = VOLUME_BOUND  # of `spring`: no cluster grows beyond so much of a part's mean sum of degrees
 
     def constraints(self) -> Constraints:
         """What nodes weigh and what parts may hold: first by number of nodes, then by each of the weights.
@@ -138,11 +131,8 @@ def part_loads(part_of: Array, num_parts: int, constraints: Constraints) -> Arra
 def list_schedule(weights: Array, means: Array, loads: Array) -> Array:
     """Give items one after the other to the part with the smallest load (Graham, 1969): the part of each, (M,) int32.
 
-    A part's load is the largest of its loads by the weights, each relative to its mean; of equals, the first part.
-
-    weights: (M, K) of the items.
-    means: (K,), what a part holds on average.
-    loads: (P, K), what the parts hold already; what they get is added.
+    A part's load is the largest of its `loads`, (P, K), to which items are added, relative to `means`, (K,); of equals,
+    the first part. `weights`, (M, K), are those of the items.
     """
     parts = np.empty(len(weights), np.int32)
     scale = np.divide(1, means, out=np.zeros_like(means), where=means > 0)

@@ -154,10 +154,8 @@ def open_npy_edges(files: Sequence[Path], *, ambiguous_are_pairs: bool) -> list[
 
 
 def open_raw_edges(files: Sequence[Path], dtype: str | None) -> list[tuple[str, EdgeSource]]:
-    """Edges of files of nothing but integers: pairs source, destination, ... or two files, sources and destinations.
-
-    The latter are those with `src` and `dst` in their names. The dtype is `>i4` or `>i8` where the most significant
-    byte comes first; `ConfigError` where it is another one, `PartitionError` where a file is missing or truncated.
+    """Edges of files of nothing but integers: pairs; or sources and destinations in two files with `src` and `dst` in
+    their names. The dtype is `>i4` or `>i8` where the most significant byte comes first.
     """
     if dtype not in ("int32", "int64", ">i4", ">i8"):
         raise ConfigError(f"raw edges of dtype {dtype} were asked for; expected dtype='int32' or 'int64'.")

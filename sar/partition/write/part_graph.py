@@ -17,7 +17,7 @@ from sar.partition.write.divide import EdgeBuckets
 from sar.partition.write.write_job import WriteJob
 from sar.storage.arrays import Array
 from sar.storage.graph_files import graph_file_layout
-from sar.storage.part_files import EDGE_FIELDS, NODE_FIELDS
+from sar.storage.part_files import EDGE_FIELDS, INNER_EDGE, INNER_NODE, NODE_FIELDS, PART_ID
 from sar.storage.partition_json import GRAPH, ORIGINAL_EDGES, part_folder
 from sar.storage.tensor_files import ArraySpec, FileLayout, tensor_file_layout
 
@@ -33,7 +33,7 @@ class OuterEdges:
         self.file = job.staging.scratch / f"outer-{part}"
 
     def find(self, local: Array) -> None:
-        """Find them; `local`, (N,) by new ID, is 1 at sources of edges into the part, then above 0 in all of the halo."""
+        """Find them; `local`, (N,) by new ID, is 1 at sources of edges into the part, then above 0 in all the halo."""
         hops = self._job.num_hops
         if hops is None:
             return
@@ -110,9 +110,7 @@ def _mark_halo(job: WriteJob, buckets: EdgeBuckets, part: int, local: Array) -> 
 
 def _fill_nodes(job: WriteJob, file: BinaryIO, layout: FileLayout, part: int, local: Array) -> None:
     """Fill in the fields of nodes, and number them in `local`, in which the halo is marked."""
-    new_ids, types, owners, inner = (
-        layout.writer(file, f"node/{name}") for name in (NID, NTYPE, "part_id", "inner_node")
-    )
+    new_ids, types, owners, inner = (layout.writer(file, f"node/{name}") for name in (NID, NTYPE, PART_ID, INNER_NODE))
     start, end = job.numbering.bounds(part)
     ends = job.numbering.ranges[..., 1].reshape(-1)  # by part, then type
     num_types = job.numbering.ranges.shape[1]
@@ -139,22 +137,20 @@ def _own_then_halo(local: Array, start: int, end: int, rows: int) -> Iterator[Ar
 def _fill_edges(
     buckets: EdgeBuckets, outer: OuterEdges, file: BinaryIO, layout: FileLayout, part: int, local: Array
 ) -> None:
+    names = "src", "dst", f"edge/{EID}", f"edge/{ETYPE}", f"edge/{INNER_EDGE}"
+    writers = [layout.writer(file, name) for name in names]
+
+    def append(edges: Array, *fields: Array) -> None:
+        for writer, column in zip(writers, (local[edges[:, 0]], local[edges[:, 1]], *fields), strict=True):
+            writer.append(column)
+
     first_id = int(buckets.ranges[part, 0, 0])
-    sources, destinations = (layout.writer(file, name) for name in ("src", "dst"))
-    new_ids, types, inner = (layout.writer(file, f"edge/{name}") for name in (EID, ETYPE, "inner_edge"))
     for number, edges in buckets.read(part):
-        sources.append(local[edges[:, 0]])
-        destinations.append(local[edges[:, 1]])
-        new_ids.append(np.arange(first_id, first_id + len(edges)))
-        types.append(np.full(len(edges), number))
-        inner.append(np.ones(len(edges)))
-        first_id += len(edges)
+        count = len(edges)
+        append(edges, np.arange(first_id, first_id + count), np.full(count, number), np.ones(count))
+        first_id += count
     for edges in outer.read():
-        for writer, column in zip((sources, destinations), edges[:, :2].T, strict=True):
-            writer.append(local[column])
-        new_ids.append(edges[:, 2])
-        types.append(edges[:, 3])
-        inner.append(np.zeros(len(edges)))
+        append(edges, edges[:, 2], edges[:, 3], np.zeros(len(edges)))
 
 
 def _write_original_edges(job: WriteJob, buckets: EdgeBuckets, part: int) -> None:

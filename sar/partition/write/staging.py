@@ -142,14 +142,9 @@ def staged(
 ) -> Iterator[Staging]:
     """Make a directory inside the `with` block; when that ends without an error, it is complete and in its place.
 
-    target: a directory that does not exist, or an empty one; or with `overwrite` one that holds partitions.
-    digest: of everything that decides what the result will be.
-    resume: go on with what a killed run has left, if anything; and keep what is done if this one fails.
-    overwrite: replace a directory of partitions that is there, once the new one is whole.
-    local: each host has its own disk, so that processes share the directory with those on the same host only.
-
-    `ConfigError` where the place is taken, what was left there was begun with another digest, or it cannot be made
-    there; `PartitionError` where the disk is full.
+    The options are those of `write_partitions`; `local` is `local_output`, and `digest` of everything that decides what
+    the result will be. `ConfigError` where the place is taken, what was left there was begun with another digest, or it
+    cannot be made there; `PartitionError` where the disk is full.
     """
     target = target.resolve() if target.is_symlink() else Path(os.path.abspath(target))
     staging = Staging(target, writers, digest, overwrite)

@@ -1,8 +1,7 @@
 """The processes that write a directory together, one or many, and how rows get to the one that writes them.
 
-A part's index and a process's rank are two things: process r of W writes parts P r / W to P (r + 1) / W (`parts_of`).
-Of the input, cut into pieces, it reads every W-th, beginning with piece r. Processes go through the pieces in step, so
-that what arrives in a round, taken by sender, is in the order of the input.
+Process r of W writes parts P r / W to P (r + 1) / W. Of the input, cut into pieces, it reads every W-th, beginning with
+piece r. Processes go through the pieces in step, so that what arrives in a round, by sender, is in the input's order.
 """
 
 import contextlib
