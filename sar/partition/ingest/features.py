@@ -46,9 +46,6 @@ class FeatureSource:
         found = find_files(files)
         return cls(found, detect_format(found), inside)
 
-    def __str__(self) -> str:
-        return f"{self.files[0]}" + (f" to {self.files[-1]}" if len(self.files) > 1 else "")
-
 
 @dataclass(frozen=True)
 class CheckedColumn:
@@ -131,8 +128,9 @@ def open_column(source: FeatureSource, key: str, rows: int | None, scratch: Path
             )
     found = sum(part.shape[0] for part in parts)
     if rows is not None and found != rows:
+        last = f" to {source.files[-1]}" if len(source.files) > 1 else ""
         raise PartitionError(
-            f"{source} has {found} rows; expected {rows}, as many as there are nodes or edges of the type that '{key}' "
+            f"{source.files[0]}{last} has {found} rows; expected {rows}, as many as there are nodes or edges of the type that '{key}' "
             "belongs to. Correct the file, or the number of nodes."
         )
     return parts[0] if len(parts) == 1 else JoinedColumn(parts)

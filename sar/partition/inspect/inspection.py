@@ -288,10 +288,6 @@ def _split(spec: PartitionJson, parts: Sequence[int], rows_of: Sequence[Mapping[
     for part in parts:
         files = FeatureFiles(spec, part, "nodes")
         for mask in (one for one in files.features() if one.name in SPLIT):
-            cut = rows_of[mask.type_id][part]
-            count = sum(
-                int((rows[max(cut.start - first, 0) : max(cut.stop - first, 0)] != 0).sum())
-                for first, rows in mask.stored.slices()
-            )
-            chosen[mask.name] = chosen.get(mask.name, 0) + count
+            count = np.count_nonzero(mask.stored[rows_of[mask.type_id][part]])
+            chosen[mask.name] = chosen.get(mask.name, 0) + int(count)
     return chosen

@@ -2,8 +2,7 @@
 
 [Note: memory]
 Per node: its part, its new ID, and an entry of the table in `part_graph`. Beyond this only slices of `slice_bytes`, so
-that neither a field nor a part is ever in memory. With W processes, each reads a W-th of the slices and writes a W-th
-of the parts.
+that neither a field nor a part is ever in memory.
 """
 
 import resource
