@@ -130,8 +130,8 @@ def open_column(source: FeatureSource, key: str, rows: int | None, scratch: Path
     if rows is not None and found != rows:
         last = f" to {source.files[-1]}" if len(source.files) > 1 else ""
         raise PartitionError(
-            f"{source.files[0]}{last} has {found} rows; expected {rows}, as many as there are nodes or edges of the type that '{key}' "
-            "belongs to. Correct the file, or the number of nodes."
+            f"{source.files[0]}{last} has {found} rows; expected {rows}, as many as there are nodes or edges of the "
+            f"type that '{key}' belongs to. Correct the file, or the number of nodes."
         )
     return parts[0] if len(parts) == 1 else JoinedColumn(parts)
 

@@ -160,11 +160,8 @@ class _GraphCheck:
             known = ids.clamp(0, max(num_edges - 1, 0))
             kind = types_of(known, spec.edge_ranges).long()
             sources.add(kind[comes_in], node_id[src[comes_in]])
-            found = {
-                f"edges end at nodes of other parts than the ranges in {spec.path.name} say": (
-                    ~comes_in & (_owner(known, spec.edge_ranges) != owner[dst])
-                )
-            }
+            elsewhere = ~comes_in & (_owner(known, spec.edge_ranges) != owner[dst])
+            found = {f"edges end at nodes of other parts than the ranges in {spec.path.name} say": elsewhere}
             if INNER_EDGE in marks:
                 misses_mark = marks[INNER_EDGE][chunk].bool() != comes_in
                 found["edges are marked as inner and end at halo nodes, or the other way round"] = misses_mark
