@@ -66,16 +66,13 @@ def multilevel(task: AssignmentTask) -> Array:
         return rebalance(task, greedy_parts(finest.csr, finest.weights, task))
     levels = [finest]
     clusters: list[Array] = []
-    while levels[-1].csr.num_entries > coarse_entries(task.memory):
-        coarser = _coarser(levels[-1], task, len(levels))
-        if coarser is None:
-            break
+    entries = coarse_entries(task.memory)
+    while levels[-1].csr.num_entries > entries and (coarser := _coarser(levels[-1], task, len(levels))) is not None:
         label, level = coarser
         clusters.append(label)
         levels.append(level)
     task.progress("METIS", MIDDLE)
-    coarsest = levels[-1]
-    part_of = divide(coarsest.csr, coarsest.weights, task, coarse_entries(task.memory), TRIALS)
+    part_of = divide(levels[-1].csr, levels[-1].weights, task, entries, TRIALS)
     while True:
         number = len(levels)
         start, end = (MIDDLE + (1 - MIDDLE) * 0.5**halvings for halvings in (number, number - 1))

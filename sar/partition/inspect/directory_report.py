@@ -217,10 +217,7 @@ def draw_traffic(report: DirectoryReport, file: str | PathLike[str]) -> None:
             colour = "white" if rows[p, q] > middle else "#30323d"
             axes.text(q, p, _short(rows[p, q]), ha="center", va="center", fontsize=9, color=colour)
     ticks = np.arange(0, parts, max(1, parts // MOST_NUMBERS))
-    axes.set_xticks(ticks)
-    axes.set_yticks(ticks)
-    axes.set_xlabel("to part")
-    axes.set_ylabel("from part")
+    axes.set(xticks=ticks, yticks=ticks, xlabel="to part", ylabel="from part")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set_title(
