@@ -111,10 +111,9 @@ class ArrayWriter:
 
     def append(self, rows: Array) -> None:
         content = _bytes_of(np.ascontiguousarray(rows, self._dtype))
-        if content:
-            self._file.seek(self._offset)
-            self._file.write(content)  # not tofile(), whose errors do not say why
-            self._offset += len(content)
+        self._file.seek(self._offset)
+        self._file.write(content)  # not tofile(), whose errors do not say why
+        self._offset += len(content)
 
 
 class ArrayFile(AbstractContextManager["ArrayFile"]):
