@@ -84,10 +84,10 @@ class EdgeBuckets:
             for start, end in writers.shares(edges.num_edges, self.rows(etype)):
                 src, dst = edges.read(start, end)
                 job.progress(f"dividing {name}", start / edges.num_edges)
-                for end, ids, nodes in (("source", src, source), ("destination", dst, destination)):
+                for which, ids, nodes in (("source", src, source), ("destination", dst, destination)):
                     if (edge := first_outside(ids, nodes.stop - nodes.start)) is not None:
                         raise PartitionError(
-                            f"edge {start + edge} of {name} has the {end} {ids[edge]}; expected a node from 0 to "
+                            f"edge {start + edge} of {name} has the {which} {ids[edge]}; expected a node from 0 to "
                             f"{nodes.stop - nodes.start - 1}. Correct the edges, or name the number of nodes."
                         )
                 parts = job.numbering.part_of[destination][dst]
