@@ -93,15 +93,15 @@ MUTANTS = [
     Mutant(
         "rows that are not waited for",
         "sar/comm/exchange.py",
-        "self.exchange.wait(transfer.receive_work, transfer.receive)",
+        "self.exchange.wait(inbound)",
         "pass",
         "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(
         "gradients that are not waited for",
         "sar/comm/exchange.py",
-        "transfer = self.transfers.popleft()\n            self.exchange.wait(transfer.receive_work, transfer.receive)",
-        "transfer = self.transfers.popleft()",
+        "popleft()\n            self.exchange.wait(inbound)",
+        "popleft()",
         "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
     ),
     Mutant(

@@ -5,14 +5,14 @@ An exchange goes through the plan's steps once. In each step, this worker receiv
 backward it may also return the gradients of the tile it received, and add up those of the tile it sent.
 
 `pipeline_depth` tiles are in flight while one is computed: step i + depth is posted before step i is waited for.
-Buffers come from a pool, and go back to it as soon as both the reader and the transport are done with them. So at most
-2 * (depth + 1) exist at a time, or twice as many where one exchange both fetches rows and returns gradients. The size
-of a tile makes their sum fit `Config.comm_buffer_bytes`, whatever the number of workers, the halo and the width. After
-the last step their memory goes back to the system, because the layers' own tensors are largest between exchanges.
+Buffers go back to a pool as soon as both the reader and the transport are done with them. So at most 2 * (depth + 1)
+exist at a time, or twice as many where one exchange both fetches rows and returns gradients, and `Settings.tile_rows`
+makes their sum fit `Config.comm_buffer_bytes`. After the last step their memory goes back to the system, because the
+layers' own tensors are largest between exchanges.
 
-The own shard is computed first. It takes longer than a tile, and no gradients are on their way yet. So the buffers that
-later hold gradients and the tile that is computed hold further rows meanwhile, and the transport is not idle. For the
-same reason gradients are waited for only when their buffers are needed, after more rows are posted.
+The own shard is computed first. It takes longer than a tile, and no gradients are on their way yet: so the buffers of
+gradients and of the tile that is computed hold further rows meanwhile. For the same reason gradients are waited for
+only when their buffers are needed, after more rows are posted.
 
 [Note: wire precision]
 Features and gradients may travel in a half precision; they are widened on arrival, so that all sums are as they were.
@@ -23,19 +23,16 @@ Workers of one process (`Transport.local_peers`) have their turns one after the 
 rows at one meeting (`Group.share`), and where gradients return, add to their totals. Then each, in its turn, goes
 through the rows of its process's other workers, and after that through those of other processes as they arrive. What a
 process sends in that turn are rows of all its workers, to those workers of other processes that have their turn, too.
-Gradients are added to the total of the rows' owner by whoever has the turn, beginning with the first worker: in the
-same order in each epoch, to the last bit. A second meeting ends an exchange that returns gradients, because only then a
-total is complete.
+Gradients are added by whoever has the turn, beginning with the first worker: in the same order in each epoch, to the
+last bit. A second meeting ends an exchange that returns gradients, because only then a total is complete.
 
-A caller that can (`local`) reads the rows where they lie, and adds to totals itself, without copies of either.
-Otherwise rows are copied tile by tile. They are rounded as those that leave the process are
-(`Config.wire_dtype_features`), so that the results are those of as many processes.
+A caller that can (`local`) reads the rows where they lie, and adds to totals itself. Otherwise rows are copied tile by
+tile, and rounded as those that leave the process are, so that the results are those of as many processes.
 
 [Note: reading ahead]
-Where memory is left to a file, shared rows are mapped and not in memory: the first use of a page that the system has
-dropped would wait for the disk. So before a tile is computed the system is asked for the next one, and for where its
-gradients go. Nothing else is read: with each page that it finds missing the system would read its neighbours, too, up
-to several MB, and where memory is short these take the place of what is needed next.
+Where memory is left to a file, shared rows are mapped, and the first use of a page that the system has dropped would
+wait for the disk. So before a tile is computed the system is asked for the next one, and for where its gradients go. It
+is kept from reading their neighbours, too: where memory is short these take the place of what is needed next.
 
 [Note: address]
 A transport may match a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out
@@ -54,7 +51,7 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice, Step
-from sar.comm.rows import BufferPool, RowFormat
+from sar.comm.rows import BufferPool, FieldRows, RowFormat
 from sar.comm.settings import SMALL_TILE, UNLIMITED_ROWS, Settings
 from sar.comm.statistics import counters
 from sar.comm.transport import Message, Shared
@@ -110,15 +107,21 @@ class GradientReturn(NamedTuple):
 
 
 @dataclass
-class _Transfer:
-    """One message each way, posted together; what is sent is kept alive until the send is waited for."""
+class _Parcel:
+    """Rows of a slice, or their gradients, on their way: in which buffer, and what is to be waited for."""
 
-    receive: HaloSlice | None
-    received: Tensor | None
-    send: HaloSlice | None
-    sent: Tensor | None
-    receive_work: Any = None
-    send_work: Any = None
+    halo: HaloSlice
+    row: RowFormat
+    buffer: Tensor
+    work: Any = None
+
+    @property
+    def fields(self) -> list[FieldRows]:
+        return self.row.rows(self.buffer, self.halo.rows)
+
+
+_Transfer = tuple[_Parcel | None, _Parcel | None]
+"""What is received, and what is sent and kept alive until it has gone; posted together."""
 
 
 class Exchange:
@@ -190,24 +193,17 @@ class Exchange:
         backward = None if returns is None else _Backward(self, device, returns)
         if outward is not None:
             outward.post(self.first)
-        if local is not None:
+        here: Iterator[Tile] = iter(())
+        if local is not None and several:
             here = self._read_in_place(fields is not None)
-        else:
+        elif several:
             here = self._copied(fields is not None, keep, returns)
-        return self._walk_all(here if several else iter(()), self._walk(outward, backward), returns is not None)
+        return self._walk(here, outward, backward)
 
-    def _walk_all(self, here: Iterator[Tile], travelling: Iterator[Tile], returns: bool) -> Iterator[Tile]:
+    def _walk(self, here: Iterator[Tile], outward: "_Outward | None", backward: "_Backward | None") -> Iterator[Tile]:
         """The tiles of this process, and then those of others."""
         totals = self.shared[self.group.rank].added_to
         yield from here
-        yield from travelling
-        self.shared = {}
-        if returns and len(self.group.local_peers) > 1:
-            self.group.share([], [], f"end of {self.signature}")
-            for total in totals:
-                total.will_need()
-
-    def _walk(self, outward: "_Outward | None", backward: "_Backward | None") -> Iterator[Tile]:
         for i, step in enumerate(self.steps):
             rows = grads = None
             if outward is not None:
@@ -225,6 +221,11 @@ class Exchange:
         if backward is not None:
             backward.accumulate_received(0)
         self.pool.clear()
+        self.shared = {}
+        if backward is not None and len(self.group.local_peers) > 1:
+            self.group.share([], [], f"end of {self.signature}")
+            for total in totals:
+                total.will_need()
 
     # -- rows of the same process
 
@@ -287,32 +288,39 @@ class Exchange:
 
     # -- rows that travel
 
-    def post(self, place: int, direction: Direction, row: RowFormat, transfer: _Transfer) -> None:
+    def parcel(self, halo: HaloSlice | None, row: RowFormat, *, from_pool: bool = True) -> _Parcel | None:
+        """A parcel for a slice, with a buffer of the pool or one of its own."""
+        if halo is None:
+            return None
+        size = row.message_bytes(halo.rows)
+        own = None if from_pool else torch.empty(size, dtype=torch.uint8, device=self.group.device)
+        return _Parcel(halo, row, self.pool.take(size) if own is None else own)
+
+    def give(self, parcel: _Parcel | None) -> None:
+        """Hand a parcel's buffer back."""
+        self.pool.give(None if parcel is None else parcel.buffer)
+
+    def post(self, place: int, direction: Direction, inbound: _Parcel | None, outbound: _Parcel | None) -> _Transfer:
         """Post one message each way: see [Note: address]."""
         tag = (self._number % 2**12) << 19 | direction << 18 | place % 2**18
-        inbound = self._message(row, transfer.receive, transfer.received)
-        outbound = self._message(row, transfer.send, transfer.sent)
-        transfer.receive_work, transfer.send_work = self.group.post(inbound, outbound, tag, self.signature)
+        works = self.group.post(self._message(inbound), self._message(outbound), tag, self.signature)
+        for parcel, work in zip((inbound, outbound), works, strict=True):
+            if parcel is not None:
+                parcel.work = work
+        return inbound, outbound
 
-    def _message(self, row: RowFormat, halo: HaloSlice | None, buffer: Tensor | None) -> Message | None:
-        nbytes = 0 if halo is None else row.message_bytes(halo.rows)
-        if halo is None or buffer is None or not nbytes:
-            return None
-        return Message(self._peer(halo), buffer[:nbytes])
+    def _message(self, parcel: _Parcel | None) -> Message | None:
+        nbytes = 0 if parcel is None else parcel.row.message_bytes(parcel.halo.rows)
+        return None if parcel is None or not nbytes else Message(self._peer(parcel.halo), parcel.buffer[:nbytes])
 
     def _peer(self, halo: HaloSlice) -> int:
         """With whom this worker exchanges rows or gradients of a slice."""
         return halo.owner if halo.reader == self.group.rank else halo.reader
 
-    def wait(self, work: Any, halo: HaloSlice | None) -> None:
-        """Wait until a slice's message is there, or has gone."""
-        if work is not None and halo is not None:
-            self.group.wait(work, self._peer(halo), self.signature)
-
-    def finish_send(self, transfer: _Transfer) -> None:
-        """Wait until what this worker sends has gone, and hand its buffer back."""
-        self.wait(transfer.send_work, transfer.send)
-        self.pool.give(transfer.sent)
+    def wait(self, parcel: _Parcel | None) -> None:
+        """Wait until a parcel is there, or has gone."""
+        if parcel is not None and parcel.work is not None:
+            self.group.wait(parcel.work, self._peer(parcel.halo), self.signature)
 
 
 class _Outward:
@@ -329,44 +337,36 @@ class _Outward:
 
     def post(self, steps: int) -> None:
         """Post transfers until `steps` of them have been."""
-        while self.posted < min(steps, len(self.exchange.steps)):
-            self._post(self.exchange.steps[self.posted])
-            self.posted += 1
-
-    def _post(self, step: Step) -> None:
-        pool, received, sent = self.exchange.pool, None, None
-        if step.receive is not None:
-            size = self.row.message_bytes(step.receive.rows)
-            device = self.exchange.group.device
-            received = torch.empty(size, dtype=torch.uint8, device=device) if self.keep else pool.take(size)
-        if step.send is not None:
-            sent = pool.take(self.row.message_bytes(step.send.rows))
-            index = self.exchange.plan.rows_of(step.send)
-            owned = self.exchange.shared[step.send.owner].read[: len(self.fields)]
-            for column, rows in zip([one.rows for one in owned], self.row.rows(sent, step.send.rows), strict=True):
-                if rows.are_like(column.device, column.dtype):
-                    torch.index_select(column, 0, index, out=rows.values)
-                else:
-                    rows.write(column.index_select(0, index))
-        transfer = _Transfer(step.receive, received, step.send, sent)
-        self.exchange.post(step.place, Direction.OUT, self.row, transfer)
-        self.transfers.append(transfer)
+        exchange = self.exchange
+        for step in exchange.steps[self.posted : steps]:
+            inbound = exchange.parcel(step.receive, self.row, from_pool=not self.keep)
+            outbound = exchange.parcel(step.send, self.row)
+            if outbound is not None:
+                index = exchange.plan.rows_of(outbound.halo)
+                owned = exchange.shared[outbound.halo.owner].read[: len(self.fields)]
+                for column, rows in zip([one.rows for one in owned], outbound.fields, strict=True):
+                    if rows.are_like(column.device, column.dtype):
+                        torch.index_select(column, 0, index, out=rows.values)
+                    else:
+                        rows.write(column.index_select(0, index))
+            self.transfers.append(exchange.post(step.place, Direction.OUT, inbound, outbound))
+        self.posted = max(self.posted, steps)
 
     def receive(self) -> list[Tensor] | None:
         """The rows of the oldest transfer, once they are there."""
-        transfer = self.transfers[0]
-        self.exchange.wait(transfer.receive_work, transfer.receive)
-        if transfer.receive is None or transfer.received is None:
+        inbound, _ = self.transfers[0]
+        self.exchange.wait(inbound)
+        if inbound is None:
             return None
-        found = self.row.rows(transfer.received, transfer.receive.rows)
-        return [rows.read(self.device, column.dtype) for rows, column in zip(found, self.fields, strict=True)]
+        return [rows.read(self.device, own.dtype) for rows, own in zip(inbound.fields, self.fields, strict=True)]
 
     def finish(self) -> None:
         """Let go of the oldest transfer, whose rows have been used."""
-        transfer = self.transfers.popleft()
-        self.exchange.finish_send(transfer)
+        inbound, outbound = self.transfers.popleft()
+        self.exchange.wait(outbound)
+        self.exchange.give(outbound)
         if not self.keep:
-            self.exchange.pool.give(transfer.received)
+            self.exchange.give(inbound)
 
 
 class _Backward:
@@ -378,49 +378,42 @@ class _Backward:
         self.returns = returns
         self.row = RowFormat.of(returns.totals).narrowed(exchange.settings.wire_gradients)
         self.transfers: deque[_Transfer] = deque()
-        self.message: Tensor | None = None
-        self.grads: list[Tensor] | None = None
+        self.made: _Parcel | None = None
+        self.grads: list[Tensor] = []
 
-    def start(self, step: Step) -> list[Tensor] | None:
+    def start(self, step: Step) -> list[Tensor]:
         """Where the gradients of the step's received tile go: the message itself, where it needs no conversion."""
-        self.message = self.grads = None
-        if step.receive is not None:
-            self.message = self.exchange.pool.take(self.row.message_bytes(step.receive.rows))
-            found = self.row.rows(self.message, step.receive.rows)
+        self.made, self.grads = self.exchange.parcel(step.receive, self.row), []
+        if self.made is not None:
             self.grads = [
                 rows.values.fill_(self.returns.start)
                 if rows.are_like(self.device, total.dtype)
                 else torch.full(rows.values.shape, self.returns.start, dtype=total.dtype, device=self.device)
-                for rows, total in zip(found, self.returns.totals, strict=True)
+                for rows, total in zip(self.made.fields, self.returns.totals, strict=True)
             ]
         return self.grads
 
     def post(self, step: Step) -> None:
         """Send the gradients of the step's received tile, and expect those of the tile that it sent."""
-        received = None
-        if step.receive is not None and self.message is not None and self.grads is not None:
-            for grad, rows in zip(self.grads, self.row.rows(self.message, step.receive.rows), strict=True):
-                if not rows.are_like(grad.device, grad.dtype):
-                    rows.write(grad)
-        if step.send is not None:
-            received = self.exchange.pool.take(self.row.message_bytes(step.send.rows))
-        transfer = _Transfer(step.send, received, step.receive, self.message)
-        self.exchange.post(step.place, Direction.BACK, self.row, transfer)
-        self.transfers.append(transfer)
+        for grad, rows in zip(self.grads, self.made.fields if self.made is not None else (), strict=True):
+            if not rows.are_like(grad.device, grad.dtype):
+                rows.write(grad)
+        inbound = self.exchange.parcel(step.send, self.row)
+        self.transfers.append(self.exchange.post(step.place, Direction.BACK, inbound, self.made))
 
     def accumulate_received(self, in_flight: int) -> None:
         """Add up what has come, until no more than `in_flight` transfers are left."""
         while len(self.transfers) > in_flight:
-            transfer = self.transfers.popleft()
-            self.exchange.wait(transfer.receive_work, transfer.receive)
-            if transfer.receive is not None and transfer.received is not None:
-                index = self.exchange.plan.rows_of(transfer.receive)
-                found = self.row.rows(transfer.received, transfer.receive.rows)
-                owned = self.exchange.shared[transfer.receive.owner].added_to[: len(found)]
-                for total, rows in zip([one.rows for one in owned], found, strict=True):
+            inbound, outbound = self.transfers.popleft()
+            self.exchange.wait(inbound)
+            if inbound is not None:
+                index = self.exchange.plan.rows_of(inbound.halo)
+                owned = self.exchange.shared[inbound.halo.owner].added_to[: len(self.returns.totals)]
+                for total, rows in zip([one.rows for one in owned], inbound.fields, strict=True):
                     self.returns.add(index, rows.read(self.device, total.dtype), total)
-            self.exchange.finish_send(transfer)
-            self.exchange.pool.give(transfer.received)
+            self.exchange.wait(outbound)
+            self.exchange.give(outbound)
+            self.exchange.give(inbound)
 
 
 def _local_tile_rows(settings: Settings, row: RowFormat, mean_rows: int) -> int:

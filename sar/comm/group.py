@@ -2,9 +2,8 @@
 
 [Note: agreement and failure]
 A transport may abort the process when a peer sends more than was posted, or return garbage with success when it sends
-less, as gloo does. So nothing is posted before all workers have said, in one all-gather of a few bytes,
-that they make the same call: `Group.agree`. Its n-th use on one worker meets the n-th on every other one; what they
-describe must be equal to the letter.
+less, as gloo does. So nothing is posted before all workers have said, in one all-gather of a few bytes, that they make
+the same call, equal to the letter: `Group.agree`. Its n-th use on one worker meets the n-th on every other one.
 
 A wait ends in one of five ways:
 - The data arrives.
@@ -20,10 +19,9 @@ its own connections, so that those who wait for *it* hear of it, too, and raises
 After an error the group is stopped on every worker: each further call raises at once, or, on a worker that has not
 noticed yet, finds its connections closed. Had the workers gone on by themselves, one's next step could have met the
 step that another one repeats. To go on, all call `Group.recover`. It begins a new *generation*, with connections of its
-own, so that no message of the old one can arrive. Each worker waits for all others, and they agree on the step to go on
-from. A worker that makes another call instead gets an error, and the others wait in vain for a bounded time. One that
-fails before the new connections are there leaves its note in the new generation, where those who wait for it look. A
-death is final.
+own, so that no message of the old one can arrive, and they agree on the step to go on from. A worker that makes another
+call instead gets an error. One that fails before the new connections are there leaves its note in the new generation,
+where those who wait for it look. A death is final.
 
 [Note: one thread at a time]
 Two threads of a worker whose calls overlap would be in another order on another worker. So a call belongs to the thread
@@ -48,7 +46,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import FollowedCall, counters, followed
-from sar.comm.transport import LEFT_EARLY, Message, Shared, Spilled, Transport, Wait
+from sar.comm.transport import LEFT_EARLY, Message, Shared, Transport, Wait
 from sar.config import Config
 from sar.errors import CommunicationError, ConfigError, DisagreementError, PeerError
 from sar.ranges import named
@@ -70,12 +68,16 @@ class Group:
         stopped: what ended this generation; None while it works.
         final: whether the group cannot recover.
         replicas: compares the workers' models, where they are to be compared: see [Note: replicas].
+        local_peers, clock, spilled: see `Transport`.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.rank = transport.rank
         self.world_size = transport.world_size
         self.device = transport.device
+        self.local_peers = transport.local_peers
+        self.clock = transport.clock
+        self.spilled = transport.spilled
         self.generation = 0
         self.calls = 0
         self.waiting: Wait | None = None
@@ -90,11 +92,6 @@ class Group:
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
         self._latest = "no distributed call yet"
         self._lock = threading.Lock()
-
-    @property
-    def local_peers(self) -> range:
-        """The workers of the same process, this one among them: see `share`."""
-        return self._transport.local_peers
 
     def stand_for(self, workers: int) -> None:
         """Speak, in errors, of processes with so many workers each."""
@@ -145,10 +142,6 @@ class Group:
             self._connected = False
         if self.replicas is not None:
             self.replicas.take_checksum()  # of a step that some workers took, and that is to be repeated
-        return self._go_on(step)
-
-    def _go_on(self, step: int) -> int:
-        """Begin this generation, together with all workers, and return the least step."""
         with self.guard():
             self._connect(min(Config.timeout, REBUILD_TIMEOUT))
             return min(self.agree("recover", step))
@@ -224,10 +217,6 @@ class Group:
         Args:
             call: what this worker is about to do, as errors tell it.
             flags: up to 63 bits that may differ between workers.
-
-        Raises:
-            DisagreementError: where the workers' calls differ, or their models after an optimizer's step.
-            PeerError, CommunicationTimeout: where a worker is gone or does not come.
         """
         self.follow(call)
         if self.world_size == 1:
@@ -328,12 +317,11 @@ class Group:
     ) -> dict[int, Shared]:
         """Let the workers of this process read some tensors of this one, and add to others; see `Transport.share`.
 
-        Returns what each of `local_peers` shares, by rank; this worker's alone where it has a process for itself.
+        Returns what each of `local_peers` shares, by rank.
         """
         if self._alone:
-            shared = self._transport.share(read, added_to, in_order=in_order)
-        else:
-            shared = self.wait_for(lambda: self.transport.share(read, added_to, in_order=in_order), call)
+            return {self.rank: self._transport.share(read, added_to, in_order=in_order)[0]}
+        shared = self.wait_for(lambda: self.transport.share(read, added_to, in_order=in_order), call)
         return dict(zip(self.local_peers, shared, strict=True))
 
     def new_name(self, call: str) -> str:
@@ -342,10 +330,6 @@ class Group:
         A number that counts would not do: a restarted job has the store and the files of the one before it.
         """
         return f"{int(self.all_gather(torch.tensor(secrets.randbits(62), device='cpu'), call)[0]):x}"
-
-    def spilled(self) -> Spilled | None:
-        """As `Transport.spilled`."""
-        return self._transport.spilled()
 
     # -- waiting
 
@@ -367,10 +351,6 @@ class Group:
         finally:
             if self._alone:
                 counters.seconds_waited += time.perf_counter() - start
-
-    def clock(self) -> float:
-        """Seconds from some moment on, as far as they are this worker's."""
-        return self._transport.clock()
 
     @contextmanager
     def _waiting(self, call: str, who: str) -> Iterator[None]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Group
+from sar.id_slices import pieces
 from sar.raw_memory import moved_to_file
 
 SCHEDULES = 8
@@ -92,11 +93,11 @@ class HaloPlan:
     def local_slices(self, tile_rows: int) -> list[HaloSlice]:
         """What this worker reads of the others of its process, in slices of at most `tile_rows` rows."""
         first = self.rank // self._per_process * self._per_process
-        others = [owner for owner in range(first, first + self._per_process) if owner != self.rank]
-        most = max((self.halo_counts[owner][self.rank] for owner in others), default=0)
-        indices = range(-(-most // tile_rows))
-        slices = [self._slice(owner, self.rank, index, tile_rows) for owner in others for index in indices]
-        return [one for one in slices if one is not None]
+        return [
+            HaloSlice(owner, self.rank, cut.start, cut.stop, tile_rows)
+            for owner in range(first, first + self._per_process)
+            for cut in pieces(self.halo_counts[owner][self.rank] if owner != self.rank else 0, tile_rows)
+        ]
 
     def _slice(self, owner: int, reader: int, index: int, tile_rows: int) -> HaloSlice | None:
         """One of the slices of at most `tile_rows` rows of a halo list, if it has so many."""

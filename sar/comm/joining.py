@@ -5,8 +5,7 @@ Whoever reaches the port reaches the store, and workers of two jobs on one port 
 worker 0 first writes down which job it is: SAR_JOB_ID, else the nonce of `nfs_ip_init`, else what the launcher calls
 it. A worker of another job leaves with an error; the job goes on without it, and warns. Then every worker signs under
 its rank, which can be had once, and reads what the others have signed. Where ranks, world sizes or versions clash, all
-of them raise. What is not known where nobody names the job stands in SECURITY.md. Nobody can tell a worker that died
-before it came from one that is late: whoever waits logs now and then for whom.
+of them raise. What is not known where nobody names the job stands in SECURITY.md.
 
 The store may outlive the processes: torchrun's agent keeps it when it restarts them, and counts restarts on every host
 for itself. So worker 0 begins an attempt, and says when all have signed that. A worker whose rank is taken already in
@@ -67,12 +66,7 @@ class Pulse:
 def while_it_answers(join: Callable[[Pulse], dist.Store], rank: int, where: str) -> dist.Store:
     """Run what joins over a store, as long as the store answers: see [Note: a store that does not answer].
 
-    Args:
-        join: gives the job's store; until its pulse beats, it looks for the store.
-        where: the store is, in words.
-
-    Raises:
-        CommunicationTimeout: where the process that hosts the store is frozen, or gone without a word.
+    `join` gives the job's store; until its pulse beats, it looks for the store. `where` says where that is.
     """
     pulse = Pulse()
     joining, stall, heard, silence = Abandonable(lambda: join(pulse)), Stall(), 0, 0.0
@@ -93,8 +87,15 @@ def while_it_answers(join: Callable[[Pulse], dist.Store], rank: int, where: str)
 
 def open_store(host: str, port: int, pulse: Pulse) -> dist.Store:
     """A connection to the job's store; the pulse beats once it is there."""
-    _wait_for_port(host, port)
-    pulse.count += 1
+    deadline = time.monotonic() + Config.timeout
+    while not pulse.count:
+        try:  # torch would wait for ever where a frozen process listens
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
+            pulse.count += 1
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_SECONDS)
     limit = timedelta(seconds=Config.timeout)
     return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
 
@@ -107,19 +108,6 @@ def host_store(host: str, port: int) -> dist.TCPStore:
     listener, limit = _listen(host, port), timedelta(seconds=Config.timeout)
     port, descriptor = listener.getsockname()[1], listener.detach()
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=descriptor)
-
-
-def _wait_for_port(host: str, port: int) -> None:
-    """Wait for somebody to listen, as torch, where a frozen process does, would wait for ever."""
-    deadline = time.monotonic() + Config.timeout
-    while True:
-        try:
-            socket.create_connection((host, port), CONNECT_SECONDS).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(POLL_SECONDS)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -144,11 +132,6 @@ def check_in(store: dist.Store, rank: int, world_size: int, job: str | None, pul
     """Wait for all workers of this job, and see that they belong together: see [Note: one job].
 
     `job` tells this job from others; None where nothing does. Returns the job's part of the store.
-
-    Raises:
-        CommunicationError: where the store is another job's, or two workers have one rank.
-        ConfigError: where world sizes or versions differ.
-        CommunicationTimeout: where a worker does not come within `Config.timeout`.
     """
     joining = dist.PrefixStore("sar/joining", store)
     where = f"{socket.gethostname()}, process {os.getpid()}"

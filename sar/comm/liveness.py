@@ -42,17 +42,25 @@ STALL_SECONDS = 30.0
 
 
 class Stall:
-    """A wait from now on, which is reported after `STALL_SECONDS`, and then once per doubling."""
+    """When to report a wait, from now on: after `STALL_SECONDS`, and then once per doubling."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._reported = 0.0
 
+    def due(self, seconds: float) -> bool:
+        """Whether a wait that has taken so long is to be reported now; a shorter one is another wait."""
+        if seconds < self._reported:
+            self._reported = 0.0
+        if seconds < max(STALL_SECONDS, 2 * self._reported):
+            return False
+        self._reported = seconds
+        return True
+
     def report(self, who: str, what: Callable[[], str]) -> None:
         """Warn that a worker still waits, if it is time to."""
         seconds = time.monotonic() - self._began
-        if seconds >= max(STALL_SECONDS, 2 * self._reported):
-            self._reported = seconds
+        if self.due(seconds):
             logger.warning("%s has waited %.0f s for %s", who, seconds, what())
 
 
@@ -106,7 +114,7 @@ class Liveness:
         self._sign: str | None = None  # the neighbour's
         self._silence = 0.0  # since then, in seconds of this thread's own rounds
         self._store_silent = False
-        self._reported = 0.0  # seconds of the present wait that have been reported
+        self._stall = Stall()
         self._thread = threading.Thread(target=self._run, name="sar-liveness", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -138,7 +146,8 @@ class Liveness:
                 return
             del group  # so that a group that nobody uses goes
             if self._end.wait(BEAT_SECONDS):
-                self._leave()
+                with contextlib.suppress(RuntimeError):
+                    self._notes.show_last(LEFT)
                 return
             number, now = number + 1, time.monotonic()
             self._silence += min(now - before, 2 * BEAT_SECONDS)
@@ -161,10 +170,6 @@ class Liveness:
         if note is not None:
             group.stop(generation, note.reason, final=note.final)
 
-    def _leave(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._notes.show_last(LEFT)
-
     def _give_up(self, group: Member) -> None:
         if self._store_silent:
             found = (
@@ -180,14 +185,9 @@ class Liveness:
         group.stop(group.generation, found, final=True)
 
     def _report_stall(self, group: Member) -> None:
-        """Warn of a long wait, once per doubling."""
         wait = group.waiting
-        seconds = 0.0 if wait is None else time.monotonic() - wait.began
-        if seconds < self._reported:
-            self._reported = 0.0  # another wait
-        if seconds < max(STALL_SECONDS, 2 * self._reported):
+        if not self._stall.due(0.0 if wait is None else time.monotonic() - wait.began):
             return
-        self._reported = seconds
         signs = self._notes.signs(range(self._notes.world_size))
         others = [
             f"  {self._notes.name(rank)}: {'no sign of life yet' if sign is None else sign.partition(' ')[2]}"

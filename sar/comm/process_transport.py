@@ -126,10 +126,10 @@ class ProcessTransport(Transport):
     def explain(
         self, error: RuntimeError, group: Member, call: str, who: str
     ) -> tuple[CommunicationError, bool] | None:
-        failure, me = self.failure(error), self.name(self.rank)
+        failure = self.failure(error)
         if failure is None:
             return None
-        overdue, generation = failure.overdue, group.generation
+        overdue, generation, me = failure.overdue, group.generation, self.name(self.rank)
         self.notes.report(generation, group.calls, call)
         note = None
         with suppress(RuntimeError):  # the store may have gone with the worker that hosted it
@@ -188,16 +188,20 @@ class GlooTransport(ProcessTransport):
         self._gloo.allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
         return gathered
 
+    def _carrier(self, tensor: Tensor) -> Any:
+        """What combines and broadcasts such tensors."""
+        return self._gloo
+
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
         options = _timed(AllreduceOptions())
         options.reduceOp = op
-        self._gloo.allreduce([tensor], options).wait()
+        self._carrier(tensor).allreduce([tensor], options).wait()
 
     def broadcast(self, tensor: Tensor) -> None:
         """As `Transport.broadcast`; as bytes, because gloo does not know every dtype."""
         options = _timed(BroadcastOptions())
         options.rootRank = 0
-        self._gloo.broadcast([tensor.view(-1).view(torch.uint8)], options).wait()
+        self._carrier(tensor).broadcast([tensor.view(-1).view(torch.uint8)], options).wait()
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
         """As `Transport.post`; messages meet by tag."""
@@ -227,19 +231,8 @@ class NcclTransport(GlooTransport):
         super().close()
         self._nccl = None
 
-    def all_reduce(self, tensor: Tensor, op: Any) -> None:
-        if not tensor.is_cuda:
-            return super().all_reduce(tensor, op)
-        options = _timed(AllreduceOptions())
-        options.reduceOp = op
-        self._nccl.allreduce([tensor], options).wait()
-
-    def broadcast(self, tensor: Tensor) -> None:
-        if not tensor.is_cuda:
-            return super().broadcast(tensor)
-        options = _timed(BroadcastOptions())
-        options.rootRank = 0
-        self._nccl.broadcast([tensor], options).wait()
+    def _carrier(self, tensor: Tensor) -> Any:
+        return self._nccl if tensor.is_cuda else self._gloo
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
         """As `Transport.post`, both in one batch, which both ends wait for; messages meet by order."""

@@ -37,15 +37,11 @@ NOT_CHECKED: Final = 1
 
 
 class _Stepped(NamedTuple):
-    """A parameter after a step.
+    """A parameter after a step."""
 
-    key: parameters with equal keys are compared with each other, in order.
-    shared: whether it has been in `sync_params` or `gather_grads`.
-    """
-
-    key: str
+    key: str  # those with equal keys are compared with each other, in order
     name: str
-    seen_by: list[str]
+    seen_by: list[str]  # which of `sync_params` and `gather_grads` it has been in
     checksum: int
 
 
@@ -144,10 +140,11 @@ class Replicas:
         if self._apart or not Config.check_replicas or torch.compiler.is_compiling():
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if _counts(p)]
-        if optimizer not in self._serials:
-            self._serials[optimizer] = next(self._serial)
         steps = [self._stepped_now(p, f"parameter {i} of {type(optimizer).__name__}") for i, p in enumerate(parameters)]
-        self._stepped[self._serials[optimizer]] = steps
+        serial = self._serials.get(optimizer)
+        if serial is None:
+            serial = self._serials[optimizer] = next(self._serial)
+        self._stepped[serial] = steps
 
     def _stepped_now(self, parameter: Parameter, place: str) -> _Stepped:
         shape = described(parameter)

@@ -56,7 +56,7 @@ class FieldRows(NamedTuple):
 
 @dataclass(frozen=True)
 class FieldFormat:
-    """The rows of one field: dtype, the shape of a row, and whether there is a scale: see [Note: scaled fields]."""
+    """The rows of one field: dtype, the shape of a row, and whether a scale precedes them ([Note: scaled fields])."""
 
     dtype: torch.dtype
     shape: tuple[int, ...] = ()
@@ -87,11 +87,6 @@ class FieldFormat:
         begin += ALIGNMENT * self.scaled
         size = rows * self.elements * self.dtype.itemsize
         return message[begin : begin + size].view(self.dtype).view(rows, *self.shape)
-
-    def rows(self, message: Tensor, begin: int, rows: int) -> FieldRows:
-        """As `view`, with the scale before them."""
-        scale = message[begin : begin + torch.float64.itemsize].view(torch.float64) if self.scaled else None
-        return FieldRows(self.view(message, begin, rows), scale)
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,8 @@ class RowFormat:
         """The fields inside a message (uint8) of that many rows."""
         found, begin = [], 0
         for field in self.fields:
-            found.append(field.rows(message, begin, rows))
+            scale = message[begin : begin + torch.float64.itemsize].view(torch.float64) if field.scaled else None
+            found.append(FieldRows(field.view(message, begin, rows), scale))
             begin += field.aligned_bytes(rows)
         return found
 
@@ -171,7 +167,7 @@ class BufferPool:
         fitting = [i for i, buffer in enumerate(self._free) if size <= buffer.nbytes <= 4 * size]
         if fitting:
             return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
-        if self._device.type == "cpu" and size and hasattr(mmap, "MAP_PRIVATE"):
+        if self._device.type == "cpu" and size:
             return _map(size)
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
@@ -190,7 +186,7 @@ class BufferPool:
 def _map(size: int) -> Tensor:
     """Fresh memory, (size,) uint8, that goes back to the system with the tensor."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+    if size >= HUGE_PAGE:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -87,10 +87,9 @@ def initialize_comms(
             "oneccl_bindings_for_pytorch), or take gloo."
         )
     Config.validate()
+    asked: dict[str, int | str | None] = {"rank": _rank, "world size": _world_size, "backend": backend}
     if _current is not None:
-        _check_same("rank", _rank, rank())
-        _check_same("world size", _world_size, world_size())
-        _check_same("backend", backend, _current.backend)
+        _check_same(asked, rank(), world_size(), _current.backend)
         return
     start_workers = workers_of_process()
     set_allocator(spilled=start_workers is not None)
@@ -100,18 +99,19 @@ def initialize_comms(
     found = dist.is_initialized()
     if not found:
         master = _start(_rank, _world_size, master_ip_address, backend or "gloo", master_port_number)
-    _check_same("rank", _rank, dist.get_rank())
-    _check_same("world size", _world_size, dist.get_world_size())
-    _check_same("backend", backend, dist.get_backend())
-    backend = dist.get_backend()
-    device = torch.device(_comm_device) if _comm_device is not None else _default_device(backend)
+    place, backend = (dist.get_rank(), dist.get_world_size()), dist.get_backend()
+    _check_same(asked, *place, backend)
+    if _comm_device is None and backend == "nccl":
+        number = local_rank()
+        _comm_device = torch.device("cuda", number if number is not None else torch.cuda.current_device())
+    device = torch.device("cpu" if _comm_device is None else _comm_device)
     if (device.type == "cuda") != (backend == "nccl"):
         raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
     store = dist.distributed_c10d._get_default_store()
     if found and dist.get_world_size() > 1:
-        place, job = (dist.get_rank(), dist.get_world_size()), os.environ.get("SAR_JOB_ID") or job_id()
+        job = os.environ.get("SAR_JOB_ID") or job_id()
         while_it_answers(lambda pulse: check_in(store, *place, job, pulse), place[0], "torch.distributed's store")
-    group = group_of_processes(store, dist.get_rank(), dist.get_world_size(), device, backend)
+    group = group_of_processes(store, *place, device, backend)
     if group.world_size > 1 and start_workers is None:
         group.replicas = Replicas()
     with group.guard():
@@ -278,16 +278,10 @@ def _start(
     return master, port
 
 
-def _default_device(backend: str) -> torch.device:
-    if backend != "nccl":
-        return torch.device("cpu")
-    number = local_rank()
-    return torch.device("cuda", number if number is not None else torch.cuda.current_device())
-
-
-def _check_same(what: str, asked: int | str | None, found: int | str) -> None:
-    if asked is not None and asked != found:
-        raise ConfigError(f"initialize_comms asks for {what} {asked}, but the existing process group has {found}.")
+def _check_same(asked: dict[str, int | str | None], *found: int | str) -> None:
+    for (what, wanted), there in zip(asked.items(), found, strict=True):
+        if wanted is not None and wanted != there:
+            raise ConfigError(f"initialize_comms asks for {what} {wanted}, but the existing process group has {there}.")
 
 
 def recover(step: int = 0) -> int:

@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 HEAD_BYTES: Final = 2**17
 """What is received of a message before its length is known."""
-
-
 LEFT_EARLY: Final = (
     "Has a worker left its loop earlier? A decision must be taken by all workers alike: sar.EarlyStopping, sar.all_sum."
 )
@@ -54,12 +52,9 @@ class Wait(NamedTuple):
 class Member(Protocol):
     """What a transport needs of its group; see `Group`."""
 
-    rank: int
-    world_size: int
     generation: int
     calls: int
     waiting: Wait | None
-    stopped: str | None
     final: bool
 
     @property
@@ -78,14 +73,14 @@ class Member(Protocol):
     def wait_for(self, operation: Callable[[], T], call: str, peer: int | None = None) -> T: ...
 
 
-class SharedTensor(Protocol):
-    """A tensor of one worker that others of the same process read where it lies."""
+class SharedTensor:
+    """A tensor of one worker that others of the same process read where it lies, in memory or in a file."""
 
-    @property
-    def rows(self) -> Tensor: ...
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
 
     def will_need(self, rows: Tensor | None = None) -> None:
-        """These rows, ascending, are read soon; None for all."""
+        """Have the system read these rows, ascending, while this process does something else; None for all."""
 
 
 class Spilled(NamedTuple):
@@ -105,15 +100,6 @@ class Shared(NamedTuple):
 
     read: Sequence[SharedTensor]
     added_to: Sequence[SharedTensor]
-
-
-class OwnTensor(NamedTuple):
-    """A tensor in this worker's memory."""
-
-    rows: Tensor
-
-    def will_need(self, rows: Tensor | None = None) -> None:
-        """As `SharedTensor.will_need`; it is there."""
 
 
 class Transport(ABC):
@@ -230,7 +216,7 @@ class Transport(ABC):
         Those to `read` stay as they are. With `in_order` the workers go on in the order of their ranks. Returns what
         each of `local_peers` shares.
         """
-        return [Shared(list(map(OwnTensor, read)), list(map(OwnTensor, added_to)))]
+        return [Shared(list(map(SharedTensor, read)), list(map(SharedTensor, added_to)))]
 
 
 def _swap_unknown(group: Member, source: int, reader: int, sent: Tensor, call: str) -> Tensor:

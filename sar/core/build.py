@@ -115,9 +115,6 @@ def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
 
     IDs as partitioners give them run on from one worker to the next. Where every worker has such a run, they must join,
     in any order; IDs of another kind are taken as they are.
-
-    Raises:
-        PartitionError: where the runs do not join, because the workers hold parts of different graphs.
     """
     ids = [s.features[EID] for shards in relations for s in shards if EID in s.features and len(s.src)]
     first, last = min((int(i.min()) for i in ids), default=0), max((int(i.max()) for i in ids), default=-1)
@@ -160,10 +157,9 @@ def _in_visible_order(shard: Shard) -> Shard:
     ids = shard.features.get(EID)
     if is_sorted(shard.dst, ids):
         return shard
-    order = (
-        torch.argsort(ids, stable=True) if ids is not None else torch.arange(len(shard.dst), device=shard.dst.device)
-    )
-    order = order[torch.argsort(shard.dst[order], stable=True)]
+    order = torch.argsort(shard.dst if ids is None else ids, stable=True)
+    if ids is not None:
+        order = order[torch.argsort(shard.dst[order], stable=True)]
     return Shard(shard.src[order], shard.dst[order], {k: v[order] for k, v in shard.features.items()})
 
 
@@ -212,12 +208,7 @@ class AgreedGraph:
 
 
 def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
-    """Check this worker's partition, and that all workers hold parts of the same graph; inside `group.guard()`.
-
-    Raises:
-        PartitionError: where the data contradicts itself or the number of workers.
-        CommunicationError: where another worker raised, or holds another graph.
-    """
+    """Check this worker's partition, and that all workers hold parts of the same graph; inside `group.guard()`."""
     load_kernels()
     part = group.rank
     check_partition(data, part, group.world_size)
@@ -248,23 +239,18 @@ def build_structure(
 ) -> tuple[Structure, list[dict[str, Tensor]]]:
     """Agree with all workers on the graph, tell each which of its nodes this one reads, and index the edges.
 
-    Returns the structure, and for every relation its edge features in the visible edge order, (E, ...) each. Errors are
-    those of `agree_on_graph`.
+    Returns the structure, and for every relation its edge features in the visible edge order, (E, ...) each.
     """
     with group.guard():
         graph = agree_on_graph(data, group)
         relations, features = [], []
         for (etype, shards), num_edges_global in zip(graph.shards.items(), graph.edges_global, strict=True):
-            columns = join_features(shards)
-            relations.append(_build_relation(graph, etype, shards, num_edges_global, message_order(columns)))
-            features.append(columns)
+            features.append(join_features(shards))
+            relations.append(_build_relation(graph, etype, shards, num_edges_global, message_order(features[-1])))
         check_edge_ids(list(graph.shards.values()), group)
-        ranges, nodes = list(data.node_ranges), graph.nodes
-        original = data.node_features.get(ORIG_ID)
-        structure = Structure(
-            group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph, original
-        )
-        return structure, features
+        nodes, original = graph.nodes, data.node_features.get(ORIG_ID)
+        found = group, graph.device, list(data.node_ranges), nodes, nodes, relations, graph.signature
+        return Structure(*found, make_sampling_graph, original), features
 
 
 def message_order(columns: dict[str, Tensor]) -> Tensor:
@@ -322,8 +308,7 @@ def connect(
 ) -> Relation:
     """The relation of these edges: workers count the degrees together, and compare their halo lists.
 
-    `send_rows` are, by worker, this worker's rows that it reads. `order` is `Relation.message_order`; for `blocks` and
-    `halos` see there.
+    `send_rows` are, by worker, this worker's rows that it reads; for the others see `Relation`.
     """
     num_src, num_dst = blocks[graph.part].num_src, blocks[graph.part].num_dst
     degrees = [count_ids(block.cols, block.num_src) for block in blocks]

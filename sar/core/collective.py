@@ -33,13 +33,14 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.exchange import Exchange, Tile
 from sar.comm.group import Group
-from sar.comm.rows import RowFormat
+from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.settings import Settings
 from sar.comm.statistics import BACKWARD
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
-from sar.kernels import EdgeBlock
+from sar.kernels import EdgeBlock, accumulation_dtype
 from sar.ranges import named
+from sar.raw_memory import empty_spillable
 
 OWN_ROWS = Tile(None, None, None)
 """In the place of a tile, for edges that read this worker's own rows."""
@@ -103,6 +104,16 @@ class ForwardOutput:
     constants: tuple[Tensor, ...] = ()
 
 
+def widest_row(fields: Sequence[Tensor]) -> RowFormat:
+    """What may travel of a row: that of the fields, or its gradients in float32 at least."""
+    return RowFormat(tuple(FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])) for x in fields))
+
+
+def zero_total(field: Tensor) -> Tensor:
+    """Where the gradients of a field are added up, in float32 at least; other workers may add to it."""
+    return empty_spillable(field.shape, accumulation_dtype(field.dtype), field.device, zeros=True)
+
+
 class Collective(ABC):
     """One call of an operation: subclasses say what it computes. Made anew for each call, and applied once.
 
@@ -152,11 +163,10 @@ class Collective(ABC):
 
     def begin(self, what: str, flags: int = 0, *, communicates: bool) -> list[int]:
         """Begin one direction, with an agreement where it communicates; return all workers' flags, or one's own."""
-        if self.group is None:
-            return [flags]
-        if communicates:
+        if self.group is not None and communicates:
             return self.group.agree(what, flags)
-        self.group.follow(what)
+        if self.group is not None:
+            self.group.follow(what)
         return [flags]
 
     def guard(self) -> AbstractContextManager[None]:

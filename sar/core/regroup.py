@@ -135,9 +135,6 @@ def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int
         parts: the partitions that own the nodes, by number, ascending. Features are taken out of them as they are
             copied, so that memory holds one of them twice.
         node_ranges: the [start, end) range of global node IDs of every worker.
-
-    Raises:
-        PartitionError: a feature is missing in one of the partitions, or of another dtype or width there.
     """
     own, first = node_ranges[worker], next(iter(parts.values()))
     ranges = [part.node_ranges[number] for number, part in parts.items()]

@@ -4,15 +4,14 @@ import contextlib
 import ctypes
 import gc
 import resource
-import sys
 from pathlib import Path
 
 
 class PeakMemory:
     """Measures how far resident memory rises above its level at construction.
 
-    On Linux the kernel's high-water mark is reset first. Elsewhere, or where that is not allowed, the mark of the
-    process's whole life is taken, so that an earlier peak may hide a later one: use a fresh process per measurement.
+    The kernel's high-water mark is reset first. Where that is not allowed, the mark of the process's whole life is
+    taken, so that an earlier peak may hide a later one: use a fresh process per measurement.
 
     baseline: that level, in bytes.
     """
@@ -36,10 +35,9 @@ class PeakMemory:
 
 
 def _resident(field: str) -> int:
-    """Bytes of resident memory, VmRSS now or VmHWM at most; the process's peak for both where there is no /proc."""
+    """Bytes of resident memory, VmRSS now or VmHWM at most; the process's peak for both where /proc does not say."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
     except (OSError, StopIteration):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

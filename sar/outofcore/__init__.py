@@ -12,11 +12,6 @@ processes.
 
 The rest of sar sees an ordinary `Group` over another transport (`transport.py`). An agreement is one meeting of the V
 workers; the last to arrive makes one all-gather of the W processes for all of them. Rows of the same process are read
-where they lie ([Note: rows of the same process] in `comm/exchange.py`).
-
-A worker that gives the turn away leaves memory (`residency.py`, [Note: leaving memory]): its large tensors are written
-to a file, and mapped from there (`spill.py`, [Note: memory of the file]).
-
-What the process has once and each worker needs for itself, such as generators of random numbers, `Config` and counters,
-is swapped with the turn (`state.py`). `workers.py` starts the threads and watches them.
+where they lie ([Note: rows of the same process]). A worker that gives the turn away leaves memory ([Note: leaving
+memory]). What the process has once and each worker needs for itself, such as `Config`, is swapped (`state.py`).
 """

@@ -2,25 +2,23 @@
 
 [Note: leaving memory]
 A dispatch mode in each worker's thread sees the results of torch's operations there, and so knows, by weak reference,
-every storage of `LEAST_BYTES` and more. When the turn passes, those that are new go to the spill file, whose pages take
-the place of theirs ([Note: memory of the file]). Tensors notice nothing of it: neither their addresses change nor what
-is there, whoever reads it or writes to it. So what knows nothing of turns needs not know: autograd and what
-it saves, other threads, C++ extensions, numpy, `torch.save`, `copy.deepcopy`. What the mode does not see stays in
-memory, which costs that and nothing else; so does what the allocator has not given pages of its own. The first
-operation of a turn that uses a storage has the system read all of it at once.
+every storage of `LEAST_BYTES` and more. When the turn passes, the spill file's pages take the place of theirs ([Note:
+memory of the file]). Their addresses stay, and so does what is there, whoever reads or writes it: autograd, other
+threads, C++ extensions, numpy, `torch.save`. What the mode does not see stays in memory, which costs that and nothing
+else; so does what the allocator has not given pages of its own. The first operation of a turn that uses a storage has
+the system read all of it at once.
 
-Hooks on what autograd saves, with notes of the operands, results and gradients of sar's calls, would not be enough:
-while a call's backward waits, autograd holds the gradient of another branch, such as `fc_self` of SAGEConv, where
-nothing but a mode sees it. So SAGE in 8 partitions would take 1/4.6 of the memory that it takes at once, for 1/13.
+Hooks on what autograd saves would not be enough: while a call's backward waits, autograd holds the gradient of another
+branch, such as `fc_self` of SAGEConv, where nothing but a mode sees it. So SAGE in 8 partitions would take 1/4.6 of the
+memory that it takes at once, for 1/13.
 
 [Note: tensors in files]
 What a worker reads of its partition's files, such as features, goes slice by slice to a slot of its spill file, and is
 mapped from there: the system keeps as much of it in memory as there is room for. The partition's own files could not be
-mapped: an array of DGL's begins right after its name, wherever that ends, and code for numbers needs aligned addresses.
-The structure of graphs goes there, too; small pieces of it, such as the edges between each two of p partitions, share a
-slot. So do totals of gradients, to which other workers add. Such a tensor is published, and kept for later, as it is:
-nothing is written or copied, and it is frozen: what it becomes goes to another slot, while others read on what was
-published.
+mapped: an array of DGL's begins right after its name, and code for numbers needs aligned addresses. The structure of
+graphs goes there, too, and totals of gradients, to which other workers add; small pieces, such as the edges between
+each two of p partitions, share a slot. Such a tensor is published, and kept for later, without a copy: it is frozen,
+and what it becomes goes to another slot, while others read on what was published.
 """
 
 import os
@@ -37,6 +35,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sar import raw_memory
+from sar.comm.transport import SharedTensor
 from sar.outofcore.spill import Mapping, Pages, Published, SpillFile, has_its_own_pages
 
 FIRST_PURGE: Final = 4096
@@ -173,11 +172,11 @@ class Residency(TorchDispatchMode):
 
     # -- what other workers read
 
-    def publish(self, tensor: Tensor) -> Published:
+    def publish(self, tensor: Tensor) -> SharedTensor:
         """Rows for other workers to read; contents as they are now."""
         tensor = tensor.detach()
         if tensor.nbytes < max(raw_memory.LEAST_BYTES, 1):
-            return Published(tensor.clone(memory_format=torch.contiguous_format))
+            return SharedTensor(tensor.clone(memory_format=torch.contiguous_format))
         if (mapping := self._frozen(tensor)) is not None:
             return Published.of(mapping.slot, tensor.shape, tensor.dtype, _begin(tensor, mapping))
         storage = tensor.untyped_storage()
@@ -193,11 +192,11 @@ class Residency(TorchDispatchMode):
             slot.write(tensor.data_ptr())
         return Published.of(slot, tensor.shape, tensor.dtype)
 
-    def open_to_others(self, total: Tensor) -> Published:
+    def open_to_others(self, total: Tensor) -> SharedTensor:
         """Let other workers add to a tensor, which therefore has to stay where it is."""
         assert total.untyped_storage()._cdata not in self._storages, "a total that `empty_spillable` has not made"
         if (mapping := self._in_file.get(_address(total))) is None:
-            return Published(total)
+            return SharedTensor(total)
         mapping.visit_rows()
         return Published(total, mapping.slot, _begin(total, mapping))
 

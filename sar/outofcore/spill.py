@@ -4,21 +4,19 @@
 The file has no name: it goes with the process, however that ends. A slot is a stretch of it, freed with its last
 reference and given out again. Slots are written once: who changes a tensor takes a new one, so that other workers can
 go on reading what was published. Space is reserved when the file grows, so that a full disk is an error there and not
-a signal where mapped memory is written. Writing goes to the page cache, and the system writes to the disk behind it; of
-what is mapped the next piece is asked for ahead ([Note: reading ahead]).
+a signal where mapped memory is written.
 
 [Note: memory of the file]
 A tensor that leaves memory stays where it is: its bytes go to a slot, and the slot's pages are mapped in place of those
-that the allocator has given it (`Pages`). So whoever has the address, in any thread, reads the same numbers before and
-after, and what is written goes to the file. This asks for two things. A slot begins at the same distance from a page
-boundary as the memory that it takes in (`Slot.shift`). And the allocator has given the block pages of its own, and
-gives them back to the system when it is freed, as glibc's does with large blocks as set in [Note: allocator]; what it
-says in front of a block tells (`has_its_own_pages`).
+that the allocator has given it (`Pages`). This asks for two things. A slot begins at the same distance from a page
+boundary as the memory that it takes in (`Slot.shift`). And the block has pages of its own, which go back to the system
+when it is freed, as glibc's large blocks have with [Note: allocator]; what stands in front of a block tells
+(`has_its_own_pages`).
 
 Others may read the slot of a tensor that has been published. From then on what its owner writes stays in pages of the
 process's own (`Pages.freeze`), of which the system says that they are no longer the file's (`Pages.renew`): so no write
-goes unnoticed, whoever made it. A process that forks freezes all, and gives none of its slots out again: the two may
-then change what they have without the other one's notice, as with any memory.
+goes unnoticed. A process that forks freezes all, and gives none of its slots out again, so that neither of the two sees
+what the other changes.
 """
 
 import ctypes
@@ -30,12 +28,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sar.comm.transport import SharedTensor
 from sar.errors import ConfigError, SpillError
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
@@ -55,20 +54,21 @@ _Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
 class SpillFile:
     """A folder's file for slots, without a name: see [Note: spill file].
 
-    Attributes:
-        written, read: bytes so far; read are those of tensors that came back, whatever the page cache has of them.
-        size: of the file, in bytes.
-
-    Raises:
-        ConfigError: where there is no such folder, or it is in memory itself.
+    written, read: bytes so far; read are those of tensors that came back, whatever the page cache has of them.
+    size: of the file, in bytes.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written = self.read = self.size = self._kept = 0
         self._free: defaultdict[int, list[int]] = defaultdict(list)
-        kind = _file_system_in_memory(folder)
-        if kind is not None:
+        found = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
+        if _libc.statfs(os.fsencode(folder), found) != 0:
+            reason = os.strerror(ctypes.get_errno())
+            raise ConfigError(
+                f"Cannot use {folder} as the folder for spilled tensors: {reason}. Name one that there is."
+            )
+        if (kind := _IN_MEMORY.get(found[0])) is not None:
             raise ConfigError(
                 f"The folder {folder} for spilled tensors is on a {kind}, which is memory itself: nothing would be "
                 "saved. Name a folder on a disk."
@@ -81,7 +81,9 @@ class SpillFile:
 
     def slot(self, nbytes: int) -> "Slot":
         """A stretch of at least so many bytes, contents undefined; raises a SpillError where the disk is full."""
-        room = _size_class(nbytes) + PAGE  # where its shift may be
+        # One of eight sizes between each power of two and the next, in whole pages; and one where its shift may be.
+        step = max(PAGE, 1 << max(nbytes.bit_length() - 4, 0))
+        room = -(-max(nbytes, 1) // step) * step + PAGE
         if self._free[room]:
             return Slot(self, self._free[room].pop(), nbytes, room)
         try:
@@ -236,27 +238,24 @@ class Mapping(Pages):
         return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=self.begin).view(tuple(shape))
 
 
-class Published(NamedTuple):
-    """Rows that other workers of the process may read, whoever has the turn.
+class Published(SharedTensor):
+    """Rows that share the pages of a slot, from its byte `begin` on."""
 
-    rows: shares the file's pages, or is a copy in memory where it is small or nothing is spilled.
-    slot: where it is in the file, from its byte `begin` on.
-    """
-
-    rows: Tensor
-    slot: Slot | None = None
-    begin: int = 0
+    def __init__(self, rows: Tensor, slot: Slot, begin: int = 0) -> None:
+        super().__init__(rows)
+        self.slot = slot
+        self.begin = begin
 
     @classmethod
     def of(cls, slot: Slot, shape: Sequence[int], dtype: torch.dtype, begin: int = 0) -> "Published":
-        """Bytes of a slot from `begin` on; of pages that are not asked for ahead, only those used are read."""
+        """Bytes of a slot; of pages that are not asked for ahead, only those used are read."""
         mapping = Mapping(slot, begin)
         mapping.visit_rows()
         return cls(mapping.tensor(shape, dtype), slot, begin)
 
     def will_need(self, rows: Tensor | None = None) -> None:
-        """These rows, ascending, are read soon; None for all. See [Note: reading ahead]."""
-        if self.slot is not None and len(self.rows) and (rows is None or len(rows)):
+        """See [Note: reading ahead]."""
+        if len(self.rows) and (rows is None or len(rows)):
             row = self.rows.nbytes // len(self.rows)
             first, end = (0, len(self.rows)) if rows is None else (int(rows[0]), int(rows[-1]) + 1)
             self.slot.will_need(self.begin + first * row, (end - first) * row)
@@ -266,18 +265,3 @@ def has_its_own_pages(address: int) -> bool:
     """Whether glibc has given a block a mapping of its own; its malloc.c says so in the two words before it."""
     before, size = (_Size * 2).from_address(address - 16)
     return bool(size & _IS_MMAPPED) and not (address - 16 - before) % PAGE and not (before + (size & ~7)) % PAGE
-
-
-def _size_class(nbytes: int) -> int:
-    """Room for so many bytes: one of eight sizes between each power of two and the next, in whole pages."""
-    step = max(PAGE, 1 << max(nbytes.bit_length() - 4, 0))
-    return -(-max(nbytes, 1) // step) * step
-
-
-def _file_system_in_memory(folder: Path) -> str | None:
-    """The type of the file system of a folder, where its files are in memory."""
-    found = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
-    if _libc.statfs(os.fsencode(folder), found) != 0:
-        reason = os.strerror(ctypes.get_errno())
-        raise ConfigError(f"Cannot use {folder} as the folder for spilled tensors: {reason}. Name one that there is.")
-    return _IN_MEMORY.get(found[0])

@@ -14,10 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sar.comm.group import Group
 from sar.comm.replicas import all_gather_text, described
 from sar.comm.statistics import counters
-from sar.comm.transport import Member, Message, Shared, Spilled, Transport
+from sar.comm.transport import Member, Message, Shared, SharedTensor, Spilled, Transport
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.residency import Residency
-from sar.outofcore.spill import Published
 from sar.outofcore.turns import Turns
 from sar.raw_memory import resolved
 
@@ -136,15 +135,15 @@ class InProcessTransport(Transport):
         found: list[Shared] = self._meet("a sharing", mine, lambda brought: brought, in_order=in_order)
         return found
 
-    def _publish(self, tensors: Sequence[Tensor]) -> list[Published]:
+    def _publish(self, tensors: Sequence[Tensor]) -> list[SharedTensor]:
         """Tensors of this worker, as they are now, for those of the same process to read."""
         if self._residency is None:
-            return [Published(_copy(tensor)) for tensor in tensors]
+            return [SharedTensor(_copy(tensor)) for tensor in tensors]
         return [self._residency.publish(resolved(tensor)) for tensor in tensors]
 
-    def _open(self, total: Tensor) -> Published:
+    def _open(self, total: Tensor) -> SharedTensor:
         """A tensor of this worker for those of the same process to add to."""
-        return Published(total) if self._residency is None else self._residency.open_to_others(total)
+        return SharedTensor(total) if self._residency is None else self._residency.open_to_others(total)
 
     # -- operations
 
@@ -164,7 +163,7 @@ class InProcessTransport(Transport):
         if combine is None:
             raise ConfigError(f"Workers that share a process cannot combine tensors by {op}.")
 
-        def finish(brought: list[Published]) -> Tensor:
+        def finish(brought: list[SharedTensor]) -> Tensor:
             total = brought[0].rows.clone()
             for one in brought[1:]:
                 combine(total, one.rows, out=total)  # type: ignore[call-arg]
@@ -177,7 +176,7 @@ class InProcessTransport(Transport):
 
     def broadcast(self, tensor: Tensor) -> None:
 
-        def finish(brought: list[Published]) -> Tensor:
+        def finish(brought: list[SharedTensor]) -> Tensor:
             given = brought[0].rows
             if self._outer.world_size > 1:
                 given = given.clone()
@@ -221,11 +220,11 @@ class InProcessTransport(Transport):
                     received[source].view(-1).view(torch.uint8).copy_(message)
         return received
 
-    def _all_to_all(self, mine: list[Published]) -> list[Tensor]:
+    def _all_to_all(self, mine: list[SharedTensor]) -> list[Tensor]:
         """The bytes that every worker sent to this one, by rank; `mine[q]` goes to worker q."""
         size = self._turns.size
 
-        def finish(brought: list[list[Published]]) -> list[list[list[Tensor]]]:
+        def finish(brought: list[list[SharedTensor]]) -> list[list[list[Tensor]]]:
             """[process][from][to]: what the workers of each process send to those of this one."""
             tables = []
             for process in range(self._outer.world_size):

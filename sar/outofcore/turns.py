@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from sar.errors import CommunicationError, PeerError
 
-_sched_getcpu = getattr(ctypes.CDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
+_sched_getcpu = ctypes.CDLL(None).sched_getcpu  # the processor on which this thread runs
 
 
 class Swapped(NamedTuple):
@@ -67,7 +67,7 @@ class Turns:
         self.latest = ["no distributed call yet"] * size
         self.passes = 0
         self.holder = 0
-        self._processor = _current_processor()
+        self._processor = _sched_getcpu()
         self._swapped = swapped
         self._at_start = self._take()
         lock = threading.RLock()
@@ -195,7 +195,7 @@ class Turns:
             before = "" if self._error is None else f"\nBefore that: {self._error}"
             self._break(PeerError(f"{self._gone}, while others wait for it in a call:\n{calls}{before}"))
         self.holder = (able or waiting or [who])[0]
-        self._processor = _current_processor()
+        self._processor = _sched_getcpu()
         self._moved[self.holder].notify()
 
     @property
@@ -221,14 +221,9 @@ class Turns:
             one.put(value)
 
 
-def _current_processor() -> int | None:
-    """The processor on which this thread runs; None where the system does not tell."""
-    return None if _sched_getcpu is None else int(_sched_getcpu())
-
-
-def _go_to(processor: int | None) -> None:
+def _go_to(processor: int) -> None:
     """Have this thread go on there, if it may; the system may move it again at any time."""
-    if processor is not None and processor != _current_processor():
+    if processor != _sched_getcpu():
         allowed = os.sched_getaffinity(0)
         if processor in allowed:
             os.sched_setaffinity(0, {processor})

@@ -127,16 +127,9 @@ def _run_script_again(asked: Wanted) -> None:
 
 
 def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> "WorkerThreads":
-    """Run `work(place)` as `size` workers of this process: see [Note: workers of one process].
+    """Run `work(place)` as `size` workers of this process, and return the threads with their results and failures.
 
-    Returns the threads, whose results and failures are to be looked at.
-
-    Args:
-        size: V; the same on all processes.
-        folder: where tensors wait that are out of memory; None to keep all in memory.
-
-    Raises:
-        ConfigError: where the folder cannot be used, or the workers' tensors travel on CUDA devices.
+    The size is V, the same on all processes. Tensors that are out of memory wait in `folder`; None keeps all in memory.
     """
     process = session.current()
     if process.group.device.type != "cpu":

@@ -8,7 +8,7 @@ the layer before. So a layer costs what it contains, and a mask over the nodes; 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from sar.core.graph.edges import expand_runs
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import NodeSet, Relation, Structure, digest
 from sar.errors import GraphError
-from sar.id_slices import number_distinct
+from sar.id_slices import find_sorted, number_distinct
 from sar.kernels import EdgeBlock
 
 Rows = dict[str, Tensor]  # rows within each node type, int64
@@ -84,8 +84,7 @@ def _find_rows(graph: AgreedGraph, seed_nodes: Seeds) -> Rows:
     seeds = checked_nodes("seed_nodes", seed_nodes, own, "global IDs", device)
     rows = {}
     for ntype, ids in graph.nodes.ids.items():
-        place = torch.searchsorted(ids, seeds)
-        found = ids[place.clamp(max=max(len(ids) - 1, 0))] == seeds if len(ids) else torch.zeros_like(place).bool()
+        place, found = find_sorted(ids, seeds)
         rows[ntype] = place[found]
     return rows
 
@@ -104,14 +103,9 @@ def checked_nodes(
     device: torch.device,
     whole: str = "this worker's partition",
 ) -> Tensor:
-    """The nodes as int64, after a check that they are distinct integers of one dimension in the allowed range.
+    """The nodes as int64, after a check that they are distinct integers of one dimension in the range `allowed`.
 
-    Args:
-        what: the argument that holds them, for error messages.
-        allowed: [start, end).
-        kind: what the numbers are, such as "global IDs".
-        device: of the result.
-        whole: what has the allowed range.
+    For errors: `what` argument they are, which `kind` of numbers, such as "global IDs", and of which `whole`.
     """
     nodes = torch.as_tensor(nodes, device=device)
     if nodes.dim() != 1 or (nodes.numel() and nodes.dtype not in (torch.int64, torch.int32)):
@@ -131,8 +125,7 @@ def checked_nodes(
     return nodes
 
 
-@dataclass(frozen=True)
-class _LayerEdges:
+class _LayerEdges(NamedTuple):
     """The edges of one relation that a layer needs.
 
     cols: by source partition, the nodes that the edges read: rows of this partition's nodes, or columns of `halos`.

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from sar.comm.exchange import Exchange, GradientReturn, LocalFields
 from sar.comm.halo_plan import HaloSlice
-from sar.comm.rows import FieldFormat, RowFormat
-from sar.core.collective import CallContext, Collective, ForwardOutput
+from sar.core.collective import CallContext, Collective, ForwardOutput, widest_row, zero_total
 from sar.core.eager import uncompiled
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype, add_rows
@@ -31,7 +30,7 @@ from sar.kernels.attention import (
     project_grad,
 )
 from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
-from sar.raw_memory import empty_spillable, spills
+from sar.raw_memory import spills
 
 SEED_STEP = 0xD1342543DE82EF95
 """Between the dropout seeds of workers, whose edge IDs are the same numbers. Not the generator's own step from one
@@ -46,10 +45,7 @@ class Recompute(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a result depends on; see `attention`. y is None where it is x.
-
-    The gradients of the inputs are `Inputs` too.
-    """
+    """What a result depends on, or the gradients of that; see `attention`. y is None where it is x."""
 
     x: Tensor
     y: Tensor | None
@@ -87,13 +83,16 @@ def attention(
 
     Returns:
         (N_dst, H, D), 0 for nodes without in-edges; in the widest dtype of the operands.
-
-    Raises:
-        GraphError: for operands that do not fit the graph or each other.
-        CommunicationError: where another worker failed or makes another call.
     """
     relation = context.relation
-    _check(x, y, edge_weight, relation.num_src, relation.num_dst, relation.num_edges)
+    num_src, num_dst, num_edges = relation.num_src, relation.num_dst, relation.num_edges
+    if x.dim() != 3 or y.dim() != 3 or len(x) != num_src or len(y) != num_dst or x.shape[1:] != y.shape[1:]:
+        raise GraphError(
+            f"Attention got features {tuple(x.shape)} of sources and {tuple(y.shape)} of destinations; "
+            f"expected ({num_src}, heads, dim) and ({num_dst}, heads, dim)."
+        )
+    if edge_weight is not None and edge_weight.shape != (num_edges,):
+        raise GraphError(f"Edge weights have shape {tuple(edge_weight.shape)}; expected ({num_edges},).")
     for parameters in (attn, attn_dst):
         if parameters is not None and parameters.shape != x.shape[1:]:
             raise GraphError(
@@ -108,16 +107,6 @@ def attention(
     call = _AttentionCall(context, how, None if recompute is None else recompute.function, signature)
     inputs = Inputs(x, None if y is x else y, attn, attn_dst, edge_weight)
     return call.apply(*inputs, *(() if recompute is None else recompute.tensors))[0]
-
-
-def _check(x: Tensor, y: Tensor, edge_weight: Tensor | None, num_src: int, num_dst: int, num_edges: int) -> None:
-    if x.dim() != 3 or y.dim() != 3 or len(x) != num_src or len(y) != num_dst or x.shape[1:] != y.shape[1:]:
-        raise GraphError(
-            f"Attention got features {tuple(x.shape)} of sources and {tuple(y.shape)} of destinations; "
-            f"expected ({num_src}, heads, dim) and ({num_dst}, heads, dim)."
-        )
-    if edge_weight is not None and edge_weight.shape != (num_edges,):
-        raise GraphError(f"Edge weights have shape {tuple(edge_weight.shape)}; expected ({num_edges},).")
 
 
 class _AttentionCall(Collective):
@@ -166,8 +155,7 @@ class _AttentionCall(Collective):
 
     def _exchange(self, x: Tensor) -> Exchange:
         """The exchange of rows of x, or their gradients in float32 at least."""
-        widest = RowFormat((FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])),))
-        return self.context.exchange(widest, self.signature)
+        return self.context.exchange(widest_row([x]), self.signature)
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         out, normaliser = saved[:2]
@@ -184,10 +172,7 @@ class _AttentionCall(Collective):
     def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[HaloSlice | None, Tensor], grad: Tensor) -> Inputs:
         """Gradients of the inputs; for `stats` see `destination_statistics`."""
         x, received, scores = inputs.x, None, self._scores(inputs)
-        totals = [
-            empty_spillable(each.shape, accumulation_dtype(each.dtype), each.device, zeros=True)
-            for each in (x, *scores)
-        ]
+        totals = list(map(zero_total, (x, *scores)))
         if self.distributed:
             keep = self.context.settings.keep
             returns, besides = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])

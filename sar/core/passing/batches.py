@@ -162,16 +162,11 @@ def reduce_mailboxes(
 ) -> dict[str, Tensor]:
     """Call `function` once for every in-degree, as DGL does, and put the results together.
 
-    Args:
-        function: takes a `NodeBatch`, returns new fields, (N_batch, ...) each; a GraphError says where it does not.
-        messages: (E, ...) each, in the visible edge order.
-        nodes: fields of the destinations, (N_dst, ...) each.
-
-    Returns:
-        The new fields, (N_dst, ...) each, 0 for nodes without messages.
+    The messages are (E, ...) each, in the visible edge order; `nodes` are fields of the destinations, (N_dst, ...)
+    each, and so are the results, 0 for nodes without messages.
     """
     indptr, edge_ids = relation.in_edges
-    pieces: list[Mapping[str, Tensor]] = []
+    pieces: list[Fields] = []
     rows: list[Tensor] = []
     for degree in relation.in_degrees[relation.in_degrees > 0].unique().tolist():
         members = (relation.in_degrees == degree).nonzero().squeeze(1)
@@ -187,12 +182,10 @@ def reduce_mailboxes(
     if not pieces:
         rows.append(relation.in_degrees.new_empty(0))
         pieces.append(_reduce_nothing(relation, function, messages, nodes))
-    index = torch.cat(rows)
-    results = {}
+    index, results = torch.cat(rows), {}
     for name in pieces[0]:
         values = torch.cat([piece[name] for piece in pieces])
-        zeros = values.new_zeros(relation.num_dst, *values.shape[1:])
-        results[name] = zeros.index_copy(0, index, values)
+        results[name] = values.new_zeros(relation.num_dst, *values.shape[1:]).index_copy(0, index, values)
     return results
 
 

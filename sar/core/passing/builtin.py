@@ -79,42 +79,32 @@ COPY_SOURCE = Message(Op.COPY, Operand(Target.U, "values"), None, "values")
 
 
 def is_python(function: Any) -> bool:
-    """Whether a message or reduce function is a Python function, rather than one of `dgl.function` or neither."""
+    """Whether a message or reduce function is a Python function, not one of `dgl.function`."""
     return callable(function) and not hasattr(function, "out_field")
 
 
 def parse_message(function: Any) -> Message:
-    """Read a built-in message function; raises a GraphError for one that is not known."""
+    """Read a built-in message function."""
     if hasattr(function, "binary_op"):
         lhs = Operand(Target(function.lhs), function.lhs_field)
         rhs = Operand(Target(function.rhs), function.rhs_field)
         return Message(Op(function.binary_op), lhs, rhs, function.out_field)
     if hasattr(function, "in_field") and hasattr(function, "target"):
         return Message(Op.COPY, Operand(Target(function.target), function.in_field), None, function.out_field)
-    raise GraphError(
-        f"{_named(function)} is not a message function; expected one of dgl.function, or a Python function."
-    )
+    name = repr(getattr(function, "name", function))
+    raise GraphError(f"{name} is not a message function; expected one of dgl.function, or a Python function.")
 
 
 def parse_reduction(function: Any, made: str | None) -> tuple[str, str]:
-    """Read a built-in reducer: its name, and the field that it makes.
-
-    Raises a GraphError for a reducer that is not known, or that reads another field than the message function makes:
-    `made`, where that is known.
-    """
+    """Read a built-in reducer: its name, and the field that it makes; `made` is what the message function makes."""
     if not hasattr(function, "msg_field") or function.name not in REDUCERS:
-        raise GraphError(
-            f"{_named(function)} is not a reducer; expected {', '.join(REDUCERS)} of dgl.function, or a function."
-        )
+        name = repr(getattr(function, "name", function))
+        raise GraphError(f"{name} is not a reducer; expected {', '.join(REDUCERS)} of dgl.function, or a function.")
     if made is not None and function.msg_field != made:
         raise GraphError(
             f"The message function makes {made!r}, but the reducer reads {function.msg_field!r}; use one name for both."
         )
     return function.name, function.out_field
-
-
-def _named(function: Any) -> str:
-    return repr(getattr(function, "name", function))
 
 
 def message_has_parameters(param_fn: Callable[..., Any]) -> Callable[[Function], Function]:
@@ -136,14 +126,10 @@ def aggregate(
 
     Args:
         reducer: sum, mean, max or min; None to write messages to the edges.
-        lhs, rhs: operands, (rows of their target, ...); half precisions accumulate in float32.
+        lhs, rhs: operands, (rows of their target, ...), which broadcast; half precisions accumulate in float32.
 
     Returns:
         The messages combined at their destinations, (N_dst, *message), or written to the edges, (E, *message).
-
-    Raises:
-        GraphError: for operands that do not broadcast, differ in dtype, or are not floating point.
-        CommunicationError: where another worker failed or makes another call.
     """
     operands = [lhs] if rhs is None else _promoted(lhs, rhs)
     call = BuiltinCall(context, message, reducer, operands)
@@ -283,14 +269,10 @@ class BuiltinCall(Collective):
         argmax: Tensor | None = None,
         kept: Mapping[HaloSlice | None, Tensor] | None = None,
     ) -> list[Tensor | None]:
-        """Gradients of the operands on this worker, for those that need one somewhere; the backward is agreed on.
+        """Gradients of the operands on this worker, for those that are `needed` somewhere, from that of the sums.
 
-        Args:
-            values: operands, where the derivatives read their values.
-            grad: of the sums.
-            needed: bit i for operand i.
-            argmax: edges of maxima or minima.
-            kept: source rows that the forward has kept.
+        The backward is agreed on. `values` are operands, where the derivatives read their values; `argmax` are edges of
+        maxima or minima, and `kept` source rows of the forward.
         """
         gradient = EdgeOperand.of(grad, Target.E if self.reducer is None else Target.V)
         grads = [
@@ -323,10 +305,7 @@ class BuiltinCall(Collective):
 
 
 def _promoted(lhs: Tensor, rhs: Tensor) -> list[Tensor]:
-    """Both operands in the wider of their floating-point dtypes under autocast, which mixes them; as given elsewhere.
-
-    So does arithmetic in a Python message function. The conversion is the user's own rows', before they travel.
-    """
+    """Both operands in the wider of their floating-point dtypes under autocast, which mixes them; else as given."""
     mixed = lhs.dtype != rhs.dtype and lhs.is_floating_point() and rhs.is_floating_point()
     if not mixed or not torch.is_autocast_enabled(lhs.device.type):
         return [lhs, rhs]

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sar.comm.exchange import Exchange, GradientReturn, Tile
 from sar.comm.halo_plan import HaloSlice
-from sar.comm.rows import FieldFormat, RowFormat
+from sar.comm.rows import RowFormat
 from sar.common_tuples import EID
-from sar.core.collective import CallContext, Collective, ForwardOutput
+from sar.core.collective import CallContext, Collective, ForwardOutput, widest_row, zero_total
 from sar.core.eager import views_of_nothing
 from sar.core.graph.frames import Frame
 from sar.core.passing.batches import (
@@ -45,7 +45,6 @@ from sar.core.passing.reductions import (
 )
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, Target, accumulation_dtype, add_rows
-from sar.raw_memory import empty_spillable
 
 ANY, SOURCES = 1, 2  # flags in the agreement: some input, some field of the sources needs a gradient here
 
@@ -64,10 +63,6 @@ def run_python(
     Returns:
         (N_dst, ...) for each reduced field, or (E, ...) for each field that the function makes; where it asks for
         exponentials, `PEAKS` as well.
-
-    Raises:
-        GraphError, FieldError: where the function makes or reads different things on different edges.
-        CommunicationError: where another worker failed or makes another call.
     """
     recording = record(context, function, fields)
     made = recording.made
@@ -204,9 +199,7 @@ class PythonCall(Collective):
 
     def exchange(self, fields: Sequence[Tensor]) -> Exchange:
         """The exchange of rows of the sources, or their gradients in float32 at least."""
-        src = fields[: self.num_src]
-        widest = RowFormat(tuple(FieldFormat(accumulation_dtype(x.dtype), tuple(x.shape[1:])) for x in src))
-        return self.context.exchange(widest, self.signature)
+        return self.context.exchange(widest_row(fields[: self.num_src]), self.signature)
 
     # -- forward
 
@@ -359,12 +352,8 @@ class _GradientSums:
             reduction.total_grad(grad) for reduction, grad in zip(call.reductions.values(), grads, strict=True)
         ]
         needs = [bool(call.needed & SOURCES)] * call.num_src + list(call.needs[call.num_src : call.num_fields])
-        self.totals = [
-            empty_spillable(x.shape, accumulation_dtype(x.dtype), x.device, zeros=True)
-            if need and x.is_floating_point()
-            else None
-            for x, need in zip(fields, needs, strict=True)
-        ]
+        wanted = zip(fields, needs, strict=True)
+        self.totals = [zero_total(x) if need and x.is_floating_point() else None for x, need in wanted]
         self.wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
         self.captured: list[Tensor | None] = [None] * len(leaves.leaves)
 
