@@ -68,13 +68,16 @@ if TYPE_CHECKING:
 
     RelGraphConv: Any
 else:
-    _OFFLINE = {
-        "clean_up": "ingest.cleanup",
-        "open_graph": "ingest.open",
-        "partition_graph": "in_memory",
-        "to_original_order": "original_order",
-        "write_chunked": "ingest.chunked",
-        "write_partitions": "write.write",
+    _WHEN_USED = {
+        "clean_up": "partition.ingest.cleanup",
+        "load_checkpoint": "train.checkpoint",
+        "open_graph": "partition.ingest.open",
+        "partition_graph": "partition.in_memory",
+        "profile": "train.profile",
+        "save_checkpoint": "train.checkpoint",
+        "to_original_order": "partition.original_order",
+        "write_chunked": "partition.ingest.chunked",
+        "write_partitions": "partition.write.write",
     }
 
     def __getattr__(name: str) -> Any:
@@ -83,12 +86,8 @@ else:
             return import_module("sar.pyg")
         if name == "RelGraphConv":
             return require_dgl().nn.RelGraphConv
-        if name in ("load_checkpoint", "save_checkpoint"):
-            return getattr(import_module("sar.train.checkpoint"), name)
-        if name == "profile":
-            return import_module("sar.train.profile").profile
-        if name in _OFFLINE:
-            return getattr(import_module(f"sar.partition.{_OFFLINE[name]}"), name)
+        if name in _WHEN_USED:
+            return getattr(import_module(f"sar.{_WHEN_USED[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

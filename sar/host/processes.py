@@ -10,10 +10,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import TCPStore
 
@@ -27,14 +26,12 @@ class WorkerError(SarError, RuntimeError):
     """A worker process raised an exception or died; the message holds its traceback."""
 
 
-@dataclass(frozen=True)
-class _Message:
+class _Message(NamedTuple):
     """What a worker sends to its parent: `kind` is "progress", "result" or "error"."""
 
     kind: str
     content: Any
-    is_echo: bool = False
-    """An error that only repeats that another worker failed."""
+    is_echo: bool = False  # whether an error only repeats that another worker failed
 
 
 def run_workers(
@@ -77,8 +74,8 @@ def run_workers(
         "TORCHELASTIC_RUN_ID": secrets.token_hex(8),
         "OMP_NUM_THREADS": n_threads,
         "NUMBA_NUM_THREADS": n_threads,
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
-    shared["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("spawn")
     processes: dict[Connection, SpawnProcess] = {}
     try:
@@ -112,7 +109,10 @@ def _supervise(
                 open_channels.discard(channel)
                 if rank in results or rank in failures:
                     continue
-                message = _died(rank, processes[channel])
+                processes[channel].join(GRACE)
+                code = processes[channel].exitcode
+                end = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+                message = _Message("error", f"worker {rank} died without a traceback ({end}).")
             if message.kind == "progress":
                 on_progress(message.content)
             elif message.kind == "result":
@@ -126,14 +126,6 @@ def _supervise(
         late = sorted(ranks[channel] for channel in open_channels)
         raise CommunicationTimeout(f"worker {late} did not finish within {time_limit:g} s and was killed.")
     return [results[rank] for rank in range(len(processes))]
-
-
-def _died(rank: int, process: SpawnProcess) -> _Message:
-    """The failure of a worker that closed its pipe without a word."""
-    process.join(GRACE)
-    code = process.exitcode
-    end = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-    return _Message("error", f"worker {rank} died without a traceback ({end}).")
 
 
 def _end(processes: dict[Connection, SpawnProcess]) -> None:

@@ -10,7 +10,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TextIO
+from operator import attrgetter
+from typing import Any, Final
 
 import torch
 import torch.autograd.profiler as profiler
@@ -23,13 +24,14 @@ from sar.errors import ConfigError
 from sar.outofcore.turns import Swapped
 
 
-def _take_settings() -> dict[str, Any]:
-    return {name: getattr(Config, name) for name in Config.__annotations__}
+def _attributes(owner: object, *names: str) -> Swapped:
+    """Several attributes of a class or module."""
 
+    def put(values: tuple[Any, ...]) -> None:
+        for name, value in zip(names, values, strict=True):
+            setattr(owner, name, value)
 
-def _put_settings(settings: dict[str, Any]) -> None:
-    for name, value in settings.items():
-        setattr(Config, name, value)
+    return Swapped(lambda: attrgetter(*names)(owner), put)
 
 
 def _take_warnings() -> dict[str, Any]:
@@ -53,14 +55,6 @@ def _put_arguments(arguments: list[str]) -> None:
     sys.argv[:] = arguments
 
 
-def _put_streams(streams: tuple[TextIO, TextIO]) -> None:
-    sys.stdout, sys.stderr = streams
-
-
-def _take_anomaly_mode() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
 def _put_listeners(those: list[Listener]) -> None:
     listeners[:] = those
 
@@ -70,15 +64,18 @@ STATE: Final = (
     Swapped(mtrand.get_bit_generator, mtrand.set_bit_generator, _put_copy),  # its state takes 0.2 ms to swap
     Swapped(random.getstate, random.setstate),
     Swapped(torch.get_default_dtype, torch.set_default_dtype),
-    Swapped(_take_settings, _put_settings),
+    _attributes(Config, *Config.__annotations__),
     Swapped(_take_warnings, _put_warnings),
     Swapped(lambda: dict(vars(counters)), vars(counters).update),
     Swapped(lambda: list(listeners), _put_listeners),
     Swapped(lambda: sys.modules["__main__"], lambda main: sys.modules.update({"__main__": main})),
     Swapped(lambda: list(sys.argv), _put_arguments),
     Swapped(os.getcwd, os.chdir),
-    Swapped(lambda: (sys.stdout, sys.stderr), _put_streams),
-    Swapped(_take_anomaly_mode, lambda mode: torch.set_anomaly_enabled(*mode)),
+    _attributes(sys, "stdout", "stderr"),
+    Swapped(
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda mode: torch.set_anomaly_enabled(*mode),
+    ),
 )
 
 

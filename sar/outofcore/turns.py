@@ -168,7 +168,8 @@ class Turns:
         with self._moved[who]:
             self._pass_on(self.size - 1 if last else who)
         self._wait(who)
-        self._put(mine)
+        for one, value in zip(self._swapped, mine, strict=True):
+            one.put(value)
         if number > self._complete:
             self._check(who)
         return meeting.result
@@ -215,10 +216,6 @@ class Turns:
 
     def _take(self) -> list[Any]:
         return [one.take() for one in self._swapped]
-
-    def _put(self, state: list[Any]) -> None:
-        for one, value in zip(self._swapped, state, strict=True):
-            one.put(value)
 
 
 def _go_to(processor: int) -> None:

@@ -8,9 +8,9 @@ V + 1 times.
 
 [Note: watching turns]
 The main thread waits for the workers. Where no turn passes and the process does not compute, it says so after
-`STALL_SECONDS`, with the stack of every worker, and ends them after half of `Config.timeout`, before other processes
-give this one up: most likely one waits for a lock that another has kept across a distributed call. Ctrl-C reaches the
-main thread, which ends the workers, too. A thread that does not end then is left behind with the process.
+`STALL_SECONDS`, with the stack of every worker: most likely one waits for a lock that another has kept across a
+distributed call. It ends them after half of `Config.timeout`, before other processes give this one up, and on Ctrl-C. A
+thread that does not end then is left behind with the process.
 """
 
 import ctypes
@@ -109,10 +109,11 @@ def _run_script_again(asked: Wanted) -> None:
     size = -(-asked.parts // group.world_size)
     if size == 1:
         return
-    script = Script()
+    main = sys.modules["__main__"]
+    code = _code_of(main)
     with group.guard():
         group.agree(f"starting {size} workers in each process")
-    threads = run_in_turns(size, lambda place: script.run(), asked.folder)
+    threads = run_in_turns(size, lambda place: _run_script(main, code), asked.folder)
     status = max((result for result in threads.results if result is not None), default=0)
     if threads.first_failure is not None:
         place, error = threads.first_failure
@@ -167,31 +168,25 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     return threads
 
 
-class Script:
-    """The program that runs as `__main__`; a ConfigError where there is no file of it, as in a notebook."""
-
-    def __init__(self) -> None:
-        self._main = sys.modules["__main__"]
-        self._code = _code_of(self._main)
-
-    def run(self) -> int:
-        """Run it from the first line, and return its exit status."""
-        module = ModuleType("__main__", self._main.__doc__)
-        for name in ("__file__", "__spec__", "__package__", "__loader__", "__cached__", "__builtins__"):
-            if hasattr(self._main, name):
-                setattr(module, name, getattr(self._main, name))
-        sys.modules["__main__"] = module
-        try:
-            with exits_of_its_own():
-                exec(self._code, module.__dict__)
-        except SystemExit as end:
-            if isinstance(end.code, str):
-                print(end.code, file=sys.stderr)
-            return end.code if isinstance(end.code, int) else int(end.code is not None)
-        return 0
+def _run_script(main: ModuleType, code: CodeType) -> int:
+    """Run the program from the first line, as another module `__main__`, and return its exit status."""
+    module = ModuleType("__main__", main.__doc__)
+    for name in ("__file__", "__spec__", "__package__", "__loader__", "__cached__", "__builtins__"):
+        if hasattr(main, name):
+            setattr(module, name, getattr(main, name))
+    sys.modules["__main__"] = module
+    try:
+        with exits_of_its_own():
+            exec(code, module.__dict__)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 def _code_of(main: ModuleType) -> CodeType:
+    """The program that runs as `__main__`; a ConfigError where there is no file of it, as in a notebook."""
     spec: importlib.machinery.ModuleSpec | None = getattr(main, "__spec__", None)
     loader: Any = getattr(spec, "loader", None)
     if spec is not None and loader is not None:  # python -m

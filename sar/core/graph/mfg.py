@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
-from sar.comm.group import Group
 from sar.common_tuples import CanonicalEtype, PartitionData
 from sar.core.build import AgreedGraph, Shard, agree_on_graph, check_edge_ids, connect, join_features, message_order
 from sar.core.graph.edges import expand_runs
@@ -154,15 +153,10 @@ def _make_layer(
         etype: _find_edges(graph, shards, graph.nodes.ids[etype[2]][rows[etype[2]]])
         for etype, shards in graph.shards.items()
     }
-    sources = {
-        ntype: _find_sources(graph, ntype, edges, rows[ntype] if keep_seeds else rows[ntype][:0]) for ntype in rows
-    }
-    src_counts, dst_counts, edge_counts = _count_on_all_workers(
-        graph.group,
-        [len(sources[ntype]) for ntype in rows],
-        [len(rows[ntype]) for ntype in rows],
-        [of_relation.num_edges for of_relation in edges.values()],
-    )
+    sources = {ntype: _find_sources(graph, ntype, edges, own if keep_seeds else own[:0]) for ntype, own in rows.items()}
+    counts = [*map(len, sources.values()), *map(len, rows.values()), *(one.num_edges for one in edges.values())]
+    totals = torch.stack(graph.group.all_gather(torch.tensor(counts), "counts of a message flow graph")).sum(0)
+    src_counts, dst_counts, edge_counts = (some.tolist() for some in totals.split([len(rows), len(rows), len(edges)]))
     relations = [
         _make_relation(graph, etype, of_relation, sources[etype[0]], len(rows[etype[2]]), total)
         for (etype, of_relation), total in zip(edges.items(), edge_counts, strict=True)
@@ -174,7 +168,7 @@ def _make_layer(
         _node_set(graph, sources, src_counts),
         _node_set(graph, rows, dst_counts),
         relations,
-        digest(f"{graph.signature} {depth} layers below the last {[*src_counts, *dst_counts, *edge_counts]}"),
+        digest(f"{graph.signature} {depth} layers below the last {totals.tolist()}"),
     )
     return structure, [of_relation.features for of_relation in edges.values()], sources
 
@@ -188,13 +182,6 @@ def _find_sources(graph: AgreedGraph, ntype: str, edges: Mapping[CanonicalEtype,
                 is_read[rows.long()] = True
     is_read[first] = False
     return torch.cat([first, is_read.nonzero().squeeze(1)])
-
-
-def _count_on_all_workers(group: Group, *counts: list[int]) -> list[list[int]]:
-    """The sums over workers of several lists of counts."""
-    own = torch.tensor([count for some in counts for count in some])
-    totals = torch.stack(group.all_gather(own, "counts of a message flow graph")).sum(0)
-    return [some.tolist() for some in totals.split([len(some) for some in counts])]
 
 
 def _node_set(graph: AgreedGraph, rows: Rows, totals: list[int]) -> NodeSet:

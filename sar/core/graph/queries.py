@@ -101,20 +101,16 @@ class GraphQueries:
         """
         if isinstance(etype, tuple) and etype in self._relations:
             return etype
-        if etype is None:
-            return self._relation(None).etype
-        found = [known for known in self._relations if known[1] == etype]
+        if etype is None and len(self._relations) != 1:
+            raise GraphError(f"The graph has {len(self._relations)} edge types; name one of {self.canonical_etypes}.")
+        found = [known for known in self._relations if etype in (known[1], None)]
         if len(found) == 1:
             return found[0]
         problem = f"stands for several edge types: {found}" if found else "is not an edge type of this graph"
         raise FieldError(f"{etype!r} {problem}; the edge types are {self.canonical_etypes}.")
 
     def _relation(self, etype: str | CanonicalEtype | None) -> Relation:
-        if etype is not None:
-            return self._relations[self.to_canonical_etype(etype)]
-        if len(self._relations) != 1:
-            raise GraphError(f"The graph has {len(self._relations)} edge types; name one of {self.canonical_etypes}.")
-        return next(iter(self._relations.values()))
+        return self._relations[self.to_canonical_etype(etype)]
 
     def _ntypes_of(self, ntype: str | None, known: list[str]) -> list[str]:
         """The type that is named, or all that are known."""

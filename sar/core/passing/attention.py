@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Exchange, GradientReturn, LocalFields
+from sar.comm.exchange import GradientReturn, LocalFields
 from sar.comm.halo_plan import HaloSlice
 from sar.core.collective import CallContext, Collective, ForwardOutput, widest_row, zero_total
 from sar.core.eager import uncompiled
@@ -137,7 +137,8 @@ class _AttentionCall(Collective):
         x, received, scores = inputs.x, None, self._scores(inputs)
         if self.distributed:
             # The first tiles travel while all of the own nodes' part is computed.
-            received = self._exchange(x).exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
+            exchange = self.context.exchange(widest_row([x]), self.signature)
+            received = exchange.exchange_tiles(x.device, [x], keep=keep, local=LocalFields(scores))
         ends, kept = _ends(inputs, *scores), {}
         running = OnlineSoftmaxState.start(self.relation.num_dst, ends.x)
         for block, tile in self.context.tiles(received):
@@ -152,10 +153,6 @@ class _AttentionCall(Collective):
             return []
         dtype = accumulation_dtype(inputs.x.dtype)
         return [project(inputs.x.detach().to(dtype).contiguous(), inputs.attn.detach().to(dtype))]
-
-    def _exchange(self, x: Tensor) -> Exchange:
-        """The exchange of rows of x, or their gradients in float32 at least."""
-        return self.context.exchange(widest_row([x]), self.signature)
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
         out, normaliser = saved[:2]
@@ -174,11 +171,10 @@ class _AttentionCall(Collective):
         x, received, scores = inputs.x, None, self._scores(inputs)
         totals = list(map(zero_total, (x, *scores)))
         if self.distributed:
-            keep = self.context.settings.keep
-            returns, besides = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])
-            received = self._exchange(x).exchange_tiles(
-                x.device, None if keep else [x], keep=keep, local=besides, returns=returns
-            )
+            keep, exchange = self.context.settings.keep, self.context.exchange(widest_row([x]), self.signature)
+            returns, local = GradientReturn(totals[:1], add_rows), LocalFields(scores, totals[1:])
+            fetch = None if keep else [x]
+            received = exchange.exchange_tiles(x.device, fetch, keep=keep, local=local, returns=returns)
         ends = _ends(inputs, *scores)
         note_scores(self.how, stats, ends.y)
         grads = _zero_gradients(inputs, ends, *totals)

@@ -188,8 +188,9 @@ class DetachedLeaves(_SeeTensors):
         return sorted(found)
 
     def _first_reached(self, ends: Iterable[Any]) -> set[int]:
-        numbers = {
-            self._end(tensor): number
+        # Where autograd comes to a tensor: an output of a node, or the leaf itself.
+        numbers: dict[Any, int] = {
+            (tensor, 0) if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr): number
             for number, tensor in enumerate(self.captured)
             if tensor is not None and tensor.requires_grad
         }
@@ -206,11 +207,6 @@ class DetachedLeaves(_SeeTensors):
             else:
                 waiting += node.next_functions
         return found
-
-    @staticmethod
-    def _end(tensor: Tensor) -> tuple[Any, int]:
-        """Where autograd comes to a tensor: an output of a node, or the leaf itself."""
-        return (tensor, 0) if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
 def forked_generators(device: torch.device) -> list[torch.device]:

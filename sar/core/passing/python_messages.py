@@ -36,7 +36,6 @@ from sar.core.passing.captured import AmbientState, Captured, DetachedLeaves, Fi
 from sar.core.passing.reductions import (
     PEAKS,
     TORCH_REDUCERS,
-    Combined,
     Peaks,
     Reduction,
     add_to_edges,
@@ -219,33 +218,22 @@ class PythonCall(Collective):
                 self.kept.append(tile.halo)
                 kept += tile.rows
             for part in self.parts(block):
-                self._add_messages(part, tile, fields, leaves, combined, peaks)
+                find = FindCaptured(leaves.leaves)
+                with find, leaves, self.state.autocast():
+                    made = self.run(part, tile, self.rows(part, tile, fields), peaks.rise)
+                if find.found and self.needed:
+                    raise GraphError(
+                        f"{self.name} uses a tensor of shape {tuple(find.found[0].shape)} that needs a gradient on "
+                        "some edges only; let it use the same tensors whenever it is called, or set it as a field."
+                    )
+                for name, reduction in self.reductions.items():
+                    reduction.add(combined[name], made[name].detach(), part)
         self.used = leaves.used
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
         constants = () if peaks.values is None else (peaks.values,)
         argmax = [each.argmax for each in combined.values()]
         saved = [*inputs[: self.num_fields], *argmax, peaks.values, *captured, *kept]
         return ForwardOutput((*results, *constants), saved, constants)
-
-    def _add_messages(
-        self,
-        block: EdgeBlock,
-        tile: Tile,
-        fields: list[Tensor],
-        leaves: DetachedLeaves,
-        combined: dict[str, Combined],
-        peaks: Peaks,
-    ) -> None:
-        find = FindCaptured(leaves.leaves)
-        with find, leaves, self.state.autocast():
-            made = self.run(block, tile, self.rows(block, tile, fields), peaks.rise)
-        if find.found and self.needed:
-            raise GraphError(
-                f"{self.name} uses a tensor of shape {tuple(find.found[0].shape)} that needs a gradient on "
-                "some edges only; let it use the same tensors whenever it is called, or set it as a field."
-            )
-        for name, reduction in self.reductions.items():
-            reduction.add(combined[name], made[name].detach(), block)
 
     def parts(self, block: EdgeBlock) -> list[EdgeBlock]:
         """The block with so few edges at a time that these take what the exchange may, or about what the nodes do."""

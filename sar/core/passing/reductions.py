@@ -51,7 +51,7 @@ def edge_rows(column: Tensor, block: EdgeBlock) -> Tensor:
 def add_to_edges(column: Tensor, block: EdgeBlock, values: Tensor) -> None:
     """Add (E_block, ...) values to the rows of a block's edges, in place."""
     if block.edge_ids is None:
-        column[block.edge_offset : block.edge_offset + block.num_edges] += values
+        edge_rows(column, block).add_(values)
     else:
         column.index_add_(0, block.edge_ids, values.to(column.dtype))
 
@@ -194,23 +194,15 @@ class _LikeTorch(Reduction):
     product. `Combined.argmax` is what the backward needs.
     """
 
-    fill: float
-
     def start(self) -> Combined:
+        fill = {"amax": -torch.inf, "amin": torch.inf}.get(self.reducer or "", 1.0)
         shape, device = (self.relation.num_dst, *self.shape), self.relation.in_degrees.device
-        total = torch.full(shape, self.fill, dtype=accumulation_dtype(self.dtype), device=device)
+        total = torch.full(shape, fill, dtype=accumulation_dtype(self.dtype), device=device)
         return Combined(total, torch.zeros_like(total))
-
-    def total_grad(self, grad: Tensor) -> Tensor:
-        return grad.to(accumulation_dtype(self.dtype))
 
 
 class Extreme(_LikeTorch):
     """Maxima or minima. Of `Combined.argmax`, the number of messages equal to the result, the backward makes shares."""
-
-    def start(self) -> Combined:
-        self.fill = -torch.inf if self.reducer == "amax" else torch.inf
-        return super().start()
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
         assert combined.argmax is not None
@@ -239,8 +231,6 @@ class Extreme(_LikeTorch):
 
 class Product(_LikeTorch):
     """Products. `total` leaves out messages that are 0; `Combined.argmax` counts them."""
-
-    fill = 1.0
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
         assert combined.argmax is not None
