@@ -82,14 +82,10 @@ class Tile(NamedTuple):
 
 
 class LocalFields(NamedTuple):
-    """Extra columns for readers in the same process, behind those that travel; remote readers recompute them.
+    """Extra columns for readers in the same process, behind those that travel; remote readers recompute them."""
 
-    fields: of this worker, (N_src, ...) each.
-    totals: of their gradients; see `GradientReturn`.
-    """
-
-    fields: Sequence[Tensor] = ()
-    totals: Sequence[Tensor] = ()
+    fields: Sequence[Tensor] = ()  # of this worker, (N_src, ...) each
+    totals: Sequence[Tensor] = ()  # of their gradients; see `GradientReturn`
 
 
 class GradientReturn(NamedTuple):

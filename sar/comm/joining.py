@@ -42,16 +42,13 @@ COMPARED: Final = ("sar", "torch", "dgl")
 
 
 class Signature(NamedTuple):
-    """What a worker says of itself.
-
-    versions: of those of `COMPARED` that are imported.
-    """
+    """What a worker says of itself."""
 
     rank: int
     world_size: int
     job: str | None
     where: str
-    versions: dict[str, str]
+    versions: dict[str, str]  # of those of `COMPARED` that are imported
 
     def __str__(self) -> str:
         return f"Worker {self.rank} of {self.world_size} of {_job_in_words(self.job)} ({self.where})"

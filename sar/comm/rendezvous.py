@@ -32,19 +32,13 @@ _NONCE = "sar/nonce"
 
 
 class Meeting(NamedTuple):
-    """What `nfs_ip_init` found out, for `initialize_comms`.
-
-    address, port: of the store.
-    nonce: the job's.
-    store: worker 0's, which it hosts.
-    file: what worker 0 wrote.
-    """
+    """What `nfs_ip_init` found out about the job's store, for `initialize_comms`."""
 
     address: str
     port: int
     nonce: str
-    store: dist.Store | None = None
-    file: Path | None = None
+    store: dist.Store | None = None  # on worker 0, which hosts it
+    file: Path | None = None  # that worker 0 wrote
 
     def __str__(self) -> str:
         return f"{self.address} {self.port} {self.nonce}\n"

@@ -94,10 +94,9 @@ class Replicas:
         return 1 << 32 | zlib.crc32(text.encode()) if self._told else NOT_STEPPED
 
     def compare(self, checksums: list[int], gather: Callable[[Tensor], list[Tensor]]) -> None:
-        """Find out, together with all workers, why their checksums (by rank) differ; `gather` is `Group.all_gather`.
+        """Raise, on all workers, where a parameter is not the same: their checksums, by rank, differ.
 
-        Raises:
-            DisagreementError: where a parameter is not the same on all workers.
+        `gather` is `Group.all_gather`.
         """
         if NOT_CHECKED in checksums:
             off = [rank for rank, checksum in enumerate(checksums) if checksum == NOT_CHECKED]

@@ -27,14 +27,10 @@ HUGE_PAGE = 2**21
 
 
 class FieldRows(NamedTuple):
-    """The rows of one field inside a message, with which they share memory.
+    """The rows of one field inside a message, with which they share memory."""
 
-    values: (rows, ...), as they travel.
-    scale: (1,) float64, what they are multiples of; None for 1. See [Note: scaled fields].
-    """
-
-    values: Tensor
-    scale: Tensor | None
+    values: Tensor  # (rows, ...), as they travel
+    scale: Tensor | None  # (1,) float64, what they are multiples of; None for 1: see [Note: scaled fields]
 
     def are_like(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether values of this kind need no conversion on their way in or out."""

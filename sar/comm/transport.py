@@ -34,16 +34,11 @@ class Message(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """What a worker waits for.
-
-    call: the distributed call.
-    who: the worker or workers that it depends on, in words.
-    began: by this process's monotonic clock.
-    """
+    """What a worker waits for."""
 
     call: str
-    who: str
-    began: float
+    who: str  # the worker or workers that it depends on, in words
+    began: float  # by this process's monotonic clock
 
     def __str__(self) -> str:
         return f"waiting for {self.who} for {time.monotonic() - self.began:.0f} s in: {self.call}"
@@ -84,13 +79,9 @@ class SharedTensor:
 
 
 class Spilled(NamedTuple):
-    """What a worker whose memory is left to a file has there, in bytes.
+    """What a worker whose memory is left to a file has there, in bytes; what is mapped from the first is not read."""
 
-    left: of its tensors that were out of memory when its turn had passed.
-    written, read: to and from the file; what is mapped from the first is in neither.
-    """
-
-    left: int
+    left: int  # of its tensors that were out of memory when its turn had passed
     written: int
     read: int
 
@@ -149,10 +140,7 @@ class Transport(ABC):
     def abort(self, generation: int, own: str, told: str, *, final: bool) -> None:
         """End the waits of all workers for this one in a generation, from any thread, and leave word why.
 
-        Args:
-            own: the reason, as this worker says it to those of its process.
-            told: as it says it to others.
-            final: whether the group cannot recover.
+        The reason is `own` for the workers of this process, and `told` for others; `final` where none can recover.
         """
 
     @abstractmethod

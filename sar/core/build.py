@@ -180,23 +180,16 @@ def _checked_rows(key: str, value: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AgreedGraph:
-    """A graph whose parts the workers have compared, before any of its edges is indexed.
-
-    nodes: as sources and as destinations.
-    positions: of this worker's nodes within their types, int32; None where there is one type.
-    shards: this worker's edges in visible order, by edge type and source partition.
-    edges_global: edges of every type on all workers.
-    signature: equal on workers that hold parts of the same graph.
-    """
+    """A graph whose parts the workers have compared, before any of its edges is indexed."""
 
     group: Group
     device: torch.device
     data: PartitionData
-    nodes: NodeSet
-    positions: Tensor | None
-    shards: dict[CanonicalEtype, list[Shard]]
-    edges_global: list[int]
-    signature: str
+    nodes: NodeSet  # as sources and as destinations
+    positions: Tensor | None  # of this worker's nodes within their types, int32; None where there is one type
+    shards: dict[CanonicalEtype, list[Shard]]  # this worker's edges, by source partition
+    edges_global: list[int]  # of every type on all workers
+    signature: str  # equal on workers that hold parts of the same graph
 
     @property
     def part(self) -> int:

@@ -22,10 +22,10 @@ a gradient that is made to be differentiated again depends, by a node that raise
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,16 +92,12 @@ class CallContext:
                     yield self.relation.in_place(halo.owner, tile.sources), tile
 
 
-@dataclass
-class ForwardOutput:
-    """What a forward has made: what the caller gets, and what the backward needs.
-
-    constants: those of the results that never take a gradient.
-    """
+class ForwardOutput(NamedTuple):
+    """What a forward has made: what the caller gets, and what the backward needs."""
 
     results: tuple[Tensor, ...]
-    saved: list[Tensor | None] = field(default_factory=list)
-    constants: tuple[Tensor, ...] = ()
+    saved: Sequence[Tensor | None] = ()
+    constants: tuple[Tensor, ...] = ()  # those of the results that never take a gradient
 
 
 def widest_row(fields: Sequence[Tensor]) -> RowFormat:

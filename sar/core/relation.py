@@ -40,13 +40,10 @@ SAMPLES = 8
 
 
 class Constant:
-    """One call on certain operands, which come for the second time; made of copies of them.
-
-    call_id: `Group.call_id` of the call that made the kept result; 0 where there is none.
-    """
+    """One call on certain operands, which come for the second time; made of copies of them."""
 
     def __init__(self, operands: Sequence[Tensor]) -> None:
-        self.call_id = 0
+        self.call_id = 0  # `Group.call_id` of the call that made the kept result; 0 where there is none
         self._copies = [_kept(operand) for operand in operands]
         self._result: Tensor | None = None
 
@@ -200,16 +197,11 @@ class Relation:
 
 @dataclass(frozen=True)
 class NodeSet:
-    """The nodes on one side of a graph.
+    """The nodes on one side of a graph, by type; tensors are (N_type,) int64."""
 
-    ids: global IDs of this worker's nodes of every type, in the order of its rows, (N_type,) int64 each.
-    rows: which of the partition's nodes of the type these are, counted from 0, (N_type,) int64 each.
-    counts_global: nodes of every type on all workers.
-    """
-
-    ids: dict[str, Tensor]
-    rows: dict[str, Tensor]
-    counts_global: dict[str, int]
+    ids: dict[str, Tensor]  # global IDs of this worker's nodes, in the order of its rows
+    rows: dict[str, Tensor]  # which of the partition's nodes of the type these are, counted from 0
+    counts_global: dict[str, int]  # on all workers
 
     @property
     def counts(self) -> dict[str, int]:
@@ -226,24 +218,18 @@ class NodeSet:
 
 @dataclass(frozen=True)
 class Structure:
-    """All relations of a graph, and how its nodes are spread.
-
-    node_ranges: [start, end) of global node IDs of every partition.
-    src, dst: sources and destinations; one and the same, except on message flow graphs.
-    signature: equal on workers that hold parts of the same graph.
-    make_sampling_graph: makes `sampling_graph`; handed in because the engine imports no other library's graphs.
-    original_ids: of this worker's nodes, in the input graph and counted within types, (N_i,), where the data has them.
-    """
+    """All relations of a graph, and how its nodes are spread."""
 
     group: Group
     device: torch.device
-    node_ranges: list[tuple[int, int]]
+    node_ranges: list[tuple[int, int]]  # [start, end) of global node IDs of every partition
     src: NodeSet
-    dst: NodeSet
+    dst: NodeSet  # the same, except on message flow graphs
     relations: list[Relation]
-    signature: str
+    signature: str  # equal on workers that hold parts of the same graph
+    # Handed in, because the engine imports no other library's graphs.
     make_sampling_graph: "Callable[[Structure], Any] | None" = None
-    original_ids: Tensor | None = None
+    original_ids: Tensor | None = None  # of this worker's nodes, in the input graph, counted within types, (N_i,)
 
     @property
     def is_block(self) -> bool:

@@ -49,16 +49,12 @@ _all: Final[set["Residency"]] = set()
 
 
 class _Known:
-    """A storage, by weak reference.
-
-    pages: where it is in the file, once it has left.
-    away: whether nobody has used it since.
-    """
+    """A storage, by weak reference."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.nbytes = storage.nbytes()
-        self.pages: Pages | None = None
-        self.away = False
+        self.pages: Pages | None = None  # where it is in the file, once it has left
+        self.away = False  # whether nobody has used it since
         self._weak = StorageWeakRef(storage)  # which keeps its key from being given to another one
 
     def storage(self) -> torch.UntypedStorage | None:

@@ -52,15 +52,12 @@ _Address, _Size, _Offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
 
 
 class SpillFile:
-    """A folder's file for slots, without a name: see [Note: spill file].
-
-    written, read: bytes so far; read are those of tensors that came back, whatever the page cache has of them.
-    size: of the file, in bytes.
-    """
+    """A folder's file for slots, without a name: see [Note: spill file]."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.written = self.read = self.size = self._kept = 0
+        self.written = self.read = 0  # bytes so far; read are those that came back, from wherever the system had them
+        self.size = self._kept = 0  # bytes of the file, and of its part that stays as it is
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         found = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
         if _libc.statfs(os.fsencode(folder), found) != 0:
@@ -161,15 +158,12 @@ class Slot:
 
 
 class Pages:
-    """Memory of the process, from `address` on, that is a slot's: see [Note: memory of the file].
-
-    frozen: whether others may read the slot, so that what is written here stays here.
-    """
+    """Memory of the process, from `address` on, that is a slot's: see [Note: memory of the file]."""
 
     def __init__(self, slot: Slot, address: int) -> None:
         self.slot = slot
         self.address = address
-        self.frozen = False
+        self.frozen = False  # whether others may read the slot, so that what is written here stays here
 
     def fill(self, slot: Slot) -> "Pages":
         """Take in what is here now, and be another slot's that nobody else reads."""
@@ -215,14 +209,11 @@ class Pages:
 
 
 class Mapping(Pages):
-    """A slot in memory that is nobody else's, and not given out again as long as a tensor looks at it.
-
-    Tensors begin with the slot's byte `begin`.
-    """
+    """A slot in memory that is nobody else's, and not given out again as long as a tensor looks at it."""
 
     def __init__(self, slot: Slot, begin: int = 0) -> None:
         super().__init__(slot, slot.map(mmap.MAP_SHARED) + slot.shift)
-        self.begin = begin
+        self.begin = begin  # the slot's byte with which tensors begin
 
     def __del__(self) -> None:
         _libc.munmap(_Address(self._begin), _Size(self.slot.paged))

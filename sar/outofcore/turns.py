@@ -26,14 +26,11 @@ _sched_getcpu = ctypes.CDLL(None).sched_getcpu  # the processor on which this th
 
 
 class Swapped(NamedTuple):
-    """State of the process that belongs to the worker whose turn it is: how to read it, and how to set it.
-
-    begin: how a worker begins with what was taken before all turns, where that is an object that changes.
-    """
+    """State of the process that belongs to the worker whose turn it is: how to read it, and how to set it."""
 
     take: Callable[[], Any]
     put: Callable[[Any], None]
-    begin: Callable[[Any], None] | None = None
+    begin: Callable[[Any], None] | None = None  # `put` of what was taken before all turns, if that is another one
 
 
 class _Meeting:
@@ -48,31 +45,20 @@ class _Meeting:
 
 
 class Turns:
-    """The turn, and the meetings of `size` threads: see [Note: turns].
-
-    Args:
-        size: V.
-        first: the global rank of worker 0, for errors.
-        swapped: what changes hands with the turn.
-
-    Attributes:
-        latest: the latest call of each worker, in words.
-        passes: how often the turn has passed.
-        ended_by: what has ended all workers at once, if anything has.
-    """
+    """The turn, and the meetings of `size` threads: see [Note: turns]. `swapped` changes hands with the turn."""
 
     def __init__(self, size: int, first: int, swapped: Sequence[Swapped] = ()) -> None:
         self.size = size
-        self.first = first
-        self.latest = ["no distributed call yet"] * size
-        self.passes = 0
+        self.first = first  # the global rank of worker 0, for errors
+        self.latest = ["no distributed call yet"] * size  # of each worker, in words
+        self.passes = 0  # of the turn
         self.holder = 0
         self._processor = _sched_getcpu()
         self._swapped = swapped
         self._at_start = self._take()
         lock = threading.RLock()
         self._moved = [threading.Condition(lock) for _ in range(size)]  # one each: who has to wait is not woken
-        self.ended_by: CommunicationError | None = None
+        self.ended_by: CommunicationError | None = None  # what has ended all workers at once
         self._error: CommunicationError | None = None
         self._rejoined: set[int] = set()  # whom the error no longer concerns
         self._meetings: dict[int, _Meeting] = {}
@@ -141,9 +127,6 @@ class Turns:
             finish: called by the last to arrive with what all have brought, in their order.
             leave: called before the turn passes.
             afresh: let the turn begin with worker 0, not with the last to arrive, who need not be the same everywhere.
-
-        Raises:
-            PeerError: another worker has failed, has returned, or is in another kind of meeting.
         """
         self._check(who)
         self._number[who] += 1

@@ -53,21 +53,14 @@ BUSY = 0.05
 
 
 class Wanted(NamedTuple):
-    """Workers in each process that the environment asks for.
+    """Workers in each process that the environment asks for."""
 
-    parts: partitions, of which one is in memory at a time.
-    folder: for what is not.
-    """
-
-    parts: int
-    folder: Path
+    parts: int  # of which one is in memory at a time
+    folder: Path  # for what is not
 
 
 def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Wanted | None:
-    """What SAR_RESIDENT, SAR_SPILL_DIR and SAR_PARTS ask for; None where they do not.
-
-    A ConfigError says where one is missing or makes no sense.
-    """
+    """What SAR_RESIDENT, SAR_SPILL_DIR and SAR_PARTS ask for; None where they do not."""
     resident = environ.get("SAR_RESIDENT")
     if resident is None:
         return None
@@ -205,9 +198,7 @@ def _code_of(main: ModuleType) -> CodeType:
 class WorkerThreads:
     """Runs `work(place)` in a thread for each of the workers that share the turns.
 
-    Attributes:
-        results: what each has returned.
-        failures: what each has raised, by place.
+    results, failures: what each has returned; what each has raised, by place.
     """
 
     def __init__(self, turns: Turns, work: Callable[[int], Any]) -> None:
@@ -223,11 +214,7 @@ class WorkerThreads:
     def run(self, others_work: Callable[[], bool] = lambda: False) -> None:
         """Run all workers to their end; see [Note: watching turns].
 
-        Args:
-            others_work: whether this process waits for another one, which takes as long as it takes.
-
-        Raises:
-            KeyboardInterrupt: after Ctrl-C.
+        `others_work` says whether this process waits for another one, which takes as long as it takes.
         """
         for thread in self._threads:
             thread.start()

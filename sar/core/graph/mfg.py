@@ -125,20 +125,13 @@ def checked_nodes(
 
 
 class _LayerEdges(NamedTuple):
-    """The edges of one relation that a layer needs.
+    """The edges of one relation that a layer needs; lists are by source partition."""
 
-    cols: by source partition, the nodes that the edges read: rows of this partition's nodes, or columns of `halos`.
-    dst: by source partition, positions of the edges' destinations among the layer's.
-    features: of the edges, (E, ...) each.
-    halos: by source partition, the nodes that are read, partition-local over all types, ascending; empty for the own.
-    read_rows: by worker, this worker's rows that it reads.
-    """
-
-    cols: list[Tensor]
-    dst: list[Tensor]
-    features: dict[str, Tensor]
-    halos: list[Tensor]
-    read_rows: list[Tensor]
+    cols: list[Tensor]  # the nodes that the edges read: rows of this partition's nodes, or columns of `halos`
+    dst: list[Tensor]  # positions of the edges' destinations among the layer's
+    features: dict[str, Tensor]  # of the edges, (E, ...) each
+    halos: list[Tensor]  # the nodes that are read, partition-local over all types, ascending; empty for the own
+    read_rows: list[Tensor]  # this worker's rows that the other one reads
 
     @property
     def num_edges(self) -> int:

@@ -172,8 +172,7 @@ class DetachedLeaves(_SeeTensors):
     def reached(self, results: Iterable[Tensor]) -> list[int]:
         """Which of the captured tensors themselves, by number, autograd would come to first from the results.
 
-        Raises:
-            GraphError: where their gradients could not be told apart, or a hook would run more than once.
+        An error where their gradients could not be told apart, or a hook would run more than once.
         """
         found = self._first_reached((result.grad_fn, result.output_nr) for result in results)
         for number in found:

@@ -84,16 +84,11 @@ def run_python(
 
 
 class Recording(NamedTuple):
-    """What a message function does, as it showed when it was called on no edges.
+    """What a message function does, as it showed when it was called on no edges."""
 
-    read: the fields that it reads, of sources, of destinations and of edges.
-    captured: tensors that it was not given; none without gradient mode.
-    made: (0, ...) each.
-    """
-
-    read: list[dict[str, Tensor]]
-    captured: list[Tensor]
-    made: dict[str, Tensor]
+    read: list[dict[str, Tensor]]  # fields of sources, of destinations and of edges
+    captured: list[Tensor]  # that it was not given; none without gradient mode
+    made: dict[str, Tensor]  # (0, ...) each
 
     @property
     def columns(self) -> list[Tensor]:
@@ -317,9 +312,8 @@ class PythonCall(Collective):
 class _GradientSums:
     """Gradients of a call's inputs, added up block by block, from those of its results.
 
-    Attributes:
-        totals: gradients of the fields; None for those that need none.
-        captured: gradients of the captured tensors; None where there is none so far.
+    totals: gradients of the fields; None for those that need none.
+    captured: gradients of the captured tensors; None where there is none so far.
     """
 
     def __init__(
