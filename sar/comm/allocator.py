@@ -2,20 +2,19 @@
 
 [Note: allocator]
 glibc gives a large block a mapping of its own, which goes back to the system when it is freed, but raises the size from
-which it does so to that of any such block freed (up to 32 MB). After one epoch nearly all tensors come from heaps, one
-for each thread, where freed blocks stay, and resident memory is several times the live tensors. Fixed thresholds keep
-resident memory near the live tensors. Fresh mappings cost page faults, which huge pages make cheap: torch asks the
-system for them where an environment variable says so when the first tensor is made.
+which it does so to that of any such block freed (up to 32 MB). After one epoch nearly all tensors come from heaps, in
+which freed blocks stay, and resident memory is several times the live tensors. Fixed thresholds keep it near them.
+Fresh mappings cost page faults, which huge pages make cheap: torch asks for them where an environment variable says so
+when the first tensor is made.
 
-Mini-batches ask for blocks of the same sizes over and over, so that giving them back between batches saves nothing:
-for them, "kept" does the opposite. Tensors of workers that share a process have mappings of their own from a smaller
-size on, as these become pages of a file ([Note: memory of the file]).
+Mini-batches ask for blocks of the same sizes over and over: for them, "kept" does the opposite. Tensors of workers that
+share a process have mappings of their own from a smaller size on, which become pages of a file ([Note: memory of the
+file]).
 """
 
 import ctypes
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from sar.config import Config
 from sar.errors import ConfigError
@@ -67,10 +66,5 @@ def _left_alone(environ: Mapping[str, str]) -> str | None:
     program = ctypes.CDLL(None)
     if not hasattr(program, "gnu_get_libc_version"):
         return "the C library is not glibc"
-    if _address(program.malloc) != _address(ctypes.CDLL("libc.so.6").malloc):
-        return "another allocator is loaded"
-    return None
-
-
-def _address(function: Any) -> int | None:
-    return ctypes.cast(function, ctypes.c_void_p).value
+    ours, glibcs = (ctypes.cast(lib.malloc, ctypes.c_void_p).value for lib in (program, ctypes.CDLL("libc.so.6")))
+    return None if ours == glibcs else "another allocator is loaded"

@@ -43,7 +43,6 @@ meet the receive it was meant for, in whatever order the two ends post.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
@@ -56,12 +55,8 @@ from sar.comm.settings import SMALL_TILE, UNLIMITED_ROWS, Settings
 from sar.comm.statistics import counters
 from sar.comm.transport import Message, Shared
 
-
-class Direction(IntEnum):
-    """Where a message goes: rows to a reader, or gradients to the owner of the rows."""
-
-    OUT = 0
-    BACK = 1
+OUT, BACK = 0, 1
+"""Where a message goes: rows to a reader, or gradients to the owner of the rows."""
 
 
 class Tile(NamedTuple):
@@ -249,29 +244,26 @@ class Exchange:
 
     def _copied(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[Tile]:
         """Tiles of the other workers of this process, copied and rounded; they take turns in the same buffers."""
-        halos = self.plan.local_slices(self._local_rows)
-        most = max((halo.rows for halo in halos), default=0)
         out = RowFormat.of([one.rows for one in self.shared[self.group.rank].read])
         back = RowFormat.of([] if returns is None else returns.totals)
-        for halo, index, owner in self._asked_ahead(halos):
+        for halo, index, owner in self._asked_ahead(self.plan.local_slices(self._local_rows)):
             fetched = returned = rows = grads = None
             if fetch:
-                fetched = None if keep else self.pool.take(out.message_bytes(most))
-                room = torch.empty(out.message_bytes(halo.rows), dtype=torch.uint8) if fetched is None else fetched
-                rows = [one.values for one in out.rows(room, halo.rows)]
+                fetched = self.parcel(halo, out, from_pool=not keep)
+                rows = [one.values for one in fetched.fields]
                 for one, copy in zip(owner.read, rows, strict=True):
                     torch.index_select(one.rows, 0, index, out=copy)
                 out.narrowed(self.settings.wire_features).round(rows)
             if returns is not None:
-                returned = self.pool.take(back.message_bytes(most))
-                grads = [one.values.fill_(returns.start) for one in back.rows(returned, halo.rows)]
+                returned = self.parcel(halo, back)
+                grads = [one.values.fill_(returns.start) for one in returned.fields]
             yield Tile(halo, rows, grads)
             if returns is not None and grads is not None:
                 back.narrowed(self.settings.wire_gradients).round(grads)
                 for total, grad in zip(owner.added_to, grads, strict=True):
                     returns.add(index, grad, total.rows)
-            self.pool.give(fetched)
-            self.pool.give(returned)
+            self.give(None if keep else fetched)
+            self.give(returned)
 
     def _asked_ahead(self, halos: list[HaloSlice]) -> Iterator[tuple[HaloSlice, Tensor, Shared]]:
         """Each slice, its rows, and what their owner shares; see [Note: reading ahead]."""
@@ -284,19 +276,18 @@ class Exchange:
 
     # -- rows that travel
 
-    def parcel(self, halo: HaloSlice | None, row: RowFormat, *, from_pool: bool = True) -> _Parcel | None:
+    def parcel(self, halo: HaloSlice, row: RowFormat, *, from_pool: bool = True) -> _Parcel:
         """A parcel for a slice, with a buffer of the pool or one of its own."""
-        if halo is None:
-            return None
         size = row.message_bytes(halo.rows)
-        own = None if from_pool else torch.empty(size, dtype=torch.uint8, device=self.group.device)
-        return _Parcel(halo, row, self.pool.take(size) if own is None else own)
+        if from_pool:
+            return _Parcel(halo, row, self.pool.take(size))
+        return _Parcel(halo, row, torch.empty(size, dtype=torch.uint8, device=self.group.device))
 
     def give(self, parcel: _Parcel | None) -> None:
         """Hand a parcel's buffer back."""
         self.pool.give(None if parcel is None else parcel.buffer)
 
-    def post(self, place: int, direction: Direction, inbound: _Parcel | None, outbound: _Parcel | None) -> _Transfer:
+    def post(self, place: int, direction: int, inbound: _Parcel | None, outbound: _Parcel | None) -> _Transfer:
         """Post one message each way: see [Note: address]."""
         tag = (self._number % 2**12) << 19 | direction << 18 | place % 2**18
         works = self.group.post(self._message(inbound), self._message(outbound), tag, self.signature)
@@ -335,9 +326,11 @@ class _Outward:
         """Post transfers until `steps` of them have been."""
         exchange = self.exchange
         for step in exchange.steps[self.posted : steps]:
-            inbound = exchange.parcel(step.receive, self.row, from_pool=not self.keep)
-            outbound = exchange.parcel(step.send, self.row)
-            if outbound is not None:
+            inbound = outbound = None
+            if step.receive is not None:
+                inbound = exchange.parcel(step.receive, self.row, from_pool=not self.keep)
+            if step.send is not None:
+                outbound = exchange.parcel(step.send, self.row)
                 index = exchange.plan.rows_of(outbound.halo)
                 owned = exchange.shared[outbound.halo.owner].read[: len(self.fields)]
                 for column, rows in zip([one.rows for one in owned], outbound.fields, strict=True):
@@ -345,7 +338,7 @@ class _Outward:
                         torch.index_select(column, 0, index, out=rows.values)
                     else:
                         rows.write(column.index_select(0, index))
-            self.transfers.append(exchange.post(step.place, Direction.OUT, inbound, outbound))
+            self.transfers.append(exchange.post(step.place, OUT, inbound, outbound))
         self.posted = max(self.posted, steps)
 
     def receive(self) -> list[Tensor] | None:
@@ -379,8 +372,9 @@ class _Backward:
 
     def start(self, step: Step) -> list[Tensor]:
         """Where the gradients of the step's received tile go: the message itself, where it needs no conversion."""
-        self.made, self.grads = self.exchange.parcel(step.receive, self.row), []
-        if self.made is not None:
+        self.made, self.grads = None, []
+        if step.receive is not None:
+            self.made = self.exchange.parcel(step.receive, self.row)
             self.grads = [
                 rows.values.fill_(self.returns.start)
                 if rows.are_like(self.device, total.dtype)
@@ -394,8 +388,8 @@ class _Backward:
         for grad, rows in zip(self.grads, self.made.fields if self.made is not None else (), strict=True):
             if not rows.are_like(grad.device, grad.dtype):
                 rows.write(grad)
-        inbound = self.exchange.parcel(step.send, self.row)
-        self.transfers.append(self.exchange.post(step.place, Direction.BACK, inbound, self.made))
+        inbound = None if step.send is None else self.exchange.parcel(step.send, self.row)
+        self.transfers.append(self.exchange.post(step.place, BACK, inbound, self.made))
 
     def accumulate_received(self, in_flight: int) -> None:
         """Add up what has come, until no more than `in_flight` transfers are left."""

@@ -59,31 +59,19 @@ REBUILD_TIMEOUT: Final = 300.0
 
 
 class Group:
-    """One worker's end of the group; its transport connects, together with all others, on first use.
-
-    Attributes:
-        generation: counts recoveries; equal on all workers.
-        calls: agreed on in this generation; equal on all workers.
-        waiting: what this worker waits for.
-        stopped: what ended this generation; None while it works.
-        final: whether the group cannot recover.
-        replicas: compares the workers' models, where they are to be compared: see [Note: replicas].
-        local_peers, clock, spilled: see `Transport`.
-    """
+    """One worker's end of the group; its transport connects, together with all others, on first use."""
 
     def __init__(self, transport: Transport) -> None:
         self.rank = transport.rank
         self.world_size = transport.world_size
         self.device = transport.device
-        self.local_peers = transport.local_peers
-        self.clock = transport.clock
-        self.spilled = transport.spilled
-        self.generation = 0
-        self.calls = 0
+        self.local_peers, self.clock, self.spilled = transport.local_peers, transport.clock, transport.spilled
+        self.generation = 0  # counts recoveries; equal on all workers
+        self.calls = 0  # agreed on in this generation; equal on all workers
         self.waiting: Wait | None = None
-        self.stopped: str | None = None
-        self.final = False
-        self.replicas: Replicas | None = None
+        self.stopped: str | None = None  # what ended this generation
+        self.final = False  # whether the group cannot recover
+        self.replicas: Replicas | None = None  # where models are to be compared: see [Note: replicas]
         self._transport = transport
         self._connected = False  # in this generation
         self._alone = len(transport.local_peers) == 1  # in its process; else the group of the processes counts

@@ -4,15 +4,15 @@
 A process that is frozen, or whose host has vanished, closes no connection: a wait for it would last for
 `Config.timeout`. So every worker writes a sign into the store every few seconds, which says what it does, and watches
 the sign of the next worker in the ring. Where that stays as it is for `SILENCE_SECONDS`, or the store itself is as
-silent, the watcher ends the group as if it had failed itself: it leaves a note, and its connections close, so that its
-own waits end. Others may wait for the frozen worker alone, whose connections stay open. So all look for notes, too.
+silent, the watcher ends the group as if it had failed itself. Others may wait for the frozen worker alone, whose
+connections stay open. So all look for notes, too.
 
 No clocks are compared: the watcher counts its own rounds. A round counts for little even where it took long, so that
 nobody is accused by a worker that was itself frozen, as when a whole job is suspended and goes on.
 
-A long call into C may hold Python's lock all the time, so that no thread can show a sign. So whoever is silent is
-asked, over the connections: every worker posts sends to its watcher beforehand, and the transport's own thread, which
-needs no lock, carries one out for each receive that the watcher posts. In a frozen process it does not run, either.
+A long call into C may hold Python's lock, so that no thread can show a sign. So whoever is silent is asked, over the
+connections: every worker posts sends to its watcher beforehand, and the transport's own thread, which needs no lock,
+carries one out for each receive that the watcher posts. In a frozen process it does not run, either.
 """
 
 import atexit

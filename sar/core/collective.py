@@ -117,20 +117,15 @@ class Collective(ABC):
         group: None for an operation of this worker alone.
         signature: the text by which workers compare the call; see `CallContext.signature`.
         distributed: whether the call communicates, if there are several workers.
-
-    Attributes:
-        needs: whether each input needs a gradient on this worker.
-        all_flags: of every worker; see `flags`.
-        needed: what needs a gradient on any worker; bit i stands for input i, unless `flags` says otherwise.
     """
 
     def __init__(self, group: Group | None, signature: str, *, distributed: bool = True) -> None:
         self.group = group
         self.signature = signature
         self.distributed = distributed and group is not None and group.world_size > 1
-        self.needs: tuple[bool, ...] = ()
-        self.all_flags: list[int] = []
-        self.needed = 0
+        self.needs: tuple[bool, ...] = ()  # whether each input needs a gradient on this worker
+        self.all_flags: list[int] = []  # of every worker; see `flags`
+        self.needed = 0  # what needs a gradient on any worker; bit i is input i, unless `flags` says otherwise
         self.given = torch.empty(0)  # stands for all inputs: see [Note: second derivatives]
 
     @abstractmethod

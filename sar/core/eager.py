@@ -49,13 +49,9 @@ class _ResolveViews(TorchFunctionMode):
         if func in (Tensor.view, Tensor.reshape, torch.reshape) and len(args) > 1 and args[0].numel() == 0:
             sizes = args[1] if isinstance(args[1], Iterable) else args[1:]
             if isinstance(sizes, Iterable) and -1 in (sizes := tuple(sizes)):
-                args = (args[0], _resolved(args[0].shape, sizes))
+                # In the place of -1 what the dimensions other than 0 leave for it.
+                had = prod(size for size in args[0].shape if size)
+                given = prod(size for size in sizes if size > 0)
+                if had % given == 0 and sizes.count(0) == args[0].shape.count(0):
+                    args = (args[0], tuple(had // given if size == -1 else size for size in sizes))
         return func(*args, **(kwargs or {}))
-
-
-def _resolved(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """`sizes` with -1 replaced by what the dimensions of `shape` other than 0 leave for it."""
-    had = prod(size for size in shape if size)
-    given = prod(size for size in sizes if size > 0)
-    fits = had % given == 0 and sizes.count(0) == sum(size == 0 for size in shape)
-    return tuple(had // given if size == -1 and fits else size for size in sizes)
