@@ -60,19 +60,14 @@ OUT, BACK = 0, 1
 
 
 class Tile(NamedTuple):
-    """Rows of another worker that have come, for the edges from them to be computed.
+    """Rows of another worker that have come, for the edges from them to be computed."""
 
-    halo: which rows of the sender's halo list; None only where there is no sender.
-    rows: the fetched fields, (tile rows, ...) each; None in an exchange that fetches nothing.
-    grads: where the rows' gradients are added, (tile rows, ...) each, `GradientReturn.start` at first; None in an
-        exchange that returns nothing.
-    sources: None, or where `rows` and `grads` have a row for each of the sender's nodes, which of them the tile's are,
-        (tile rows,) ascending; `grads` are the sender's totals then.
-    """
-
-    halo: HaloSlice | None
-    rows: list[Tensor] | None
+    halo: HaloSlice | None  # which rows of the sender's halo list; None only where there is no sender
+    rows: list[Tensor] | None  # the fetched fields, (tile rows, ...) each; None in an exchange that fetches nothing
+    # Where the rows' gradients are added, `GradientReturn.start` at first; None in an exchange that returns nothing.
     grads: list[Tensor] | None
+    # Where `rows` have a row for each of the sender's nodes, which of them the tile's are, (tile rows,) ascending;
+    # `grads` are the sender's totals then.
     sources: Tensor | None = None
 
 
@@ -84,17 +79,12 @@ class LocalFields(NamedTuple):
 
 
 class GradientReturn(NamedTuple):
-    """Where the gradients of this worker's rows that other workers make come together.
+    """Where the gradients of this worker's rows that other workers make come together."""
 
-    totals: (N_src, ...) each, made by `empty_spillable`, because workers of one process add to each other's; what
-        travels has their formats.
-    add: called with rows of this worker, (n,), what one reader sends for them, (n, ...), and the total to change.
-    start: what changes nothing when it is added.
-    """
-
-    totals: Sequence[Tensor]
+    totals: Sequence[Tensor]  # (N_src, ...) each, of `empty_spillable`: workers of one process add to each other's
+    # Called with rows of this worker, (n,), what one reader sends for them, (n, ...), and the total to change.
     add: Callable[[Tensor, Tensor, Tensor], None]
-    start: float = 0.0
+    start: float = 0.0  # what changes nothing when it is added
 
 
 @dataclass

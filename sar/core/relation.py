@@ -104,30 +104,24 @@ def _bits(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Relation:
-    """The edges of one canonical edge type into this worker.
-
-    blocks: one per source partition. Sources are numbered within that partition's halo list; those of the own partition
-        are this worker's rows. Edge IDs are positions in the visible edge order, in which each shard is a slice.
-    halos: for every other partition, the nodes that this worker reads: partition-local IDs over all types, ascending.
-    plan: the halo lists of all workers, as the exchange needs them.
-    num_src, num_dst: this worker's nodes of source and destination type.
-    in_degrees, out_degrees: (num_dst,) and (num_src,) int64; out-degrees count the edges into all workers.
-    message_order: (E,) integer, ascending in the order in which a node's messages come to Python reduce functions: the
-        edges' original IDs, or else their IDs.
-    constants: kept results of calls on operands that do not change. This and the other caches are no arguments, so that
-        `dataclasses.replace` makes new ones: no relation can take over what was kept of another.
-    """
+    """The edges of one canonical edge type into this worker."""
 
     etype: CanonicalEtype
+    # One per source partition. Sources are numbered within that partition's halo list; those of the own partition are
+    # this worker's rows. Edge IDs are positions in the visible edge order, in which each shard is a slice.
     blocks: list[EdgeBlock]
+    # Of every other partition the nodes that this worker reads: partition-local IDs over all types, ascending.
     halos: list[Tensor]
     plan: HaloPlan
     num_src: int
     num_dst: int
     num_edges_global: int
-    in_degrees: Tensor
-    out_degrees: Tensor
+    in_degrees: Tensor  # (num_dst,) int64
+    out_degrees: Tensor  # (num_src,) int64; they count the edges into all workers
+    # (E,) integer, ascending in the order in which a node's messages come to Python reduce functions: the edges'
+    # original IDs, or else their IDs.
     message_order: Tensor
+    # Caches are no arguments, so that `dataclasses.replace` makes new ones: what is kept here is of this relation.
     constants: Constants = field(init=False, default_factory=Constants)
     # By size, the latest used last.
     _tiles: dict[int, dict[HaloSlice, EdgeBlock]] = field(init=False, default_factory=dict)

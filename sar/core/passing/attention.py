@@ -164,10 +164,6 @@ class _AttentionCall(Collective):
         kept = dict(zip(self.kept, saved[len(saved) - len(self.kept) :], strict=True))
         if self.recompute is not None:
             inputs = inputs._replace(x=self.recompute(*made_of))
-        return [*self._attend_back(inputs, stats, kept, grad), *[None] * len(made_of)]
-
-    def _attend_back(self, inputs: Inputs, stats: Tensor, kept: dict[HaloSlice | None, Tensor], grad: Tensor) -> Inputs:
-        """Gradients of the inputs; for `stats` see `destination_statistics`."""
         x, received, scores = inputs.x, None, self._scores(inputs)
         totals = list(map(zero_total, (x, *scores)))
         if self.distributed:
@@ -177,16 +173,16 @@ class _AttentionCall(Collective):
             received = exchange.exchange_tiles(x.device, fetch, keep=keep, local=local, returns=returns)
         ends = _ends(inputs, *scores)
         note_scores(self.how, stats, ends.y)
-        grads = _zero_gradients(inputs, ends, *totals)
+        sums = _zero_gradients(inputs, ends, *totals)
         for block, tile in self.context.tiles(received):
-            here, here_grads = ends, grads
+            here, here_sums = ends, sums
             if tile.grads is not None:
                 here = _replaced(ends, [kept[tile.halo]] if tile.rows is None else tile.rows)
-                here_grads = grads._replace(x=tile.grads[0], x_score=None if here.x_score is None else tile.grads[1])
-            attend_grad(block, self.how, here, grad, stats, here_grads)
+                here_sums = sums._replace(x=tile.grads[0], x_score=None if here.x_score is None else tile.grads[1])
+            attend_grad(block, self.how, here, grad, stats, here_sums)
         if scores:
-            add_score_grads(ends, grads)
-        return _input_gradients(inputs, ends, grads)
+            add_score_grads(ends, sums)
+        return [*_input_gradients(inputs, ends, sums), *[None] * len(made_of)]
 
 
 def _replaced(ends: AttentionOperands, rows: list[Tensor]) -> AttentionOperands:

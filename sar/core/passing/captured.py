@@ -47,11 +47,9 @@ class _SeeTensors(TorchFunctionMode):
 
 
 class FindCaptured(_SeeTensors):
-    """Collects in `found` the tensors from outside that need a gradient, and on demand those that need none.
+    """Collects in `found` the tensors from outside that need a gradient, none of which is `given`.
 
-    Args:
-        given: tensors that are no captured ones.
-        constants: whether to look for tensors without gradient, too; then all that the run makes stays until its end.
+    With `constants` it looks for tensors without gradient, too, and all that the run makes stays until its end.
     """
 
     def __init__(self, given: Iterable[Tensor], *, constants: bool = False) -> None:

@@ -66,12 +66,9 @@ CROSS_REDUCERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def reduce_across(results: list[dict[str, Tensor]], cross_reducer: Any) -> dict[str, Tensor]:
-    """Combine what several relations made for one node type, field by field.
+    """Combine what several relations made for one node type, field by field, in the order of edge types.
 
-    Args:
-        results: (N, ...) by field, one dictionary for each relation, in the order of edge types.
-        cross_reducer: sum, mean, max, min, stack (to (N, relations, ...)), or a function of a list of tensors; for
-            another one a GraphError is raised.
+    The cross reducer is sum, mean, max, min, stack (to (N, relations, ...)), or a function of a list of tensors.
     """
     if isinstance(cross_reducer, str) and cross_reducer not in CROSS_REDUCERS:
         raise GraphError(
