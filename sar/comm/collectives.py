@@ -1,6 +1,5 @@
 """Collective operations on whole tensors, for users and for the layers; each is agreed on before it starts."""
 
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from sar.comm.ddp import refuse_second_sum, summed_in
 from sar.comm.group import Group
-from sar.comm.replicas import all_gather_text, described
+from sar.comm.replicas import all_gather_json, described
 from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
 from sar.raw_memory import resolved
@@ -223,8 +222,8 @@ def _agree_on_model(group: Group, call: str, model: Module, named: Sequence[tupl
     layout = "; ".join(described(tensor) for _, tensor in named)
     layouts = group.agree(call, int.from_bytes(blake2b(layout.encode(), digest_size=7).digest(), "little"))
     if len(set(layouts)) > 1:
-        own = json.dumps([[name, described(tensor)] for name, tensor in named])
-        models = [json.loads(text) for text in all_gather_text(partial(group.all_gather, call=call), own)]
+        own = [[name, described(tensor)] for name, tensor in named]
+        models = all_gather_json(partial(group.all_gather, call=call), own)
         for of_all in zip_longest(*models, fillvalue=["nothing", ""]):
             if len({layout for _, layout in of_all}) > 1:
                 lines = "\n".join(f"  worker {rank}: {name} {layout}" for rank, (name, layout) in enumerate(of_all))

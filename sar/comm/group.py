@@ -200,11 +200,9 @@ class Group:
     # -- agreement
 
     def agree(self, call: str, flags: int = 0) -> list[int]:
-        """Check that every worker makes the same call; return everybody's flags, by rank.
+        """Check that every worker makes the same call, as errors tell it; return everybody's flags, by rank.
 
-        Args:
-            call: what this worker is about to do, as errors tell it.
-            flags: up to 63 bits that may differ between workers.
+        Flags are up to 63 bits that may differ between workers.
         """
         self.follow(call)
         if self.world_size == 1:
@@ -291,12 +289,8 @@ class Group:
     def exchange(self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Send `buffers[q]` to every worker q; return what every worker sent to this one, its own buffer as it is.
 
-        Several such exchanges make up one call, on which the workers have to agree before the first.
-
-        Args:
-            call: for errors.
-            buffers: one tensor per worker. Without `into` bytes in CPU memory, which begin with their number, int64.
-            into: where to put what each worker sends, where this worker knows its size.
+        Several such exchanges make up one call, on which the workers have to agree before the first. `into` is where to
+        put what each worker sends. Without it buffers are bytes in CPU memory, which begin with their number, int64.
         """
         return self._transport.all_to_all(self, call, buffers, into)
 

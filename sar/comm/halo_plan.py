@@ -37,24 +37,18 @@ class Step(NamedTuple):
 
 
 class HaloPlan:
-    """The halo lists of one relation, seen from one worker.
-
-    Args:
-        send_rows: for every worker, the rows of this one that it reads, ascending, (H_q,) int32 or int64.
-        halo_counts: (W, W) int64: entry [p, r] is the number of rows of p that r reads; equal on all workers.
-        mean_rows: rows of a worker, averaged over all; equal on all workers.
-        local_rows: where several workers share a process, the `send_rows` of each of them, one after the other.
-    """
+    """The halo lists of one relation, seen from one worker; `halo_counts` and `mean_rows` are equal on all workers."""
 
     def __init__(
         self, rank: int, send_rows: list[Tensor], halo_counts: Tensor, mean_rows: int, local_rows: Sequence[Tensor] = ()
     ) -> None:
         self.rank = rank
         self.world_size = len(send_rows)
+        # For every worker, the rows of this one that it reads, ascending, (H_q,) int32 or int64.
         self.send_rows = [moved_to_file(rows) for rows in send_rows]
-        self.halo_counts: list[list[int]] = halo_counts.tolist()
-        self.mean_rows = mean_rows
-        self.local_rows = local_rows
+        self.halo_counts: list[list[int]] = halo_counts.tolist()  # [p][r]: the number of rows of p that r reads
+        self.mean_rows = mean_rows  # of a worker, averaged over all
+        self.local_rows = local_rows  # where several workers share a process, each one's `send_rows`, in one piece
         self._per_process = max(len(local_rows), 1)
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile, the latest used last
 
@@ -68,12 +62,9 @@ class HaloPlan:
 
     @classmethod
     def agreed(cls, group: Group, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":
-        """The plan that follows from what each worker reads; a collective call.
+        """The plan that follows from `halos`, the rows of each worker that this one reads; a collective call.
 
-        Args:
-            halos: the rows of each worker that this one reads.
-            rows: number of this worker's rows.
-            what: what errors call the relation.
+        This worker has so many `rows`; `what` errors call the relation.
         """
         own = torch.tensor([*map(len, halos), rows])
         counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))

@@ -16,7 +16,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -101,8 +101,7 @@ class Replicas:
         if NOT_CHECKED in checksums:
             off = [rank for rank, checksum in enumerate(checksums) if checksum == NOT_CHECKED]
             raise DisagreementError(f"Config.check_replicas is False on workers {off} only; set it alike on all.")
-        texts = all_gather_text(gather, json.dumps(self._told))
-        workers = [[_Stepped(*one) for one in json.loads(text)] for text in texts]
+        workers = [[_Stepped(*one) for one in told] for told in all_gather_json(gather, self._told)]
         known = {one.key: one for worker in workers for one in worker}
         any_shared = any(one.seen_by for one in known.values())
         for key, one in known.items():
@@ -165,9 +164,9 @@ def described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def all_gather_text(gather: Callable[[Tensor], list[Tensor]], text: str) -> list[str]:
-    """Every worker's text, by rank, within an agreed call; `gather` is `Group.all_gather`."""
-    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+def all_gather_json(gather: Callable[[Tensor], list[Tensor]], value: Any) -> list[Any]:
+    """Every worker's value, by rank, as JSON has it, within an agreed call; `gather` is `Group.all_gather`."""
+    own = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device="cpu")
     lengths = [int(length) for length in gather(torch.tensor([len(own)], device="cpu"))]
     padded = torch.cat([own, own.new_zeros(max(lengths) - len(own))])
-    return [bytes(theirs[:length].tolist()).decode() for theirs, length in zip(gather(padded), lengths, strict=True)]
+    return [json.loads(bytes(one[:length].tolist())) for one, length in zip(gather(padded), lengths, strict=True)]

@@ -163,9 +163,13 @@ class BufferPool:
         fitting = [i for i, buffer in enumerate(self._free) if size <= buffer.nbytes <= 4 * size]
         if fitting:
             return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
-        if self._device.type == "cpu" and size:
-            return _map(size)
-        return torch.empty(size, dtype=torch.uint8, device=self._device)
+        if self._device.type != "cpu" or not size:
+            return torch.empty(size, dtype=torch.uint8, device=self._device)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # until the tensor goes
+        if size >= HUGE_PAGE:
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=torch.uint8)
 
     def give(self, buffer: Tensor | None) -> None:
         """Hand a buffer back; the oldest ones go when the pool outgrows `Config.comm_buffer_bytes`."""
@@ -177,12 +181,3 @@ class BufferPool:
 
     def clear(self) -> None:
         self._free.clear()
-
-
-def _map(size: int) -> Tensor:
-    """Fresh memory, (size,) uint8, that goes back to the system with the tensor."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= HUGE_PAGE:
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

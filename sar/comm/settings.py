@@ -42,11 +42,8 @@ class Settings(NamedTuple):
     def tile_rows(self, row: RowFormat, mean_rows: int, *, both_ways: bool) -> int:
         """Rows in a tile: a power of two, so that layers of similar width share the tiles' edge blocks.
 
-        Args:
-            row: what travels of each row.
-            mean_rows: rows of a worker, averaged over workers. Tiles are a fraction of that where they are not small
-                anyway, so that buffers are a fraction of the memory that features take.
-            both_ways: whether one exchange fetches rows and returns gradients, which takes twice as many buffers.
+        Where tiles are not small anyway they are a fraction of a worker's mean rows, so that buffers are a fraction of
+        the memory that features take. `both_ways` says whether one exchange fetches rows and returns gradients.
         """
         limits = [UNLIMITED_ROWS]
         if not self.one_shot and row.row_bytes:

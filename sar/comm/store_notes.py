@@ -61,14 +61,12 @@ class Abandonable(threading.Thread, Generic[T]):
             raise self._error
         return self._results[0]
 
-    @classmethod
-    def wait_at_exit(cls) -> None:
-        deadline = time.monotonic() + EXIT_SECONDS
-        for thread in list(cls._all):
-            thread.join(max(0.0, deadline - time.monotonic()))
 
-
-atexit.register(Abandonable.wait_at_exit)
+@atexit.register
+def _wait_for_abandoned() -> None:
+    deadline = time.monotonic() + EXIT_SECONDS
+    for thread in list(Abandonable._all):
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Note(NamedTuple):
@@ -80,9 +78,9 @@ class Note(NamedTuple):
 
 
 class StoreNotes:
-    """One worker's view of the store. Its methods raise RuntimeError where the store is gone or silent, if at all.
+    """One worker's view of the store, over a connection of its own where torch can make one.
 
-    It has a connection to the job's store of its own where torch can make one. `name` gives a worker in words.
+    Its methods raise RuntimeError where the store is gone or silent, if at all. `name` gives a worker in words.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, name: Callable[[int], str]) -> None:

@@ -131,10 +131,8 @@ def renumber(data: PartitionData, part: int, order: Sequence[int]) -> PartitionD
 def regroup(parts: Mapping[int, PartitionData], node_ranges: list[tuple[int, int]], worker: int) -> PartitionData:
     """The data on the CPU of a worker that owns a run of nodes: of one partition or of several, all or some of them.
 
-    Args:
-        parts: the partitions that own the nodes, by number, ascending. Features are taken out of them as they are
-            copied, so that memory holds one of them twice.
-        node_ranges: the [start, end) range of global node IDs of every worker.
+    The parts are the partitions that own the nodes, by number, ascending. Features are taken out of them as they are
+    copied, so that memory holds one of them twice. The node ranges are those of the workers, [start, end).
     """
     own, first = node_ranges[worker], next(iter(parts.values()))
     ranges = [part.node_ranges[number] for number, part in parts.items()]

@@ -56,10 +56,6 @@ def run_workers(
         time_limit: seconds after which all workers are killed.
         on_progress: called for what any worker reports.
         host: the address of this process at which workers find the store; nobody else's is listened at.
-
-    Raises:
-        WorkerError: a worker failed; the others are killed.
-        CommunicationTimeout: the time limit passed.
     """
     listener = socket.create_server((host, 0))  # torch's own would listen on all interfaces
     port = listener.getsockname()[1]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sar.comm.group import Group
-from sar.comm.replicas import all_gather_text, described
+from sar.comm.replicas import all_gather_json, described
 from sar.comm.statistics import counters
 from sar.comm.transport import Member, Message, Shared, SharedTensor, Spilled, Transport
 from sar.errors import ConfigError, PeerError
@@ -32,21 +32,15 @@ _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class InProcessTransport(Transport):
-    """One of V workers of each of W processes: see [Note: workers of one process]. Used in the thread that makes it.
-
-    Args:
-        outer: the group of the W processes.
-        place: which of its process's V workers this is.
-        residency: what keeps its tensors on a disk; None where they stay in memory.
-    """
+    """One of V workers of each of W processes: see [Note: workers of one process]. Used in the thread that makes it."""
 
     def __init__(self, outer: Group, turns: Turns, place: int, residency: Residency | None = None) -> None:
         size = turns.size
         super().__init__(outer.rank * size + place, outer.world_size * size, outer.device)
-        self._outer = outer
+        self._outer = outer  # of the W processes
         self._turns = turns
-        self._place = place
-        self._residency = residency
+        self._place = place  # among its process's V workers
+        self._residency = residency  # what keeps its tensors on a disk; None where they stay in memory
         self._group: Member | None = None
         self._away = 0.0  # seconds in which others had the turn
         self._thread = threading.get_ident()
@@ -94,8 +88,8 @@ class InProcessTransport(Transport):
         """As `Transport.explain`: the group of the processes has explained what fails between them."""
 
     def whereabouts(self, group: Member, call: str) -> str:
-        texts = all_gather_text(self.all_gather, call)
-        return "\n".join(f"  worker {rank}: {text}" for rank, text in enumerate(texts))
+        calls = all_gather_json(self.all_gather, call)
+        return "\n".join(f"  worker {rank}: {theirs}" for rank, theirs in enumerate(calls))
 
     # -- meetings
 

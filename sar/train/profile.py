@@ -9,11 +9,11 @@ a turn of its own. At the end, modules within which a distributed call was made 
 its inner modules had, and what is left is "everything else": loss, optimiser, and modules around the layers.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, replace
+from functools import partial
 from itertools import count
 from os import PathLike
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from torch.profiler import profile as torch_profile
 from torch.utils._pytree import tree_leaves
 
 from sar.comm.group import Group
-from sar.comm.replicas import all_gather_text
+from sar.comm.replicas import all_gather_json
 from sar.comm.session import current_group
 from sar.comm.statistics import BACKWARD, Statistics, listeners, statistics
 from sar.comm.transport import Spilled
@@ -125,10 +125,7 @@ def _gathered(group: Group, own: list[Spent], spilled: Spilled | None) -> tuple[
     call = "the end of sar.profile"
     with group.guard():
         group.agree(call)
-        texts = all_gather_text(
-            lambda tensor: group.all_gather(tensor, call), json.dumps([spilled, *map(astuple, own)])
-        )
-    told: list[list[Any]] = [json.loads(text) for text in texts]
+        told = all_gather_json(partial(group.all_gather, call=call), [spilled, *map(astuple, own)])
     workers = [[replace(Spent(*one), moved=Statistics(*one[-1])) for one in rows] for _, *rows in told]
     return workers, [Spilled(*one) for one, *_ in told if one is not None]
 

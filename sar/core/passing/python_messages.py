@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm.exchange import Exchange, GradientReturn, Tile
+from sar.comm.exchange import GradientReturn, Tile
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import RowFormat
 from sar.common_tuples import EID
@@ -55,8 +55,7 @@ def run_python(
 
     Args:
         function: takes an `EdgeBatch`, returns messages, (E_batch, ...) each.
-        reducer: sum, mean, max or min of the message `reduced`, or one of `TORCH_REDUCERS`; None to return the messages
-            of all edges.
+        reducer: sum, mean, max or min, or one of `TORCH_REDUCERS`; None to return the messages of all edges.
         reduced: name of the message to reduce; None for all that the function makes.
 
     Returns:
@@ -191,10 +190,6 @@ class PythonCall(Collective):
             return 0
         return ANY | SOURCES * any(self.needs[: self.num_src])
 
-    def exchange(self, fields: Sequence[Tensor]) -> Exchange:
-        """The exchange of rows of the sources, or their gradients in float32 at least."""
-        return self.context.exchange(widest_row(fields[: self.num_src]), self.signature)
-
     # -- forward
 
     def forward(self, *inputs: Any) -> ForwardOutput:
@@ -205,8 +200,9 @@ class PythonCall(Collective):
         keep = bool(self.needed) and self.context.settings.keep
         received = None
         if self.distributed:
-            device = self.context.structure.device
-            received = self.exchange(fields).exchange_tiles(device, fields[: self.num_src], keep=keep)
+            src = fields[: self.num_src]
+            exchange = self.context.exchange(widest_row(src), self.signature)
+            received = exchange.exchange_tiles(self.context.structure.device, src, keep=keep)
         kept: list[Tensor] = []
         for block, tile in self.context.tiles(received):
             if keep and tile.rows is not None:
@@ -288,10 +284,12 @@ class PythonCall(Collective):
         sums = _GradientSums(self, fields, leaves, argmax, Peaks(self.context.relation, (), peaks), grads)
         received = None
         if self.distributed:
-            src = None if self.context.settings.keep else fields[: self.num_src]
+            src = fields[: self.num_src]
             totals = [total for total in sums.totals[: self.num_src] if total is not None]
             returns = GradientReturn(totals, add_rows) if totals else None
-            received = self.exchange(fields).exchange_tiles(self.context.structure.device, src, returns=returns)
+            exchange, fetch = self.context.exchange(widest_row(src), self.signature), not self.context.settings.keep
+            device = self.context.structure.device
+            received = exchange.exchange_tiles(device, src if fetch else None, returns=returns)
         given = iter(saved[first_kept:])
         kept = {halo: [next(given) for _ in range(self.num_src)] for halo in self.kept}
         with self.state.restored():

@@ -263,19 +263,16 @@ PEAKS = "peaks"
 
 
 class Peaks:
-    """The greatest scores of each destination so far.
+    """The greatest scores, (E_block, *heads), of each destination so far.
 
-    Args:
-        relation: whose edges have scores, (E_block, *heads).
-        totals: sums at destinations, (N_dst, ...), that are proportional to the exponentials: the first elements of a
-            row to those of the first head, as many to those of the second, and so on.
-        values: (N_dst, H), -inf without in-edges; None before the first scores.
+    The totals are sums at destinations, (N_dst, ...), that are proportional to the exponentials: the first elements of
+    a row to those of the first head, as many to those of the second, and so on.
     """
 
     def __init__(self, relation: Relation, totals: Sequence[Tensor], values: Tensor | None = None) -> None:
         self.relation = relation
         self.totals = totals
-        self.values = values
+        self.values = values  # (N_dst, H), -inf without in-edges; None before the first scores
 
     def rise(self, scores: Tensor, block: EdgeBlock) -> Tensor:
         """Take in the scores of a block, shrink the totals, and return the exponentials of the scores."""
