@@ -39,14 +39,7 @@ def in_edges(graph: GraphQueries) -> list[InEdges]:
     """The in-edges of every edge type, in CPU memory; made anew by each call. A message flow graph is a GraphError."""
     if graph.is_block:
         raise GraphError("Neighbors are sampled from whole graphs, not from message flow graphs; pass the full graph.")
-    found = []
-    for relation in map(graph._relation, graph.canonical_etypes):
-        pairs = list(zip(source_ids(graph._structure, relation), relation.blocks, strict=True))
-        src = torch.cat([ids[block.cols.long()] for ids, block in pairs])
-        order = torch.argsort(torch.cat([block.destinations(0, block.num_edges) for _, block in pairs]), stable=True)
-        indptr = functional.pad(relation.in_degrees.cumsum(0), (1, 0))
-        found.append(InEdges(relation.etype, indptr.cpu(), src[order].cpu(), order.cpu()))
-    return found
+    return [_in_edges_of(graph._structure, graph._relation(etype)) for etype in graph.canonical_etypes]
 
 
 def edges_into(graph: GraphQueries, nodes: Tensor, etype: CanonicalEtype | str | None = None) -> tuple[Tensor, Tensor]:
@@ -80,6 +73,15 @@ def source_ids(structure: Structure, relation: Relation) -> list[Tensor]:
     ids = [halo.long() + start for halo, start in zip(relation.halos, starts, strict=True)]
     ids[structure.part] = structure.src.ids[relation.etype[0]]
     return ids
+
+
+def _in_edges_of(structure: Structure, relation: Relation) -> InEdges:
+    sources = [
+        ids[block.cols.long()] for ids, block in zip(source_ids(structure, relation), relation.blocks, strict=True)
+    ]
+    order = torch.argsort(torch.cat([block.destinations(0, block.num_edges) for block in relation.blocks]), stable=True)
+    indptr = functional.pad(relation.in_degrees.cumsum(0), (1, 0))
+    return InEdges(relation.etype, indptr.cpu(), torch.cat(sources)[order].cpu(), order.cpu())
 
 
 @dataclass(frozen=True)

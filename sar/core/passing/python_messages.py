@@ -219,6 +219,7 @@ class PythonCall(Collective):
                     )
                 for name, reduction in self.reductions.items():
                     reduction.add(combined[name], made[name].detach(), part)
+                del find, made  # before more are made
         self.used = leaves.used
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
         constants = () if peaks.values is None else (peaks.values,)
@@ -331,7 +332,7 @@ class _GradientSums:
         self.result_grads = [
             reduction.total_grad(grad) for reduction, grad in zip(call.reductions.values(), grads, strict=True)
         ]
-        needs = [bool(call.needed & SOURCES)] * call.num_src + list(call.needs[call.num_src : call.num_fields])
+        needs = [call.needed & SOURCES] * call.num_src + [*call.needs[call.num_src : call.num_fields]]
         wanted = zip(fields, needs, strict=True)
         self.totals = [zero_total(x) if need and x.is_floating_point() else None for x, need in wanted]
         self.wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
