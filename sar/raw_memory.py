@@ -47,10 +47,15 @@ def flat(tensor: Tensor | None) -> NDArray[Any]:
     return resolved(tensor).contiguous().detach().numpy().reshape(-1)
 
 
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The elements of a tensor on any device, row after row, as bytes, for checksums."""
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The elements of a tensor on any device, row after row, as uint8 on the CPU."""
     rows = resolved(tensor.detach()).cpu().contiguous()
-    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).numpy().data  # one element may have any stride
+    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """As `bytes_of`, for checksums and files."""
+    return bytes_of(tensor).numpy().data
 
 
 def spills(device: torch.device | str) -> bool:

@@ -108,10 +108,8 @@ _Transfer = tuple[_Parcel | None, _Parcel | None]
 class Exchange:
     """The tiles of one call: exchanged in its forward, and in each backward, each time after an agreement of its own.
 
-    Args:
-        widest: the widest row that will travel, in either direction; from it, tiles are alike in all exchanges.
-        signature: of the call, for errors.
-        both_ways: whether one exchange may fetch rows and return gradients.
+    Tiles are alike in all exchanges, because they follow from the widest row that will travel, in either direction.
+    `both_ways` says whether one exchange may fetch rows and return gradients.
     """
 
     def __init__(
@@ -132,7 +130,7 @@ class Exchange:
         self.depth = len(self.steps) if settings.one_shot else settings.depth
         self.first = (2 if both_ways else 1) * self.depth + 1  # transfers of rows posted at once
         self.pool = pool
-        self.signature = signature
+        self.signature = signature  # of the call, for errors
         self._number = 0  # of the agreed call that the current exchange belongs to
         self._local_rows = _local_tile_rows(settings, widest, plan.mean_rows)
         self.shared: dict[int, Shared] = {}  # what the workers of this process share, by rank

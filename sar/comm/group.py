@@ -25,9 +25,8 @@ where those who wait for it look. A death is final.
 
 [Note: one thread at a time]
 Two threads of a worker whose calls overlap would be in another order on another worker. So a call belongs to the thread
-that agreed on it until its innermost `guard` ends, and a call of another thread meanwhile stops the group. Calls of
-different threads one after the other are fine, as in autograd, which runs backwards on CUDA devices in a thread of its
-own.
+that agreed on it until its innermost `guard` ends, and a call of another thread meanwhile stops the group. One after
+the other they are fine: autograd runs backwards on CUDA devices in a thread of its own.
 """
 
 import hashlib

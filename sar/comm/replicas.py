@@ -2,12 +2,11 @@
 
 [Note: replicas]
 Every worker has a copy of the model, and nothing but equal beginnings and equal gradients keeps the copies equal. So
-after a step of an optimizer a checksum of its parameters' bits rides along in the next agreement, at the cost of no
-message. Where the workers' checksums differ, they tell each other those of every parameter. A parameter that has been
-in `sync_params` or `gather_grads` must be the same everywhere. Where none of a step has, because both were forgotten,
-so must all of which every worker has as many of that shape. What is left is a worker's own, such as rows for its nodes
-or a model that it alone trains, and no longer counts. Tensors that are no `torch.nn.Parameter`, such as the rows of a
-`DistEmbedding`, never do, nor do steps before models are averaged (`apart`).
+after a step of an optimizer a checksum of its parameters' bits rides along in the next agreement. Where checksums
+differ, the workers tell each other those of every parameter. One that has been in `sync_params` or `gather_grads` must
+be the same everywhere. Where none of a step has, because both were forgotten, so must all of which every worker has as
+many of that shape. What is left is a worker's own, such as rows for its nodes or a model that it alone trains, and no
+longer counts. Tensors that are no `torch.nn.Parameter` never do, nor do steps before models are averaged (`apart`).
 """
 
 import itertools

@@ -5,7 +5,6 @@ A backward that communicates must run on all workers or on none. So what needs a
 on in the forward, and the autograd node exists on every worker: it is tied to an empty tensor, the anchor, that
 requires a gradient, and its results are marked non-differentiable where nobody needs one. The backward begins with an
 agreement of its own, which names the forward by its number, so that no gradients of two calls that look alike can meet.
-Both directions run inside the group's guard, so that an error in either reaches every worker.
 
 [Note: saved tensors]
 What a backward needs is saved through autograd, so that checkpointing and offloading can take it away. The backward
@@ -67,9 +66,8 @@ class CallContext:
 
     def exchange(self, widest: RowFormat, signature: str, *, both_ways: bool = True) -> Exchange:
         """The exchange of a call along the relation; see `Exchange`."""
-        pool = session.buffer_pool()
-        call = self.relation.plan, self.settings, widest, pool, signature
-        return Exchange(self.group, *call, both_ways=both_ways)
+        plan, pool = self.relation.plan, session.buffer_pool()
+        return Exchange(self.group, plan, self.settings, widest, pool, signature, both_ways=both_ways)
 
     def tiles(self, received: Iterable[Tile] | None) -> Iterator[tuple[EdgeBlock, Tile]]:
         """All edges of the relation, with the tile that they read: the own shard first, while the first tiles travel.
@@ -111,17 +109,11 @@ def zero_total(field: Tensor) -> Tensor:
 
 
 class Collective(ABC):
-    """One call of an operation: subclasses say what it computes. Made anew for each call, and applied once.
-
-    Args:
-        group: None for an operation of this worker alone.
-        signature: the text by which workers compare the call; see `CallContext.signature`.
-        distributed: whether the call communicates, if there are several workers.
-    """
+    """One call of an operation: subclasses say what it computes. Made anew for each call, and applied once."""
 
     def __init__(self, group: Group | None, signature: str, *, distributed: bool = True) -> None:
-        self.group = group
-        self.signature = signature
+        self.group = group  # None for an operation of this worker alone
+        self.signature = signature  # by which workers compare the call; see `CallContext.signature`
         self.distributed = distributed and group is not None and group.world_size > 1
         self.needs: tuple[bool, ...] = ()  # whether each input needs a gradient on this worker
         self.all_flags: list[int] = []  # of every worker; see `flags`

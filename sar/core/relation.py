@@ -9,8 +9,7 @@ worker's result is from. A result is kept from the second call on the same opera
 Operands are known by their content, not by the tensor that they are: numpy, `.data` and shared memory change a tensor
 and leave no trace, and a layer such as `GraphConv` scales its input anew on every call. They are looked up by a sample
 of their rows. Where it is seen again, a copy of them is kept, and the result is that of operands whose bits are all the
-copy's. The sample only decides what is worth a copy: what changes with every call, as after dropout, has another sample
-each time, and costs next to nothing.
+copy's. What changes with every call, as after dropout, has another sample each time, and costs next to nothing.
 """
 
 import hashlib

@@ -12,8 +12,6 @@ class PeakMemory:
 
     The kernel's high-water mark is reset first. Where that is not allowed, the mark of the process's whole life is
     taken, so that an earlier peak may hide a later one: use a fresh process per measurement.
-
-    baseline: that level, in bytes.
     """
 
     def __init__(self) -> None:
@@ -22,7 +20,7 @@ class PeakMemory:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
         self.restart()
-        self.baseline = _resident("VmRSS")
+        self.baseline = _resident("VmRSS")  # that level, in bytes
 
     def restart(self) -> None:
         """Forget the peak, but not the level that `above_baseline` counts from."""

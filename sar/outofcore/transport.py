@@ -18,7 +18,7 @@ from sar.comm.transport import Member, Message, Shared, SharedTensor, Spilled, T
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.residency import Residency
 from sar.outofcore.turns import Turns
-from sar.raw_memory import resolved
+from sar.raw_memory import bytes_of, resolved
 
 _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
@@ -201,7 +201,7 @@ class InProcessTransport(Transport):
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
     ) -> list[Tensor]:
         """As `Transport.all_to_all`, at one meeting, with one message between each two processes."""
-        mine = self._publish([_bytes(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
+        mine = self._publish([bytes_of(b if q != self.rank else b.new_empty(0)) for q, b in enumerate(buffers)])
         arrived = group.wait_for(lambda: self._all_to_all(mine), call)
         counters.bytes_sent += sum(len(one.rows) for one in mine)
         counters.bytes_received += sum(map(len, arrived))
@@ -250,11 +250,6 @@ def _copy(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     with _disable_current_modes():
         return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    tensor = resolved(tensor.detach()).to("cpu").contiguous()
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
 
 
 def _packed(table: list[list[Tensor]]) -> Tensor:

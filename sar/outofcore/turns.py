@@ -6,9 +6,8 @@ n-th of every other. The last worker to arrive does what all processes do togeth
 At its next meeting the turn passes to the next worker, in the order of ranks, whose meeting is complete.
 
 An error ends the meeting in which others wait. The turn still passes: each worker, when it has it, raises the error
-from that meeting, or from its next one. A worker that catches the error may `rejoin`, and the first meeting after it is
-complete when all have. That is not possible once a worker has ended. A worker that returns while others wait for it is
-an error, too. Only Ctrl-C and a worker that is stuck in its turn end all workers at once, whoever has the turn.
+from that meeting, or from its next one. Those that catch it may all `rejoin`, unless a worker has ended. A worker that
+returns while others wait for it is an error, too. Only Ctrl-C and a worker that is stuck in its turn end all at once.
 
 A thread that gets the turn goes on, on the processor on which the one before ran. The system would wake it on an idle
 one, whose caches are cold; and each processor that a process runs on has to be told when memory goes.

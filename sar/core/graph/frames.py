@@ -25,15 +25,12 @@ class Fields(MutableMapping[str, Tensor]):
 
 
 class Frame(Fields):
-    """Fields of one type: columns with one row per node or edge.
-
-    `what` says what a row is, in error messages, such as `source nodes of type 'paper'`.
-    """
+    """Fields of one type: columns with one row per node or edge."""
 
     def __init__(self, rows: int, device: torch.device, what: str, columns: dict[str, Tensor] | None = None) -> None:
         self.rows = rows
         self.device = device
-        self.what = what
+        self.what = what  # rows are, in error messages, such as "source nodes of type 'paper'"
         self._columns: dict[str, Tensor] = dict(columns or {})
 
     def __getitem__(self, key: str) -> Tensor:

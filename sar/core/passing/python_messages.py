@@ -147,13 +147,7 @@ class _Recorded(dict[str, Tensor]):
 
 
 class PythonCall(Collective):
-    """See [Note: replay]. Its inputs are the fields of sources, destinations and edges, then the captured tensors.
-
-    Args:
-        reductions: what becomes of the messages, by name.
-        edge: fields of the edges, of which the IDs are kept. No frame is: it may come to hold results of the call,
-            whose autograd node would hold itself.
-    """
+    """See [Note: replay]. Its inputs are the fields of sources, destinations and edges, then the captured tensors."""
 
     def __init__(
         self,
@@ -175,8 +169,9 @@ class PythonCall(Collective):
         self.names = [list(fields) for fields in recording.read]
         self.num_src, self.num_fields = len(reads), len(recording.columns)
         self.first_edge_field = self.num_src + len(recording.read[1])
+        # No other frame is kept: it may come to hold results of the call, whose autograd node would hold itself.
         self.edge_ids = Frame(edge.rows, edge.device, edge.what, {EID: edge[EID]} if EID in edge else None)
-        self.reductions = reductions
+        self.reductions = reductions  # what becomes of the messages, by name
         self.differentiable = any(made.requires_grad for made in makes.values())
         read = RowFormat.of([*recording.columns, *recording.made.values()])
         self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)

@@ -85,19 +85,13 @@ class Combined:
 
 
 class Reduction:
-    """Takes the messages of one block after the other into one result, and gives each its gradient back.
-
-    Args:
-        reducer: sum, mean, max or min at the destinations; None to collect the messages in the visible edge order.
-        dtype: of the messages; half precisions accumulate in float32.
-        shape: of a message.
-    """
+    """Takes the messages of one block after the other into one result, and gives each its gradient back."""
 
     def __init__(self, relation: Relation, reducer: str | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.relation = relation
-        self.reducer = reducer
-        self.dtype = dtype
-        self.shape = shape
+        self.reducer = reducer  # sum, mean, max or min; None to collect the messages in the visible edge order
+        self.dtype = dtype  # of the messages; half precisions accumulate in float32
+        self.shape = shape  # of a message
 
     def start(self) -> Combined:
         """The result without any message."""
