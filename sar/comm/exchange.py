@@ -132,7 +132,10 @@ class Exchange:
         self.pool = pool
         self.signature = signature  # of the call, for errors
         self._number = 0  # of the agreed call that the current exchange belongs to
-        self._local_rows = _local_tile_rows(settings, widest, plan.mean_rows)
+        # Rows in a tile that does not travel: there is one at a time, so it may be larger than `Settings.tile_rows`.
+        row_bytes = max(widest.row_bytes, 1)
+        rows = min(settings.buffer_bytes // 4 // row_bytes, max(plan.mean_rows // 2, SMALL_TILE // row_bytes))
+        self._local_rows = 1 << max(rows, 1).bit_length() - 1
         self.shared: dict[int, Shared] = {}  # what the workers of this process share, by rank
 
     def exchange_tiles(
@@ -392,10 +395,3 @@ class _Backward:
             self.exchange.wait(outbound)
             self.exchange.give(outbound)
             self.exchange.give(inbound)
-
-
-def _local_tile_rows(settings: Settings, row: RowFormat, mean_rows: int) -> int:
-    """Rows in a tile that does not travel: there is one at a time, so it may be larger than `Settings.tile_rows`."""
-    row_bytes = max(row.row_bytes, 1)
-    rows = min(settings.buffer_bytes // 4 // row_bytes, max(mean_rows // 2, SMALL_TILE // row_bytes))
-    return 1 << max(rows, 1).bit_length() - 1

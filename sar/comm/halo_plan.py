@@ -52,10 +52,6 @@ class HaloPlan:
         self._per_process = max(len(local_rows), 1)
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile, the latest used last
 
-    @property
-    def nbytes(self) -> int:
-        return sum(rows.nbytes for rows in self.send_rows)
-
     def to(self, device: torch.device) -> "HaloPlan":
         send_rows, local_rows = ([rows.to(device) for rows in lists] for lists in (self.send_rows, self.local_rows))
         return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts), self.mean_rows, local_rows)

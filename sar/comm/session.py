@@ -30,7 +30,7 @@ class Communication(NamedTuple):
     """This worker's end of the group, and what it was made of."""
 
     group: Group
-    pool: BufferPool
+    pool: BufferPool  # of this worker's exchanges
     backend: str
     master_ip: str | None
     master_port: int | None
@@ -186,11 +186,6 @@ def master_port() -> int | None:
 def current_group() -> Group:
     """This worker's end of the current group."""
     return current().group
-
-
-def buffer_pool() -> BufferPool:
-    """The buffers of this worker's exchanges."""
-    return current().pool
 
 
 def current() -> Communication:

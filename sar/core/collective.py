@@ -66,7 +66,7 @@ class CallContext:
 
     def exchange(self, widest: RowFormat, signature: str, *, both_ways: bool = True) -> Exchange:
         """The exchange of a call along the relation; see `Exchange`."""
-        plan, pool = self.relation.plan, session.buffer_pool()
+        plan, pool = self.relation.plan, session.current().pool
         return Exchange(self.group, plan, self.settings, widest, pool, signature, both_ways=both_ways)
 
     def tiles(self, received: Iterable[Tile] | None) -> Iterator[tuple[EdgeBlock, Tile]]:

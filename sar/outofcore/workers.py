@@ -108,8 +108,9 @@ def _run_script_again(asked: Wanted) -> None:
         group.agree(f"starting {size} workers in each process")
     threads = run_in_turns(size, lambda place: _run_script(main, code), asked.folder)
     status = max((result for result in threads.results if result is not None), default=0)
-    if threads.first_failure is not None:
-        place, error = threads.first_failure
+    failures = sorted(threads.failures.items(), key=lambda one: isinstance(one[1], PeerError))  # echoes come last
+    if failures:
+        place, error = failures[0]
         print(f"Worker {threads.turns.first + place} of {size * group.world_size} failed:", file=sys.stderr)
         traceback.print_exception(error)
         status = status or 1
@@ -226,11 +227,6 @@ class WorkerThreads:
             self._end()
             raise
         self._end()
-
-    @property
-    def first_failure(self) -> tuple[int, BaseException] | None:
-        """The failure that is no echo of another one."""
-        return min(self.failures.items(), key=lambda one: isinstance(one[1], PeerError), default=None)
 
     def _run(self, place: int) -> None:
         try:

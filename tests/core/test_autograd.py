@@ -116,7 +116,7 @@ def inference_before_training(graph, data, layer):
     """What an evaluation leaves behind, buffers for messages above all, is fit for training."""
     x, w = leaves(data)
     if dist.is_initialized():
-        session.buffer_pool()._free.clear()
+        session.current().pool._free.clear()
     with torch.inference_mode():
         quiet = LAYERS[layer](graph, x, w)
     out = LAYERS[layer](graph, x, w)

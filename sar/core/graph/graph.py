@@ -123,7 +123,13 @@ class GraphShardManager(GraphQueries):
             frame = self._frames.edge[context.relation.etype]
             for name, values in compute_on_edges(context, self._edge_fields(context), func).items():
                 if not (isinstance(edges, str) and edges == ALL):
-                    chosen = _edge_rows(edges, frame)
+                    chosen = torch.as_tensor(edges, device=frame.device)
+                    if chosen.dim() > 1 or (chosen.numel() and chosen.dtype not in (torch.int64, torch.int32)):
+                        raise GraphError(
+                            f"edges is {chosen.dtype} of shape {tuple(chosen.shape)}; expected local IDs, (K,) "
+                            "integer: of a mask, mask.nonzero().squeeze(1)."
+                        )
+                    chosen = chosen.long().reshape(-1)
                     before = frame[name] if name in frame else torch.zeros_like(values)
                     values = before.index_copy(0, chosen, values[chosen])
                 frame[name] = values
@@ -240,17 +246,6 @@ class GraphShardManager(GraphQueries):
             f"{type(self).__name__}(worker {rank} of {size}: {self.num_nodes()} of {self.num_nodes_global()} nodes, "
             f"{self.num_edges()} of {self.num_edges_global()} edges, types {self.ntypes} {self.canonical_etypes})"
         )
-
-
-def _edge_rows(edges: Any, frame: Frame) -> Tensor:
-    """The rows that `edges` names, (K,) int64."""
-    rows = torch.as_tensor(edges, device=frame.device)
-    if rows.dim() > 1 or (rows.numel() and rows.dtype not in (torch.int64, torch.int32)):
-        raise GraphError(
-            f"edges is {rows.dtype} of shape {tuple(rows.shape)}; expected local IDs, (K,) integer: of a mask, "
-            "mask.nonzero().squeeze(1)."
-        )
-    return rows.long().reshape(-1)
 
 
 class DistributedBlock(GraphShardManager):
