@@ -14,10 +14,6 @@ The own shard is computed first. It takes longer than a tile, and no gradients a
 gradients and of the tile that is computed hold further rows meanwhile. For the same reason gradients are waited for
 only when their buffers are needed, after more rows are posted.
 
-[Note: wire precision]
-Features and gradients may travel in a half precision; they are widened on arrival, so that all sums are as they were.
-Where its range is smaller they are scaled: see [Note: scaled fields] in `rows.py`.
-
 [Note: rows of the same process]
 Workers of one process (`Transport.local_peers`) have their turns one after the other. All let the others read their
 rows at one meeting (`Group.share`), and where gradients return, add to their totals. Then each, in its turn, goes
@@ -32,7 +28,7 @@ tile, and rounded as those that leave the process are, so that the results are t
 [Note: reading ahead]
 Where memory is left to a file, shared rows are mapped, and the first use of a page that the system has dropped would
 wait for the disk. So before a tile is computed the system is asked for the next one, and for where its gradients go. It
-is kept from reading their neighbours, too: where memory is short these take the place of what is needed next.
+does not read their neighbours, too: where memory is short these would take the place of what is needed next.
 
 [Note: address]
 A transport may match a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out

@@ -296,10 +296,7 @@ class Group:
     def share(
         self, read: Sequence[Tensor], added_to: Sequence[Tensor], call: str, *, in_order: bool = False
     ) -> dict[int, Shared]:
-        """Let the workers of this process read some tensors of this one, and add to others; see `Transport.share`.
-
-        Returns what each of `local_peers` shares, by rank.
-        """
+        """What each of `local_peers` shares, by rank, with these tensors of this worker; see `Transport.share`."""
         if self._alone:
             return {self.rank: self._transport.share(read, added_to, in_order=in_order)[0]}
         shared = self.wait_for(lambda: self.transport.share(read, added_to, in_order=in_order), call)

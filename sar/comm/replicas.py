@@ -93,10 +93,7 @@ class Replicas:
         return 1 << 32 | zlib.crc32(text.encode()) if self._told else NOT_STEPPED
 
     def compare(self, checksums: list[int], gather: Callable[[Tensor], list[Tensor]]) -> None:
-        """Raise, on all workers, where a parameter is not the same: their checksums, by rank, differ.
-
-        `gather` is `Group.all_gather`.
-        """
+        """Raise, on all workers, if a parameter is why their checksums differ; `gather` is `Group.all_gather`."""
         if NOT_CHECKED in checksums:
             off = [rank for rank, checksum in enumerate(checksums) if checksum == NOT_CHECKED]
             raise DisagreementError(f"Config.check_replicas is False on workers {off} only; set it alike on all.")

@@ -1,11 +1,12 @@
 """What messages are made of: the format of their rows, and memory for them.
 
 [Note: scaled fields]
-float16 has a smaller range than float32: gradients of a mean over many nodes would become 0 in it, and features above
-65504 infinite. So a field that is narrowed to a smaller range travels as multiples of a power of two, which is chosen
-for each message so that its greatest finite number comes close to the greatest one of the narrow type, and stands
-before the rows. Such a division is exact. A number x arrives within 2^-11 |x| in float16, or 2^-39 of the message's
-greatest number where that is more; infinities and NaN arrive as they are.
+Features and gradients that travel in a half precision are widened on arrival, so that sums are as they were. float16
+has a smaller range than float32: gradients of a mean over many nodes would become 0 in it, and features above 65504
+infinite. So a field that is narrowed to a smaller range travels as multiples of a power of two, which is chosen for
+each message so that its greatest finite number comes close to the greatest one of the narrow type, and stands before
+the rows. Such a division is exact. A number x arrives within 2^-11 |x| in float16, or 2^-39 of the message's greatest
+number where that is more; infinities and NaN arrive as they are.
 """
 
 import contextlib

@@ -156,10 +156,7 @@ class StoreNotes:
     # -- signs of life
 
     def beat(self, sign: str, other: int, generation: int) -> tuple[str | None, Note | None, int]:
-        """Show a sign of life; return another worker's latest one and the generation's note, if they are there.
-
-        The third number is how many questions this worker has been asked over its connections in this generation.
-        """
+        """Show a sign of life; return another worker's, the generation's note, and how often this one was asked."""
 
         def show_and_look(store: dist.Store) -> list[str | None]:
             store.set(f"sign/{self.rank}", sign)

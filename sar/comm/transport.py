@@ -202,10 +202,7 @@ class Transport(ABC):
 
 
 def _swap_unknown(group: Member, source: int, reader: int, sent: Tensor, call: str) -> Tensor:
-    """Swap bytes that begin with their length, like `_swap`; return what came.
-
-    A message may be shorter than the tensor posted for it, so short ones need no second message.
-    """
+    """Swap bytes that begin with their length; return what came. Short ones take one message, as `post` allows."""
     head = torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu")
     _swap(group, source, head, reader, sent[:HEAD_BYTES], call)
     length = int(head[:8].view(torch.int64))

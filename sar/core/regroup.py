@@ -110,10 +110,7 @@ def equal_runs(costs: Tensor, count: int) -> list[tuple[int, int]]:
 
 
 def renumber(data: PartitionData, part: int, order: Sequence[int]) -> PartitionData:
-    """The data of partition `part` where partitions, and so global node IDs, are in another order.
-
-    `order` has the numbers so far of all partitions, in their new order.
-    """
+    """The data of partition `part` where partitions, by their numbers so far, and so node IDs, are in this order."""
     if list(order) == sorted(order):
         return data
     ranges = runs_of([data.node_ranges[p][1] - data.node_ranges[p][0] for p in order])

@@ -69,10 +69,7 @@ class Constants:
         self._known: dict[Hashable, Constant | None] = {}  # by sample, the latest last; None until there is a copy
 
     def find(self, call: Hashable, operands: Sequence[Tensor]) -> Constant | None:
-        """What is known about a call on these operands, which need no gradient; None where they are new.
-
-        Forgets samples that have not been seen for a while.
-        """
+        """What is known about a call on these operands, which need no gradient; None where they are new."""
         key = (call, *map(_sample, operands))
         seen, known = key in self._known, self._known.pop(key, None)
         if known is None:

@@ -17,6 +17,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sar.errors import CommunicationError, PeerError
@@ -32,15 +33,15 @@ class Swapped(NamedTuple):
     begin: Callable[[Any], None] | None = None  # `put` of what was taken before all turns, if that is another one
 
 
+@dataclass
 class _Meeting:
     """The n-th meeting of all workers: what they bring, and what the last makes of it."""
 
-    def __init__(self, kind: str, first: int, size: int) -> None:
-        self.kind = kind
-        self.first = first
-        self.brought: list[Any] = [None] * size
-        self.arrived = 0
-        self.result: Any = None
+    kind: str
+    first: int  # to arrive
+    brought: list[Any]
+    arrived: int = 0
+    result: Any = None
 
 
 class Turns:
@@ -130,7 +131,7 @@ class Turns:
         self._check(who)
         self._number[who] += 1
         number = self._number[who]
-        meeting = self._meetings.setdefault(number, _Meeting(kind, who, self.size))
+        meeting = self._meetings.setdefault(number, _Meeting(kind, who, [None] * self.size))
         if meeting.kind != kind:
             raise PeerError(
                 f"Worker {self.first + who} is in {kind}, but worker {self.first + meeting.first} in "

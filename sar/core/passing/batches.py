@@ -88,15 +88,12 @@ class EdgeBatch:
 
 
 class NodeBatch:
-    """The destination nodes that a reduce or apply function is called with.
-
-    data: fields of the nodes, (N_batch, ...).
-    mailbox: messages of each node's in-edges, (N_batch, degree, ...), in the order of `Relation.message_order`.
-    """
+    """The destination nodes that a reduce or apply function is called with."""
 
     def __init__(self, nodes: Tensor, data: Fields, mailbox: Fields | None, ntype: str) -> None:
         self._nodes = nodes
-        self.data = data
+        self.data = data  # fields of the nodes, (N_batch, ...)
+        # Messages of each node's in-edges, (N_batch, degree, ...), in the order of `Relation.message_order`.
         self.mailbox = mailbox
         self.ntype = ntype
 
