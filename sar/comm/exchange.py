@@ -176,12 +176,20 @@ class Exchange:
             here = self._read_in_place(fields is not None)
         elif several:
             here = self._copied(fields is not None, keep, returns)
-        return self._walk(here, outward, backward)
+        return self._walk_all(here, self._walk(outward, backward), meets=several and returns is not None)
 
-    def _walk(self, here: Iterator[Tile], outward: "_Outward | None", backward: "_Backward | None") -> Iterator[Tile]:
-        """The tiles of this process, and then those of others."""
+    def _walk_all(self, here: Iterator[Tile], travelling: Iterator[Tile], *, meets: bool) -> Iterator[Tile]:
+        """The tiles of this process, and then those of others; their buffers are gone before the workers meet."""
         totals = self.shared[self.group.rank].added_to
         yield from here
+        yield from travelling
+        self.shared = {}
+        if meets:
+            self.group.share([], [], f"end of {self.signature}")
+            for total in totals:
+                total.will_need()
+
+    def _walk(self, outward: "_Outward | None", backward: "_Backward | None") -> Iterator[Tile]:
         for i, step in enumerate(self.steps):
             rows = grads = None
             if outward is not None:
@@ -199,11 +207,6 @@ class Exchange:
         if backward is not None:
             backward.accumulate_received(0)
         self.pool.clear()
-        self.shared = {}
-        if backward is not None and len(self.group.local_peers) > 1:
-            self.group.share([], [], f"end of {self.signature}")
-            for total in totals:
-                total.will_need()
 
     # -- rows of the same process
 

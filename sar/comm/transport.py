@@ -195,8 +195,7 @@ class Transport(ABC):
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
         """Let the workers of this process read some tensors, and add to others, until all meet here again.
 
-        Those to `read` stay as they are. With `in_order` the workers go on in the order of their ranks. Returns what
-        each of `local_peers` shares.
+        Those to `read` stay as they are. With `in_order` the workers go on in the order of their ranks.
         """
         return [Shared(list(map(SharedTensor, read)), list(map(SharedTensor, added_to)))]
 

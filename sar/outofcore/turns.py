@@ -55,7 +55,7 @@ class Turns:
         self.holder = 0
         self._processor = _sched_getcpu()
         self._swapped = swapped
-        self._at_start = self._take()
+        self._at_start = [one.take() for one in swapped]
         lock = threading.RLock()
         self._moved = [threading.Condition(lock) for _ in range(size)]  # one each: who has to wait is not woken
         self.ended_by: CommunicationError | None = None  # what has ended all workers at once
@@ -147,7 +147,7 @@ class Turns:
             if not afresh or who == 0:
                 return meeting.result
         leave()
-        mine = self._take()
+        mine = [one.take() for one in self._swapped]
         with self._moved[who]:
             self._pass_on(self.size - 1 if last else who)
         self._wait(who)
@@ -196,9 +196,6 @@ class Turns:
         _go_to(self._processor)
         if self.ended_by is not None:
             raise type(self.ended_by)(str(self.ended_by))
-
-    def _take(self) -> list[Any]:
-        return [one.take() for one in self._swapped]
 
 
 def _go_to(processor: int) -> None:
