@@ -134,7 +134,7 @@ class Relation:
         tiles = [block for cut in self._tiles.values() for block in cut.values() if block not in self.blocks]
         tensors = [*self.halos, *self.plan.send_rows, self.in_degrees, self.out_degrees]
         tensors += [*self._inverse_degrees.values(), *(block.cols for block in self._in_place.values())]
-        return sum(part.nbytes for part in (*self.blocks, *tiles, *tensors))
+        return sum(block.nbytes for block in (*self.blocks, *tiles)) + sum(tensor.nbytes for tensor in tensors)
 
     def tile(self, tile: HaloSlice) -> EdgeBlock:
         """The edges that read a tile, sources renumbered within it; cut out once and kept with those of its size."""
