@@ -27,7 +27,7 @@ def with_a_late_worker(mine, late, mode):
 
     def later(self, *args):
         time.sleep(LATE)
-        post(self, *args)
+        return post(self, *args)
 
     if sar.rank() == late:
         Exchange.post = later
