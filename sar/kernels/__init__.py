@@ -18,18 +18,15 @@ from sar.kernels.ahead import compile_ahead
 from sar.kernels.backend import load_kernels
 from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 from sar.kernels.ops import (
-    OPS,
     EdgeMessage,
     EdgeOperand,
     Op,
     Target,
     accumulation_dtype,
-    message_shape,
     operand_values_needed,
 )
 
 __all__ = [
-    "OPS",
     "EdgeBlock",
     "EdgeMessage",
     "EdgeOperand",
@@ -47,6 +44,5 @@ __all__ = [
     "edge_softmax_forward",
     "index_dtype",
     "load_kernels",
-    "message_shape",
     "operand_values_needed",
 ]

@@ -22,7 +22,7 @@ class Target(IntEnum):
 
 
 class Op(Enum):
-    """How a message is made of its operands; called with a name, gives the operator."""
+    """How a message is made of its operands."""
 
     COPY = "copy_lhs"
     ADD = "add"
@@ -30,9 +30,6 @@ class Op(Enum):
     MUL = "mul"
     DIV = "div"
     DOT = "dot"
-
-
-OPS = tuple(op.value for op in Op)
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,35 @@ class EdgeMessage:
 
     @property
     def shape(self) -> Shape:
-        """Trailing shape of the messages."""
-        return message_shape(self.op, self.lhs.shape, None if self.rhs is None else self.rhs.shape)
+        """Trailing shape of the messages; `dot` reduces the last dimension to 1.
+
+        Operands that do not broadcast raise a GraphError.
+        """
+        scalars = not any(operand.shape for operand in self.operands)
+        return () if scalars else aligned_message_shape(self.op, self.aligned_shapes()[2])
 
     def aligned_shapes(self) -> tuple[Shape, Shape, Shape]:
-        """See the function of this name."""
-        return aligned_shapes(self.op, self.lhs.shape, None if self.rhs is None else self.rhs.shape)
+        """The trailing shapes of lhs, rhs and their product space, padded with leading ones to equal length.
+
+        The product space of `dot` still has the last dimension, which the message then sums.
+        """
+        if self.rhs is None:
+            return self.lhs.shape, (), self.lhs.shape
+        lhs_shape, rhs_shape = self.lhs.shape, self.rhs.shape
+        length = max(len(lhs_shape), len(rhs_shape), self.op is Op.DOT)
+        lhs = (1,) * (length - len(lhs_shape)) + lhs_shape
+        rhs = (1,) * (length - len(rhs_shape)) + rhs_shape
+        if self.op is Op.DOT and lhs[-1] != rhs[-1]:
+            raise GraphError(
+                f"The operands of dot have trailing shapes {lhs_shape} and {rhs_shape}; "
+                "their last dimensions must be equal. Reshape one of them."
+            )
+        if any(a != b and a != 1 and b != 1 for a, b in zip(lhs, rhs, strict=True)):
+            raise GraphError(
+                f"The operands of {self.op.value} have trailing shapes {lhs_shape} and {rhs_shape}, which do not "
+                "broadcast: aligned at the right, sizes must be equal or 1. Reshape one of them."
+            )
+        return lhs, rhs, tuple(b if a == 1 else a for a, b in zip(lhs, rhs, strict=True))
 
     def operand(self, wrt: str) -> EdgeOperand:
         """The operand "lhs" or "rhs"."""
@@ -88,43 +108,9 @@ class EdgeMessage:
         return found
 
 
-def aligned_shapes(op: Op, lhs_shape: Shape, rhs_shape: Shape | None) -> tuple[Shape, Shape, Shape]:
-    """The trailing shapes of both operands and of their product space, padded with leading ones to equal length.
-
-    The product space of `dot` still has the last dimension, which the message then sums.
-    """
-    if op is Op.COPY:
-        return lhs_shape, (), lhs_shape
-    assert rhs_shape is not None
-    length = max(len(lhs_shape), len(rhs_shape), op is Op.DOT)
-    lhs = (1,) * (length - len(lhs_shape)) + lhs_shape
-    rhs = (1,) * (length - len(rhs_shape)) + rhs_shape
-    if op is Op.DOT and lhs[-1] != rhs[-1]:
-        raise GraphError(
-            f"The operands of dot have trailing shapes {lhs_shape} and {rhs_shape}; "
-            "their last dimensions must be equal. Reshape one of them."
-        )
-    if any(a != b and a != 1 and b != 1 for a, b in zip(lhs, rhs, strict=True)):
-        raise GraphError(
-            f"The operands of {op.value} have trailing shapes {lhs_shape} and {rhs_shape}, which do not broadcast: "
-            "aligned at the right, sizes must be equal or 1. Reshape one of them."
-        )
-    return lhs, rhs, tuple(b if a == 1 else a for a, b in zip(lhs, rhs, strict=True))
-
-
 def aligned_message_shape(op: Op, full: Shape) -> Shape:
     """The shape of a message in the dimensions of its operands' product space."""
     return (*full[:-1], 1) if op is Op.DOT else full
-
-
-def message_shape(op: Op | str, lhs_shape: Shape, rhs_shape: Shape | None = None) -> Shape:
-    """The trailing shape of a message, operands broadcast as in NumPy; `dot` reduces the last dimension to 1.
-
-    Operands that do not broadcast raise a GraphError.
-    """
-    op = Op(op)
-    full = aligned_shapes(op, tuple(lhs_shape), None if rhs_shape is None else tuple(rhs_shape))[2]
-    return aligned_message_shape(op, full) if lhs_shape or rhs_shape else ()
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -132,9 +118,8 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def operand_values_needed(op: Op | str, wrt: str) -> tuple[bool, bool]:
+def operand_values_needed(op: Op, wrt: str) -> tuple[bool, bool]:
     """Whether the derivative with respect to operand `wrt` ("lhs" or "rhs") reads the values of lhs and of rhs."""
-    op = Op(op)
     if op is Op.DIV:
         return wrt == "rhs", True
     if op in (Op.MUL, Op.DOT):

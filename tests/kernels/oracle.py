@@ -19,6 +19,8 @@ MESSAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "dot": lambda x, y: (x * y).sum(-1, keepdim=True) if x.dim() or y.dim() else x * y,
 }
 
+OPS = [op.value for op in Op]
+
 # Trailing shapes of both operands: equal, scalar, by heads, and every other way to broadcast.
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((), ()),
@@ -146,6 +148,12 @@ def message(
     """What kernels are asked to send along edges."""
     right = None if rhs is None else EdgeOperand.of(rhs, rhs_target)
     return EdgeMessage(Op(op), EdgeOperand.of(lhs, lhs_target), right)
+
+
+def message_shape(op: str, lhs: tuple[int, ...], rhs: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """The trailing shape of messages, by those of their operands."""
+    right = None if op == "copy_lhs" or rhs is None else EdgeOperand(None, Target.U, rhs)
+    return EdgeMessage(Op(op), EdgeOperand(None, Target.U, lhs), right).shape
 
 
 def messages(graph: Graph, op: str, lhs: Tensor, lhs_target: Target, rhs: Tensor, rhs_target: Target) -> list[Tensor]:

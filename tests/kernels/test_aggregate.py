@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from sar.errors import GraphError
 from sar.kernels import (
-    OPS,
     EdgeBlock,
     EdgeOperand,
     Target,
@@ -18,7 +17,6 @@ from sar.kernels import (
     aggregate_grad,
     aggregate_sum,
     edge_apply,
-    message_shape,
 )
 from tests.kernels import oracle
 
@@ -33,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
 def cases(draw: st.DrawFn, kind: str = "any") -> dict[str, Any]:
     """A graph in tiles, an operation on operands that broadcast, and the messages by the oracle."""
     graph, tiles = draw(oracle.tiled_graphs())
-    op = draw(st.sampled_from(OPS))
+    op = draw(st.sampled_from(oracle.OPS))
     lhs_shape, rhs_shape = draw(st.sampled_from(oracle.DOT_SHAPES if op == "dot" else oracle.SHAPES))
     lhs_target, rhs_target = draw(st.sampled_from(Target)), draw(st.sampled_from(Target))
     dtype, seed = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**20))
@@ -44,7 +42,7 @@ def cases(draw: st.DrawFn, kind: str = "any") -> dict[str, Any]:
         "graph": graph,
         "tiles": tiles,
         "operation": (op, lhs, lhs_target, None if op == "copy_lhs" else rhs, rhs_target),
-        "shape": message_shape(op, lhs_shape, None if op == "copy_lhs" else rhs_shape),
+        "shape": oracle.message_shape(op, lhs_shape, None if op == "copy_lhs" else rhs_shape),
         "messages": oracle.messages(graph, op, lhs.double(), lhs_target, rhs.double(), rhs_target),
         "dtype": torch.promote_types(dtype, torch.float32),
     }

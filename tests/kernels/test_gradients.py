@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sar.kernels import OPS, EdgeMessage, EdgeOperand, Op, Target, aggregate_grad, message_shape, operand_values_needed
+from sar.kernels import EdgeMessage, EdgeOperand, Op, Target, aggregate_grad, operand_values_needed
 from tests.kernels import oracle
 
 U, V, E = Target.U, Target.V, Target.E
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
-DERIVATIVES = [(op, wrt) for op in OPS for wrt in ("lhs", "rhs") if (op, wrt) != ("copy_lhs", "rhs")]
+DERIVATIVES = [(op, wrt) for op in oracle.OPS for wrt in ("lhs", "rhs") if (op, wrt) != ("copy_lhs", "rhs")]
 ATTEMPTS = 4 * settings.default.max_examples
 
 pytestmark = pytest.mark.usefixtures("implementation", "num_threads")
@@ -37,7 +37,7 @@ class Case:
     @property
     def shape(self) -> tuple[int, ...]:
         """Trailing shape of the messages."""
-        return message_shape(self.op, tuple(self.lhs.shape[1:]), tuple(self.rhs.shape[1:]))
+        return oracle.message_shape(self.op, tuple(self.lhs.shape[1:]), tuple(self.rhs.shape[1:]))
 
     def messages(self) -> tuple[Tensor, list[Tensor]]:
         """The operand in question as a leaf, and the messages that depend on it."""
@@ -53,7 +53,7 @@ class Case:
         dtype = torch.promote_types(operand.dtype, torch.float32)
         start = oracle.draw_values(7, len(operand), tuple(operand.shape[1:]), dtype).contiguous()
         out = start.clone()
-        needs_lhs, needs_rhs = operand_values_needed(self.op, self.wrt)
+        needs_lhs, needs_rhs = operand_values_needed(Op(self.op), self.wrt)
         target = self.lhs_target if self.wrt == "lhs" else self.rhs_target
         for tile in self.tiles:
             lhs = oracle.rows_of_tile(self.lhs, self.lhs_target, tile) if needs_lhs else None
@@ -71,7 +71,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn, kind: str = "any") -> Case:
     graph, tiles = draw(oracle.tiled_graphs())
-    op = draw(st.sampled_from(OPS))
+    op = draw(st.sampled_from(oracle.OPS))
     lhs_shape, rhs_shape = draw(st.sampled_from(oracle.DOT_SHAPES if op == "dot" else oracle.SHAPES))
     lhs_target, rhs_target = draw(st.sampled_from(Target)), draw(st.sampled_from(Target))
     dtype, seed = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**20))
