@@ -10,7 +10,6 @@ found, a file says so, and later runs do not begin.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import gc
@@ -46,8 +45,6 @@ NICENESS = 5
 MOST = 3  # processes; most of the time goes into as many kernels
 PR_SET_PDEATHSIG = 1
 
-_children: set[int] = set()
-
 
 @cache
 def compile_ahead() -> None:
@@ -64,9 +61,7 @@ def compile_ahead() -> None:
             child = os.fork()
         if child == 0:
             _run(parent, done)
-        _children.add(child)
         threading.Thread(target=_reap, args=[child], daemon=True).start()
-    atexit.register(_end)
 
 
 def _done_file() -> Path | None:
@@ -85,13 +80,6 @@ def _done_file() -> Path | None:
 def _reap(child: int) -> None:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child, 0)
-    _children.discard(child)
-
-
-def _end() -> None:
-    for child in list(_children):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
 
 
 def _run(parent: int, done: Path) -> None:

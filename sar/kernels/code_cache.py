@@ -80,17 +80,18 @@ def nothing_awaited() -> Iterator[None]:
 
 
 class Turn:
-    """The right to make one kernel's code, and the clock that runs meanwhile."""
+    """The right to make one kernel's code, and the clock that runs from the first wish for it."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._file = name, _lock(name)
+        self._name, self._began = name, time.monotonic()
+        self._file = _lock(name)
 
-    def end(self, began: float) -> None:
-        """Let others have it; `began`: when this process found that it had no code, by `time.monotonic`."""
+    def end(self) -> None:
+        """Let others have it."""
         global _spent
         if self._file is not None:
             self._file.close()
-        _spent += (seconds := time.monotonic() - began)
+        _spent += (seconds := time.monotonic() - self._began)
         if seconds > NOTED_SECONDS:
             logger.info("compiling kernels, once: %.0f s so far (%s)", _spent, self._name)
 

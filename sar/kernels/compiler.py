@@ -11,7 +11,6 @@ code as Numba emits it; the entry point takes that of all its helpers, and all o
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -185,14 +184,12 @@ class SharedCache(_Cache):  # type: ignore[misc]
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         self._turn: Turn | None = None
-        self._began = 0.0
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The code for a signature; None where this process is to make it now, which `save_overload` ends."""
         found = super().load_overload(sig, target_context)
         if found is None:
             self._end_turn()  # where making it failed
-            self._began = time.monotonic()
             self._turn = Turn(self._impl.filename_base)
             found = super().load_overload(sig, target_context)
             if found is not None:
@@ -206,8 +203,12 @@ class SharedCache(_Cache):  # type: ignore[misc]
 
     def _end_turn(self) -> None:
         if self._turn is not None:
-            self._turn.end(self._began)
+            self._turn.end()
             self._turn = None
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """Without what the function closes over, whose pickle is another in each process: the name has its digest."""
+        return sig, codegen.magic_tuple(), self._py_func.__code__.co_code
 
 
 def compile_cached(function: Callable[..., Any], njit: Any, options: dict[str, Any], *sources: Path) -> Any:

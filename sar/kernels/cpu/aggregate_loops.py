@@ -206,10 +206,12 @@ def _choose(runs: list[tuple[int, Function]]) -> Function:
 
 
 def _over_edges(visit: Any) -> Function:
-    """A function that calls visit(csr, p, formula, a, b, out, *rest) for each edge p with its rows of a, b and out."""
-    visit = inline(visit)
+    """A kernel that calls visit(csr, p, formula, a, b, out, *rest) for each edge p with its rows of a, b and out.
 
-    @inline
+    It goes through the edges of groups begin to end, and has the name of `visit`.
+    """
+    name, visit = visit.__name__, inline(visit)
+
     def run(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, *rest: Any) -> None:
         layout = formula.layout
         for group in range(u64(begin), u64(end)):
@@ -223,7 +225,8 @@ def _over_edges(visit: Any) -> Function:
                 row_out = _row(out, layout.out_width, csr, own, p)
                 visit(csr, p, formula, row_a, row_b, row_out, *rest)
 
-    return run
+    run.__name__ = name
+    return kernel(run)
 
 
 _combine_set = _combine(_runs(_set))
@@ -242,67 +245,38 @@ _combine_where = _combine(
 
 
 @_over_edges
-def _assign(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
+def assign(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
+    """Write op(a, b) to rows of out."""
     _combine_set(formula, a, b, out)
 
 
 @_over_edges
-def _accumulate(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
+def accumulate(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
+    """Add op(a, b) to rows of out, for COPY and MUL."""
     _combine_add(formula, a, b, out)
 
 
 @_over_edges
-def _accumulate_others(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
+def accumulate_others(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
+    """As `accumulate`, for ADD and DIV."""
     _combine_add_others(formula, a, b, out)
 
 
 @_over_edges
-def _compare(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, arg: Array, largest: bool) -> None:
+def compare(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, arg: Array, largest: bool) -> None:
+    """Keep in rows of out the greatest (least) op(a, b), in arg its edge ID."""
     _combine_best(formula, a, b, out, arg, arg.dtype.type(edge_row(csr, p)), largest)
 
 
 @_over_edges
-def _accumulate_where(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, c: Array, arg: Table) -> None:
-    look_ahead(arg.whose, csr, p, arg.values, formula.layout.a_width)
-    _combine_where(formula, a, b, out, c, arg.values, arg.values.dtype.type(edge_row(csr, p)))
-
-
-@kernel
-def assign(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
-    """Write op(a, b) to rows of out for the edges of groups begin to end."""
-    _assign(begin, end, csr, formula, a, b, out)
-
-
-@kernel
-def accumulate(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
-    """Add op(a, b) of the edges of groups begin to end to rows of out, for COPY and MUL."""
-    _accumulate(begin, end, csr, formula, a, b, out)
-
-
-@kernel
-def accumulate_others(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
-    """As `accumulate`, for ADD and DIV."""
-    _accumulate_others(begin, end, csr, formula, a, b, out)
-
-
-@kernel
-def compare(
-    begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, arg: Array, largest: bool
-) -> None:
-    """Keep in rows of out the greatest (least) op(a, b) of the edges of groups begin to end, in arg its edge ID."""
-    _compare(begin, end, csr, formula, a, b, out, arg, largest)
-
-
-@kernel
-def accumulate_where(
-    begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table, c: Array, arg: Table
-) -> None:
+def accumulate_where(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row, c: Array, arg: Table) -> None:
     """As `accumulate`, with a third operand, and only where arg is the edge's ID; everywhere where arg is empty.
 
     This is slower; it serves the gradients of maxima, minima and denominators. c has the rows and layout of out, arg
     those of a.
     """
-    _accumulate_where(begin, end, csr, formula, a, b, out, c, arg)
+    look_ahead(arg.whose, csr, p, arg.values, formula.layout.a_width)
+    _combine_where(formula, a, b, out, c, arg.values, arg.values.dtype.type(edge_row(csr, p)))
 
 
 @kernel

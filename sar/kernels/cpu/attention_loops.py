@@ -23,6 +23,7 @@ from sar.kernels import attention_operands as operands
 from sar.kernels.compiler import inline, inline_distinct, kernel
 from sar.kernels.cpu.csr_view import ONE, OTHER, OWN, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row
 from sar.kernels.cpu.rows import add_four_scaled, add_leaky, add_scaled, add_slopes, dot, dot_leaky, exponentials, scale
+from sar.kernels.cpu.sampling_loops import HALF, draw
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 CHUNK = 64  # edges that are worked on at a time
@@ -34,7 +35,6 @@ STATISTICS = np.uint64(operands.STATISTICS)
 
 u64 = np.uint64
 TWO, THREE, FOUR = u64(2), u64(3), u64(4)
-HASH_STEP, HASH_1, HASH_2 = u64(0x9E3779B97F4A7C15), u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
 
 
 class Heads(NamedTuple):
@@ -126,11 +126,14 @@ def lay_out(csr: CSRView, group: Index, first: Index, stop: Index, scratch: Scra
 
 
 def _over_chunks(step: Any) -> Any:
-    """A function that calls step(chunk, to, *operands) for the edges of groups begin to end, a chunk at a time."""
-    step = inline(step)
+    """A kernel that calls step(chunk, to, *operands) for the edges of groups begin to end, a chunk at a time.
 
-    @inline
-    def run(begin: int, end: int, csr: CSRView, scratch: Scratch, to: Heads, *operands: Any) -> None:
+    It has the name of `step`, and takes the scratch memory of its thread last.
+    """
+    name, step = step.__name__, inline(step)
+
+    def run(begin: int, end: int, csr: CSRView, to: Heads, *rest: Any) -> None:
+        operands, scratch = rest[:-1], rest[-1]
         first, last, group = u64(csr.indptr[begin]), u64(csr.indptr[end]), u64(begin)
         while first < last:
             stop = min(first + u64(CHUNK), last)
@@ -138,7 +141,8 @@ def _over_chunks(step: Any) -> Any:
             step(Chunk(csr, first, stop - first, count, scratch), to, *operands)
             first = stop
 
-    return run
+    run.__name__ = name
+    return kernel(run)
 
 
 @inline
@@ -173,18 +177,11 @@ def add_rows(chunk: Chunk, to: Heads, rows: Array, factors: Array, out: Array) -
 
 @inline
 def _kept(to: Heads, edge: Index, h: Index, x: Array) -> Any:
-    """What dropout multiplies a weight with.
-
-    The generator counts instead of going from state to state (SplitMix64: Steele, Lea and Flood 2014, "Fast splittable
-    pseudorandom number generators"), so that the backward draws the same in another order.
-    """
+    """What dropout multiplies a weight with; a counter is hashed, so that the backward draws the same in any order."""
     if to.drop == ZERO:
         return x.dtype.type(1)
-    z = to.seed + (edge * to.heads + h + ONE) * HASH_STEP
-    z = (z ^ (z >> u64(30))) * HASH_1
-    z = (z ^ (z >> u64(27))) * HASH_2
-    z ^= z >> u64(31)
-    return x.dtype.type(to.scale) if z >> u64(32) >= to.drop else x.dtype.type(0)
+    kept = draw(to.seed, edge * to.heads + h) >> HALF >= to.drop
+    return x.dtype.type(to.scale) if kept else x.dtype.type(0)
 
 
 @inline
@@ -243,7 +240,8 @@ def write_scores(chunk: Chunk, to: Heads, scored: Scored, first: Index, step: In
 
 
 @_over_chunks
-def _attend(chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums) -> None:
+def attend(chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums) -> None:
+    """Add edges to the sums of their destinations. x: (N_src, width) features of the sources."""
     lowest = x.dtype.type(LOWEST_32 if x.itemsize == 4 else LOWEST_64)
     heads, scratch, out, peak, total = to.heads, chunk.scratch, sums.out, sums.peak, sums.total
     scores, tops, shrinks = scratch.scores, scratch.tops, scratch.shares
@@ -281,17 +279,6 @@ def _attend(chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, su
     write_shares(chunk, to, weight)
     multiply_by_shares(chunk, to, weight, scores)
     add_rows(chunk, to, x, scores, out)
-
-
-@kernel
-def attend(
-    begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, sums: Sums, scratch: Scratch
-) -> None:
-    """Add the edges of groups begin to end to the sums of their destinations.
-
-    x: (N_src, width) features of the sources.
-    """
-    _attend(begin, end, csr, scratch, to, x, scored, weight, sums)
 
 
 @inline
@@ -367,10 +354,17 @@ def _add_score_grads_of_pairs(chunk: Chunk, to: Heads, scored: Scored, out: Arra
 
 
 @_over_chunks
-def _source_gradients(
+def source_gradients(
     chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming, out: SourceGradients,
     theirs_grad: Array,
 ) -> None:  # fmt: skip
+    """Add the gradients of sources, and write those of edge weights.
+
+    Of ADDITIVE scores also theirs_grad, (N_dst, heads), to which other sources may not be adding at the same time.
+
+    x: (N_src, width) features.
+    scored: `theirs` of ADDITIVE scores are the statistics of destinations.
+    """
     heads, csr, scratch, stats = to.heads, chunk.csr, chunk.scratch, incoming.stats
     write_weights(chunk, to, OTHER, scored, stats)
     write_weight_grads(chunk, to, x, incoming.grad, weight, out.weight, True)
@@ -389,26 +383,15 @@ def _source_gradients(
         _add_score_grads_of_pairs(chunk, to, scored, out.x)
 
 
-@kernel
-def source_gradients(
-    begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
-    out: SourceGradients, theirs_grad: Array, scratch: Scratch,
-) -> None:  # fmt: skip
-    """Add the gradients of sources, and write those of edge weights, over the edges of the sources begin to end.
-
-    Of ADDITIVE scores also theirs_grad, (N_dst, heads), to which other sources may not be adding at the same time.
-
-    x: (N_src, width) features.
-    scored: `theirs` of ADDITIVE scores are the statistics of destinations.
-    """
-    _source_gradients(begin, end, csr, scratch, to, x, scored, weight, incoming, out, theirs_grad)
-
-
 @_over_chunks
-def _destination_gradients(
+def destination_gradients(
     chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming, y_grad: Array,
     attn_grad: Array,
 ) -> None:  # fmt: skip
+    """Add the gradients of destinations, of DYNAMIC and DOT scores.
+
+    Also of `attn`, to which others may not be adding at the same time.
+    """
     heads, width, scratch, factor = to.heads, to.heads * to.dim, chunk.scratch, x.dtype.type(to.factor)
     write_weights(chunk, to, OWN, scored, incoming.stats)
     write_weight_grads(chunk, to, incoming.grad, x, weight, weight, False)
@@ -420,18 +403,6 @@ def _destination_gradients(
             for h in range(heads):
                 c, score_grad = h * to.dim, scratch.grad_dot[q * heads + h]
                 add_leaky(to.dim, attn_grad, c, scored.mine, i + c, x, j + c, factor, score_grad)
-
-
-@kernel
-def destination_gradients(
-    begin: int, end: int, csr: CSRView, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming,
-    y_grad: Array, attn_grad: Array, scratch: Scratch,
-) -> None:  # fmt: skip
-    """Add the gradients of destinations, over the edges of groups begin to end, of DYNAMIC and DOT scores.
-
-    Also of `attn`, to which others may not be adding at the same time.
-    """
-    _destination_gradients(begin, end, csr, scratch, to, x, scored, weight, incoming, y_grad, attn_grad)
 
 
 @kernel

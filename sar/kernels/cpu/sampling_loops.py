@@ -13,18 +13,14 @@ a reservoir"). With replacement, weighted: inversion of the cumulative weights.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from sar.kernels.compiler import inline, kernel
-from sar.kernels.cpu.csr_view import AHEAD, prefetch_row
-
-Array = Any  # flat
-Index = Any  # uint64
+from sar.kernels.cpu.csr_view import AHEAD, ONE, Array, Index, prefetch_row
 
 u64 = np.uint64
-ONE, HALF = u64(1), u64(32)
+HALF = u64(32)  # bits
 STEP = u64(0x9E3779B97F4A7C15)
 FACTOR_1, FACTOR_2 = u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
 SHIFT_1, SHIFT_2, SHIFT_3, TO_DOUBLE = u64(30), u64(27), u64(31), u64(11)
@@ -190,7 +186,7 @@ def draw_edges(
 
 
 @inline
-def _number(node: Index, slots: Array, factor: Index, shift: Index, nodes: Array, count: Index) -> Index:
+def _number(node: Index, slots: Array, factor: Index, shift: Index, nodes: Array) -> Index:
     """The slot of the node's number in a table of 2**k slots with linear probing; -1 in it where it has none."""
     mask = u64(slots.size) - ONE
     slot = ((node * factor) >> shift) & mask
@@ -216,7 +212,7 @@ def number_nodes(
     count = u64(counts[0])
     for i in range(u64(given.size)):
         node = u64(given[i])
-        slot = _number(node, slots, factor, shift, nodes, count)
+        slot = _number(node, slots, factor, shift, nodes)
         if slots[slot] < 0:
             slots[slot] = count
             nodes[count] = node
@@ -229,8 +225,7 @@ def number_nodes(
 def find_numbers(given: Array, slots: Array, factor: Index, shift: Index, nodes: Array, numbers: Array) -> None:
     """The numbers that `number_nodes` gave, -1 for other nodes."""
     for i in range(u64(given.size)):
-        slot = _number(u64(given[i]), slots, factor, shift, nodes, u64(nodes.size))
-        numbers[i] = slots[slot]
+        numbers[i] = slots[_number(u64(given[i]), slots, factor, shift, nodes)]
 
 
 @kernel
