@@ -36,7 +36,7 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "sign of a difference's gradient",
-        "sar/kernels/cpu/aggregate.py",
+        "sar/kernels/cpu/kernels.py",
         'code, sign = loops.COPY, sign if wrt == "rhs" else 1',
         "code, sign = loops.COPY, 1",
         "tests/kernels/test_gradients.py::test_of_every_operation",

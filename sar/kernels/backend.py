@@ -25,38 +25,29 @@ COMPILED_DTYPES = (torch.float32, torch.float64)
 
 
 class Backend(Protocol):
-    """Kernels on checked operands: blocks with edges, contiguous results. See the functions of these names in
-    `sar.kernels.aggregate` and `sar.kernels.attention`."""
+    """Kernels on checked operands: blocks with edges, contiguous results.
 
-    def aggregate_sum(self, block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
-        """Add messages to the rows of their destinations."""
+    See the functions of these names in `sar.kernels.aggregate` and `sar.kernels.attention`. For ADDITIVE scores
+    `operands.x_score` is given to `attend`, and `attend_grad` adds the gradient of `x_score` instead of those of what
+    it is made of. `head_sums` writes the sums of grad * out over each head to stats[:, GRAD_DOT].
+    """
 
-    def aggregate_cmp(self, block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
-        """Keep the greatest or least message of each destination, and its edge ID."""
-
-    def edge_apply(self, block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
-        """Write messages to the rows of their edges."""
-
+    def aggregate_sum(self, block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None: ...
+    def aggregate_cmp(
+        self, block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool
+    ) -> None: ...
+    def edge_apply(self, block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None: ...
     def aggregate_grad(
         self, block: EdgeBlock, message: EdgeMessage, wrt: str, grad: EdgeOperand, out: Tensor, arg: Tensor | None
-    ) -> None:
-        """Add the gradient of an operand of the messages."""
+    ) -> None: ...
+    def add_rows(self, rows: Tensor, values: Tensor, out: Tensor) -> None: ...
 
-    def add_rows(self, rows: Tensor, values: Tensor, out: Tensor) -> None:
-        """Add values to distinct rows."""
-
-    def project(self, x: Tensor, attn: Tensor) -> Tensor:
-        """Each head's product attn . x."""
-
-    def project_grad(self, x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
-        """Add the gradients of `project`."""
-
-    def attend(self, block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
-        """Add edges to the sums of attention; `operands.x_score` is given for ADDITIVE scores."""
-
-    def head_sums(self, how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
-        """Write the sums of grad * out over each head to stats[:, GRAD_DOT]."""
-
+    def project(self, x: Tensor, attn: Tensor) -> Tensor: ...
+    def project_grad(self, x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None: ...
+    def attend(
+        self, block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState
+    ) -> None: ...
+    def head_sums(self, how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None: ...
     def attend_grad(
         self,
         block: EdgeBlock,
@@ -65,8 +56,7 @@ class Backend(Protocol):
         grad: Tensor,
         stats: Tensor,
         grads: Gradients,
-    ) -> None:
-        """Add the gradients of attention; of ADDITIVE scores that of `x_score` instead of those it is made of."""
+    ) -> None: ...
 
 
 class _Named:
@@ -106,7 +96,7 @@ def _choose(*tensors: Tensor | None) -> Backend:
 @cache
 def compiled() -> Backend:
     """The compiled kernels, imported at the first use, because Numba takes long to load."""
-    import sar.kernels.cpu as cpu_kernels
+    import sar.kernels.cpu.kernels as cpu_kernels
 
     return cpu_kernels
 

@@ -20,16 +20,13 @@ def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     _read(out, *message.tensors)
 
 
+edge_apply = aggregate_sum
+
+
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
     """As `sar.kernels.aggregate_cmp`."""
     _read_by_destination(block)
     _read(out, arg, *message.tensors)
-
-
-def edge_apply(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
-    """As `sar.kernels.edge_apply`."""
-    _read_by_destination(block)
-    _read(out, *message.tensors)
 
 
 def aggregate_grad(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import sar.kernels.cpu as cpu_kernels
+import sar.kernels.cpu.kernels as cpu_kernels
 import sar.kernels.meta as meta_kernels
 import sar.kernels.torch as torch_kernels
 from sar.errors import GraphError
