@@ -25,6 +25,13 @@ def count_ids(ids: Tensor, bound: int) -> Tensor:
     return counts
 
 
+def to_offsets(counts: Tensor) -> Tensor:
+    """(n + 1,) int64: 0 and the cumulative sums of `counts`."""
+    offsets = torch.zeros(len(counts) + 1, dtype=torch.int64, device=counts.device)
+    torch.cumsum(counts, 0, out=offsets[1:])
+    return offsets
+
+
 def less_first(ids: Tensor, first: int) -> Tensor:
     """`ids - first` as int32, (E,)."""
     numbers = torch.empty(len(ids), dtype=torch.int32, device=ids.device)

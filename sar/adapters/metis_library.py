@@ -21,39 +21,28 @@ _OK = 1  # METIS_OK
 
 
 class AdjacencyLists(NamedTuple):
-    """A symmetric graph without self-loops and parallel edges, on which METIS would write beyond its buffers.
+    """A symmetric graph without self-loops and parallel edges, on which METIS would write beyond its buffers."""
 
-    indptr, neighbours: (N + 1,) and (E,) `METIS_INTEGER`; those of node v are neighbours[indptr[v]:indptr[v + 1]].
-    weights: (E,) `METIS_INTEGER` from 1 on; None where all are 1.
-    """
-
-    indptr: Array
-    neighbours: Array
-    weights: Array | None = None
+    indptr: Array  # (N + 1,) `METIS_INTEGER`, as are the others; node v has neighbours[indptr[v] : indptr[v + 1]]
+    neighbours: Array  # (E,)
+    weights: Array | None = None  # (E,) from 1 on; None where all are 1
 
 
 def metis_parts(
     lists: AdjacencyLists, node_weights: Array, num_parts: int, *, imbalance: float, seed: int, trials: int = 1
 ) -> Array:
-    """Divide a graph so that few edges lead from one part to another, and parts have about equal sums of each weight.
+    """The part of every node, (N,) `METIS_INTEGER`: parts with few edges between them and about equal sums of weights.
 
     Args:
         lists: N nodes and at least one edge.
         node_weights: (N, K) integers from 0 on.
-        num_parts: P, at least 2.
+        num_parts: at least 2.
         imbalance: how much larger than the mean a part may be, by each weight; 0.05 is 5 %.
-        seed: of METIS.
         trials: of which the one with the smallest cut counts.
-
-    Returns:
-        The part of every node, (N,) `METIS_INTEGER`.
-
-    Raises:
-        PartitionError: METIS finds no parts.
     """
     library = ctypes.CDLL(pymetis._internal.__file__)
     options = np.empty(_NUM_OPTIONS, METIS_INTEGER)
-    library.METIS_SetDefaultOptions(_pointer(options))
+    library.METIS_SetDefaultOptions(options.ctypes)
     keys: Any = pymetis._internal.options_indices  # type: ignore[attr-defined]
     options[int(keys.SEED)] = seed % (np.iinfo(np.int32).max - 1) + 1  # srand(0) of glibc is srand(1)
     options[int(keys.NCUTS)] = trials
@@ -64,27 +53,23 @@ def metis_parts(
     status = library.METIS_PartGraphKway(
         _number(num_nodes),
         _number(num_weights),
-        _pointer(lists.indptr),
-        _pointer(lists.neighbours),
-        _pointer(node_weights),
+        lists.indptr.ctypes,
+        lists.neighbours.ctypes,
+        node_weights.ctypes,
         None,  # sizes of nodes
-        None if lists.weights is None else _pointer(lists.weights),
+        None if lists.weights is None else lists.weights.ctypes,
         _number(num_parts),
         None,  # shares of the parts: equal
-        _pointer(limits),
-        _pointer(options),
+        limits.ctypes,
+        options.ctypes,
         _number(0),  # becomes the cut
-        _pointer(part_of),
+        part_of.ctypes,
     )
     if status != _OK:
         raise PartitionError(f"METIS finds no {num_parts} parts of this graph (status {status}); try another number.")
     return part_of
 
 
-def _pointer(array: Array) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
-
-
 def _number(value: int) -> Any:
     """A pointer to an integer of METIS."""
-    return ctypes.byref(ctypes.c_int64(value) if np.dtype(METIS_INTEGER).itemsize == 8 else ctypes.c_int32(value))
+    return np.array(value, METIS_INTEGER).ctypes

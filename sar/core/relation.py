@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice
 from sar.common_tuples import CanonicalEtype
 from sar.errors import GraphError
+from sar.id_slices import to_offsets
 from sar.kernels import EdgeBlock
 from sar.raw_memory import moved_to_file, snapshot
 
@@ -157,7 +157,7 @@ class Relation:
         destinations = torch.cat([block.destinations(0, block.num_edges) for block in self.blocks])
         edges = torch.argsort(self.message_order, stable=True)
         edges = edges[torch.argsort(destinations[edges], stable=True)]
-        return functional.pad(self.in_degrees.cumsum(0), (1, 0)), edges
+        return to_offsets(self.in_degrees), edges
 
     def inverse_degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
         """1 / in-degree, 1 without in-edges: (N_dst, 1, ...) with `dims` trailing dimensions; made once and kept."""

@@ -16,7 +16,7 @@ from sar.kernels.aggregate import (
 )
 from sar.kernels.ahead import compile_ahead
 from sar.kernels.backend import load_kernels
-from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
+from sar.kernels.edge_block import EdgeBlock, index_dtype
 from sar.kernels.ops import (
     EdgeMessage,
     EdgeOperand,
@@ -32,7 +32,6 @@ __all__ = [
     "EdgeOperand",
     "Op",
     "Target",
-    "Transposed",
     "accumulation_dtype",
     "add_rows",
     "aggregate_cmp",

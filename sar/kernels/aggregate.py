@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -161,9 +162,5 @@ def _check_shape(values: Tensor, shape: Shape, what: str) -> None:
         raise GraphError(f"{what} has shape {tuple(values.shape)}; expected {shape}.")
 
 
-def _of_edges(values: Tensor) -> EdgeOperand:
-    return EdgeOperand.of(values, Target.E)
-
-
-def _of_destinations(values: Tensor) -> EdgeOperand:
-    return EdgeOperand.of(values, Target.V)
+_of_edges = partial(EdgeOperand.of, target=Target.E)
+_of_destinations = partial(EdgeOperand.of, target=Target.V)

@@ -10,63 +10,42 @@ from torch import Tensor
 
 PEAK, INVERSE, GRAD_DOT, SCORE = 0, 1, 2, 3
 """Rows of a destination's statistics: see `sar.kernels.attention.destination_statistics`."""
-STATISTICS = 4
-"""How many rows there are."""
+STATISTICS = 4  # rows
 
 
 class Score(IntEnum):
     """How the logit of an edge is made of source features x, (D,) a head, and its destination's y."""
 
-    ADDITIVE = 0
-    """leaky_relu(attn . x + y), with a number y a head: Velickovic 2018, "Graph attention networks"."""
-    DYNAMIC = 1
-    """attn . leaky_relu(x + y): Brody 2022, "How attentive are graph attention networks?\""""
-    DOT = 2
-    """factor * x . y"""
+    ADDITIVE = 0  # leaky_relu(attn . x + y), with a number y a head: Velickovic 2018, "Graph attention networks"
+    DYNAMIC = 1  # attn . leaky_relu(x + y): Brody 2022, "How attentive are graph attention networks?"
+    DOT = 2  # factor * x . y
 
 
 class Attention(NamedTuple):
-    """What all edges of a call have in common.
-
-    factor: slope of the leaky ReLU below 0, at least 0; of DOT what the products are multiplied with.
-    dropout: probability with which a weight becomes 0; the others grow by 1 / (1 - dropout).
-    seed: of dropout; a weight's fate depends on it, the edge ID and the head only.
-    """
+    """What all edges of a call have in common."""
 
     score: Score
-    factor: float
-    dropout: float = 0.0
-    seed: int = 0
+    factor: float  # slope of the leaky ReLU below 0, at least 0; of DOT what the products are multiplied with
+    dropout: float = 0.0  # probability with which a weight becomes 0; the others grow by 1 / (1 - dropout)
+    seed: int = 0  # of dropout; a weight's fate depends on it, the edge ID and the head only
 
 
 class AttentionOperands(NamedTuple):
-    """Operands of a block's edges, of one dtype: float32 or float64.
+    """Operands of a block's edges, of one dtype: float32 or float64."""
 
-    x: (num_src, H, D) features of the sources.
-    y: of the destinations: (num_dst, H) for ADDITIVE scores, else features (num_dst, H, D).
-    attn: (H, D); None for DOT.
-    weight: (edges,) what the softmax of each edge is multiplied with; None stands for 1.
-    x_score: (num_src, H) `project(x, attn)` of ADDITIVE scores; None: `attend` and `attend_grad` make it.
-    """
-
-    x: Tensor
-    y: Tensor
-    attn: Tensor | None
-    weight: Tensor | None
-    x_score: Tensor | None = None
+    x: Tensor  # (num_src, H, D) features of the sources
+    y: Tensor  # of the destinations: (num_dst, H) for ADDITIVE scores, else features (num_dst, H, D)
+    attn: Tensor | None  # (H, D); None for DOT
+    weight: Tensor | None  # (edges,) what the softmax of each edge is multiplied with; None stands for 1
+    x_score: Tensor | None = None  # (num_src, H) `project(x, attn)` of ADDITIVE scores; None: made where it is needed
 
 
 class OnlineSoftmaxState(NamedTuple):
-    """Sums over the edges so far, relative to exp(peak).
+    """Sums over the edges so far, relative to exp(peak)."""
 
-    out: (num_dst, H, D) weighted sum.
-    peak: (num_dst, H) the greatest score.
-    total: (num_dst, H) sum of the exponentials.
-    """
-
-    out: Tensor
-    peak: Tensor
-    total: Tensor
+    out: Tensor  # (num_dst, H, D) weighted sum
+    peak: Tensor  # (num_dst, H) the greatest score
+    total: Tensor  # (num_dst, H) sum of the exponentials
 
     @classmethod
     def start(cls, num_dst: int, x: Tensor) -> OnlineSoftmaxState:

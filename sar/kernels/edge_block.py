@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.id_slices import count_ids
+from sar.id_slices import count_ids, to_offsets
 from sar.raw_memory import moved_to_file
 
 
@@ -131,11 +131,9 @@ class EdgeBlock:
             return self
         positions = self._positions_of_sources(begin, end)
         counts = torch.searchsorted(positions, self.indptr.long()).diff()
-        indptr = counts.new_zeros(int((counts > 0).sum()) + 1)
-        torch.cumsum(counts[counts > 0], 0, out=indptr[1:])
         return EdgeBlock(
             self.rows[counts > 0],
-            indptr.to(index_dtype(positions.numel())),
+            to_offsets(counts[counts > 0]).to(index_dtype(positions.numel())),
             self.cols[positions] - begin,
             end - begin,
             self.num_dst,
@@ -231,9 +229,7 @@ def compress(dst: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
         counts = count_ids(dst, num_dst)
         rows = counts.nonzero().squeeze(1)
         counts = counts[rows]
-    indptr = counts.new_zeros(rows.numel() + 1)
-    torch.cumsum(counts, 0, out=indptr[1:])
-    return rows.to(torch.int32), indptr.to(index_dtype(dst.numel()))
+    return rows.to(torch.int32), to_offsets(counts).to(index_dtype(dst.numel()))
 
 
 def index_dtype(bound: int) -> torch.dtype:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.id_slices import to_offsets
 from sar.kernels.threads import run_balanced, run_rows
 from sar.raw_memory import resolved
 
@@ -41,7 +42,7 @@ def draw_in_edges(
         nodes: (n,) int64, their global IDs, which choose their random numbers.
         indptr: (N + 1,) int64; the in-edges of row i have the positions indptr[i]:indptr[i + 1].
         weights: (E,) floating point, non-negative, by position; None for equal ones. An edge of weight 0 is not drawn.
-        fanout: edges of each node; `ALL` for all.
+        fanout: edges of each node, or `ALL`.
         replace: draw `fanout` edges independently of any node that has one.
         key: 64 bits; equal keys give equal draws.
 
@@ -127,13 +128,6 @@ def copy_rows(table: Tensor, rows: Tensor | None, out: Tensor, places: Tensor | 
     indices = [_NONE if index is None else index.numpy() for index in (rows, places)]
     width = nbytes // word.itemsize
     run_rows(_loops().copy_rows, count, width, source, indices[0], target, indices[1], np.uint64(width))
-
-
-def to_offsets(counts: Tensor) -> Tensor:
-    """(n + 1,) int64: 0 and the cumulative sums of `counts`."""
-    offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
-    torch.cumsum(counts, 0, out=offsets[1:])
-    return offsets
 
 
 def _words(tensor: Tensor, dtype: torch.dtype) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:

@@ -34,16 +34,11 @@ class Op(Enum):
 
 @dataclass(frozen=True)
 class EdgeOperand:
-    """A tensor that has a row per source, destination or edge.
+    """A tensor that has a row per source, destination or edge."""
 
-    values: (rows of the target, *shape); None where only the shape matters.
-    target: whose rows it has.
-    shape: trailing.
-    """
-
-    values: Tensor | None
-    target: Target
-    shape: Shape
+    values: Tensor | None  # (rows of the target, *shape); None where only the shape matters
+    target: Target  # whose rows it has
+    shape: Shape  # trailing
 
     @classmethod
     def of(cls, values: Tensor, target: Target) -> EdgeOperand:

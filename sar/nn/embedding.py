@@ -285,8 +285,7 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     grad_scale: Tensor | None  # set by `GradScaler.step` while it calls `step`, as is found_inf
     found_inf: Tensor
-    row_state: ClassVar[tuple[str, ...]]
-    """What the state has for every row, (N_i, D) each."""
+    row_state: ClassVar[tuple[str, ...]]  # what the state has for every row, (N_i, D) each
 
     def __init__(self, embeddings: Iterable[DistEmbedding], defaults: dict[str, Any]) -> None:
         self.embeddings = list(embeddings)

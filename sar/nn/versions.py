@@ -37,20 +37,13 @@ SHARED: Final = "shared.pt"
 
 @dataclass(frozen=True)
 class Version:
-    """What the manifest of a version says.
+    """What the manifest of a version says."""
 
-    path: where the version is.
-    number: counts the saves to its folder.
-    step: of training.
-    world_size: of the workers that saved it.
-    files: by name, size in bytes and sum.
-    """
-
-    path: Path = field(compare=False)
-    number: int
-    step: int
-    world_size: int
-    files: dict[str, tuple[int, int]]
+    path: Path = field(compare=False)  # where the version is
+    number: int  # counts the saves to its folder
+    step: int  # of training
+    world_size: int  # of the workers that saved it
+    files: dict[str, tuple[int, int]]  # by name, size in bytes and sum
 
     def read(self, rank: int | None = None) -> Any:
         """What a worker saved, whose tensors are read when they are used; None for what is the same for all.
@@ -258,18 +251,12 @@ def _remove(path: Path) -> None:
 
 @dataclass
 class Rows:
-    """What belongs to the rows of some nodes; saved with their IDs, so that any number of workers can read it back.
+    """What belongs to the rows of some nodes; saved with their IDs, so that any number of workers can read it back."""
 
-    names: what the node IDs are; rows are found by IDs of the same kind only.
-    node_ids: the nodes, (N,) int64, distinct.
-    columns: by name, (N, ...) each.
-    scalars: numbers by name, the same on all workers.
-    """
-
-    names: str
-    node_ids: Tensor
-    columns: dict[str, Tensor]
-    scalars: dict[str, Any]
+    names: str  # what the node IDs are; rows are found by IDs of the same kind only
+    node_ids: Tensor  # (N,) int64, distinct
+    columns: dict[str, Tensor]  # by name, (N, ...) each
+    scalars: dict[str, Any]  # numbers by name, the same on all workers
 
     def packed(self) -> dict[str, Any]:
         """As a dictionary on the CPU, to be saved by one worker."""

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.common_tuples import EID, CanonicalEtype
-from sar.kernels.neighbor_sampling import Numbering, derive_key, draw_in_edges, to_offsets
+from sar.id_slices import to_offsets
+from sar.kernels.neighbor_sampling import Numbering, derive_key, draw_in_edges
 from sar.sampling.owner_requests import request_columns
 from sar.sampling.worker_graph import WorkerGraph, WorkerRelation
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
 from sar.errors import PartitionError
-from sar.id_slices import pieces
+from sar.id_slices import pieces, to_offsets
 from sar.logging_setup import logger
 from sar.storage.arrays import StoredArray
 from sar.storage.graph_files import StoredGraph, open_graph
@@ -235,7 +235,7 @@ def _visible_rows(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: i
         order = torch.from_numpy(np.argsort(place.numpy(), kind="stable"))
     else:
         order = torch.from_numpy(np.lexsort((edge_id.numpy(), place.numpy())))
-    bounds = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    bounds = to_offsets(counts)
     return order if isinstance(owned, slice) else owned[order], bounds
 
 

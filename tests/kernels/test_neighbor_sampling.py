@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sar.kernels.neighbor_sampling import ALL, Numbering, copy_rows, draw_in_edges, order_segments, to_offsets
+from sar.id_slices import to_offsets
+from sar.kernels.neighbor_sampling import ALL, Numbering, copy_rows, draw_in_edges, order_segments
 from tests.kernels import sampling_oracle
 
 

@@ -74,16 +74,11 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
 
 
 class _ServedPartition(NamedTuple):
-    """The partition that this machine serves.
+    """The partition that this machine serves."""
 
-    book: DGL's partition book; its `partid` is the partition.
-    graph: own nodes and halo.
-    node_ranges, edge_ranges: of global IDs, by partition and type.
-    """
-
-    book: Any
-    graph: LocalGraph
-    node_ranges: IdRanges
+    book: Any  # DGL's partition book; its `partid` is the partition
+    graph: LocalGraph  # own nodes and halo
+    node_ranges: IdRanges  # of global IDs, by partition and type
     edge_ranges: IdRanges
 
     @classmethod

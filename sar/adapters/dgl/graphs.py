@@ -21,8 +21,8 @@ from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import Structure
 from sar.logging_setup import logger
 from sar.nn.rows import fetch_rows
+from sar.storage.part_files import INNER_NODE
 
-INNER_NODE = "inner_node"
 Edges = Mapping[CanonicalEtype, tuple[Tensor, Tensor, Mapping[str, Tensor]]]
 
 construct_mfgs = with_patched_dgl(mfg.construct_mfgs)
@@ -66,7 +66,6 @@ def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: E
 
     Args:
         nodes: global IDs of the sources of every type, (N_src,) int64, destinations first.
-        num_dst: destinations of every type.
         edges: by type: (N_dst + 1,) offsets, (E,) positions of the sources, int64 both, and fields, (E, ...) each.
     """
     dgl = require_dgl()
@@ -102,14 +101,12 @@ def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges) -> Any:
 def make_subgraph(
     nodes: Tensor, indptr: Tensor, src: Tensor, features: Mapping[str, Tensor], edge_fields: Mapping[str, Tensor]
 ) -> Any:
-    """A `DGLGraph` of one type, as CSC.
+    """A `DGLGraph` of one type, as CSC, with fields of nodes and edges.
 
     Args:
         nodes: global IDs, (N,) int64, which become `dgl.NID`.
         indptr: (N + 1,) offsets of the nodes' in-edges, int64.
         src: (E,) positions of their sources, int64.
-        features: of the nodes, (N, ...) each.
-        edge_fields: of the edges, (E, ...) each.
     """
     graph = require_dgl().graph(("csc", (indptr, src, torch.arange(len(src)))), num_nodes=len(nodes))
     graph.ndata.update({NID: nodes, **features})

@@ -113,14 +113,9 @@ def _load_share(spec: PartitionJson, worker: int, parts: Sequence[int] | None, v
 
 
 def _chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tuple[list[int], WorkerShare]:
-    """A worker's share where every worker names its partitions, if any; called by all workers together.
+    """All partitions in the order of the workers that name them, and this worker's share, in IDs of that order.
 
-    Returns:
-        All partitions in the order of the workers that have them, and the share, in IDs that count in this order. The
-        share of a worker without partitions is no nodes of the first one.
-
-    Raises:
-        PartitionError: there is no such partition, or not each is with one worker.
+    The share of a worker without partitions is no nodes of the first one. Called by all workers together.
     """
     own = torch.tensor(list(parts), dtype=torch.int64)
     if not bool(((own >= 0) & (own < spec.num_parts)).all()):

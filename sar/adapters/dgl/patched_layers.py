@@ -17,14 +17,13 @@ from types import ModuleType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
-import torch.distributed as dist
 from packaging.version import Version
 from torch import Tensor
 
 from sar.adapters.dgl.gat_layers import dot_gat_conv, gat_conv, gatv2_conv
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
-from sar.comm.collectives import all_reduce
+from sar.comm.collectives import all_max
 from sar.config import Config
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL, INSTEAD
@@ -109,9 +108,8 @@ def gated_graph_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, et
 def label_propagation(original: Forward, layer: Any, graph: Any, labels: Tensor, mask: Tensor | None = None) -> Tensor:
     """`LabelPropagation`: the original counts the classes that one worker sees."""
     if labels.dim() == 1 or labels.shape[1] == 1:
-        classes = torch.tensor([int(labels.max()) + 1 if len(labels) else 0])
-        all_reduce(classes, dist.ReduceOp.MAX, move_to_comm_device=True)
-        labels = torch.nn.functional.one_hot(labels.view(-1), int(classes))
+        greatest = all_max(int(labels.max()) if len(labels) else -1)
+        labels = torch.nn.functional.one_hot(labels.view(-1), greatest + 1)
     return original(layer, graph, labels, mask)  # type: ignore[no-any-return]
 
 
@@ -150,18 +148,12 @@ def batch_norm(module: torch.nn.BatchNorm1d, x: Tensor) -> Tensor:
 
 
 class LayerPatch(NamedTuple):
-    """A method of a layer, and what it does on distributed graphs.
+    """A method of a layer, and what it does on distributed graphs."""
 
-    layer: its name in `dgl.nn.pytorch`.
-    distributed: called with the layer's own method, the layer, the graph and the method's other arguments.
-    method: the method's name.
-    since: the version of DGL that brought the layer, where it is later than the oldest one that sar supports.
-    """
-
-    layer: str
-    distributed: Forward
+    layer: str  # its name in `dgl.nn.pytorch`
+    distributed: Forward  # called with the layer's own method, the layer, the graph and the method's other arguments
     method: str = _FORWARD
-    since: str = "1.1"
+    since: str = "1.1"  # the version of DGL that brought the layer, where the oldest one that sar supports has it not
 
 
 PATCHED_LAYERS = [
@@ -190,15 +182,8 @@ _READOUTS = ("readout_nodes", "softmax_nodes", "topk_nodes")
 """What would take a worker's nodes for all; those of `dgl.readout` that read edges find no `batch_num_edges`."""
 
 
-class _Replaced(NamedTuple):
-    """A name in a module or class that has been replaced, and what it stood for."""
-
-    owner: Any
-    name: str
-    original: Any
-
-
-_replaced: list[_Replaced] = []
+_replaced: list[tuple[Any, str, Any]] = []
+"""Modules and classes, the name in each that has been replaced, and what it stood for."""
 
 
 def with_patched_dgl(make: Callable[P, T]) -> Callable[P, T]:
@@ -255,7 +240,7 @@ def patched_edge_softmax(graph: Any, logits: Tensor, eids: Any = ALL, norm_by: s
     if isinstance(graph, GraphShardManager):
         return edge_softmax(graph, logits, eids, norm_by)
     module = importlib.import_module("dgl.ops.edge_softmax")
-    original = next((one.original for one in _replaced if one.owner is module), module.edge_softmax)
+    original = next((known for owner, _, known in _replaced if owner is module), module.edge_softmax)
     return original(graph, logits, eids=eids, norm_by=norm_by)  # type: ignore[no-any-return]
 
 
@@ -281,7 +266,7 @@ def _refuse(original: Forward, graph: GraphShardManager, *args: Any, **kwargs: A
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
-    _replaced.append(_Replaced(owner, name, getattr(owner, name)))
+    _replaced.append((owner, name, getattr(owner, name)))
     setattr(owner, name, value)
 
 

@@ -55,16 +55,11 @@ _METHODS = ("message", "edge_update", "update", "aggregate", "get_attention", "m
 
 @dataclass(frozen=True)
 class Weights:
-    """In the place of the weights of edges: how to make them.
+    """In the place of the weights of edges: how to make them."""
 
-    updater: `edge_updater` as it is written.
-    edges: the edges.
-    given: what `edge_updater` was called with.
-    """
-
-    updater: Callable[..., Tensor]
+    updater: Callable[..., Tensor]  # `edge_updater` as it is written
     edges: DistributedEdgeIndex
-    given: dict[str, Any]
+    given: dict[str, Any]  # what `edge_updater` was called with
 
     def make(self, layer: MessagePassing) -> Tensor:
         """The weights of all edges, (E, H)."""
@@ -128,14 +123,10 @@ def message(layer: MessagePassing, batch: EdgeBatch, given: dict[str, Any]) -> d
 
 
 class Sums(NamedTuple):
-    """What comes together at each destination.
+    """What comes together at each destination."""
 
-    made: sums of what `message` returns, and the scores that they are relative to.
-    in_degrees: (N_dst,)
-    """
-
-    made: dict[str, Tensor]
-    in_degrees: Tensor
+    made: dict[str, Tensor]  # sums of what `message` returns, and the scores that they are relative to
+    in_degrees: Tensor  # (N_dst,)
 
 
 def normalised(parts: Sequence[Sums]) -> Tensor:

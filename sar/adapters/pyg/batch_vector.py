@@ -47,13 +47,9 @@ _handles = partial(handler_for, _HANDLERS)
 
 
 class BatchVector(GuardedTensor):
-    """The graph of each of this worker's nodes, (N_i,) int64, where graphs may have nodes on all workers.
+    """The graph of each of this worker's nodes, (N_i,) int64, where graphs may have nodes on all workers."""
 
-    Attributes:
-        count: B, the number of graphs.
-    """
-
-    count: int
+    count: int  # B, the number of graphs
     handlers = _HANDLERS
     what = "a batch vector of graphs across workers"
     advice = "Operations that need all nodes of a graph on one worker do not work."
@@ -61,9 +57,7 @@ class BatchVector(GuardedTensor):
     @classmethod
     def of(cls, numbers: Tensor, count: int) -> BatchVector:
         install()
-        vector: BatchVector = cls.over(numbers)
-        vector.count = count
-        return vector
+        return cls.over(numbers, count=count)  # type: ignore[no-any-return]
 
 
 def batch_vector(batch: Tensor, size: int | None = None) -> BatchVector:
@@ -164,7 +158,8 @@ def _scatter_reduce(
     """Products on top of `out`, or extremes instead of it where a graph has nodes: as `scatter` calls it."""
     if reduce == "prod" and include_self:
         own = torch.ones_like(out).scatter_reduce(dim, plain(index), src, "prod")
-        return out.copy_(out.clone() * _product_of_all(own))
+        rows = [own if rank == session.rank() else torch.zeros_like(own) for rank in range(session.world_size())]
+        return out.copy_(out.clone() * global_sum(torch.stack(rows)).prod(0))
     if reduce not in ("amax", "amin") or include_self:
         raise GraphError(f"Reducing by {reduce} over graphs across workers is not supported; expected sums and such.")
     sign = 1 if reduce == "amax" else -1
@@ -181,12 +176,6 @@ def _maxima(out: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         greatest = greatest.masked_fill((ties == 0) & ~greatest.isnan(), 0)
         ties += greatest == 0  # the zeros that `scatter` begins with count where the maximum is zero
     return greatest + global_sum(zeros.scatter_add(dim, index, zeros_of(src) * equal)) / ties
-
-
-def _product_of_all(own: Tensor) -> Tensor:
-    """The product of what the workers have."""
-    rows = [own if rank == session.rank() else torch.zeros_like(own) for rank in range(session.world_size())]
-    return global_sum(torch.stack(rows)).prod(0)
 
 
 # -- layers

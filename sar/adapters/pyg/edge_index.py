@@ -24,7 +24,6 @@ from torch import Tensor
 from torch_geometric.data.data import BaseData
 
 from sar.adapters.pyg.guarded import GuardedTensor, Handlers
-from sar.comm.group import Group
 from sar.core.eager import uncompiled
 from sar.core.graph.edges import source_ids
 from sar.core.graph.frames import Frame
@@ -32,7 +31,6 @@ from sar.core.graph.graph import GraphShardManager, reversed_graph
 from sar.core.passing.builtin import copy_to_edges
 from sar.core.passing.message_passing import sum_at_sources
 from sar.core.passing.python_messages import run_python
-from sar.core.relation import Relation
 from sar.errors import GraphError
 from sar.id_slices import count_ids
 from sar.kernels import EdgeBlock
@@ -48,27 +46,18 @@ class Numbering:
         graph: with one edge type, all of whose edges count.
 
     Attributes:
+        bounds: number of the first source in each other partition, and one more than the last, (P + 1,).
         starts: number of the first source in each partition; 0 for this worker's.
-        count: sources in all.
     """
 
     def __init__(self, graph: GraphShardManager) -> None:
         self.graph = graph
         self.relation = graph.call_context().relation
         self.part = graph._structure.part
-        *starts, self.count = accumulate(map(len, self.relation.halos), initial=self.relation.num_src)
-        self.starts = [0 if part == self.part else start for part, start in enumerate(starts)]
+        self.bounds = list(accumulate(map(len, self.relation.halos), initial=self.relation.num_src))
+        self.starts = [0 if part == self.part else start for part, start in enumerate(self.bounds[:-1])]
         self._joined: Tensor | None = None
         self._selected: list[tuple[Tensor, int, GraphShardManager, Tensor]] = []
-
-    @property
-    def group(self) -> Group:
-        return self.graph._structure.group
-
-    def all_ranks_agree(self, what: str, here: bool) -> bool:
-        """Whether `what` is true on all workers. A collective call."""
-        with self.group.guard():
-            return all(self.group.agree(what, int(here)))
 
     @property
     def has_loops(self) -> bool:
@@ -129,8 +118,7 @@ class Numbering:
             raise GraphError(
                 f"A distributed edge_index got destinations {found}; expected numbers of this worker's {num_dst} nodes."
             )
-        bounds = torch.tensor([old.num_src, *accumulate(map(len, old.halos), initial=old.num_src)], device=src.device)
-        parts = torch.bucketize(src, bounds[1:], right=True) - 1
+        parts = torch.bucketize(src, torch.tensor(self.bounds, device=src.device), right=True) - 1
         parts = torch.where(src < old.num_src, self.part, parts)
         order = torch.argsort(parts * num_dst + dst, stable=True)
         counts = torch.bincount(parts, minlength=len(old.blocks)).tolist()
@@ -142,17 +130,15 @@ class Numbering:
             blocks.append(EdgeBlock.from_coo(cols, dst[rows], num_src, num_dst, edge_offset=offset))
             offset += count
         degrees = count_ids(dst, num_dst)
-        relation = replace(old, blocks=blocks, num_dst=num_dst, in_degrees=degrees, message_order=order)
-        relation = replace(relation, num_edges_global=-1)
-        return self._graph_of(relation, len(src), num_dst), order
-
-    def _graph_of(self, relation: Relation, num_edges: int, num_dst: int) -> GraphShardManager:
-        graph, etype = self.graph, relation.etype
+        relation = replace(
+            old, blocks=blocks, num_dst=num_dst, in_degrees=degrees, message_order=order, num_edges_global=-1
+        )
+        graph, frames = self.graph, self.graph._frames
         structure = graph._structure.with_relations([relation], "with edges of an edge index")
-        frames = graph._frames
-        edge = {etype: Frame(num_edges, graph.device, "columns of the edge index")}
-        dst = {**frames.dst, etype[2]: Frame(num_dst, graph.device, "destinations")}
-        return graph._with(structure, [relation], replace(frames, src=dict(frames.src), dst=dst, edge=edge))
+        edge_frames = {old.etype: Frame(len(src), graph.device, "columns of the edge index")}
+        dst_frames = {**frames.dst, old.etype[2]: Frame(num_dst, graph.device, "destinations")}
+        frames = replace(frames, src=dict(frames.src), dst=dst_frames, edge=edge_frames)
+        return graph._with(structure, [relation], frames), order
 
 
 def edges_of(graph: GraphShardManager) -> DistributedEdgeIndex:
@@ -170,51 +156,30 @@ class NodeNumbers(GuardedTensor):
     """A tensor of node numbers."""
 
     numbering: Numbering
-    handlers: ClassVar[Handlers] = {}
-    """Those of operations.py, once they are installed."""
+    handlers: ClassVar[Handlers] = {}  # those of operations.py, once they are installed
     what = "sources of a distributed edge_index, which have numbers of their own on each worker"
     advice = "Do it before the graph is partitioned, or leave it out."
 
-    @classmethod
-    def numbered(cls, numbers: Tensor, numbering: Numbering) -> Any:
-        """The numbers as such a tensor; shares their memory."""
-        ids = cls.over(numbers)
-        ids.numbering = numbering
-        return ids
-
 
 class SourceIndex(NodeNumbers):
-    """The first row of an edge index, (E,): indexes values of nodes, wherever these are.
+    """The first row of an edge index, (E,): indexes values of nodes, wherever these are."""
 
-    Attributes:
-        edges: the edges, of which these are the sources.
-        along: the dimension that counts edges, where `scatter` has expanded this to the shape of its values.
-    """
-
-    edges: DistributedEdgeIndex
-    along: int | None
+    edges: DistributedEdgeIndex  # of which these are the sources
+    along: int | None  # the dimension that counts edges, where `scatter` has expanded this to the shape of its values
 
     @classmethod
     def of(cls, edges: DistributedEdgeIndex) -> SourceIndex:
-        index: SourceIndex = cls.numbered(edges.plain[0], edges.numbering)
-        index.edges, index.along = edges, None
-        return index
+        return cls.over(edges.plain[0], numbering=edges.numbering, edges=edges, along=None)  # type: ignore[no-any-return]
 
 
 class DistributedEdgeIndex(NodeNumbers):
-    """The edges into this worker's nodes, (2, E); see [Note: numbers of nodes].
+    """The edges into this worker's nodes, (2, E); see [Note: numbers of nodes]."""
 
-    Attributes:
-        num_dst: destinations.
-    """
-
-    num_dst: int
+    num_dst: int  # destinations
 
     @classmethod
     def of(cls, ends: Tensor, numbering: Numbering, num_dst: int) -> DistributedEdgeIndex:
-        index: DistributedEdgeIndex = cls.numbered(ends, numbering)
-        index.num_dst = num_dst
-        return index
+        return cls.over(ends, numbering=numbering, num_dst=num_dst)  # type: ignore[no-any-return]
 
     @property
     def graph(self) -> GraphShardManager:
@@ -290,12 +255,9 @@ class ReversedHyperedges(NamedTuple):
 
 
 class JoinedEdgeIndex(DistributedEdgeIndex):
-    """The edges of several types behind one another, each between nodes of its own, which are counted on.
+    """The edges of several types behind one another, each between nodes of its own, which are counted on."""
 
-    Attributes:
-        parts: the edges of each type, and what is added to the numbers of its sources and of its destinations.
-    """
-
+    # The edges of each type, and what is added to the numbers of its sources and of its destinations.
     parts: list[tuple[DistributedEdgeIndex, int, int]]
     all_sides: tuple[int, int]
 
@@ -303,9 +265,8 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
     def join(cls, parts: list[tuple[DistributedEdgeIndex, int, int]], sides: tuple[int, int]) -> JoinedEdgeIndex:
         """The edge index of these parts, with so many sources and destinations in all."""
         ends = [edges.plain + torch.tensor([[src], [dst]], device=edges.plain.device) for edges, src, dst in parts]
-        joined: JoinedEdgeIndex = cls.numbered(torch.cat(ends, 1), parts[0][0].numbering)
-        joined.parts, joined.all_sides = parts, sides
-        return joined
+        numbering = parts[0][0].numbering
+        return cls.over(torch.cat(ends, 1), numbering=numbering, parts=parts, all_sides=sides)  # type: ignore[no-any-return]
 
     @property
     def passes(self) -> tuple[GraphShardManager, Tensor | None]:

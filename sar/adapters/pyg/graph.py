@@ -44,13 +44,8 @@ def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[Canonica
 
 @cache
 def _install() -> None:
-    operations.install()
-    attention.install()
-    batch_vector.install()
-    layers.install()
-    norms.install()
-    refused.install()
-    propagate.install()
+    for part in (operations, attention, batch_vector, layers, norms, refused, propagate):
+        part.install()
 
 
 def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | HeteroData:
@@ -114,17 +109,12 @@ class LayerEdges(NamedTuple):
 
 
 class SeedPairs(NamedTuple):
-    """Seed edges of one type, and negative pairs drawn for them.
+    """Seed edges of one type, and negative pairs drawn for them."""
 
-    numbers: of the seeds among all of the loader's, (S,) int64.
-    positive, negative: positions of sources and of destinations, (S,) and (M,) int64 each; None for no negative pairs.
-    labels: (S, ...) of the seeds; None where they have none.
-    """
-
-    numbers: Tensor
-    positive: tuple[Tensor, Tensor]
-    negative: tuple[Tensor, Tensor] | None
-    labels: Tensor | None
+    numbers: Tensor  # of the seeds among all of the loader's, (S,) int64
+    positive: tuple[Tensor, Tensor]  # positions of sources and of destinations, (S,) int64 each
+    negative: tuple[Tensor, Tensor] | None  # likewise, (M,)
+    labels: Tensor | None  # (S, ...) of the seeds
 
 
 def make_batch(

@@ -21,22 +21,20 @@ class GuardedTensor(Tensor):
 
     It has a shape but no memory, so that what does not ask `__torch_function__`, such as `torch.tensor` and
     `torch.sparse_coo_tensor`, finds no numbers: it comes to `__torch_dispatch__`, which raises.
-
-    Attributes:
-        plain: the numbers as a plain tensor.
     """
 
-    plain: Tensor
+    plain: Tensor  # the numbers
     handlers: ClassVar[Handlers]
-    what: ClassVar[str]
-    """What its numbers are, for errors."""
+    what: ClassVar[str]  # are its numbers, for errors
     advice: ClassVar[str]
 
     @classmethod
-    def over(cls, numbers: Tensor) -> Any:
-        """The numbers as such a tensor; shares their memory."""
+    def over(cls, numbers: Tensor, **attributes: Any) -> Any:
+        """The numbers as such a tensor with these attributes; shares their memory."""
         guarded: Any = Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=numbers.dtype, device=numbers.device)
         guarded.plain = numbers
+        for name, value in attributes.items():
+            setattr(guarded, name, value)
         return guarded
 
     @classmethod

@@ -228,9 +228,8 @@ def _expanded(func: Callable[..., Any]) -> Callable[..., Any]:
             along = found[0] if len(found) == 1 else len(sizes)
         if along == len(sizes) or sizes[along] not in (-1, len(index.edges.plain[0])):
             raise refuse(f"A view of shape {tuple(sizes)}")
-        same = SourceIndex.numbered(plainly(func, index, *shape), index.numbering)
-        same.edges, same.along = index.edges, None if len(sizes) == 1 else along
-        return same
+        numbers, along = plainly(func, index, *shape), None if len(sizes) == 1 else along
+        return SourceIndex.over(numbers, numbering=index.numbering, edges=index.edges, along=along)
 
     return handler
 

@@ -51,18 +51,13 @@ WEIGHTED_SOURCE = Message(Op.MUL, Operand(Target.U, "values"), Operand(Target.E,
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What a message is given.
+    """What a message is given, by parameter."""
 
-    src, dst, edge: values with a row for each node or edge, by parameter.
-    others: all else, by parameter.
-    node_dim: the dimension that counts nodes in what `propagate` is given; first in `src` and `dst`.
-    """
-
-    src: dict[str, Tensor]
+    src: dict[str, Tensor]  # with a row for each node, as has `dst`
     dst: dict[str, Tensor]
-    edge: dict[str, Tensor]
+    edge: dict[str, Tensor]  # with a row for each edge
     others: dict[str, Any]
-    node_dim: int
+    node_dim: int  # the dimension that counts nodes in what `propagate` is given; in `src` and `dst` it is the first
 
     def reader(self) -> Callable[[EdgeBatch], dict[str, Any]]:
         """Reads the arguments on some edges, without keeping those of all."""
@@ -86,7 +81,7 @@ class _Arguments:
 def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mapping[str, Any]) -> _Arguments | None:
     """What `message` is given of what `propagate` was; None where it may span edges or has its rows elsewhere."""
     found = _Arguments({}, {}, {}, {}, conv.node_dim)
-    num_edges = edges.size(1)
+    group, num_edges = edges.numbering.graph._structure.group, edges.size(1)
     weights = kwargs.get("alpha")
     sources = [(name, kwargs) for name in attention.parameters(conv, "message")]
     if isinstance(weights, attention.Weights):
@@ -104,7 +99,8 @@ def _arguments(conv: MessagePassing, edges: DistributedEdgeIndex, kwargs: Mappin
                 is_edge = isinstance(value, Tensor) and value.dim() > 0
                 if is_edge:  # a tensor of another kind may have as many rows as this worker has edges
                     what = f"{type(conv).__name__} has a row of {name}, {tuple(value.shape[1:])}, for each edge"
-                    is_edge = edges.numbering.all_ranks_agree(what, len(value) == num_edges)
+                    with group.guard():
+                        is_edge = all(group.agree(what, len(value) == num_edges))
                     if not is_edge and name.startswith("edge_") and len(value) > 1:
                         return None  # to whatever PyTorch Geometric makes of it
                 (found.edge if is_edge else found.others)[name] = value

@@ -5,14 +5,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from sar.comm.group import Group
 from sar.common_tuples import EID, CanonicalEtype
 from sar.core.graph.queries import GraphQueries
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
-from sar.id_slices import count_ids
+from sar.id_slices import count_ids, to_offsets
 from sar.kernels import EdgeBlock
 
 NEW = -1
@@ -80,7 +79,7 @@ def _in_edges_of(structure: Structure, relation: Relation) -> InEdges:
         ids[block.cols.long()] for ids, block in zip(source_ids(structure, relation), relation.blocks, strict=True)
     ]
     order = torch.argsort(torch.cat([block.destinations(0, block.num_edges) for block in relation.blocks]), stable=True)
-    indptr = functional.pad(relation.in_degrees.cumsum(0), (1, 0))
+    indptr = to_offsets(relation.in_degrees)
     return InEdges(relation.etype, indptr.cpu(), torch.cat(sources)[order].cpu(), order.cpu())
 
 

@@ -199,15 +199,10 @@ def _number(node: Index, slots: Array, factor: Index, shift: Index, nodes: Array
 def number_nodes(
     given: Array, slots: Array, factor: Index, shift: Index, nodes: Array, counts: Array, numbers: Array
 ) -> None:
-    """Number nodes in the order in which they first come up.
+    """Write to `numbers` the numbers of the `given` global IDs; those without one get the next.
 
-    Args:
-        given: global IDs.
-        slots: hash table of 2**k numbers, -1 where free.
-        factor, shift: of the hash function.
-        nodes: the node of every number so far; filled up.
-        counts: (1,) how many there are; counted up.
-        numbers: the number of each given node.
+    slots: hash table of 2**k numbers, -1 where free, by a hash function with this factor and shift.
+    nodes, counts: the node of every number so far, and, (1,), how many there are.
     """
     count = u64(counts[0])
     for i in range(u64(given.size)):

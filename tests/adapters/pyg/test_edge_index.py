@@ -119,7 +119,7 @@ def called(function, given):
 def renumbered(edges):
     """The same edges, with other numbers of their sources."""
     sources, destinations = edges.plain
-    ends = torch.stack([edges.numbering.count - 1 - sources, destinations])
+    ends = torch.stack([edges.numbering.bounds[-1] - 1 - sources, destinations])
     return DistributedEdgeIndex.of(ends, edges.numbering, edges.num_dst)
 
 
