@@ -17,14 +17,7 @@ from sar.kernels.aggregate import (
 from sar.kernels.ahead import compile_ahead
 from sar.kernels.backend import load_kernels
 from sar.kernels.edge_block import EdgeBlock, index_dtype
-from sar.kernels.ops import (
-    EdgeMessage,
-    EdgeOperand,
-    Op,
-    Target,
-    accumulation_dtype,
-    operand_values_needed,
-)
+from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, accumulation_dtype, operand_values_needed
 
 __all__ = [
     "EdgeBlock",

@@ -5,7 +5,7 @@ keeps edges; what is computed there can travel back.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,9 +17,8 @@ from sar.common_tuples import EID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData
 from sar.core.build import build_structure
 from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
-from sar.core.graph.frames import Frames
 from sar.core.graph.graph import GraphShardManager, make_graph
-from sar.core.relation import Relation, Structure
+from sar.core.relation import Structure
 from sar.errors import GraphError
 from sar.id_slices import find_sorted
 from sar.kernels import accumulation_dtype
@@ -182,13 +181,8 @@ class PairGraph(GraphShardManager):
                 )
             return _Return(self._structure, self._route, values).apply(values)[0]
 
-    def _with(
-        self: Pairs,
-        structure: Structure | None = None,
-        relations: list[Relation] | None = None,
-        frames: Frames | None = None,
-    ) -> Pairs:
-        made = super()._with(structure, relations, frames)
+    def _with(self: Pairs, *args: Any, **kwargs: Any) -> Pairs:
+        made = super()._with(*args, **kwargs)
         made._route = self._route
         return made
 

@@ -15,7 +15,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -216,9 +216,7 @@ def _size_and_sum(path: Path) -> tuple[int, int]:
 
 def _put_in_place(folder: Path, draft: Path, step: int, world_size: int, files: dict[str, tuple[int, int]]) -> None:
     number = max((version.number for version in _versions(folder)), default=0) + 1
-    says = asdict(Version(Path(), number, step, world_size, files))
-    del says["path"]
-    text = json.dumps(says)
+    text = json.dumps({"number": number, "step": step, "world_size": world_size, "files": files})
     (draft / MANIFEST).write_text(json.dumps({"sum": zlib.crc32(text.encode()), "text": text}))
     sync(draft / MANIFEST)
     names = (f"step-{step:06d}{f'.{again}' if again else ''}" for again in count())

@@ -57,7 +57,7 @@ class BatchVector(GuardedTensor):
     @classmethod
     def of(cls, numbers: Tensor, count: int) -> BatchVector:
         install()
-        return cls.over(numbers, count=count)  # type: ignore[no-any-return]
+        return cls.over(numbers, count=count)
 
 
 def batch_vector(batch: Tensor, size: int | None = None) -> BatchVector:

@@ -169,7 +169,7 @@ class SourceIndex(NodeNumbers):
 
     @classmethod
     def of(cls, edges: DistributedEdgeIndex) -> SourceIndex:
-        return cls.over(edges.plain[0], numbering=edges.numbering, edges=edges, along=None)  # type: ignore[no-any-return]
+        return cls.over(edges.plain[0], numbering=edges.numbering, edges=edges, along=None)
 
 
 class DistributedEdgeIndex(NodeNumbers):
@@ -179,7 +179,7 @@ class DistributedEdgeIndex(NodeNumbers):
 
     @classmethod
     def of(cls, ends: Tensor, numbering: Numbering, num_dst: int) -> DistributedEdgeIndex:
-        return cls.over(ends, numbering=numbering, num_dst=num_dst)  # type: ignore[no-any-return]
+        return cls.over(ends, numbering=numbering, num_dst=num_dst)
 
     @property
     def graph(self) -> GraphShardManager:
@@ -266,7 +266,7 @@ class JoinedEdgeIndex(DistributedEdgeIndex):
         """The edge index of these parts, with so many sources and destinations in all."""
         ends = [edges.plain + torch.tensor([[src], [dst]], device=edges.plain.device) for edges, src, dst in parts]
         numbering = parts[0][0].numbering
-        return cls.over(torch.cat(ends, 1), numbering=numbering, parts=parts, all_sides=sides)  # type: ignore[no-any-return]
+        return cls.over(torch.cat(ends, 1), numbering=numbering, parts=parts, all_sides=sides)
 
     @property
     def passes(self) -> tuple[GraphShardManager, Tensor | None]:

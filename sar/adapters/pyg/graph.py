@@ -50,26 +50,25 @@ def _install() -> None:
 
 def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | HeteroData:
     """This worker's nodes and in-edges with their features, as `sar.pyg.load_partition` returns them."""
-    edges = edge_index(graph)
+    edges: Any = edge_index(graph)
     fields = {t: _fields(partition.node_features, f"{t}/") for t in graph.ntypes}
     original, kinds = partition.node_features.get(ORIG_ID), partition.node_features.get(NTYPE)
     if original is not None:
         for kind, own in enumerate(fields.values()):
             own[ORIG_ID] = original if kinds is None else original[kinds == kind]
-    if isinstance(edges, DistributedEdgeIndex):
-        data = Data(edge_index=edges, num_nodes=graph.num_nodes(), graph=graph)
-        set_fields(data, fields[graph.ntypes[0]])
-        _set_batch(data, graph.device)
-        set_fields(data, _fields(graph.edata, ""), EDGE_NAMES)
-        return data
-    data = HeteroData(graph=graph)
+    single = isinstance(edges, DistributedEdgeIndex)
+    data: Any = Data(edge_index=edges, num_nodes=graph.num_nodes(), graph=graph) if single else HeteroData(graph=graph)
     for ntype, values in fields.items():
-        data[ntype].num_nodes = graph.num_nodes(ntype)
-        set_fields(data[ntype], values)
-        _set_batch(data[ntype], graph.device)
-    for etype, index in edges.items():
-        data[etype].edge_index = index
-        set_fields(data[etype], _fields(graph.edges[etype].data, ""), EDGE_NAMES)
+        store = data if single else data[ntype]
+        store.num_nodes = graph.num_nodes(ntype)
+        set_fields(store, values)
+        # The graphs of `batch`, which is one where there is none, have nodes on all workers.
+        whole = batch_vector.whole_graph(store.num_nodes, graph.device)
+        store.batch = batch_vector.batch_vector(store.batch) if "batch" in store else whole
+    for etype in graph.canonical_etypes:
+        store = data if single else data[etype]
+        store.edge_index = edges if single else edges[etype]
+        set_fields(store, _fields(graph.edges[etype].data, ""), EDGE_NAMES)
     return data
 
 
@@ -83,12 +82,6 @@ def set_fields(store: Any, fields: Mapping[str, Tensor], names: Mapping[str, str
         own = name if own in fields else own
         own = f"edge_{own}" if own in store else own
         store[own] = values.bool() if name in SPLIT else values  # DGL's files have bytes
-
-
-def _set_batch(store: Any, device: torch.device) -> None:
-    """Let the graphs of `batch`, which is one where there is none, have nodes on all workers."""
-    whole = batch_vector.whole_graph(store.num_nodes, device)
-    store.batch = batch_vector.batch_vector(store.batch) if "batch" in store else whole
 
 
 def _fields(fields: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -202,9 +195,7 @@ def add_seed_pairs(data: Data | HeteroData, pairs: Mapping[CanonicalEtype, SeedP
 
 
 def _once(
-    etype: CanonicalEtype,
-    num_dst: Sequence[Mapping[str, int]],
-    edges: Sequence[Mapping[CanonicalEtype, LayerEdges]],
+    etype: CanonicalEtype, num_dst: Sequence[Mapping[str, int]], edges: Sequence[Mapping[CanonicalEtype, LayerEdges]]
 ) -> LayerEdges:
     """The edges of one type, from the seeds outwards, with each destination's draws of the layer that found it."""
     kept, found = [], 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from sar.errors import GraphError
 
 Handler = Callable[..., Any]
 Handlers = dict[Any, Handler]
+Guarded = TypeVar("Guarded", bound="GuardedTensor")
 
 
 class GuardedTensor(Tensor):
@@ -29,13 +30,13 @@ class GuardedTensor(Tensor):
     advice: ClassVar[str]
 
     @classmethod
-    def over(cls, numbers: Tensor, **attributes: Any) -> Any:
+    def over(cls: type[Guarded], numbers: Tensor, **attributes: Any) -> Guarded:
         """The numbers as such a tensor with these attributes; shares their memory."""
         guarded: Any = Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=numbers.dtype, device=numbers.device)
         guarded.plain = numbers
         for name, value in attributes.items():
             setattr(guarded, name, value)
-        return guarded
+        return guarded  # type: ignore[no-any-return]
 
     @classmethod
     def __torch_function__(

@@ -140,19 +140,9 @@ def _invert(
 
 @kernel
 def draw_edges(
-    begin: int,
-    end: int,
-    rows: Array,
-    nodes: Array,
-    indptr: Array,
-    weights: Array,
-    replace: bool,
-    key: Index,
-    offsets: Array,
-    picked: Array,
-    order: Array,
-    scratch: Array,
-) -> None:
+    begin: int, end: int, rows: Array, nodes: Array, indptr: Array, weights: Array, replace: bool, key: Index,
+    offsets: Array, picked: Array, order: Array, scratch: Array,
+) -> None:  # fmt: skip
     """Draw in-edges of rows[begin:end]: see [Note: draws].
 
     Args:
