@@ -48,10 +48,9 @@ PR_SET_PDEATHSIG = 1
 
 @cache
 def compile_ahead() -> None:
-    """Begin to compile the usual kernels, once a process; where they were compiled before, in a process that
-    uses a GPU, or on other systems than Linux, this does nothing."""
+    """Begin to compile the usual kernels, once a process; not where they were compiled before, nor beside a GPU."""
     done = _done_file()
-    if done is None or done.exists() or sys.platform != "linux" or torch.cuda.is_initialized():
+    if done is None or done.exists() or torch.cuda.is_initialized():
         return
     cores, workers = len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     parent = os.getpid()

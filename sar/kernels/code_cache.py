@@ -10,6 +10,7 @@ ends. A lock that cannot be had, or not in time, is done without: the code is th
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import time
@@ -97,17 +98,12 @@ class Turn:
 
 
 def _lock(name: str) -> IO[bytes] | None:
-    """The kernel's lock, a file to be closed; None where there is no locking or it is held for too long.
-
-    Inside `nothing_awaited` it raises TakenElsewhereError where another process holds it.
-    """
+    """The kernel's lock, a file to be closed; None where there is no locking or it is held for too long."""
     folder = code_folder()
     assert folder is not None
     try:
-        import fcntl
-
         file = (folder / f"{name}.lock").open("wb")
-    except (ImportError, OSError):
+    except OSError:
         return None
     deadline = time.monotonic() + WAIT_SECONDS
     while True:

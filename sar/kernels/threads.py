@@ -75,5 +75,4 @@ def _forget_pool() -> None:
     _pool = None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)  # threads do not survive a fork
+os.register_at_fork(after_in_child=_forget_pool)  # threads do not survive a fork
