@@ -14,8 +14,7 @@ import pymetis._internal
 from sar.errors import PartitionError
 from sar.storage.arrays import Array
 
-METIS_INTEGER: Any = pymetis.zero_copy_dtype()
-"""The integers of the installed METIS."""
+METIS_INTEGER: Any = pymetis.zero_copy_dtype()  # the integers of the installed METIS
 _NUM_OPTIONS = 40  # METIS_NOPTIONS
 _OK = 1  # METIS_OK
 

@@ -22,8 +22,7 @@ from typing import IO
 
 from sar.logging_setup import logger
 
-WAIT_SECONDS = 60.0
-"""How long a process waits for another one's code before it makes its own."""
+WAIT_SECONDS = 60.0  # how long a process waits for another one's code before it makes its own
 
 POLL_SECONDS = 0.02
 NOTED_SECONDS = 0.5  # what is compiled faster is not worth a line in the log

@@ -13,12 +13,10 @@ from sar.id_slices import to_offsets
 from sar.kernels.threads import run_balanced, run_rows
 from sar.raw_memory import resolved
 
-ALL = 2**62
-"""A fan-out that no degree exceeds."""
+ALL = 2**62  # a fan-out that no degree exceeds
 
 _NONE = np.empty(0, np.int64)
-_NODE_WORK = 16
-"""What one drawn edge costs, in elements as `threads` counts them."""
+_NODE_WORK = 16  # what one drawn edge costs, in elements as `threads` counts them
 
 _MASK = 2**64 - 1
 _STEP = 0x9E3779B97F4A7C15

@@ -30,8 +30,7 @@ from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Shape, Target, aligned
 # Of SplitMix64, as int64.
 HASH_STEP, HASH_1, HASH_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
-CHUNK_ELEMENTS = 4 * 2**20
-"""How many elements a tensor with a row per edge of a chunk has at most."""
+CHUNK_ELEMENTS = 4 * 2**20  # how many elements a tensor with a row per edge of a chunk has at most
 
 
 @dataclass(frozen=True)

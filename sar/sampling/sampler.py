@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.graphs import attach_features, make_block
+from sar.adapters.dgl.graphs import make_block
 from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import CanonicalEtype
@@ -133,7 +133,10 @@ class GraphSampler:
         for layer in batch.layers:
             edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
             blocks.append(make_block(layer.nodes, layer.num_dst, edges))
-        attach_features(blocks, batch.features.inputs, batch.features.outputs)
+        for ntype, features in batch.features.inputs.items():
+            blocks[0].srcnodes[ntype].data.update(features)
+        for ntype, features in batch.features.outputs.items():
+            blocks[-1].dstnodes[ntype].data.update(features)
         self._note_hits(batch)
         return blocks if self.output_device is None else [block.to(self.output_device) for block in blocks]
 

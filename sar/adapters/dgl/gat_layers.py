@@ -21,8 +21,7 @@ from sar.logging_setup import logger
 
 Features = Tensor | tuple[Tensor, Tensor]
 Forward = Callable[..., Any]
-LINEAR = nn.Linear.forward
-"""Torch's own."""
+LINEAR = nn.Linear.forward  # torch's own
 
 
 def in_one_pass(one_pass: Forward) -> Forward:

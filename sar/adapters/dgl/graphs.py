@@ -4,7 +4,7 @@ Sampled layers become DGL's message flow graphs, pairs of nodes and subgraphs it
 sample from, laid out as DGL's partitions are: own nodes first, then the halo.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -112,16 +112,6 @@ def make_subgraph(
     graph.ndata.update({NID: nodes, **features})
     graph.edata.update(edge_fields)
     return graph
-
-
-def attach_features(
-    blocks: Sequence[Any], inputs: Mapping[str, Mapping[str, Tensor]], outputs: Mapping[str, Mapping[str, Tensor]]
-) -> None:
-    """Set features, by node type and name, on the first block's sources and on the last block's destinations."""
-    for ntype, fields in inputs.items():
-        blocks[0].srcnodes[ntype].data.update(fields)
-    for ntype, fields in outputs.items():
-        blocks[-1].dstnodes[ntype].data.update(fields)
 
 
 # -- a worker's edges

@@ -35,8 +35,7 @@ from sar.errors import GraphError
 from sar.id_slices import count_ids
 from sar.kernels import EdgeBlock
 
-KEPT = 4
-"""As many times the edges of a graph are those of the selections of them that are kept."""
+KEPT = 4  # as many times the edges of a graph are those of the selections of them that are kept
 
 
 class Numbering:

@@ -127,8 +127,7 @@ def handler_for(handlers: Handlers, *functions: Any) -> Callable[[Handler], Hand
     return register
 
 
-_COMMON: Handlers = {}
-"""What all such tensors do alike, but for what handlers of their class do."""
+_COMMON: Handlers = {}  # what all such tensors do alike, but for what handlers of their class do
 
 
 @handler_for(_COMMON, Tensor.__repr__)

@@ -184,8 +184,7 @@ def _colours(original: Callable[..., Tensor], self: Any, x: Tensor, edge_index: 
 
 # -- SuperGATConv's loss in training, which tells edges from pairs that are none (Kim and Oh, 2021)
 
-TRIES = 3
-"""How often as many pairs are drawn as are wanted, of which edges are left out; as PyTorch Geometric does."""
+TRIES = 3  # how often as many pairs are drawn as are wanted, of which edges are left out; as PyTorch Geometric does
 
 
 def _knowing_whether_shared(

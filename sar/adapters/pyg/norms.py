@@ -54,10 +54,8 @@ def convert_norms(model: nn.Module) -> nn.Module:
     return model
 
 
-_ALWAYS = "_rows_of_all_workers"
-"""Set for a module whose rows are those of all workers in any call."""
-_LATEST = "_latest_rows_of_all_workers"
-"""Set for a module: whose rows it got last, for when it runs again in a backward."""
+_ALWAYS = "_rows_of_all_workers"  # set for a module whose rows are those of all workers in any call
+_LATEST = "_latest_rows_of_all_workers"  # set for a module: whose rows it got last, for when it runs in a backward
 
 
 @cache

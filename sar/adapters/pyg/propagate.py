@@ -273,8 +273,7 @@ def _weighted_differences(context: CallContext, reducer: str, fields: EdgeFields
     return sums[:, :-1] - b * sums[:, -1:]
 
 
-_is_distributed = PerThread(False)
-"""Whether `propagate` runs as it is written, along a distributed edge index."""
+_is_distributed = PerThread(False)  # whether `propagate` runs as it is written, along a distributed edge index
 
 
 def _to_dense_batch(
