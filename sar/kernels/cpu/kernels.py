@@ -124,25 +124,17 @@ def _of_edges(*operands: EdgeOperand) -> bool:
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """Compiled kernel of `sar.kernels.attention.attend`."""
     x, csr = operands.x, by_destination(block, with_edges=_reads_edges(how, operands))
+    width = x.shape[1:].numel()
     scored = _scored(operands.y, x if operands.x_score is None else operands.x_score, operands)
     sums = Sums(*(flat(tensor) for tensor in state))
     arguments = _heads(how, x), flat(x), scored, _flat(operands.weight, x), sums
-    run_balanced(
-        attention_loops.attend, csr.indptr, x.shape[1:].numel(), csr, *arguments, private=lambda: [_scratch(x)]
-    )
+    run_balanced(attention_loops.attend, csr.indptr, width, csr, *arguments, private=lambda: [_scratch(x)])
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
     """Write the sums of grad * out over each head to stats[:, GRAD_DOT]."""
-    run_rows(
-        attention_loops.head_sums,
-        len(grad),
-        grad.shape[1:].numel(),
-        _heads(how, grad),
-        flat(grad),
-        flat(out),
-        flat(stats),
-    )
+    operands = _heads(how, grad), flat(grad), flat(out), flat(stats)
+    run_rows(attention_loops.head_sums, len(grad), grad.shape[1:].numel(), *operands)
 
 
 def project(x: Tensor, attn: Tensor) -> Tensor:
@@ -177,7 +169,8 @@ def attend_grad(
     results = SourceGradients(*(_flat(tensor, x) for tensor in (grads.x, grads.x_score, grads.weight)))
     parts = _Parts(grads.y if additive else grads.x[:0])
     to_sources = csr, heads, flat(x), scored, weight, incoming, results
-    run_balanced(attention_loops.source_gradients, csr.indptr, width, *to_sources, private=partial(_private, parts, x))
+    private = partial(_private, parts, x)
+    run_balanced(attention_loops.source_gradients, csr.indptr, width, *to_sources, private=private)
     parts.add_up()
     if additive:
         return
@@ -185,9 +178,8 @@ def attend_grad(
     csr = by_destination(block, with_edges=reads_edges)
     parts = _Parts(grads.attn if grads.attn is not None else grads.x[:0])
     to_destinations = csr, heads, flat(x), _scored(operands.y, x, operands), weight, incoming, flat(grads.y)
-    run_balanced(
-        attention_loops.destination_gradients, csr.indptr, width, *to_destinations, private=partial(_private, parts, x)
-    )
+    private = partial(_private, parts, x)
+    run_balanced(attention_loops.destination_gradients, csr.indptr, width, *to_destinations, private=private)
     parts.add_up()
 
 
