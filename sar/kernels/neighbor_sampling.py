@@ -79,7 +79,7 @@ class Numbering:
         self._slots = np.full(2**bits, -1, np.int32 if 2**bits < 2**31 else np.int64)
         # Where every ID has a slot of its own there is nothing to hash.
         direct = num_nodes <= len(self._slots)
-        self._hash = (np.uint64(1), np.uint64(0)) if direct else (np.uint64(0x9E3779B97F4A7C15), np.uint64(64 - bits))
+        self._hash = (np.uint64(1), np.uint64(0)) if direct else (np.uint64(_STEP), np.uint64(64 - bits))
 
     @property
     def nodes(self) -> Tensor:

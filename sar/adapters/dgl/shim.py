@@ -9,7 +9,6 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -46,9 +45,7 @@ class _StandInFinder(MetaPathFinder, Loader):
     def __init__(self, message: str) -> None:
         self.message = message
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
         if fullname == _GRAPHBOLT:
             return ModuleSpec(fullname, self, is_package=True)
         if fullname.startswith(_GRAPHBOLT + "."):
