@@ -30,10 +30,6 @@ class RowOwners:
     """Which worker owns the row of each node of a type, and where.
 
     `node_ids` are the global IDs of this worker's nodes, (N_i,) int64, ascending, in the order of their rows.
-
-    Raises:
-        GraphError: for message flow graphs, or where the type is not named among several.
-        FieldError: for an unknown type.
     """
 
     def __init__(self, graph: GraphShardManager, ntype: str | None) -> None:

@@ -74,14 +74,10 @@ def part_name(rank: int) -> str:
 
 
 def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: Any, keep: int) -> None:
-    """Write a version; called by all workers together.
+    """Write a version, and keep the newest `keep`; called by all workers together.
 
-    Args:
-        folder: of the versions; it is made if need be.
-        step: of training.
-        part: what this worker saves; tensors, numbers, strings, and lists, tuples and dictionaries of them.
-        shared: what is the same for all; worker 0's is written.
-        keep: how many versions to keep, the newest.
+    Each worker saves its `part`, and worker 0 what is the same for all, `shared`: tensors, numbers, strings, and lists,
+    tuples and dictionaries of them.
 
     Raises:
         CheckpointError: where a file cannot be written, or would not be read back; the earlier versions are as before.
@@ -125,14 +121,9 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
 
 
 def newest_version(folder: str | os.PathLike[str], step: int | None = None) -> Version | None:
-    """The newest version that is sound, for which all its files are read; called by all workers together.
+    """The newest version that is sound, of this step of training if one is given; called by all workers together.
 
-    Args:
-        folder: of the versions.
-        step: only versions of this step of training.
-
-    Returns:
-        None where there is no version at all.
+    All its files are read. None where there is no version at all.
 
     Raises:
         CheckpointError: where there are versions, but no sound one, or workers see different folders.
@@ -268,12 +259,9 @@ class Rows:
 
 
 def find_rows(version: Version, key: str, wanted: Rows) -> None:
-    """Fill in columns and scalars of this worker's nodes from what all workers saved; not a collective call.
+    """Fill in columns, on the CPU, and scalars of this worker's nodes from what all saved; not a collective call.
 
-    Args:
-        version: that has been verified.
-        key: which of the `packed` rows, in `part["rows"]`.
-        wanted: the rows to find; its columns, on the CPU, are overwritten, and its scalars.
+    `key` says which of the `packed` rows, in `part["rows"]` of a version that has been verified.
 
     Raises:
         CheckpointError: where rows are missing, of another width, or named otherwise.

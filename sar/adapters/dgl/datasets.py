@@ -23,14 +23,9 @@ DGL_DATASETS = {
 
 
 def load_dgl_dataset(name: str, folder: str | None = None) -> dict[str, NDArray[Any]]:
-    """Load a graph through `dgl.data`, which downloads it at first use.
+    """A graph of `DGL_DATASETS`: `src`, `dst`, `num_nodes`, and `feat`, `label` and masks where it has them.
 
-    Args:
-        name: a key of `DGL_DATASETS`.
-        folder: where `dgl.data` keeps its downloads; None for its own default.
-
-    Returns:
-        `src`, `dst`, `num_nodes`, and `feat`, `label`, `train_mask`, `val_mask`, `test_mask` where the graph has them.
+    `dgl.data` downloads it at first use, to `folder`, or where it keeps its downloads by default.
     """
     require_dgl()
     import dgl.data

@@ -206,13 +206,7 @@ def _partition_book(spec: PartitionJson, part: int, edge_types: list[CanonicalEt
 
 
 class ShardFields:
-    """The edges of a partition with their fields, to be cut into shards.
-
-    Args:
-        edges: in visible order.
-        edge_ranges: of global IDs, by partition and type.
-        device: where they go.
-    """
+    """The edges of a partition, in visible order, with their fields on `device`, to be cut into shards."""
 
     def __init__(self, edges: VisibleEdges, edge_ranges: IdRanges, device: torch.device) -> None:
         self.edges = edges

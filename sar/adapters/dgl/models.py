@@ -20,9 +20,6 @@ class LayerStack(nn.Module):
         kind: sage (Hamilton et al., 2017, with mean), gcn (Kipf and Welling, 2017) or gat (Velickovic et al., 2018).
         widths: of the input, between the layers, and of the output: one more than there are layers.
         heads: of gat, whose width is that of all heads side by side; the last layer has one head.
-
-    Raises:
-        ConfigError: widths that make no such layers.
     """
 
     def __init__(self, kind: str, widths: Sequence[int], heads: int = 1):

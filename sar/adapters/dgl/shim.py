@@ -81,14 +81,7 @@ def install_shim() -> None:
 
 
 def require_dgl() -> Any:
-    """Import DGL and return it.
-
-    Returns:
-        The module `dgl`.
-
-    Raises:
-        DglError: DGL is not installed, or its import fails.
-    """
+    """Import DGL and return it; a `DglError` where it is not installed, or its import fails."""
     install_shim()
     # Without a choice of backend DGL prints a notice and writes one to the home directory.
     os.environ.setdefault("DGLBACKEND", "pytorch")

@@ -39,20 +39,16 @@ KEPT = 4  # as many times the edges of a graph are those of the selections of th
 
 
 class Numbering:
-    """How the sources along one edge type are numbered; see [Note: numbers of nodes].
+    """How the sources of a graph with one edge type are numbered, all of whose edges count.
 
-    Args:
-        graph: with one edge type, all of whose edges count.
-
-    Attributes:
-        bounds: number of the first source in each other partition, and one more than the last, (P + 1,).
-        starts: number of the first source in each partition; 0 for this worker's.
+    See [Note: numbers of nodes].
     """
 
     def __init__(self, graph: GraphShardManager) -> None:
         self.graph = graph
         self.relation = graph.call_context().relation
         self.part = graph._structure.part
+        # The number of the first source in each other partition, and one more than the last; with 0 for this worker's.
         self.bounds = list(accumulate(map(len, self.relation.halos), initial=self.relation.num_src))
         self.starts = [0 if part == self.part else start for part, start in enumerate(self.bounds[:-1])]
         self._joined: Tensor | None = None
@@ -94,11 +90,8 @@ class Numbering:
     def select(self, ends: Tensor, num_dst: int) -> tuple[GraphShardManager, Tensor]:
         """The graph of other edges between the same nodes, and for each of its edges the position given here, (E,).
 
-        Layers make the same edges anew in every call, so the latest graphs are kept, with `KEPT` times the edges.
-
-        Args:
-            ends: numbers of sources and rows of destinations, (2, E).
-            num_dst: destinations, which need not be nodes.
+        The edges' ends are (2, E) numbers of sources and rows of destinations, which need not be nodes. Layers make the
+        same edges anew in every call, so the latest graphs are kept, with `KEPT` times the edges.
         """
         for i, (known, count, graph, order) in enumerate(self._selected):
             if count == num_dst and torch.equal(known, ends):

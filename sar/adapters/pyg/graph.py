@@ -151,13 +151,7 @@ def make_batch(
 
 
 def make_subgraph(nodes: Tensor, edges: LayerEdges, fields: Mapping[str, Tensor]) -> Data:
-    """The subgraph of some nodes, with `n_id` and `e_id`.
-
-    Args:
-        nodes: global IDs, (N,) int64.
-        edges: between them.
-        fields: of the nodes, (N, ...) each.
-    """
+    """The subgraph of nodes, (N,) global IDs, with `n_id`, `e_id`, and fields of the nodes, (N, ...) each."""
     src, dst, values = edges
     data = Data(edge_index=torch.stack([src, dst]), n_id=nodes, e_id=values[EID], num_nodes=len(nodes))
     set_fields(data, fields)
@@ -166,12 +160,9 @@ def make_subgraph(nodes: Tensor, edges: LayerEdges, fields: Mapping[str, Tensor]
 
 
 def add_seed_pairs(data: Data | HeteroData, pairs: Mapping[CanonicalEtype, SeedPairs], *, triplets: int) -> None:
-    """Name the seed edges of a batch as `LinkNeighborLoader` does.
+    """Name the seed edges of a batch, of every type that has seeds anywhere, as `LinkNeighborLoader` does.
 
-    Args:
-        data: from `make_batch`.
-        pairs: of every type that has seeds anywhere.
-        triplets: how many negative pairs follow for each seed, with its source, to be given as triplets; 0 for others.
+    triplets: how many negative pairs follow for each seed, with its source, to be given as triplets; 0 for others.
     """
     stores: Any = data
     for store in [data] if isinstance(data, Data) else data.node_stores:

@@ -358,12 +358,10 @@ def source_gradients(
     chunk: Chunk, to: Heads, x: Array, scored: Scored, weight: Array, incoming: Incoming, out: SourceGradients,
     theirs_grad: Array,
 ) -> None:  # fmt: skip
-    """Add the gradients of sources, and write those of edge weights.
+    """Add the gradients of sources, and write those of edge weights. x: (N_src, width) features of the sources.
 
-    Of ADDITIVE scores also theirs_grad, (N_dst, heads), to which other sources may not be adding at the same time.
-
-    x: (N_src, width) features.
-    scored: `theirs` of ADDITIVE scores are the statistics of destinations.
+    Of ADDITIVE scores, whose `theirs` are the statistics of destinations, also theirs_grad, (N_dst, heads), to which
+    other sources may not be adding at the same time.
     """
     heads, csr, scratch, stats = to.heads, chunk.csr, chunk.scratch, incoming.stats
     write_weights(chunk, to, OTHER, scored, stats)

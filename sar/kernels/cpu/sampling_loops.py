@@ -143,14 +143,10 @@ def draw_edges(
     begin: int, end: int, rows: Array, nodes: Array, indptr: Array, weights: Array, replace: bool, key: Index,
     offsets: Array, picked: Array, order: Array, scratch: Array,
 ) -> None:  # fmt: skip
-    """Draw in-edges of rows[begin:end]: see [Note: draws].
+    """Draw in-edges of rows[begin:end], as `draw_in_edges` has them; `weights` may be empty. See [Note: draws].
 
-    Args:
-        rows, nodes: (n,) rows of the nodes in `indptr`, and their global IDs.
-        weights: (E,) or empty.
-        offsets: (n + 1,) where the draws of each node go in `picked`; their number is from `count_draws`.
-        order: int64, 0, 1, 2, ... up to the greatest degree; left as it was.
-        scratch: float64, as long.
+    offsets: (n + 1,) where the draws of each node go in `picked`; their number is from `count_draws`.
+    order, scratch: as long as the greatest degree; int64 0, 1, 2, ..., which is left as it was, and float64.
     """
     for i in range(u64(begin), u64(end)):
         row, to = u64(rows[i]), u64(offsets[i])
