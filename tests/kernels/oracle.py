@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand, Op, Target
+from sar.kernels.edge_block import compress
 
 MESSAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "copy_lhs": lambda x, y: x,
@@ -87,14 +88,10 @@ def make_graph(
     """A graph of (source, destination) pairs with the given edge IDs, else numbered from `offset`."""
     edges = sorted(edges, key=lambda edge: edge[1])
     src, dst = [s for s, _ in edges], [d for _, d in edges]
-    block = EdgeBlock.from_coo(
-        torch.tensor(src, dtype=torch.int64),
-        torch.tensor(dst, dtype=torch.int64),
-        num_src,
-        num_dst,
-        edge_ids=None if ids is None else torch.tensor(ids, dtype=torch.int32),
-        edge_offset=offset,
-    )
+    rows, indptr = compress(torch.tensor(dst, dtype=torch.int64), num_dst)
+    cols = torch.tensor(src, dtype=torch.int32)
+    edge_ids = None if ids is None else torch.tensor(ids, dtype=torch.int32)
+    block = EdgeBlock(rows, indptr, cols, num_src, num_dst, edge_ids, offset)
     ids = list(range(offset, offset + len(edges))) if ids is None else ids
     return Graph(src, dst, ids, num_src, num_dst, max(ids, default=-1) + 2, block)
 

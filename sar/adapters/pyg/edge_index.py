@@ -285,11 +285,6 @@ def edge_indices(value: Any) -> Iterator[Tensor]:
             yield from edge_indices(part)
 
 
-def are_distributed(*args: Any) -> bool:
-    """Whether a distributed edge index is among the arguments."""
-    return any(isinstance(edges, DistributedEdgeIndex) for edges in edge_indices(args))
-
-
 def refuse(what: str) -> GraphError:
     """The error of an operation that might be wrong across workers."""
     return GraphError(

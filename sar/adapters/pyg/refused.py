@@ -10,7 +10,7 @@ import torch
 from torch_geometric import transforms, utils
 from torch_geometric.nn import models
 
-from sar.adapters.pyg.edge_index import are_distributed
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edge_indices
 from sar.adapters.pyg.guarded import replace
 from sar.errors import GraphError
 
@@ -78,7 +78,8 @@ def _refusing(name: str, reason: str) -> Callable[..., Any]:
     right = _RIGHT.get(reason, lambda *_, **__: False)
 
     def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if are_distributed(args, kwargs) and not right(*args, **kwargs):
+        distributed = any(isinstance(edges, DistributedEdgeIndex) for edges in edge_indices((args, kwargs)))
+        if distributed and not right(*args, **kwargs):
             raise GraphError(f"{name} was called with a distributed edge_index, but {reason}.")
         return original(*args, **kwargs)
 
