@@ -1,8 +1,8 @@
 """What a backend of the kernels must offer, and which one serves given tensors: the only place where this is chosen.
 
-A backend is a module with the functions of `Backend`: `sar.kernels.cpu` (compiled), `sar.kernels.torch` (plain torch,
-on any device and for any dtype) and `sar.kernels.meta` (tensors without values). To add one, write such a
-module, or a package, and name it in `_choose`.
+A backend is a module with the functions of `Backend`: `sar.kernels.cpu.kernels` (compiled), `sar.kernels.torch` (plain
+torch, on any device and for any dtype) and `sar.kernels.meta` (tensors without values). To add one, write such a module
+and name it in `_choose`.
 """
 
 from __future__ import annotations

@@ -162,17 +162,9 @@ def _can_tile(conv: MessagePassing) -> bool:
             "or give a layer that takes no values of edges edge_index.reversed, without this flow."
         )
     combine = conv.aggr_module
-    hooks = (
-        combine._forward_pre_hooks,
-        combine._forward_hooks,
-        "forward" in vars(combine),
-        conv._propagate_forward_pre_hooks,
-        conv._propagate_forward_hooks,
-        conv._message_forward_pre_hooks,
-        conv._message_forward_hooks,
-        conv._aggregate_forward_pre_hooks,
-        conv._aggregate_forward_hooks,
-    )
+    kinds = [f"{step}_forward{pre}" for step in ("propagate", "message", "aggregate") for pre in ("_pre", "")]
+    hooks = [getattr(conv, f"_{kind}_hooks") for kind in kinds]
+    hooks += [combine._forward_pre_hooks, combine._forward_hooks, "forward" in vars(combine)]
     updates = conv.inspector.get_param_names("update")
     return (
         type(combine) in REDUCERS
