@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,26 +31,21 @@ HEADER = (
     *("model", "trained by", "test accuracy", "s / epoch", "MB sent / epoch", "peak memory (MB)"),
     "largest logit difference",
 )
+SINGLE = "1 process, DGL"
 MEGA = 1e6
 
 
 class Run(NamedTuple):
-    """What one process found.
+    """What one process found."""
 
-    losses, validation: the loss and the validation accuracy (0 to 1) of each epoch.
-    seconds, bytes_sent: of the median epoch, and of the mean one.
-    peak_memory: bytes above the level before training.
-    ids, logits: nodes, (N_i,), and their logits, (N_i, C).
-    """
-
-    losses: list[float]
-    validation: list[float]
-    seconds: float
+    losses: list[float]  # of each epoch
+    validation: float  # accuracy in the last epoch, 0 to 1
+    seconds: float  # of the median epoch
     test_accuracy: float
-    peak_memory: int
-    bytes_sent: float
-    ids: Any
-    logits: Any
+    peak_memory: int  # bytes above the level before training
+    bytes_sent: float  # in an epoch, on average
+    ids: Any  # nodes, (N_i,)
+    logits: Any  # of these nodes, (N_i, C)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,22 +77,19 @@ def run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     compile_ahead()
     graph, name = _graph(arguments)
-    print(
-        f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges with self-loops, "
-        f"{graph.node_data['feat'].shape[1]} features, {graph.node_data['label'].max() + 1} classes"
-    )
+    size = f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges"
+    features, classes = graph.node_data["feat"].shape[1], graph.node_data["label"].max() + 1
+    print(f"{size} with self-loops, {features} features, {classes} classes")
     with tempfile.TemporaryDirectory(prefix="sar-demo-") as folder:
         runs = _train_all(arguments, graph, Path(folder))
     rows, bought = _table(runs)
-    caption = f"{bought}\n\n{_caption(arguments.parts)}"
+    caption = f"{bought}\n\n{CAPTION.format(workers=arguments.parts)}"
     print(f"\n{as_text(rows)}\n\n{caption}")
+    table, picture = arguments.out / "demo.md", arguments.out / "demo.png"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "demo.md").write_text(f"{as_markdown(rows)}\n\n{caption}\n")
-    title = f"{name}: {graph.num_nodes:,} nodes, {len(graph.src):,} edges\n{bought}"
-    _draw(runs, title, arguments.out / "demo.png")
-    print(
-        f"\nsaved {arguments.out / 'demo.png'} and {arguments.out / 'demo.md'} after {time.monotonic() - began:.0f} s"
-    )
+    table.write_text(f"{as_markdown(rows)}\n\n{caption}\n")
+    _draw(runs, f"{size}\n{bought}", picture)
+    print(f"\nsaved {picture} and {table} after {time.monotonic() - began:.0f} s")
     return 0
 
 
@@ -123,73 +116,35 @@ def _train_all(arguments: argparse.Namespace, graph: GraphData, folder: Path) ->
     parts = divide(graph, folder / "partitions", "graph", arguments.parts)
     sizes = " + ".join(f"{nodes:,}" for nodes in parts.nodes)
     print(f"METIS: {sizes} nodes; {parts.edge_cut:.1%} of the edges lead from one part to another")
-    write_npz(graph, folder / "graph.npz")
-    runs = {}
-    for name in MODELS:
-        files = parts.json_file, folder / f"{name}.pt"
-        workers = _in_processes(arguments, train_distributed, name, *files, n_workers=arguments.parts, n_threads=1)
-        files = folder / "graph.npz", folder / f"{name}.pt"
-        single = _in_processes(arguments, train_single, name, *files, n_workers=1, n_threads=arguments.parts)
-        runs[name] = [*single, *workers]
-        seen = np.sort(np.concatenate([run.ids for run in workers]))
-        assert np.array_equal(seen, np.arange(graph.num_nodes)), "every node has logits on exactly one worker"
+    whole = folder / "graph.npz"
+    write_npz(graph, whole)
+    in_processes = partial(run_workers, train, arguments, time_limit=arguments.time_limit)
+    runs: dict[str, list[Run]] = {name: [] for name in MODELS}
+    for name, of_model in runs.items():
+        for source, n_workers, n_threads in ((parts.json_file, arguments.parts, 1), (whole, 1, arguments.parts)):
+            found = in_processes(name, source, folder / f"{name}.pt", n_workers=n_workers, n_threads=n_threads)
+            of_model[:0] = found
+            who = SINGLE if source == whole else f"{n_workers} workers, sar"
+            last = f"loss {found[0].losses[-1]:.4f}, validation {found[0].validation:.3f}"
+            print(f"{f'{name}, {who}'.ljust(25)} {arguments.epochs} epochs, {last}", file=sys.stderr)
     return runs
 
 
-def _in_processes(
-    arguments: argparse.Namespace, train: Any, name: str, *files: Path, n_workers: int, n_threads: int
-) -> list[Run]:
-    """Run one training in processes of its own, and say how it went."""
-    limit = arguments.time_limit
-    results: list[Run] = run_workers(
-        train, arguments, name, *files, n_workers=n_workers, n_threads=n_threads, time_limit=limit
-    )
-    who = "1 process, DGL" if train is train_single else f"{len(results)} workers, sar"
-    last = f"loss {results[0].losses[-1]:.4f}, validation {results[0].validation[-1]:.3f}"
-    print(f"{f'{name}, {who}'.ljust(25)} {arguments.epochs} epochs, {last}", file=sys.stderr)
-    return results
+def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, trained: Path) -> Run:
+    """Train a model in the default mode; worker 0 saves the trained parameters.
 
-
-def train_distributed(_: Any, arguments: argparse.Namespace, name: str, partition: Path, trained: Path) -> Run:
-    """Train on this worker's part in the default mode; worker 0 saves the trained parameters."""
-    sar.initialize_comms()
-    sar.patch_dgl()
-    data = sar.load_dgl_partition_data(str(partition), sar.rank(), "cpu")
-    task, x = sar.Task.of(data), sar.suffix_key_lookup(data.node_features, "feat")
-    ids = data.node_features["orig_id"].numpy()
-    graph = sar.construct_full_graph(data)
-    del data
-    model, run = _fit(arguments, name, graph, x, task, ids)
-    if sar.rank() == 0:
-        torch.save(model.state_dict(), trained)
-    return run
-
-
-def train_single(_: Any, arguments: argparse.Namespace, name: str, graph_file: Path, trained: Path) -> Run:
-    """Train on the whole graph with plain DGL; the logits are those at the parameters that the workers trained."""
-    sar.initialize_comms()  # a group of one worker, for the same loop
-    data = read_npz(graph_file)
-    graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
-    fields = {key: torch.from_numpy(value) for key, value in data.node_data.items()}
-    task = sar.Task(fields["label"], {mask.removesuffix("_mask"): fields[mask] for mask in SPLIT})
-    ids = np.arange(data.num_nodes)
-    del data
-    model, run = _fit(arguments, name, graph, fields["feat"], task, ids)
-    model.load_state_dict(torch.load(trained, weights_only=True))
-    return run._replace(logits=_evaluate(model, graph, fields["feat"]).numpy())
-
-
-def _fit(
-    arguments: argparse.Namespace, name: str, graph: Any, x: Tensor, task: sar.Task, ids: Any
-) -> tuple[nn.Module, Run]:
-    """The training loop, the same for one process and for many."""
-    MODELS[name](x.shape[1], task.num_classes)(graph, x).sum().backward()  # loads code, which is not to count
+    One process with plain DGL reads these at the end, and its logits are those at these parameters.
+    """
+    sar.initialize_comms()  # plain DGL has a group of one worker, for the same loop
+    graph, x, task, ids = _load(source)
+    make_model = partial(MODELS[name], x.shape[1], task.num_classes)
+    make_model()(graph, x).sum().backward()  # loads code, which is not to count
     sar.Config.cache_constant_inputs = True
     torch.manual_seed(arguments.seed)
-    model = MODELS[name](x.shape[1], task.num_classes)
+    model = make_model()
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
-    losses, validation, seconds = [], [], []
+    losses, seconds = [], []
     memory, sent = PeakMemory(), sar.comm.statistics().bytes_sent
     for _ in range(arguments.epochs):
         start = time.perf_counter()
@@ -201,22 +156,46 @@ def _fit(
         optimizer.step()
         losses.append(sar.all_sum(loss.item()))
         # Without dropout, the training forward's output is what validation would compute.
-        validation.append(task.accuracy(logits, "val"))
+        validation = task.accuracy(logits, "val")
         seconds.append(time.perf_counter() - start)
     sent, peak = sar.comm.statistics().bytes_sent - sent, memory.above_baseline()
-    logits = _evaluate(model, graph, x)
-    costs = float(np.median(seconds)), task.accuracy(logits, "test"), peak, sent / arguments.epochs
-    return model, Run(losses, validation, *costs, ids, logits.numpy())
-
-
-@torch.no_grad()
-def _evaluate(model: nn.Module, graph: Any, x: Tensor) -> Tensor:
     model.eval()
-    logits: Tensor = model(graph, x)
-    return logits
+    with torch.no_grad():
+        accuracy = task.accuracy(model(graph, x), "test")
+        if source.suffix == ".npz":
+            model.load_state_dict(torch.load(trained, weights_only=True))
+        elif sar.rank() == 0:
+            torch.save(model.state_dict(), trained)
+        logits = model(graph, x)
+    costs = float(np.median(seconds)), accuracy, peak, sent / arguments.epochs
+    return Run(losses, validation, *costs, ids.numpy(), logits.numpy())
+
+
+def _load(source: Path) -> tuple[Any, Tensor, sar.Task, Tensor]:
+    """This worker's part of a partition, or a whole graph of DGL's own, with features, task and the nodes' IDs."""
+    if source.suffix == ".json":
+        sar.patch_dgl()
+        part = sar.load_dgl_partition_data(str(source), sar.rank(), "cpu")
+        task, x = sar.Task.of(part), sar.suffix_key_lookup(part.node_features, "feat")
+        return sar.construct_full_graph(part), x, task, part.node_features["orig_id"]
+    whole = read_npz(source)
+    fields = {key: torch.from_numpy(value) for key, value in whole.node_data.items()}
+    task = sar.Task(fields["label"], {mask.removesuffix("_mask"): fields[mask] for mask in SPLIT})
+    graph = dgl_graph(torch.from_numpy(whole.src), torch.from_numpy(whole.dst), whole.num_nodes)
+    return graph, fields["feat"], task, torch.arange(whole.num_nodes)
 
 
 # -- the table and the picture
+
+CAPTION = """\
+Workers: {workers} on this host, 1 thread each; the one process has {workers} threads. Same graph, \
+seeds, initial parameters and epochs, no dropout; rounding alone makes the two drift apart while training.
+Features, which do not change, travel once (Config.cache_constant_inputs).
+Seconds are the median epoch of the slowest worker. MB sent and peak memory are the largest of any worker.
+Peak memory is the highest resident memory during training, minus that just before the first epoch, when \
+graph, features, model and code are loaded.
+The logit difference is the largest over all nodes and classes, between the workers and the one process, both \
+with the parameters that the workers trained."""
 
 
 def _table(runs: dict[str, list[Run]]) -> tuple[list[tuple[str, ...]], str]:
@@ -224,23 +203,16 @@ def _table(runs: dict[str, list[Run]]) -> tuple[list[tuple[str, ...]], str]:
     rows: list[tuple[str, ...]] = [HEADER]
     gains = []
     for model, (single, *workers) in runs.items():
-        worst = single._replace(
-            seconds=max(run.seconds for run in workers),
-            test_accuracy=workers[0].test_accuracy,
-            peak_memory=max(run.peak_memory for run in workers),
-        )
+        slowest, peak = max(run.seconds for run in workers), max(run.peak_memory for run in workers)
         sent = max(run.bytes_sent for run in workers) / MEGA
         apart = max(float(np.abs(run.logits - single.logits[run.ids]).max()) for run in workers)
-        rows.append(_row(model, f"{len(workers)} workers, sar", worst, f"{sent:.1f}", f"{apart:.1e}"))
-        rows.append(_row(model, "1 process, DGL", single, "-", ""))
-        share = worst.peak_memory / max(single.peak_memory, 1)
-        gains.append(f"{model} {single.seconds / worst.seconds:.1f} x as fast at {share:.0%} of the memory each")
+        costs = f"{workers[0].test_accuracy:.4f}", f"{slowest:.3f}", f"{sent:.1f}", f"{peak / MEGA:.0f}"
+        rows.append((model, f"{len(workers)} workers, sar", *costs, f"{apart:.1e}"))
+        costs = f"{single.test_accuracy:.4f}", f"{single.seconds:.3f}", "-", f"{single.peak_memory / MEGA:.0f}"
+        rows.append((model, SINGLE, *costs, ""))
+        share = peak / max(single.peak_memory, 1)
+        gains.append(f"{model} {single.seconds / slowest:.1f} x as fast at {share:.0%} of the memory each")
     return rows, f"{len(workers)} workers against 1 process: {', '.join(gains)} (even: {1 / len(workers):.0%})."
-
-
-def _row(model: str, who: str, run: Run, sent: str, apart: str) -> tuple[str, ...]:
-    costs = f"{run.seconds:.3f}", sent, f"{run.peak_memory / MEGA:.0f}"
-    return model, who, f"{run.test_accuracy:.4f}", *costs, apart
 
 
 def _draw(runs: dict[str, list[Run]], title: str, file: Path) -> None:
@@ -253,7 +225,7 @@ def _draw(runs: dict[str, list[Run]], title: str, file: Path) -> None:
     position, ticks = 0, []
     for axes, (model, (single, *workers)) in zip(curves, runs.items(), strict=True):
         name = f"{len(workers)} workers, sar"
-        axes.plot(single.losses, color=single_color, linewidth=6, label="1 process, DGL")
+        axes.plot(single.losses, color=single_color, linewidth=6, label=SINGLE)
         axes.plot(workers[0].losses, color=workers_color, linewidth=1.6, linestyle=(0, (4, 2)), label=name)
         gap = max(abs(a - b) for a, b in zip(single.losses, workers[0].losses, strict=True))
         axes.set(title=model, xlabel=f"epoch (curves at most {gap:.0e} apart)", ylabel="training loss", ylim=(0, None))
@@ -272,19 +244,6 @@ def _draw(runs: dict[str, list[Run]], title: str, file: Path) -> None:
     figure.savefig(file)
 
 
-def _caption(n_workers: int) -> str:
-    return (
-        f"Workers: {n_workers} on this host, 1 thread each; the one process has {n_workers} threads. Same graph, "
-        "seeds, initial parameters and epochs, no dropout; rounding alone makes the two drift apart while training.\n"
-        "Features, which do not change, travel once (Config.cache_constant_inputs).\n"
-        "Seconds are the median epoch of the slowest worker. MB sent and peak memory are the largest of any worker.\n"
-        "Peak memory is the highest resident memory during training, minus that just before the first epoch, when "
-        "graph, features, model and code are loaded.\n"
-        "The logit difference is the largest over all nodes and classes, between the workers and the one process, both "
-        "with the parameters that the workers trained."
-    )
-
-
 # -- the graph
 
 
@@ -300,20 +259,9 @@ def community_graph(
     """A degree-corrected stochastic block model (Karrer and Newman, 2011) whose communities are the classes.
 
     Nodes have a heavy-tailed propensity to take edges. An edge picks one end by propensity, and the other by propensity
-    among the same community with probability `homophily`, among all nodes otherwise. Features are a random centroid per
-    class, entries N(0, 1), times `signal`, plus independent N(0, 1) noise.
-
-    Args:
-        num_nodes: N.
-        num_edges: directed edges, an even number; both directions of each pair are stored.
-        num_features: F.
-        num_classes: communities, of about equal size.
-        homophily: share of the edges that are drawn within a community.
-        signal: distance of the class centroids, against noise of standard deviation 1 on each feature.
-        seed: the same seed gives the same graph.
-
-    Raises:
-        ConfigError: no such simple graph can be drawn.
+    among the same community with probability `homophily`, among all nodes otherwise. Each edge is stored in both
+    directions, so `num_edges` is even. Features are a random centroid per class, entries N(0, 1), times `signal`, plus
+    independent N(0, 1) noise. Raises `ConfigError` where no such simple graph can be drawn.
     """
     if num_classes < 2 or num_nodes < num_classes or num_edges % 2 or not 0 <= num_edges <= num_nodes**2 // 10:
         raise ConfigError(
@@ -325,13 +273,11 @@ def community_graph(
     pairs = _draw_pairs(rng, labels, num_edges // 2, homophily)
     shuffled = rng.permutation(num_nodes)
     labels[shuffled] = labels.copy()
-    low, high = shuffled[pairs // num_nodes], shuffled[pairs % num_nodes]
-    src, dst = np.concatenate([low, high]), np.concatenate([high, low])
-    order = np.lexsort((dst, src))
     centroids = rng.standard_normal((num_classes, num_features), dtype=np.float32)
     noise = rng.standard_normal((num_nodes, num_features), dtype=np.float32)
     feat = np.float32(signal) * centroids[labels] + noise
-    return GraphData(src[order], dst[order], num_nodes, {"feat": feat, "label": labels})
+    low, high = shuffled[pairs // num_nodes], shuffled[pairs % num_nodes]
+    return GraphData(low, high, num_nodes, {"feat": feat, "label": labels}).with_reverse_edges()
 
 
 def _draw_pairs(rng: np.random.Generator, labels: Array, num_pairs: int, homophily: float) -> Array:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from sar.cli.sizes import parse_bytes
 from sar.errors import ConfigError
 from sar.logging_setup import told_on_stderr
 from sar.partition.assign.assigning import AssigningOptions
@@ -22,58 +21,37 @@ from sar.partition.pipeline import InputOptions, OutputOptions
 from sar.partition.write.writers import Writers
 
 _TYPED = re.compile(r"([^:=/]+:[^:=/]+:[^:=/]+)=(.+)")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 T = TypeVar("T", InputOptions, AssigningOptions, OutputOptions)
 
 
 def add_input(parser: argparse.ArgumentParser) -> None:
     """Declare the input, its options, and the memory to use."""
-    parser.add_argument(
-        "input",
-        nargs="+",
-        metavar="INPUT",
-        help="files in order, a directory or a pattern; or edges of several types: NTYPE:RELATION:NTYPE=FILE ...",
-    )
-    parser.add_argument(
-        "--memory-limit",
-        dest="memory",
-        type=parse_bytes,
-        metavar="SIZE",
-        help="memory to use beside Python and its libraries, such as 2GiB",
-    )
-    _add_options(parser.add_argument_group("input"))
-
-
-def _add_options(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--format", choices=FORMATS, help="default: by the names of the files")
-    group.add_argument(
-        "--num-nodes", action="append", default=[], metavar="[NTYPE=]N", help="of edge lists; default: by their IDs"
-    )
-    more = "; of a table FILE#COLUMN, such as label=nodes.csv#label"
+    what = "files in order, a directory or a pattern; or edges of several types: NTYPE:RELATION:NTYPE=FILE ..."
+    parser.add_argument("input", nargs="+", metavar="INPUT", help=what)
+    memory = "memory to use beside Python and its libraries, such as 2GiB"
+    parser.add_argument("--memory-limit", dest="memory", type=parse_bytes, metavar="SIZE", help=memory)
+    group = parser.add_argument_group("input")
+    add = group.add_argument
+    add("--format", choices=FORMATS, help="default: by the names of the files")
+    add("--num-nodes", action="append", default=[], metavar="[NTYPE=]N", help="of edge lists; default: by their IDs")
+    field = "one more field; of a table FILE#COLUMN, such as label=nodes.csv#label"
     for kind, form in (("node", "[NTYPE/]NAME=FILE"), ("edge", "[NTYPE:RELATION:NTYPE/]NAME=FILE")):
-        group.add_argument(f"--{kind}-feature", action="append", default=[], metavar=form, help=f"one more field{more}")
-    group.add_argument("--delimiter", help="of edges as text; default: found out")
-    group.add_argument(
-        "--header", action=argparse.BooleanOptionalAction, help="whether text begins with names; default: found out"
-    )
-    group.add_argument("--columns", nargs=2, metavar=("SRC", "DST"), help="of text and Parquet, by name or number")
-    group.add_argument("--dtype", choices=["int32", "int64"], help="of raw binary edges")
-    group.add_argument(
-        "--split",
-        type=_shares,
-        metavar="TRAIN,VAL,TEST",
-        help="make masks of these shares of the labelled nodes, such as 0.6,0.2,0.2, drawn with --seed",
-    )
-    group.add_argument("--allow-nan", action="store_true", help="take NaN in features")
-    group.add_argument(
-        "--allow-outside", action="store_true", help="read what a metadata.json names outside of its directory, too"
-    )
-    group.add_argument("--undirected", action="store_true", help="give every edge its reverse")
-    group.add_argument("--remove-duplicates", action="store_true", help="keep one of edges with the same ends")
-    loops = group.add_mutually_exclusive_group()
+        add(f"--{kind}-feature", action="append", default=[], metavar=form, help=field)
+    add("--delimiter", help="of edges as text; default: found out")
+    header = "whether text begins with names; default: found out"
+    add("--header", action=argparse.BooleanOptionalAction, help=header)
+    add("--columns", nargs=2, metavar=("SRC", "DST"), help="of text and Parquet, by name or number")
+    add("--dtype", choices=["int32", "int64"], help="of raw binary edges")
+    split = "make masks of these shares of the labelled nodes, such as 0.6,0.2,0.2, drawn with --seed"
+    add("--split", type=_shares, metavar="TRAIN,VAL,TEST", help=split)
+    add("--allow-nan", action="store_true", help="take NaN in features")
+    add("--allow-outside", action="store_true", help="read what a metadata.json names outside of its directory, too")
+    add("--undirected", action="store_true", help="give every edge its reverse")
+    add("--remove-duplicates", action="store_true", help="keep one of edges with the same ends")
+    add = group.add_mutually_exclusive_group().add_argument
     for what in ("remove", "add"):
-        loops.add_argument(
-            f"--{what}-self-loops", dest="self_loops", action="store_const", const=what, default="keep", help="all"
-        )
+        add(f"--{what}-self-loops", dest="self_loops", action="store_const", const=what, default="keep", help="all")
 
 
 def options_of(kind: type[T], arguments: argparse.Namespace, **converted: Any) -> T:
@@ -115,21 +93,23 @@ def progress_bar() -> Iterator[Progress]:
             yield logged_stages()
         return
     with tqdm(total=1.0, bar_format="{desc:40} {percentage:3.0f}% |{bar}| {elapsed}", leave=False) as bar:
-        yield _shown_on(bar)
+
+        def show(doing: str, share: float) -> None:
+            if doing != bar.desc:
+                bar.reset()
+                bar.set_description_str(doing, refresh=False)
+            bar.update(share - bar.n)
+
+        yield show
 
 
-def _shown_on(bar: "tqdm[None]") -> Progress:
-    stage = ""
-
-    def show(doing: str, share: float) -> None:
-        nonlocal stage
-        if doing != stage:
-            stage = doing
-            bar.reset()
-            bar.set_description_str(doing, refresh=False)
-        bar.update(share - bar.n)
-
-    return show
+def parse_bytes(text: str) -> int:
+    """Bytes of 8GiB (powers of 1024), 500MB or 500M (powers of 1000), or a plain number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i)?B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; expected one such as 8GiB or 500MB")
+    number, unit, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
 
 
 def _path(inputs: Sequence[str]) -> str | list[str] | dict[str, str]:

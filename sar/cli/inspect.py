@@ -10,15 +10,14 @@ from sar.partition.inspect.inspection import by_worker, inspect_directory
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar inspect` takes."""
-    parser.add_argument("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
-    parser.add_argument(
-        "--workers", type=int, metavar="W", help="also show what each of so many workers would hold and exchange"
-    )
-    parser.add_argument("--values", action="store_true", help="also look for NaN in features")
-    parser.add_argument("--verify", action="store_true", help="also compare every byte with the parts' checksums")
-    parser.add_argument("--allow-outside", action="store_true", help="read files outside of the directory, too")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.add_argument("--picture", type=Path, metavar="PNG", help="draw who sends how many rows to whom")
+    add = parser.add_argument
+    add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
+    add("--workers", type=int, metavar="W", help="also show what each of so many workers would hold and exchange")
+    add("--values", action="store_true", help="also look for NaN in features")
+    add("--verify", action="store_true", help="also compare every byte with the parts' checksums")
+    add("--allow-outside", action="store_true", help="read files outside of the directory, too")
+    add("--json", action="store_true", help="print one JSON object instead of tables")
+    add("--picture", type=Path, metavar="PNG", help="draw who sends how many rows to whom")
 
 
 def run(arguments: argparse.Namespace) -> int:

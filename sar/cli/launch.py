@@ -19,36 +19,23 @@ from sar.storage.partition_json import read_partition_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar launch` takes."""
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="W",
-        help="default: one for each GPU, else one for each partition up to the cores, else one",
-    )
-    parser.add_argument(
-        "--threads", type=int, metavar="T", help="of each worker; default: OMP_NUM_THREADS, else cores / workers"
-    )
-    parser.add_argument(
-        "--partition-json",
-        type=Path,
-        metavar="FILE",
-        help="of the partitions to count, or its directory; default: the first among the script's own arguments",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    workers = "default: one for each GPU, else one for each partition up to the cores, else one"
+    add("--workers", type=int, metavar="W", help=workers)
+    add("--threads", type=int, metavar="T", help="of each worker; default: OMP_NUM_THREADS, else cores / workers")
+    named = "of the partitions to count, or its directory; default: the first among the script's own arguments"
+    add("--partition-json", type=Path, metavar="FILE", help=named)
+    add(
         "--allocator",
         choices=("least", "kept", "system"),
         help="default of the script's Config.allocator: freed memory is given back (the default), or kept, which is "
         "faster for mini-batches, or the allocator stays as it is",
     )
-    parser.add_argument(
-        "--resident",
-        type=int,
-        metavar="1",
-        help="partitions that a worker has in memory at a time; it trains one after the other",
-    )
-    parser.add_argument("--spill", type=Path, metavar="DIR", help="with --resident: a folder on a disk for the others")
-    parser.add_argument("script", type=Path, help="the training script, in Python")
-    parser.add_argument("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="what the script takes")
+    resident = "partitions that a worker has in memory at a time; it trains one after the other"
+    add("--resident", type=int, metavar="1", help=resident)
+    add("--spill", type=Path, metavar="DIR", help="with --resident: a folder on a disk for the others")
+    add("script", type=Path, help="the training script, in Python")
+    add("script_arguments", nargs=argparse.REMAINDER, metavar="...", help="what the script takes")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,9 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--threads {arguments.threads}: expected at least 1.")
     if not arguments.script.is_file():
         raise ConfigError(f"there is no file {arguments.script}; expected the training script after the options.")
-    settings = _settings(workers, arguments.threads, arguments.allocator)
-    if arguments.resident is not None or arguments.spill is not None:
-        settings |= _resident(arguments)
+    settings = _settings(arguments, workers)
     os.environ.update(settings)
     if sys.platform == "linux":
         os.environ["SAR_LAUNCHER"] = str(os.getpid())
@@ -87,20 +72,6 @@ def _number_of_workers(arguments: argparse.Namespace) -> int:
     return workers or torch.cuda.device_count() or min(_number_of_parts(arguments), len(os.sched_getaffinity(0)))
 
 
-def _resident(arguments: argparse.Namespace) -> dict[str, str]:
-    """The variables that ask for several workers in each process; what is wrong with them, the workers would say."""
-    if arguments.resident is None or arguments.spill is None:
-        raise ConfigError("--resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk.")
-    settings = {
-        "SAR_RESIDENT": str(arguments.resident),
-        "SAR_SPILL_DIR": str(arguments.spill.absolute()),
-    }
-    if "SAR_PARTS" not in os.environ and (parts := _number_of_parts(arguments)) > 1:
-        settings["SAR_PARTS"] = str(parts)
-    wanted({**os.environ, **settings}, [str(arguments.script), *arguments.script_arguments])
-    return settings
-
-
 def _number_of_parts(arguments: argparse.Namespace) -> int:
     """Of the partitions that are named to this command or to the script."""
     if arguments.partition_json is not None:
@@ -113,13 +84,21 @@ def _number_of_parts(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _settings(workers: int, threads: int | None, allocator: str | None) -> dict[str, str]:
+def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
     """The variables to set: what the user asks for on the command line, and defaults for what is not set."""
+    if (arguments.resident is None) != (arguments.spill is None):
+        raise ConfigError("--resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk.")
     cores = len(os.sched_getaffinity(0))
     defaults = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "GLOO_SOCKET_IFNAME": "lo"}
     settings = {name: value for name, value in defaults.items() if name not in os.environ}
-    if threads is not None:
-        settings["OMP_NUM_THREADS"] = str(threads)
-    if allocator is not None:
-        settings["SAR_ALLOCATOR"] = allocator
+    if arguments.threads is not None:
+        settings["OMP_NUM_THREADS"] = str(arguments.threads)
+    if arguments.allocator is not None:
+        settings["SAR_ALLOCATOR"] = arguments.allocator
+    if arguments.resident is not None:
+        settings |= {"SAR_RESIDENT": str(arguments.resident), "SAR_SPILL_DIR": str(arguments.spill.absolute())}
+        if "SAR_PARTS" not in os.environ and (parts := _number_of_parts(arguments)) > 1:
+            settings["SAR_PARTS"] = str(parts)
+        # What is wrong with these, the workers would say.
+        wanted({**os.environ, **settings}, [str(arguments.script), *arguments.script_arguments])
     return settings

@@ -17,28 +17,21 @@ from sar.train.trial_epoch import MakeModel
 
 
 def add_model(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", default: str | None = None) -> None:
-    """Declare the model and its widths."""
-    parser.add_argument(
+    """Declare the model, its widths, and partitions of which one is in memory at a time."""
+    add = parser.add_argument
+    add(
         "--model",
         default=default,
         metavar="MODEL",
         help="sage, gcn or gat, or FILE.py:FUNCTION, which returns a module when called with the graph's types and "
         f"widths (sar.train.graph_counts.GraphInfo){f' ({default})' if default else ''}",
     )
-    parser.add_argument("--layers", type=int, default=3, metavar="L", help="of sage, gcn and gat (%(default)s)")
-    parser.add_argument(
-        "--hidden", type=int, default=256, metavar="D", help="their width, of gat of all heads together (%(default)s)"
-    )
-    parser.add_argument("--heads", type=int, default=4, metavar="H", help="of gat (%(default)s)")
-    parser.add_argument("--features", type=int, metavar="F", help="input width; default: that of the feature 'feat'")
-    parser.add_argument("--classes", type=int, metavar="C", help="default: one more than the greatest 'label'")
-
-
-def add_resident(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    """Declare partitions of which one is in memory at a time, as `sar launch` names them."""
-    parser.add_argument(
-        "--resident", type=int, choices=[1], metavar="1", help="partitions in memory at a time, as in sar launch"
-    )
+    add("--layers", type=int, default=3, metavar="L", help="of sage, gcn and gat (%(default)s)")
+    add("--hidden", type=int, default=256, metavar="D", help="their width, of gat of all heads together (%(default)s)")
+    add("--heads", type=int, default=4, metavar="H", help="of gat (%(default)s)")
+    add("--features", type=int, metavar="F", help="input width; default: that of the feature 'feat'")
+    add("--classes", type=int, metavar="C", help="default: one more than the greatest 'label'")
+    add("--resident", type=int, choices=[1], metavar="1", help="partitions in memory at a time, as in sar launch")
 
 
 def model_of(arguments: argparse.Namespace) -> MakeModel:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sar.adapters.dgl.models import KINDS
-from sar.cli.graph_input import add_input, default_name, input_options, options_of, progress_bar
-from sar.cli.model_options import add_model, add_resident, model_of, process_bytes
-from sar.cli.sizes import parse_bytes
+from sar.cli.graph_input import add_input, default_name, input_options, options_of, parse_bytes, progress_bar
+from sar.cli.model_options import add_model, model_of, process_bytes
 from sar.comm import initialize_comms
 from sar.comm.environment import find_place
 from sar.config import Config
@@ -26,78 +25,50 @@ _WHOLE_DAY = 86_400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar partition` takes."""
     add_input(parser)
-    parser.add_argument(
-        "--parts",
-        type=_parts,
-        required=True,
-        metavar="P",
-        help="number of parts; any number of workers can train on them; auto: as --workers and their memory need",
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="directory to make")
-    parser.add_argument("--name", help="of the graph and of its JSON file; default: its own, or that of the first file")
-    parser.add_argument(
+    add = parser.add_argument
+    parts = "number of parts; any number of workers can train on them; auto: as --workers and their memory need"
+    add("--parts", type=_parts, required=True, metavar="P", help=parts)
+    add("--out", type=Path, metavar="DIR", help="directory to make")
+    add("--name", help="of the graph and of its JSON file; default: its own, or that of the first file")
+    add(
         "--num-hops",
         type=int,
         metavar="H",
         help="keep a halo of H hops and the edges out of each part, as dgl.distributed.partition_graph does; default: "
         "only the edges into a part, which is all that sar reads",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on where a run has stopped that was killed, or failed with --resume"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace earlier partitions in DIR, once the new ones are complete"
-    )
-    parser.add_argument(
-        "--local-output", action="store_true", help="with several processes: each host has its own disk for DIR"
-    )
-    _add_assigning(parser.add_argument_group("assignment"))
-    fitting = parser.add_argument_group("for --parts auto, such as --workers 4 --memory-per-worker 8GiB --model gat")
-    fitting.add_argument("--workers", type=int, metavar="Q", help="the fewest parts: one for each")
-    fitting.add_argument("--memory-per-worker", type=parse_bytes, metavar="SIZE", help="that each part has to fit")
-    add_model(fitting)
-    fitting.add_argument(
-        "--reserve",
-        type=parse_bytes,
-        metavar="SIZE",
-        help="in place of a model: what a worker needs beside graph and features, such as 3GiB (T of SDT-GNN)",
-    )
-    add_resident(fitting)
-
-
-def _parts(text: str) -> int | str:
-    return text if text == AUTO else int(text)
-
-
-def _add_assigning(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--method", default=AUTO, metavar="METHOD", help=f"{', '.join(method_names())} (%(default)s: by --memory-limit)"
-    )
-    group.add_argument("--seed", type=int, default=0, help="of the method, and of --split (%(default)s)")
-    group.add_argument(
-        "--balance",
-        nargs="+",
-        default=[],
-        metavar="FIELD",
-        help=f"node fields that parts share evenly, for instance train_mask; or {IN_EDGES}",
-    )
-    group.add_argument(
-        "--imbalance",
-        type=float,
-        default=0.05,
-        metavar="SHARE",
-        help="how much larger than the mean a part may be (%(default)s)",
-    )
-    group.add_argument(
+    add("--resume", action="store_true", help="go on where a run has stopped that was killed, or failed with --resume")
+    add("--overwrite", action="store_true", help="replace earlier partitions in DIR, once the new ones are complete")
+    add("--local-output", action="store_true", help="with several processes: each host has its own disk for DIR")
+    add = parser.add_argument_group("assignment").add_argument
+    methods = ", ".join(method_names())
+    add("--method", default=AUTO, metavar="METHOD", help=f"{methods} (%(default)s: by --memory-limit)")
+    add("--seed", type=int, default=0, help="of the method, and of --split (%(default)s)")
+    balance = f"node fields that parts share evenly, for instance train_mask; or {IN_EDGES}"
+    add("--balance", nargs="+", default=[], metavar="FIELD", help=balance)
+    imbalance = "how much larger than the mean a part may be (%(default)s)"
+    add("--imbalance", type=float, default=0.05, metavar="SHARE", help=imbalance)
+    add(
         "--volume-bound",
         type=float,
         metavar="SHARE",
         help="of spring: above this sum of degrees a cluster takes no more nodes; of a part's mean sum, such as "
         f"{VOLUME_BOUND}, the default",
     )
-    group.add_argument("--assignment", type=Path, metavar="DIR", help="take this one: NTYPE.txt for each type")
-    group.add_argument("--write-assignment", type=Path, metavar="DIR", help="write the assignment in that form")
-    group.add_argument("--assign-only", action="store_true", help="write nothing but that: no --out")
+    add("--assignment", type=Path, metavar="DIR", help="take this one: NTYPE.txt for each type")
+    add("--write-assignment", type=Path, metavar="DIR", help="write the assignment in that form")
+    add("--assign-only", action="store_true", help="write nothing but that: no --out")
+    fitting = parser.add_argument_group("for --parts auto, such as --workers 4 --memory-per-worker 8GiB --model gat")
+    add = fitting.add_argument
+    add("--workers", type=int, metavar="Q", help="the fewest parts: one for each")
+    add("--memory-per-worker", type=parse_bytes, metavar="SIZE", help="that each part has to fit")
+    add_model(fitting)
+    reserve = "in place of a model: what a worker needs beside graph and features, such as 3GiB (T of SDT-GNN)"
+    add("--reserve", type=parse_bytes, metavar="SIZE", help=reserve)
+
+
+def _parts(text: str) -> int | str:
+    return text if text == AUTO else int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -144,17 +115,8 @@ def _number_of_parts(arguments: argparse.Namespace) -> int | PartsRule:
     shape = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads")} if model in KINDS else {}
     described = ", ".join([model, *(f"{name} {value}" for name, value in shape.items())])
     described += ", one part in memory at a time" if arguments.resident else ""
-    make_model, process = model_of(arguments), process_bytes()
-    return PartsThatFit(
-        workers,
-        memory,
-        described,
-        make_model,
-        process,
-        in_width=arguments.features,
-        num_classes=arguments.classes,
-        resident=arguments.resident is not None,
-    )
+    planned = model_of(arguments), process_bytes(), arguments.features, arguments.classes
+    return PartsThatFit(workers, memory, described, *planned, resident=arguments.resident is not None)
 
 
 @contextlib.contextmanager

@@ -7,27 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from sar.adapters.dgl.models import KINDS
-from sar.cli.model_options import add_model, add_resident, model_of, process_bytes, widths_of
-from sar.cli.sizes import parse_bytes
+from sar.cli.graph_input import parse_bytes
+from sar.cli.model_options import add_model, model_of, process_bytes, widths_of
 from sar.train.footprint import plan_training, search_resident
 from sar.train.graph_counts import count_graph
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `sar plan` takes."""
-    parser.add_argument("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
+    add = parser.add_argument
+    add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
     add_model(parser, default="sage")
-    parser.add_argument(
-        "--workers", type=int, metavar="W", help="to plan for; default: one for each part, or with --resident one"
-    )
-    parser.add_argument(
-        "--memory-per-worker",
-        type=parse_bytes,
-        metavar="SIZE",
-        help="such as 8GiB: how many workers, or with --resident partitions, fit?",
-    )
-    add_resident(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    add("--workers", type=int, metavar="W", help="to plan for; default: one for each part, or with --resident one")
+    memory = "such as 8GiB: how many workers, or with --resident partitions, fit?"
+    add("--memory-per-worker", type=parse_bytes, metavar="SIZE", help=memory)
+    add("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import pytest
 import sar
 from sar.cli import main
 from sar.cli.demo import community_graph
-from sar.cli.sizes import parse_bytes
+from sar.cli.graph_input import parse_bytes
 from sar.partition.in_memory import divide
 from tests.partition.test_write import small_types
 
