@@ -31,7 +31,6 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.allocator import set_allocator
-from sar.comm.group import Group
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, SamplingError
 from sar.sampling.batch import Batch, SamplingSource, sample_batch
@@ -84,18 +83,8 @@ class SamplingProcesses:
         job = _Job(group.rank, group.world_size, address, f"sar/sampling/{name}", Config.timeout, ahead, source)
         send(job, *(process.channel for process in self._processes))
 
-    @property
-    def pids(self) -> list[int]:
-        """Process IDs."""
-        return [process.process.pid for process in self._processes]
-
     def sample(self, batches: Sequence[Order]) -> Iterator[Batch]:
-        """Sample an epoch: batches of these seeds and keys, in order.
-
-        Raises:
-            SamplingError: where a process died or failed; the others are ended.
-            CommunicationTimeout: where a batch takes longer than `Config.timeout`.
-        """
+        """Sample an epoch: batches of these seeds and keys, in order. Raises as `_Process.receive`."""
         count = len(self._processes)
         for number, process in enumerate(self._processes):
             send(batches[number::count], process.channel)
@@ -127,7 +116,7 @@ class _Process:
             )
 
     def receive(self) -> Batch:
-        """Its next batch; an error where it failed, is gone, or makes none."""
+        """Its next batch; `SamplingError` where it failed or is gone, `CommunicationTimeout` where it makes none."""
         deadline = time.monotonic() + Config.timeout + CLOSE_SECONDS  # its own error comes first
         while not self.channel.poll(POLL_SECONDS):
             session.current_group().check()  # another worker may have heard first that it is frozen
@@ -196,7 +185,12 @@ def run(descriptor: int, number: int) -> None:
         allowed = threading.Semaphore(job.ahead)
         threading.Thread(target=_listen, args=(channel, orders, allowed), daemon=True).start()
         Config.timeout = job.timeout
-        group = _connect(job, number)
+        store: dist.Store = dist.HashStore()
+        if job.store is not None:
+            limit = timedelta(seconds=job.timeout)
+            store = dist.TCPStore(*job.store, is_master=False, wait_for_workers=False, timeout=limit)
+        store = dist.PrefixStore(f"{job.prefix}/{number}", store)
+        group = session.group_of_processes(store, job.rank, job.world_size)
         while True:
             for seeds, key in orders.get():
                 allowed.acquire()
@@ -219,12 +213,3 @@ def _listen(channel: "Connection[Any, Any]", orders: queue.Queue[list[Order]], a
                 orders.put(message)
     except (EOFError, OSError):
         os._exit(0)  # also out of a wait for other workers
-
-
-def _connect(job: _Job, number: int) -> Group:
-    """A group of the processes of this number on all workers."""
-    store: dist.Store = dist.HashStore()
-    if job.store is not None:
-        limit = timedelta(seconds=job.timeout)
-        store = dist.TCPStore(*job.store, is_master=False, wait_for_workers=False, timeout=limit)
-    return session.group_of_processes(dist.PrefixStore(f"{job.prefix}/{number}", store), job.rank, job.world_size)

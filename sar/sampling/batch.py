@@ -1,8 +1,8 @@
 """A mini-batch in plain tensors: what all workers sample together, with features, before DGL or PyG has it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -47,26 +47,11 @@ class SamplingMethod(Protocol):
         """
 
 
-@dataclass
-class FeatureCache:
+class FeatureCache(NamedTuple):
     """Input features of remote nodes that this worker's edges read often."""
 
-    nodes: dict[str, Tensor]  # global IDs of every type, (n,) int64 each
-    features: Features  # their input features, rows in this order
-    _index: dict[str, Numbering] = field(default_factory=dict, repr=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FeatureCache, (self.nodes, self.features)  # another process makes its own index
-
-    def find(self, ntype: str, nodes: Tensor) -> Tensor:
-        """Rows of the nodes in the cache, -1 for those that are not in it."""
-        if ntype not in self.nodes:
-            return torch.full_like(nodes, -1)
-        if ntype not in self._index:
-            known = self.nodes[ntype]
-            self._index[ntype] = Numbering(len(known), 2**63 - 1)
-            self._index[ntype].add(known)
-        return self._index[ntype].find(nodes)
+    rows: dict[str, Numbering]  # numbers the nodes of every type that has input features
+    features: Features  # of these nodes, in the order of their numbers
 
 
 @dataclass(frozen=True)
@@ -78,22 +63,16 @@ class SamplingSource:
     cache: FeatureCache | None  # of input features
 
 
-class BatchFeatures(NamedTuple):
-    """Features of a batch."""
-
-    inputs: Features  # of the nodes asked for
-    outputs: Features
-    hits: int  # remote input nodes whose features were in the cache
-    misses: int  # and those whose features were fetched
-
-
 class Batch(NamedTuple):
     """A sampled mini-batch."""
 
     layers: list[SampledLayer]  # input layer first
-    features: BatchFeatures
     pairs: Pairs | None  # where seeds are edges
     num_nodes: int  # of the whole graph
+    inputs: Features  # of the first layer's sources
+    outputs: Features  # of the last layer's destinations
+    hits: int  # remote input nodes whose features were in the cache
+    misses: int  # and those whose features were fetched
 
 
 def random_key() -> int:
@@ -104,18 +83,16 @@ def random_key() -> int:
 def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Batch:
     """Sample a batch, by all workers together; their sources have equal settings.
 
-    Args:
-        seeds: distinct, (S,) int64, what the method takes, such as global IDs; or rows of seed edges, (S, 7): see
-            [Note: seed edges]. May be empty.
-        key: 63 bits that belong to this worker and batch.
+    Seeds are distinct: what the method takes, such as global IDs, (S,) int64, or rows of seed edges, (S, 7), see
+    [Note: seed edges]. There may be none. `key` has 63 bits, which belong to this worker and batch.
     """
     graph = source.graph
     with group.guard():
         group.agree(f"{graph.signature}: a batch")
         layers, pairs = source.method.draw(group, graph, seeds, key)
         outputs = {ntype: nodes[: layers[-1].num_dst[ntype]] for ntype, nodes in layers[-1].nodes.items()}
-        features = fetch_features(group, graph, layers[0].nodes, outputs, source.cache)
-        return Batch(layers, features, pairs, graph.num_nodes)
+        features = _fetch_features(group, graph, layers[0].nodes, outputs, source.cache)
+        return Batch(layers, pairs, graph.num_nodes, *features)
 
 
 @dataclass
@@ -129,22 +106,21 @@ class _FeatureRequest:
     positions: list[Tensor]  # by owner, their rows of `out`
 
 
-def fetch_features(
+def _fetch_features(
     group: Group,
     graph: WorkerGraph,
     input_nodes: Mapping[str, Tensor],
     output_nodes: Mapping[str, Tensor],
     cache: FeatureCache | None,
-) -> BatchFeatures:
-    """The features `graph.inputs` of the input nodes and `graph.outputs` of the output nodes.
+) -> tuple[Features, Features, int, int]:
+    """As the last four of `Batch`; nodes are global IDs of every type, (n,) int64 each.
 
-    Own rows are copied; remote ones come from the cache of input features, or from their owners. Nodes are global IDs
-    of every type, (n,) int64 each. The workers have agreed on this, inside `group.guard()`.
+    Own rows are copied; remote ones come from the cache of input features, or from their owners.
     """
-    inputs = [_copy_own_rows(group, graph, ntype, tables, input_nodes[ntype]) for ntype, tables in graph.inputs.items()]
-    outputs = [
-        _copy_own_rows(group, graph, ntype, tables, output_nodes[ntype]) for ntype, tables in graph.outputs.items()
-    ]
+    inputs, outputs = (
+        [_copy_own_rows(group, graph, ntype, tables, nodes[ntype]) for ntype, tables in features.items()]
+        for features, nodes in ((graph.inputs, input_nodes), (graph.outputs, output_nodes))
+    )
     others = [worker for worker in range(group.world_size) if worker != group.rank]
     hits = 0
     if cache is not None:
@@ -152,7 +128,7 @@ def fetch_features(
     misses = sum(len(wanted.nodes[worker]) for wanted in inputs for worker in others)
     if inputs or outputs:
         _fetch_remote_rows(group, graph, [*inputs, *outputs])
-    return BatchFeatures({w.ntype: w.out for w in inputs}, {w.ntype: w.out for w in outputs}, hits, misses)
+    return {w.ntype: w.out for w in inputs}, {w.ntype: w.out for w in outputs}, hits, misses
 
 
 def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
@@ -160,7 +136,11 @@ def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
     nodes = _most_read_nodes(graph, nbytes)
     no_outputs = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64))
     group.agree(f"{graph.signature}: filling the cache")
-    return FeatureCache(nodes, fetch_features(group, graph, nodes, no_outputs, None).inputs)
+    cache = FeatureCache({}, _fetch_features(group, graph, nodes, no_outputs, None)[0])
+    for ntype, known in nodes.items():
+        cache.rows[ntype] = Numbering(len(known), graph.num_nodes)
+        cache.rows[ntype].add(known)
+    return cache
 
 
 def _copy_own_rows(
@@ -179,9 +159,9 @@ def _copy_own_rows(
 def _copy_cached_rows(cache: FeatureCache, wanted: _FeatureRequest, worker: int) -> int:
     """Copy what the cache has of one worker's nodes, and leave the rest to be fetched; the number of nodes it had."""
     nodes, positions = wanted.nodes[worker], wanted.positions[worker]
-    rows = cache.find(wanted.ntype, nodes)
+    rows = cache.rows[wanted.ntype].find(nodes)
     known = rows >= 0
-    for name, table in cache.features.get(wanted.ntype, {}).items():
+    for name, table in cache.features[wanted.ntype].items():
         copy_rows(table, rows[known], wanted.out[name], positions[known])
     wanted.nodes[worker] = nodes[~known]
     wanted.positions[worker] = positions[~known]
@@ -228,11 +208,12 @@ def _most_read_nodes(graph: WorkerGraph, nbytes: int) -> dict[str, Tensor]:
     if not graph.inputs:
         return {}
     edges_per_byte, size, ids, type_numbers = [], [], [], []
+    start, end = graph.node_ranges[graph.part]
     for number, (ntype, tables) in enumerate(graph.inputs.items()):
         row_bytes = RowFormat.of(list(tables.values())).row_bytes
         read = [relation.src.long() for relation in graph.relations if relation.etype[0] == ntype]
         sources = torch.cat([torch.empty(0, dtype=torch.int64), *read])
-        nodes, degrees = sources[~graph.is_own(sources)].unique(return_counts=True)
+        nodes, degrees = sources[(sources < start) | (sources >= end)].unique(return_counts=True)
         edges_per_byte.append(degrees / max(row_bytes, 1))
         size.append(torch.full_like(nodes, row_bytes))
         ids.append(nodes)

@@ -48,19 +48,13 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes < LEAST_BYTES:
         return torch.empty(tuple(shape), dtype=dtype)
-    block = _take(nbytes)
+    with _lock:
+        fitting = sum(block.nbytes >= nbytes for block in _free)  # the first, as the largest come first
+        block = _free.pop(fitting - 1) if fitting else np.empty(int(nbytes * SLACK), dtype=np.uint8)
     lease = block[:nbytes]
     # The tensor's storage holds on to the lease, which therefore ends with the last tensor in it.
     weakref.finalize(lease, _give_back, block).atexit = False
     return torch.from_numpy(lease).view(dtype).view(tuple(shape))
-
-
-def _take(nbytes: int) -> NDArray[np.uint8]:
-    """The smallest unused block that is large enough, or a new one."""
-    with _lock:
-        fits = [number for number, block in enumerate(_free) if block.nbytes >= nbytes]
-        block = _free.pop(min(fits, key=lambda number: _free[number].nbytes)) if fits else None
-    return np.empty(int(nbytes * SLACK), dtype=np.uint8) if block is None else block
 
 
 def _give_back(block: NDArray[np.uint8]) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,26 +42,12 @@ PAIRS = 2**32
 """The number of the pairs' key among those of a batch; layers have those from 0 on."""
 
 
-class SeedEdges(NamedTuple):
-    """The seeds of a loader.
-
-    shifts: the edge types of which any worker has seeds, and what is added to their labels in batches of PyTorch
-        Geometric, so that 0 is left for negative pairs.
-    """
-
-    rows: Tensor  # see [Note: seed edges]
-    shifts: dict[CanonicalEtype, int]
-
-
 @dataclass(frozen=True)
 class PairDraws:
     """Draws negative pairs, and the neighborhoods of the nodes that all pairs join; see `SamplingMethod`.
 
-    The negative pairs (u, v') of a seed (u, v) have any v' of v's type, equally likely, as of
-    `dgl.dataloading.negative_sampler.Uniform`; or negative pairs (u', v') have any two nodes of the types.
-
-    both_ends: of negative pairs draw the sources too, and as many pairs in all as `negatives`, which may be a
-        fraction, makes of the seeds of a batch, rounded up.
+    The negative pairs (u, v') of a seed (u, v) have any v' of v's type, equally likely. With `both_ends` negative pairs
+    (u', v') have any two nodes of the types; there are `negatives` for a seed on average, rounded up in a batch.
     """
 
     neighbors: NeighborDraws  # draws the layers
@@ -85,11 +71,11 @@ class PairDraws:
             for relation, of_type, named in zip(graph.relations, by_type, fields, strict=True)
         ]
         num_types = len(pairs)
-        if self.negatives is not None:
-            pairs += [
-                self._negative(graph, of_type, count, generator)
-                for of_type, count in zip(pairs, self.negatives, strict=True)
-            ]
+        for (etype, src, dst, _), count in zip(pairs[:num_types], self.negatives or [], strict=False):
+            total = math.ceil(len(src) * count)
+            dst = _any_nodes(graph, etype[2], total, generator)
+            src = _any_nodes(graph, etype[0], total, generator) if self.both_ends else src.repeat_interleave(int(count))
+            pairs.append(PairsOfType(etype, src, dst, {}))
         numbering = {}
         for ntype in graph.node_types:
             most = sum(len(of_type.src) for of_type in pairs for end in (0, 2) if of_type.etype[end] == ntype)
@@ -99,18 +85,6 @@ class PairDraws:
         nodes = {ntype: numbers.nodes for ntype, numbers in numbering.items()}
         negative = pairs[num_types:] if self.negatives is not None else None
         return Pairs(nodes, pairs[:num_types], negative, [of_type[:, NUMBER].contiguous() for of_type in by_type])
-
-    def _negative(
-        self, graph: WorkerGraph, seeds: PairsOfType, count: float, generator: torch.Generator
-    ) -> PairsOfType:
-        """`count` pairs for each seed, all in global IDs."""
-        total = math.ceil(len(seeds.src) * count)
-        dst = _any_nodes(graph, seeds.etype[2], total, generator)
-        if self.both_ends:
-            src = _any_nodes(graph, seeds.etype[0], total, generator)
-        else:
-            src = seeds.src.repeat_interleave(int(count))
-        return PairsOfType(seeds.etype, src, dst, {})
 
 
 class EdgePredictionSampler:
@@ -200,7 +174,7 @@ class EdgePredictionSampler:
         Raises:
             GraphError, FieldError, ConfigError, CommunicationError: as `DistNeighborSampler.sample`.
         """
-        seeds = self.find_seeds(full_graph_manager, edges, foreign=False).rows
+        seeds, _ = self.find_seeds(full_graph_manager, edges, foreign=False)
         source = self.prepare(full_graph_manager)
         return self.to_graphs(sample_batch(session.current_group(), source, seeds, random_key()))
 
@@ -217,8 +191,14 @@ class EdgePredictionSampler:
                 self._source = source, replace(source, graph=local, method=method)
             return self._source[1]
 
-    def find_seeds(self, graph: GraphShardManager, edges: Edges, *, foreign: bool) -> SeedEdges:
-        """The edges as rows that batches are made of; called by all workers together."""
+    def find_seeds(
+        self, graph: GraphShardManager, edges: Edges, *, foreign: bool
+    ) -> tuple[Tensor, dict[CanonicalEtype, int]]:
+        """The edges as rows, see [Note: seed edges], and the shifts of their labels; by all workers together.
+
+        A shift is what is added to labels of a type in batches of PyTorch Geometric, so that 0 is left for negative
+        pairs. The types are those of which any worker has seeds.
+        """
         group = session.current_group()
         with group.guard():
             source = self.prepare(graph)
@@ -237,10 +217,10 @@ class EdgePredictionSampler:
                     raise GraphError(
                         f"{alone} seeds of type {etype} have no edge back of type {backs[etype]}, their reverse type."
                     )
-            return SeedEdges(seeds, self._shifts(graph, seeds))
+            return seeds, self._shifts(graph, seeds)
 
     def _shifts(self, graph: GraphShardManager, seeds: Tensor) -> dict[CanonicalEtype, int]:
-        """As of `SeedEdges`; by all workers together. Labels of the graph's edges count, as those of classes."""
+        """As of `find_seeds`. Labels of the graph's edges count, as those of classes."""
         found = torch.zeros(len(graph.canonical_etypes), 2, dtype=torch.int64)
         for number, etype in enumerate(graph.canonical_etypes):
             labels = graph.edges[etype].data.get(LABEL)
@@ -259,8 +239,8 @@ class EdgePredictionSampler:
         pairs, blocks, device = batch.pairs, self.sampler.to_graphs(batch), self.sampler.output_device
         assert pairs is not None
         kinds = [pairs.positive] if pairs.negative is None else [pairs.positive, pairs.negative]
-        graphs = [_pair_graph(pairs.nodes, of_types) for of_types in kinds]
-        graphs = graphs if device is None else [graph.to(device) for graph in graphs]
+        edges = [{etype: (src, dst, fields) for etype, src, dst, fields in of_types} for of_types in kinds]
+        graphs = [make_pair_graph(pairs.nodes, of_types).to(device) for of_types in edges]
         return blocks[0].srcdata[NID], *graphs, blocks
 
     def to_data(self, batch: Batch, shifts: Mapping[CanonicalEtype, int]) -> Any:
@@ -305,10 +285,6 @@ class EdgePredictionSampler:
         return given.cpu()
 
 
-def _pair_graph(nodes: Mapping[str, Tensor], pairs: list[PairsOfType]) -> Any:
-    return make_pair_graph(nodes, {of_type.etype: (of_type.src, of_type.dst, of_type.features) for of_type in pairs})
-
-
 def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Generator) -> Tensor:
     """Global IDs of nodes of a type, all equally likely, (count,) int64."""
     mine = graph.runs.types == graph.node_types.index(ntype)
@@ -327,11 +303,10 @@ def _edge_fields(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) ->
     asked = [graph.sort_by_owner(by_type[number][:, DST].contiguous()) for number in numbers]
 
     def fields_at(places: Sequence[Tensor]) -> list[Tensor]:
-        relations = [graph.relations[number] for number in numbers]
         return [
-            feature[relation.rows[of_type]]
-            for relation, of_type in zip(relations, places, strict=True)
-            for feature in relation.features.values()
+            feature[graph.relations[number].rows[of_type]]
+            for number, of_type in zip(numbers, places, strict=True)
+            for feature in graph.relations[number].features.values()
         ]
 
     requests = [

@@ -171,17 +171,13 @@ class DataLoader:
             processes, self._idle = self._idle, None
             if processes is None or processes.source is not source:
                 processes = SamplingProcesses(source, self._num_workers, self._ahead)
-        finished = False
         try:
             sampled = processes.sample(batches)
             for _ in batches:
                 with group.guard():
                     batch = next(sampled)
                 yield batch
-            finished = True
-        finally:
-            # Processes in the middle of an epoch are not in step for another.
-            if finished:
-                self._idle = processes
-            else:
-                processes.close()
+        except BaseException:  # GeneratorExit too: processes in the middle of an epoch are not in step for another
+            processes.close()
+            raise
+        self._idle = processes

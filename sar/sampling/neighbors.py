@@ -62,8 +62,7 @@ def sample_layer(
 ) -> SampledLayer:
     """Sample in-edges of the destinations, distinct global IDs of every node type, (n,) int64 each.
 
-    The workers have agreed on the batch, inside `group.guard()`: see [Note: in step]. `call` says in errors what they
-    are doing.
+    The workers have agreed on the batch, inside `group.guard()`: see [Note: in step]. `call` is for errors.
     """
     relations = [number for number, fanout in enumerate(settings.fanouts) if fanout]
     ntypes = sorted({graph.relations[number].etype[2] for number in relations})
@@ -73,21 +72,8 @@ def sample_layer(
         [torch.tensor([settings.key]), *among, *(asked[ntype].of(worker) for ntype in ntypes)]
         for worker in range(group.world_size)
     ]
-
-    def draw(request: Sequence[Tensor]) -> list[Tensor]:
-        key, *nodes = request
-        sources = nodes.pop(0) if among else None
-        by_type = dict(zip(ntypes, nodes, strict=True))
-        columns = []
-        for number in relations:
-            relation, fanout = graph.relations[number], settings.fanouts[number]
-            key_of_type = derive_key(int(key), number)
-            nodes_of_type = by_type[relation.etype[2]]
-            columns += _draw(graph, relation, nodes_of_type, fanout, settings.replace, key_of_type, sources)
-        return columns
-
     formats = [field for number in relations for field in graph.relations[number].formats]
-    by_owner = request_columns(group, call, requests, draw, formats)
+    by_owner = request_columns(group, call, requests, lambda request: _draw(graph, settings, ntypes, request), formats)
     columns = (torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in zip(*by_owner, strict=True))
     edges = []
     for number, relation in enumerate(graph.relations):
@@ -104,24 +90,29 @@ def sample_layer(
 
 
 def _draw(
-    graph: WorkerGraph,
-    relation: WorkerRelation,
-    nodes: Tensor,
-    fanout: int,
-    replace: bool,
-    key: int,
-    sources: Tensor | None,
+    graph: WorkerGraph, settings: LayerSettings, ntypes: Sequence[str], request: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Edges drawn at this worker's nodes, as the columns of `relation.formats`."""
-    rows = graph.rows(relation.etype[2], nodes)
-    offsets, picked = draw_in_edges(rows, nodes, relation.indptr, relation.weights, fanout, replace, key)
-    if sources is not None:
-        offsets, picked = keep_sources(graph, relation, offsets, picked, sources)
-    # index_select is several times faster than indexing.
-    columns = [offsets.diff(), relation.src.index_select(0, picked), relation.ids.index_select(0, picked)]
-    if relation.features:
-        rows = relation.rows.index_select(0, picked)
-        columns += [feature.index_select(0, rows) for feature in relation.features.values()]
+    """Edges drawn at this worker's nodes, as the columns of `WorkerRelation.formats` of each type that has a fan-out.
+
+    A request has the asker's key, the nodes in `among`, if these are given, and nodes of the types `ntypes`.
+    """
+    key, *nodes = request
+    sources = None if settings.among is None else nodes.pop(0)
+    by_type = dict(zip(ntypes, nodes, strict=True))
+    columns = []
+    for number, (relation, fanout) in enumerate(zip(graph.relations, settings.fanouts, strict=True)):
+        if not fanout:
+            continue
+        asked, drawn_by = by_type[relation.etype[2]], (fanout, settings.replace, derive_key(int(key), number))
+        rows = graph.rows(relation.etype[2], asked)
+        offsets, picked = draw_in_edges(rows, asked, relation.indptr, relation.weights, *drawn_by)
+        if sources is not None:
+            offsets, picked = keep_sources(graph, relation, offsets, picked, sources)
+        # index_select is several times faster than indexing.
+        columns += [offsets.diff(), relation.src.index_select(0, picked), relation.ids.index_select(0, picked)]
+        if relation.features:
+            rows = relation.rows.index_select(0, picked)
+            columns += [feature.index_select(0, rows) for feature in relation.features.values()]
     return columns
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,10 +32,6 @@ class NodesByOwner:
         begin = to_offsets(torch.bincount(owners, minlength=len(ends))).tolist()
         return cls(nodes.index_select(0, order), begin, order)
 
-    def split(self, columns: Sequence[Tensor]) -> list[list[Tensor]]:
-        """What belongs to the nodes of each owner, of columns (n,) in the order before sorting."""
-        return [[column[self.positions_of(worker)] for column in columns] for worker in range(len(self.begin) - 1)]
-
     def of(self, worker: int) -> Tensor:
         """The nodes of one owner."""
         return self.nodes[self.begin[worker] : self.begin[worker + 1]]
@@ -53,13 +48,9 @@ class NodesByOwner:
         """As `restore`, with `counts` entries for each node; the nodes' offsets, (n + 1,), and the columns."""
         if len(self.begin) == 2:  # one worker, nothing was sorted
             return to_offsets(counts), list(columns)
-        indptr, order = order_segments(self._place, counts)
+        place = self.restore(torch.arange(len(self.positions)))  # of each node, among the sorted ones
+        indptr, order = order_segments(place, counts)
         return indptr, [column.index_select(0, order) for column in columns]
-
-    @cached_property
-    def _place(self) -> Tensor:
-        """(n,) int64, where each node is now."""
-        return self.restore(torch.arange(len(self.positions)))
 
 
 def exchange_requests(
@@ -71,17 +62,13 @@ def exchange_requests(
 ) -> list[Tensor]:
     """Send every other worker a request, respond to theirs, and return their responses, empty for this worker.
 
-    The workers have agreed on the call, inside `group.guard()`; `call` names it in errors.
-
-    Args:
-        requests: one for every worker, as many int64 columns in each. The own one is left out.
-        respond: makes a message (uint8) of a request.
-        into: where the responses go, where their sizes are known; else `pack` makes them.
+    The workers have agreed on the call, inside `group.guard()`; `call` names it in errors. Requests, one for every
+    worker, have as many int64 columns each. `respond` makes a message (uint8) of a request: by `pack`, or of a size
+    that the asker knows and has room for in `into`.
     """
-    nothing = torch.empty(0, dtype=torch.uint8)
     formats = [ID_FORMAT] * len(requests[0])
     others = [p for p in range(group.world_size) if p != group.rank]
-    messages = [nothing] * group.world_size
+    messages = [torch.empty(0, dtype=torch.uint8)] * group.world_size
     for p in others:
         messages[p] = pack(requests[p])
     arrived = group.exchange(f"{call}: requests", messages)
@@ -118,7 +105,8 @@ def look_up(
 
     The rest is as for `exchange_requests`.
     """
-    responses = request_columns(group, call, asked.split(columns), respond, formats)
+    requests = [[column[asked.positions_of(p)] for column in columns] for p in range(group.world_size)]
+    responses = request_columns(group, call, requests, respond, formats)
     return [asked.restore(torch.cat(pieces)) for pieces in zip(*responses, strict=True)]
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from sar.errors import ConfigError
 from sar.id_slices import find_sorted, to_offsets
 from sar.kernels.neighbor_sampling import ALL, derive_key, draw_in_edges
 from sar.nn.rows import fetch_rows
+from sar.sampling.batch import Batch
 from sar.sampling.neighbors import SampledLayer, keep_sources
 from sar.sampling.owner_requests import ID_FORMAT, look_up, request_columns
 from sar.sampling.seeds import check_seeds
@@ -59,12 +60,13 @@ class OutEdges(NamedTuple):
         nodes, counts = torch.cat([nodes, torch.tensor([num_nodes])]), torch.cat([counts, torch.tensor([0])])
         return cls(nodes, to_offsets(counts), torch.cat([dst[found.src.argsort(stable=True)], torch.tensor([-1])]))
 
-    def step(self, at: Tensor, key: int) -> list[Tensor]:
+    def step(self, request: list[Tensor]) -> list[Tensor]:
         """How many edges nodes have to this worker, and the end of one of them, evenly drawn; (n,) int64 both."""
+        key, at = request
         place = torch.searchsorted(self.nodes, at)
         begin, end = self.indptr[place], self.indptr[place + 1]
         counts = torch.where(self.nodes[place] == at, end - begin, 0)
-        drawn = begin + (torch.from_numpy(np.random.default_rng(key).random(len(at))) * counts).long()
+        drawn = begin + (torch.from_numpy(np.random.default_rng(int(key)).random(len(at))) * counts).long()
         return [counts, self.dst[drawn]]
 
 
@@ -97,9 +99,10 @@ class RandomNodes:
         found = request_columns(group, call, requests, lambda request: self._own(graph, request[0]), [ID_FORMAT])
         visited = [torch.cat([nodes for (nodes,) in found])]
         for step in range(1, self.length + 1):
+            assert self.out_edges is not None
             requests = [[torch.tensor([derive_key(key, step, p)]), visited[-1]] for p in workers]
             call = f"{graph.signature}, step {step}"
-            found = request_columns(group, call, requests, self._step, [ID_FORMAT, ID_FORMAT])
+            found = request_columns(group, call, requests, self.out_edges.step, [ID_FORMAT, ID_FORMAT])
             counts, ends = (torch.stack(columns) for columns in zip(*found, strict=True))
             reached = counts.cumsum(0)
             wanted = torch.from_numpy(random.random(len(visited[-1]))) * reached[-1]
@@ -122,11 +125,6 @@ class RandomNodes:
         (relation,) = graph.relations
         dst = first + torch.searchsorted(relation.indptr, picked, right=True) - 1
         return [torch.cat([relation.src[picked].long(), dst])]
-
-    def _step(self, request: list[Tensor]) -> list[Tensor]:
-        assert self.out_edges is not None
-        key, at = request
-        return self.out_edges.step(at, int(key))
 
 
 class SaintWeights(NamedTuple):
@@ -194,7 +192,7 @@ class SAINTSampler(SubgraphSampler):
 
     def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
         """Any distinct numbers, which may be those of other workers."""
-        return check_seeds(torch.as_tensor(seeds), session.current_group(), None)
+        return check_seeds(torch.as_tensor(seeds), None)
 
     def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, RandomNodes]:
         check_homogeneous(graph, "SAINTSampler")
@@ -218,22 +216,19 @@ class SAINTSampler(SubgraphSampler):
             given = presampled_weights(group, local, self.coverage, draw)
         else:
             return local, method
-        return self._weighted(local, found, given), method
-
-    def _data_fields(self, features: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
-        fields = dict(features)
-        if LOSS_WEIGHT in fields:
-            fields["node_norm"] = fields.pop(LOSS_WEIGHT) / num_nodes
-        return fields
-
-    @staticmethod
-    def _weighted(local: WorkerGraph, found: InEdges, weights: SaintWeights) -> WorkerGraph:
-        """With the weights among the fields to copy."""
         (ntype,), (relation,), dtype = local.node_types, local.relations, torch.get_default_dtype()
-        features = local.outputs.get(ntype, {}) | {LOSS_WEIGHT: weights.loss.to(dtype)}
-        fields = relation.features | {AGGREGATOR_WEIGHT: _as_field(found, weights.aggregator.to(dtype))}
+        features = local.outputs.get(ntype, {}) | {LOSS_WEIGHT: given.loss.to(dtype)}
+        fields = relation.features | {AGGREGATOR_WEIGHT: _as_field(found, given.aggregator.to(dtype))}
         relation = replace(relation, rows=found.edges, features=fields)
-        return replace(local, outputs={ntype: features}, relations=[relation])
+        return replace(local, outputs={ntype: features}, relations=[relation]), method
+
+    def to_data(self, batch: Batch) -> Any:
+        """As of `SubgraphSampler`, with the weights of nodes as `node_norm`."""
+        data = super().to_data(batch)
+        if LOSS_WEIGHT in data:
+            data.node_norm = data[LOSS_WEIGHT] / batch.num_nodes
+            del data[LOSS_WEIGHT]
+        return data
 
 
 def exact_weights(
@@ -241,8 +236,7 @@ def exact_weights(
 ) -> SaintWeights:
     """From the probabilities: see [Note: probabilities of subgraphs]; by all workers together.
 
-    `local` is the graph as it is sampled from, `found` its in-edges. The mode is "node" or "edge"; `shares` are the
-    probabilities that a draw is of each of this worker's nodes, or edges by position, float64.
+    `shares` are those that a draw is of each of this worker's nodes, or in mode "edge" of its edges by position.
     """
     rows = found.rows()
     loop = found.src == rows + local.node_ranges[local.part][0]
@@ -271,8 +265,7 @@ def both_drawn(u: Tensor, v: Tensor, joint: Tensor, draws: int) -> Tensor:
 def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Callable[[int], Tensor]) -> SaintWeights:
     """From counts C in N subgraphs: N / C_v and C_v / C_uv, section 3.2 of the paper; by all workers together.
 
-    Inside `group.guard()`. `coverage` is how often a node is drawn on average; `draw` gives the nodes of the subgraph
-    of a key.
+    `coverage` is how often a node is drawn on average; `draw` gives the nodes of the subgraph of a key.
     """
     group.agree(f"{local.signature}: counting subgraphs")
     (relation,) = local.relations

@@ -65,7 +65,7 @@ class GraphSampler:
         self.output_device = output_device
         self.feature_cache_bytes = feature_cache_bytes
         self._hits = self._misses = 0
-        self._edges: tuple[GraphShardManager, list[InEdges]] | None = None
+        self._edges: tuple[Any, Any, list[InEdges]] = None, None, []  # of a structure and edge types
         self._prepared: _Prepared | None = None
 
     @property
@@ -101,7 +101,7 @@ class GraphSampler:
 
     def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
         """Seeds as users give them, as IDs, (S,) int64, which this worker may use; inside `group.guard()`."""
-        return check_seeds(global_ids(graph, seeds), session.current_group(), graph.node_ranges, foreign=foreign)
+        return check_seeds(global_ids(graph, seeds), graph.node_ranges, foreign=foreign)
 
     def prepare(self, graph: GraphShardManager, *, contents: bool = False) -> SamplingSource:
         """What batches are sampled from; made by all workers together, anew where fields of the graph have changed.
@@ -112,7 +112,8 @@ class GraphSampler:
         with group.guard():
             fields = [column for etype in graph.canonical_etypes for column in graph.edges[etype].data.values()]
             fields += [*self.input_node_features.values(), *self.output_node_features.values()]
-            states = [(id(field), _state_of(field)) for field in fields]
+            # Changes in place show in the version, which tensors of inference mode do not have.
+            states = [(id(field), _checksum(field) if field.is_inference() else field._version) for field in fields]
             made_of = id(graph._structure), graph.canonical_etypes, states
             known, checksums = self._prepared, None
             changed = known is None or known.made_of != made_of
@@ -133,10 +134,10 @@ class GraphSampler:
         for layer in batch.layers:
             edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
             blocks.append(make_block(layer.nodes, layer.num_dst, edges))
-        for ntype, features in batch.features.inputs.items():
-            blocks[0].srcnodes[ntype].data.update(features)
-        for ntype, features in batch.features.outputs.items():
-            blocks[-1].dstnodes[ntype].data.update(features)
+        for ntype, fields in batch.inputs.items():
+            blocks[0].srcnodes[ntype].data.update(fields)
+        for ntype, fields in batch.outputs.items():
+            blocks[-1].dstnodes[ntype].data.update(fields)
         self._note_hits(batch)
         return blocks if self.output_device is None else [block.to(self.output_device) for block in blocks]
 
@@ -144,18 +145,18 @@ class GraphSampler:
         """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
         from sar.adapters.pyg.graph import LayerEdges, make_batch
 
-        layers, features = batch.layers, batch.features
+        layers = batch.layers
         edges = [
             {found.etype: LayerEdges(found.src, found.dst, found.features) for found in layer.edges} for layer in layers
         ]
         num_dst = [layer.num_dst for layer in layers]
-        data = make_batch(layers[0].nodes, num_dst, edges, features.inputs, features.outputs)
+        data = make_batch(layers[0].nodes, num_dst, edges, batch.inputs, batch.outputs)
         self._note_hits(batch)
         return data if self.output_device is None else data.to(self.output_device)
 
     def _note_hits(self, batch: Batch) -> None:
-        self._hits += batch.features.hits
-        self._misses += batch.features.misses
+        self._hits += batch.hits
+        self._misses += batch.misses
 
     def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, SamplingMethod]:
         """What to sample from, and how; by all workers together."""
@@ -169,18 +170,11 @@ class GraphSampler:
 
     def in_edges(self, graph: GraphShardManager) -> list[InEdges]:
         """The graph's in-edges, which are kept as long as no others are asked for."""
-        if self._edges is not None:
-            known, edges = self._edges
-            if known._structure is graph._structure and known.canonical_etypes == graph.canonical_etypes:
-                return edges
-        edges = in_edges(graph)
-        self._edges = (graph, edges)
+        structure, etypes, edges = self._edges
+        if structure is not graph._structure or etypes != graph.canonical_etypes:
+            edges = in_edges(graph)
+            self._edges = graph._structure, graph.canonical_etypes, edges
         return edges
-
-
-def _state_of(field: Tensor) -> int:
-    """Another number where a tensor was changed in place."""
-    return _checksum(field) if field.is_inference() else field._version  # these have no versions
 
 
 def _checksum(field: Tensor) -> int:

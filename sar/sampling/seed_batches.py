@@ -25,6 +25,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.errors import ConfigError
 from sar.id_slices import find_sorted
 from sar.logging_setup import logger
+from sar.raw_memory import as_bytes
 from sar.sampling.seeds import check_seeds
 from sar.storage.durable import written_whole
 
@@ -87,7 +88,7 @@ class SeedBatches:
             )
             if not isinstance(batch_size, int) or batch_size < 1:
                 raise ConfigError(f"batch_size is {batch_size}; expected an integer of at least 1.")
-            self._seeds = check_seeds(seeds, group, node_ranges, foreign=foreign)
+            self._seeds = check_seeds(seeds, node_ranges, foreign=foreign)
             counts = [int(count) for count in group.all_gather(torch.tensor(len(self._seeds)), "SeedBatches")]
             self._count = min(counts) // batch_size if drop_last else -(-max(counts) // batch_size)
             self._sizes = _sizes(len(self._seeds), self._count, batch_size, drop_last)
@@ -169,7 +170,11 @@ class OptimizedBatches:
         seeds = seeds.sort().values
         logger.info("grouping %d seeds that share neighbours into batches", len(seeds))
         reader, read, num_nodes = self._edges_into(seeds)
-        key = _digest(seeds, all_sizes, reader, read)
+        # The key covers all that the batches depend on.
+        digest = hashlib.blake2b(f"sar batches 1 {len(seeds)} {all_sizes}".encode(), digest_size=32)
+        for tensor in (seeds, reader, read):
+            digest.update(as_bytes(tensor))
+        key = digest.digest()
         batch_of = self._load(key, all_sizes)
         if batch_of is None:
             batch_of = _assign(reader, read, num_nodes, all_sizes)
@@ -209,14 +214,13 @@ class OptimizedBatches:
                     logger.warning("%s has batches of other seeds, sizes or edges; making them anew", self._file)
                     return None
                 batch_of = torch.from_numpy(arrays["batch_of"])
-            sound = batch_of.dtype == torch.int64 and torch.bincount(batch_of, minlength=len(sizes)).tolist() == sizes
+            if batch_of.dtype == torch.int64 and torch.bincount(batch_of, minlength=len(sizes)).tolist() == sizes:
+                return batch_of
             problem = "the batches have other sizes"
         except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-            sound, problem = False, f"{type(error).__name__}: {error}"
-        if not sound:
-            logger.warning("%s is damaged (%s); making the batches anew", self._file, problem)
-            return None
-        return batch_of
+            problem = f"{type(error).__name__}: {error}"
+        logger.warning("%s is damaged (%s); making the batches anew", self._file, problem)
+        return None
 
     def _save(self, key: bytes, batch_of: Tensor) -> None:
         """Write the file, if there is to be one."""
@@ -231,14 +235,6 @@ class OptimizedBatches:
             raise ConfigError(
                 f"The batches cannot be kept in {self._file}: {error}. Name another optimized_batches_cache, or None."
             ) from error
-
-
-def _digest(seeds: Tensor, sizes: Sequence[int], reader: Tensor, read: Tensor) -> bytes:
-    """Of all that the batches depend on."""
-    digest = hashlib.blake2b(f"sar batches 1 {len(seeds)} {list(sizes)}".encode(), digest_size=32)
-    for tensor in (seeds, reader, read):
-        digest.update(tensor.numpy().tobytes())
-    return digest.digest()
 
 
 def _assign(reader: Tensor, read: Tensor, num_nodes: int, sizes: Sequence[int]) -> Tensor:
@@ -265,23 +261,18 @@ def seed_parts(src: Tensor, dst: Tensor, is_seed: Tensor, num_parts: int) -> Ten
     Edges are (E,) int64 each, `is_seed` (N,) bool, and there are two parts at least. None where no edge joins two
     nodes. Raises `PartitionError` where METIS finds no such parts.
     """
-    lists = _adjacency_lists(src, dst, len(is_seed))
-    if not len(lists.neighbours):
-        return None
-    node_weights = is_seed.numpy()[:, None]
-    return torch.from_numpy(metis_parts(lists, node_weights, num_parts, imbalance=IMBALANCE, seed=0).astype(np.int64))
-
-
-def _adjacency_lists(src: Tensor, dst: Tensor, num_nodes: int) -> AdjacencyLists:
-    """Edges in both directions, without loops and parallel ones."""
-    low, high = torch.minimum(src, dst), torch.maximum(src, dst)
+    # METIS takes edges in both directions, without loops and parallel ones.
+    num_nodes, low, high = len(is_seed), torch.minimum(src, dst), torch.maximum(src, dst)
     pairs = (low * num_nodes + high)[low != high].unique()
+    if not len(pairs):
+        return None
     low, high = pairs // num_nodes, pairs % num_nodes
     start, end = torch.cat([low, high]), torch.cat([high, low])
     indptr = np.zeros(num_nodes + 1, METIS_INTEGER)
     np.cumsum(torch.bincount(start, minlength=num_nodes).numpy(), out=indptr[1:])
     neighbours = end[start.argsort(stable=True)].numpy()
-    return AdjacencyLists(indptr, neighbours.astype(METIS_INTEGER, copy=False))
+    lists, node_weights = AdjacencyLists(indptr, neighbours.astype(METIS_INTEGER, copy=False)), is_seed.numpy()[:, None]
+    return torch.from_numpy(metis_parts(lists, node_weights, num_parts, imbalance=IMBALANCE, seed=0).astype(np.int64))
 
 
 def fit(batch_of: Tensor, seed: Tensor, batch: Tensor, sizes: Sequence[int]) -> Tensor:

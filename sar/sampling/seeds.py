@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
-from sar.comm.group import Group
 from sar.comm.rows import FieldFormat
 from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
 from sar.core.graph.edges import InEdges, in_edges
@@ -40,27 +39,21 @@ Edges = Tensor | Mapping[str | CanonicalEtype, Tensor]
 
 
 def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
-    """The nodes as global IDs of all types together, in the order given; masks in ascending order.
+    """The nodes as global IDs of all types together, (S,), in the order given; masks in ascending order.
 
-    They are given as `construct_mfgs` takes seeds: global IDs, (S,) integer, or rows of this worker's nodes by type,
-    {ntype: (S_type,) integer}. In place of IDs or rows also masks over this worker's nodes, (N_i,) or
-    {ntype: (N_type,)} bool. The result is (S,), int64 but for IDs, which are not looked at.
-
-    Raises `GraphError` for unknown types, rows that do not exist or are given twice, and masks of another length; an
-    error reaches the other workers at their next collective call.
+    They are given as `DataLoader` takes them. IDs are not looked at; `GraphError` for unknown types, rows that do not
+    exist or are given twice, and masks of another length. Inside `group.guard()`.
     """
-    group = session.current_group()
-    with group.guard():
-        if not isinstance(nodes, Mapping):
-            nodes = torch.as_tensor(nodes)
-            first, last = graph.node_ranges[group.rank]
-            return _rows_of_mask("seeds", nodes, last - first) + first if nodes.dtype == torch.bool else nodes
-        if not set(nodes) <= set(graph.ntypes):
-            raise GraphError(f"The seeds have the node types {sorted(nodes)}; expected some of {graph.ntypes}.")
-        return ids_of_rows(nodes, {ntype: graph.node_ids(ntype) for ntype in nodes})
+    if not isinstance(nodes, Mapping):
+        nodes = torch.as_tensor(nodes)
+        first, last = graph.node_ranges[session.rank()]
+        return _rows_of_mask("seeds", nodes, last - first) + first if nodes.dtype == torch.bool else nodes
+    if not set(nodes) <= set(graph.ntypes):
+        raise GraphError(f"The seeds have the node types {sorted(nodes)}; expected some of {graph.ntypes}.")
+    return _ids_of_rows(nodes, {ntype: graph.node_ids(ntype) for ntype in nodes})
 
 
-def ids_of_rows(given: Mapping[Any, Tensor], ids: Mapping[Any, Tensor]) -> Tensor:
+def _ids_of_rows(given: Mapping[Any, Tensor], ids: Mapping[Any, Tensor]) -> Tensor:
     """The IDs of rows by type, or of masks over them, (S,) int64; `ids` has those of all rows."""
     pieces = [torch.empty(0, dtype=torch.int64)]
     for kind, rows in given.items():
@@ -71,20 +64,14 @@ def ids_of_rows(given: Mapping[Any, Tensor], ids: Mapping[Any, Tensor]) -> Tenso
     return torch.cat(pieces)
 
 
-def check_seeds(
-    seeds: Tensor, group: Group, node_ranges: Sequence[tuple[int, int]] | None, *, foreign: bool = False
-) -> Tensor:
-    """The seeds as int64 on the CPU, once it is sure that each is a node and no worker has it twice or another's.
+def check_seeds(seeds: Tensor, node_ranges: Sequence[tuple[int, int]] | None, *, foreign: bool = False) -> Tensor:
+    """This worker's seeds as int64 on the CPU; `GraphError` for those that are no nodes, given twice, or of others.
 
-    Collective with `foreign`; otherwise an error reaches the other workers at their next collective call. Inside
+    `node_ranges` are those of the graph, None where the seeds are known to be nodes that this worker may use. `foreign`
+    allows nodes of other partitions that no other worker has too, and makes this a collective call. Inside
     `group.guard()`.
-
-    Args:
-        seeds: this worker's, (S,) integer global IDs.
-        node_ranges: the [start, end) range of global IDs of every partition; None where it is known that the seeds are
-            nodes that this worker may use.
-        foreign: allow nodes of other partitions, as long as no other worker has them too.
     """
+    group = session.current_group()
     allowed, whole = (0, node_ranges[-1][1] if node_ranges else 2**63 - 1), "the graph"
     if node_ranges and not foreign:
         allowed, whole = node_ranges[group.rank], "this worker's partition"
@@ -116,7 +103,7 @@ def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
 
     Args:
         graph: the whole graph.
-        seeds: this worker's own: global IDs, rows by type, or masks, as `global_ids` takes them.
+        seeds: this worker's own: global IDs, rows by type, or masks, as `DataLoader` takes them.
 
     Returns:
         (S,) int64 global IDs, ascending; some may be of other partitions. Equal seeds give equal shares.
@@ -127,10 +114,10 @@ def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
     group = session.current_group()
     with group.guard():
         group.agree("split_seeds")
-        return equal_share(check_seeds(global_ids(graph, seeds), group, graph.node_ranges))
+        return _equal_share(check_seeds(global_ids(graph, seeds), graph.node_ranges))
 
 
-def equal_share(seeds: Tensor) -> Tensor:
+def _equal_share(seeds: Tensor) -> Tensor:
     """This worker's share of all workers' seeds, (S,) int64, ascending; `seeds` are its own; inside `guard()`."""
     group, own = session.current_group(), seeds.sort().values
     counts = [int(count) for count in group.all_gather(torch.tensor(len(own)), "numbers of seeds")]
@@ -171,13 +158,9 @@ def _rows_of_mask(what: str, mask: Tensor, count: int) -> Tensor:
 
 
 def edge_ids(graph: GraphShardManager, edges: Edges) -> Tensor:
-    """The edges as `dgl.EID`, of all types together, in the order given; masks in ascending order of rows.
+    """As `global_ids`, of edges: their `dgl.EID`. A mask that is not by type is for a graph of one edge type.
 
-    They are given as `dgl.EID` of `graph.edata`, (S,) integer; rows of this worker's edges by type, {etype: (S_type,)},
-    as in `graph.edges[etype].data`; or masks over these, {etype: (E_type,) bool}, or (E_i,) with one type. The result
-    is (S,), int64 but for IDs, which are not looked at.
-
-    Raises `FieldError` for unknown types, and `GraphError` as `global_ids`.
+    Unknown types are a `FieldError`.
     """
     if not isinstance(edges, Mapping):
         edges = torch.as_tensor(edges)
@@ -185,7 +168,7 @@ def edge_ids(graph: GraphShardManager, edges: Edges) -> Tensor:
             return edges
         edges = {graph._relation(None).etype: edges}
     given = {graph.to_canonical_etype(etype): rows for etype, rows in edges.items()}
-    return ids_of_rows(given, {etype: graph.edges[etype].data[EID] for etype in given})
+    return _ids_of_rows(given, {etype: graph.edges[etype].data[EID] for etype in given})
 
 
 def split_edges(graph: GraphShardManager, edges: Edges) -> Tensor:
@@ -206,28 +189,22 @@ def split_edges(graph: GraphShardManager, edges: Edges) -> Tensor:
     group = session.current_group()
     with group.guard():
         group.agree("split_edges")
-        ids = check_seeds(edge_ids(graph, edges), group, None)
+        ids = check_seeds(edge_ids(graph, edges), None)
         own = torch.cat([graph.edges[etype].data[EID].cpu() for etype in graph.canonical_etypes])
         _refuse(ids[~torch.isin(ids, own)], "edges into this worker's nodes")
-        return equal_share(ids)
+        return _equal_share(ids)
 
 
 def look_up_edges(
     graph: GraphShardManager, source: WorkerGraph, ids: Tensor, reverse: Sequence[Tensor | None], *, foreign: bool
 ) -> Tensor:
-    """Rows of seed edges: see [Note: seed edges]; by all workers together, inside `group.guard()`.
+    """Rows of this worker's seed edges: see [Note: seed edges]; by all workers together, inside `group.guard()`.
 
-    Args:
-        source: the graph as it is sampled from.
-        ids: this worker's seeds, (S,) integer.
-        reverse: for every edge type, REVERSE of this worker's edges by position, (E_type,) int64; None for none.
-        foreign: allow edges into other workers' nodes, as long as no other worker has them too.
-
-    Raises:
-        GraphError: where seeds do not exist, are given twice, or are foreign; or edge IDs are not distinct.
+    `reverse` has, for every edge type, REVERSE of this worker's edges by position, (E_type,) int64; None for none.
+    `foreign` is as of `check_seeds`, and so are errors; edges without IDs of their own are one, too.
     """
     group = session.current_group()
-    ids = check_seeds(ids, group, None, foreign=foreign)
+    ids = check_seeds(ids, None, foreign=foreign)
     own = torch.cat([relation.ids for relation in source.relations]).sort().values
     if bool((own.diff() == 0).any()):
         raise GraphError(
@@ -240,13 +217,23 @@ def look_up_edges(
         for rank, (begin, end) in enumerate(ranges)
     ]
     by_id = [relation.ids.sort() for relation in source.relations]
-    responses = request_columns(
-        group,
-        "looking up seed edges",
-        [[ids[places]] for places in asked],
-        lambda request: [_rows_of(graph, source, by_id, request[0], reverse)],
-        [FieldFormat(torch.int64, (NUMBER,))],
-    )
+
+    def rows_of(request: list[Tensor]) -> list[Tensor]:
+        """Rows of those edges that this worker has; -1 of others."""
+        (wanted,) = request
+        rows = torch.full((len(wanted), NUMBER), -1)
+        for number, (relation, (known, order), back) in enumerate(zip(source.relations, by_id, reverse, strict=True)):
+            place, found = find_sorted(known, wanted)
+            here, place = found.nonzero().squeeze(1), order[place[found]]
+            nodes = graph.node_ids(relation.etype[2]).cpu()
+            dst = nodes[torch.searchsorted(relation.indptr, place, right=True) - 1]
+            of_back = torch.full_like(place, -1) if back is None else back[place]
+            columns = [wanted[here], torch.full_like(place, number), place, relation.src[place].long(), dst, of_back]
+            rows[here] = torch.stack(columns, 1)
+        return [rows]
+
+    requests, formats = [[ids[places]] for places in asked], [FieldFormat(torch.int64, (NUMBER,))]
+    responses = request_columns(group, "looking up seed edges", requests, rows_of, formats)
     seeds = torch.full((len(ids), 7), -1)
     for places, (rows,) in zip(asked, responses, strict=True):
         found = rows[:, TYPE] >= 0
@@ -265,28 +252,6 @@ def _refuse(ids: Tensor, expected: str) -> None:
             f"{len(ids)} of the seeds of worker {session.rank()}, such as {int(ids[0])}, are not {expected}; expected "
             "IDs of graph.edata[dgl.EID]."
         )
-
-
-def _rows_of(
-    graph: GraphShardManager,
-    source: WorkerGraph,
-    by_id: Sequence[tuple[Tensor, Tensor]],
-    ids: Tensor,
-    reverse: Sequence[Tensor | None],
-) -> Tensor:
-    """Rows of those edges that this worker has; -1 of others. `by_id` has each type's IDs, sorted, and their places."""
-    rows = torch.full((len(ids), NUMBER), -1)
-    for number, relation in enumerate(source.relations):
-        known, order = by_id[number]
-        place, found = find_sorted(known, ids)
-        here, place = found.nonzero().squeeze(1), order[place[found]]
-        nodes = graph.node_ids(relation.etype[2]).cpu()
-        dst = nodes[torch.searchsorted(relation.indptr, place, right=True) - 1]
-        back = reverse[number]
-        back = torch.full_like(place, -1) if back is None else back[place]
-        columns = [ids[here], torch.full_like(place, number), place, relation.src[place].long(), dst, back]
-        rows[here] = torch.stack(columns, 1)
-    return rows
 
 
 def reverse_edges(

@@ -25,11 +25,10 @@ from sar.sampling.worker_graph import WorkerGraph
 
 
 def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str) -> list[SampledLayer]:
-    """One layer whose sources and destinations are these nodes, with all edges of the graph between them.
+    """One layer whose sources and destinations are these nodes, with all edges of the graph, of one type, between them.
 
     Owners of destinations have the edges, so each hears of all nodes, and sends those edges only that join two of them.
-    The graph has one edge type. `nodes` are distinct global IDs, (n,) int64, of any workers. The workers have agreed on
-    the batch, inside `group.guard()`; `call` says in errors what they are doing.
+    The nodes are distinct and of any workers; the rest is as of `sample_layer`.
     """
     (ntype,) = graph.node_types
     return [sample_layer(group, graph, {ntype: nodes}, LayerSettings([ALL], False, 0, among=nodes), call)]
@@ -64,21 +63,15 @@ class SubgraphSampler(GraphSampler):
         from sar.adapters.pyg.graph import make_subgraph as make_data
 
         nodes, edges, features = _parts_of(batch)
-        ends = LayerEdges(edges.src, edges.dst, edges.features)
-        data = make_data(nodes, ends, self._data_fields(features, batch.num_nodes))
+        data = make_data(nodes, LayerEdges(edges.src, edges.dst, edges.features), features)
         return data if self.output_device is None else data.to(self.output_device)
-
-    def _data_fields(self, features: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
-        """Features of the nodes as PyTorch Geometric has them, of a graph with so many."""
-        return features
 
 
 def _parts_of(batch: Batch) -> tuple[Tensor, SampledEdges, dict[str, Tensor]]:
     """Nodes, edges and features of the nodes."""
-    (layer,), (inputs, outputs, _, _) = batch.layers, batch.features
-    (nodes,), (edges,) = layer.nodes.values(), layer.edges
-    of_types = [of_type.get(edges.etype[0], {}) for of_type in (inputs, outputs)]
-    return nodes, edges, {name: rows for of_type in of_types for name, rows in of_type.items()}
+    (layer,) = batch.layers
+    ((ntype, nodes),), (edges,) = layer.nodes.items(), layer.edges
+    return nodes, edges, batch.inputs.get(ntype, {}) | batch.outputs.get(ntype, {})
 
 
 @dataclass(frozen=True)
@@ -150,7 +143,7 @@ class ClusterGCNSampler(SubgraphSampler):
 
     def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
         """Numbers of clusters, of this worker or others."""
-        return check_seeds(torch.as_tensor(seeds), session.current_group(), [(0, self._count)], foreign=True)
+        return check_seeds(torch.as_tensor(seeds), [(0, self._count)], foreign=True)
 
     def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Clusters]:
         if graph._structure is not self._graph:

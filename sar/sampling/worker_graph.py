@@ -97,11 +97,6 @@ class WorkerGraph:
         found = {ntype: self.runs.starts[own & (self.runs.types == k)] for k, ntype in enumerate(self.node_types)}
         return {ntype: int(starts.sum()) for ntype, starts in found.items() if len(starts) <= 1}
 
-    def is_own(self, nodes: Tensor) -> Tensor:
-        """Which of the nodes are this worker's, bool."""
-        start, end = self.node_ranges[self.part]
-        return (nodes >= start) & (nodes < end)
-
     def sort_by_owner(self, nodes: Tensor) -> NodesByOwner:
         """The nodes sorted by the worker that has them."""
         return NodesByOwner.sort(nodes, [end for _, end in self.node_ranges])
@@ -125,16 +120,8 @@ def make_worker_graph(
 ) -> WorkerGraph:
     """What this worker needs to sample, agreed on with all workers; inside `group.guard()`.
 
-    Args:
-        edges: the graph's in-edges.
-        settings: the sampler in words.
-        prob: edge field with weights to draw by; None for equal ones.
-        copy_edata: all edge fields go with sampled edges, not only IDs.
-        inputs, outputs: features of this worker's nodes by `name`, or `type/name`.
-
-    Raises:
-        FieldError, GraphError: for fields that are not there or not fit.
-        CommunicationError: where another worker raised, or disagrees.
+    `edges` are the graph's in-edges, `settings` the sampler in words; the rest is as of `DistNeighborSampler`. Raises
+    `FieldError` for fields that are not there or not fit.
     """
     logger.info("preparing %s", settings)
     group = session.current_group()

@@ -83,9 +83,9 @@ def many_batches(partition):
             sampled += blocks[0].num_edges()
         batches += len(loader)
         if len(found) == 0 and batches >= STEPS // 10:
-            found.append([settled(), *map(Usage.of, loader._idle.pids)])
+            found.append([settled(), *(Usage.of(one.process.pid) for one in loader._idle._processes)])
     assert sampled > batches
-    return [*found, [settled(), *map(Usage.of, loader._idle.pids)]]
+    return [*found, [settled(), *(Usage.of(one.process.pid) for one in loader._idle._processes)]]
 
 
 @pytest.mark.parametrize("world_size", [2])

@@ -45,7 +45,7 @@ def two_epochs_and_a_half(mine, num_workers):
     """Two epochs, a third that is dropped, and which processes are left of it; then a fourth."""
     loader = make_loader(mine, num_workers=num_workers)
     epochs = [[describe(blocks) for blocks in loader] for _ in range(2)]
-    pids = loader._idle.pids if num_workers else []
+    pids = [one.process.pid for one in loader._idle._processes] if num_workers else []
     for _ in loader:
         break
     left = leftovers.alive(pids)
@@ -191,7 +191,7 @@ def kill_one(mine, victim):
     loader = make_loader(mine, num_workers=1, prefetch_factor=1)
     for _ in loader:
         pass
-    pids = loader._idle.pids
+    pids = [one.process.pid for one in loader._idle._processes]
     try:
         for _ in loader:
             began = time.monotonic()

@@ -114,7 +114,7 @@ def sample_around_a_failure(mine, stage):
     return failure, len(sampler.sample(graph, seeds))
 
 
-@pytest.mark.parametrize("stage", ["sar.sampling.neighbors._draw", "sar.sampling.batch.fetch_features"])
+@pytest.mark.parametrize("stage", ["sar.sampling.neighbors._draw", "sar.sampling.batch._fetch_features"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_failure_within_a_batch_reaches_all_and_the_next_batch_is_made(pool, world_size, stage):
     parts = SCENARIOS["random"](world_size)
@@ -165,7 +165,7 @@ def test_cache_is_exact_and_saves_messages(pool, world_size):
         assert none[2] is None
         assert 0 < some[0] < all_[0] < 1  # some nodes are two steps away, and in nobody's halo
         assert all_[1] < some[1] < none[1]
-        nodes = some[2].nodes["_N"]
+        nodes = some[2].rows["_N"].nodes
         assert len(nodes) == 5
         start, end = parts.partitions[rank].node_ranges[rank]
         remote = parts.src[(parts.dst >= start) & (parts.dst < end) & ((parts.src < start) | (parts.src >= end))]
