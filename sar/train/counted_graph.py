@@ -25,14 +25,11 @@ META = torch.device("meta")
 
 def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[GraphShardManager, Structure]:
     """The graph of one worker, with its edge features and IDs; the group stands for all workers."""
-    nodes = NodeSet(
-        {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[worker].items()},
-        {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[worker].items()},
-        counts.info.num_nodes,
-    )
+    ids = {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[worker].items()}
+    nodes = NodeSet(ids, ids, counts.info.num_nodes)
     ends = torch.tensor([sum(of_worker.values()) for of_worker in counts.nodes]).cumsum(0).tolist()
     node_ranges = list(zip([0, *ends[:-1]], ends, strict=True))
-    relations = [_relation(counts, relation, worker, group) for relation in counts.relations]
+    relations = [_relation(counts, relation, worker) for relation in counts.relations]
     structure = Structure(group, META, node_ranges, nodes, nodes, relations, "planned")
     features = [
         {
@@ -44,7 +41,7 @@ def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[Graph
     return make_graph(structure, features, None), structure
 
 
-def _relation(counts: GraphCounts, relation: RelationCounts, worker: int, group: Group) -> Relation:
+def _relation(counts: GraphCounts, relation: RelationCounts, worker: int) -> Relation:
     source, _, destination = relation.etype
     nodes = counts.nodes[worker]
     blocks: list[EdgeBlock] = []
@@ -76,7 +73,8 @@ class CountedBlock(EdgeBlock):
     def __init__(
         self, num_edges: int, num_src: int, num_dst: int, edge_offset: int = 0, edge_ids: bool = False
     ) -> None:
-        rows = _distinct(num_edges, num_dst)
+        # The expected number of different destinations.
+        rows = round(num_dst * -math.expm1(-num_edges / num_dst)) if num_dst else 0
         dtype = index_dtype(edge_offset + num_edges)
         super().__init__(
             rows=_ids(rows, torch.int32),
@@ -96,11 +94,6 @@ class CountedBlock(EdgeBlock):
         return CountedBlock(edges, end - begin, self.num_dst, self.edge_offset, edge_ids=True)
 
 
-def _distinct(edges: int, nodes: int) -> int:
-    """Expected number of different destinations of edges drawn at random."""
-    return round(nodes * -math.expm1(-edges / nodes)) if nodes else 0
-
-
 def _ids(count: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(count, dtype=dtype, device=META)
 
@@ -114,36 +107,29 @@ class CallTraffic:
 
 
 class CountingGroup(Group):
-    """A group in which everybody agrees with this worker and sends what it sends.
+    """A group in which everybody agrees with this worker and sends what it sends; calls `on_call` before each call.
 
-    Only its transport is another one, so that everything is counted where a real worker counts it. It calls `on_call`
-    before each distributed call, and keeps all of them in `calls_made`, in order.
+    Only its transport is another one, so that everything is counted where a real worker counts it.
     """
 
     def __init__(self, rank: int, world_size: int, on_call: Callable[[], None] = lambda: None) -> None:
         super().__init__(CountingTransport(rank, world_size, torch.device("cpu")))
         self._on_call = on_call
-        self.calls_made: list[CallTraffic] = []
-        self._counted = statistics().bytes_sent
+        self.calls_made: list[CallTraffic] = []  # in order
 
     def agree(self, call: str, flags: int = 0) -> list[int]:
         """This worker's flags, for each of the workers."""
         self._on_call()
         self.count_messages()
         everybodys = super().agree(call, flags)
-        self._newly_sent()  # which is no message
         self.calls_made.append(CallTraffic(call))
+        self._agreed_at = statistics().bytes_sent
         return everybodys
 
     def count_messages(self) -> None:
-        """Add what was sent since the last agreement to its call."""
-        sent = self._newly_sent()
+        """Note what was sent since the last agreement, in its call."""
         if self.calls_made:
-            self.calls_made[-1].messages += sent
-
-    def _newly_sent(self) -> int:
-        before, self._counted = self._counted, statistics().bytes_sent
-        return self._counted - before
+            self.calls_made[-1].messages = statistics().bytes_sent - self._agreed_at
 
 
 class CountingTransport(Transport):

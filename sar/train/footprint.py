@@ -13,8 +13,6 @@ from sar.partition.inspect.text_tables import as_text
 from sar.train.graph_counts import GraphCounts
 from sar.train.trial_epoch import MakeModel, TrialEpoch, try_epoch
 
-PROCESS = 480 * 10**6
-"""Bytes of Python, torch, DGL, sar and the compiler of the kernels, before the first epoch, with DGL 1.1.3 on a CPU."""
 FIRST_EPOCH = 12 * 10**6
 """Bytes that the first epoch brings beside tensors: code above all, and holes in the heap."""
 PARTS = ("process", "data", "structure", "activations", "parameters", "buffers")
@@ -25,7 +23,6 @@ SAMPLE = 4
 """Partitions of a process that are tried, the largest and the smallest among them; the rest lie between."""
 MOST = 1024
 """More parts are not tried, unless there are more workers: the time to plan one part grows with their number."""
-_GATHERING = "gather_grads"
 
 
 @dataclass
@@ -35,15 +32,6 @@ class LayerTraffic:
     call: str  # what it computes
     forward: int  # its rows to their readers
     backward: int = 0  # gradients of the rows of others, and its rows again where the backward reads them
-
-
-@dataclass(frozen=True)
-class EpochTraffic:
-    """Bytes that a worker sends in an epoch with one step of the optimiser."""
-
-    layers: list[LayerTraffic]
-    parameters: int  # gradients of the parameters in `gather_grads`
-    sent: int  # all together and with the agreements before each call, as `sar.comm.statistics()` counts it
 
 
 @dataclass(frozen=True)
@@ -81,19 +69,12 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What one worker sends in an epoch, and its memory at the peak."""
+    """What one worker sends in an epoch with one step of the optimiser, and its memory at the peak, in bytes."""
 
-    traffic: EpochTraffic
+    bytes_sent: int  # all together and with the agreements before each call, as `sar.comm.statistics()` counts it
+    layers: list[LayerTraffic]
+    parameters_sent: int  # gradients of the parameters in `gather_grads`
     memory: MemoryPlan
-
-    def summary(self) -> dict[str, Any]:
-        sums = {"above_baseline": self.memory.above_baseline, "total": self.memory.total}
-        return {
-            "bytes_sent": self.traffic.sent,
-            "layers": [asdict(layer) for layer in self.traffic.layers],
-            "parameters_sent": self.traffic.parameters,
-            "memory": asdict(self.memory) | sums,
-        }
 
 
 @dataclass(frozen=True)
@@ -117,17 +98,20 @@ class TrainingPlan:
 
     def summary(self) -> dict[str, Any]:
         """Everything here in types that JSON has."""
-        return {"workers": [worker.summary() for worker in self.workers]}
+        found = asdict(self)
+        for shown, worker in zip(found["workers"], self.workers, strict=True):
+            shown["memory"] |= {"above_baseline": worker.memory.above_baseline, "total": worker.memory.total}
+        return found
 
     def as_text(self) -> str:
         """Tables for people, in MB of a million bytes."""
-        calls = self.workers[0].traffic.layers
+        calls = self.workers[0].layers
         numbers = [f"call {k}" for k in range(len(calls))]
         sent: list[tuple[str, ...]] = [("worker", *numbers, "parameters", "MB an epoch")]
         memory: list[tuple[str, ...]] = [("worker", *PARTS, "MB at peak", "above baseline")]
         for rank, worker in enumerate(self.workers):
-            layers = [layer.forward + layer.backward for layer in worker.traffic.layers]
-            sent.append((str(rank), *map(mega, (*layers, worker.traffic.parameters, worker.traffic.sent))))
+            layers = [layer.forward + layer.backward for layer in worker.layers]
+            sent.append((str(rank), *map(mega, (*layers, worker.parameters_sent, worker.bytes_sent))))
             parts = [getattr(worker.memory, part) for part in PARTS]
             memory.append((str(rank), *map(mega, (*parts, worker.memory.total, worker.memory.above_baseline))))
         blocks = [
@@ -182,10 +166,9 @@ class ResidentPlan:
 
 
 def plan_resident(counts: GraphCounts, processes: int, make_model: MakeModel, process: int) -> ResidentPlan:
-    """Plan p = `counts.num_workers` partitions on W processes, each with one of its own in memory at a time.
+    """Plan `counts.num_workers` partitions on processes that each have as many, and one in memory at a time.
 
-    p is a multiple of W, the number of processes; `process` is the number of bytes that code takes. Raises
-    `ConfigError` as `try_epoch`.
+    Code takes `process` bytes. Raises as `try_epoch`.
     """
     each = counts.num_workers // processes
     groups = [range(first, first + each) for first in range(0, counts.num_workers, each)]
@@ -286,14 +269,11 @@ def search_resident(
     return ResidentSearch(processes, memory, together, [plans[key] for key in sorted(plans)])
 
 
-def plan_training(counts: GraphCounts, make_model: MakeModel, *, process: int = PROCESS) -> TrainingPlan:
-    """Predict bytes and memory of full-graph training with `Config` as it is.
+def plan_training(counts: GraphCounts, make_model: MakeModel, process: int) -> TrainingPlan:
+    """Predict bytes and memory of full-graph training with `Config` as it is; raises as `try_epoch`.
 
     Bytes are exact for a training loop with one `gather_grads` an epoch. Memory is within 15 % where a worker's tensors
-    are most of it. For what is assumed, see [Note: what is assumed] in `trial_epoch.py`.
-
-    The model is made as by `try_epoch`, which raises `ConfigError` where it cannot be run without values; `process` is
-    the number of bytes that code takes before the first epoch.
+    are most of it: see [Note: what is assumed] in `trial_epoch.py`. Code takes `process` bytes before the first epoch.
     """
     return TrainingPlan([plan_worker(counts, worker, make_model, process) for worker in range(counts.num_workers)])
 
@@ -301,28 +281,19 @@ def plan_training(counts: GraphCounts, make_model: MakeModel, *, process: int = 
 def plan_worker(counts: GraphCounts, worker: int, make_model: MakeModel, process: int) -> WorkerPlan:
     """What one worker takes, as in `plan_training`."""
     trial = try_epoch(counts, worker, make_model)
-    return WorkerPlan(_traffic(trial), _memory(trial, counts.data_bytes(worker), process))
-
-
-def _traffic(trial: TrialEpoch) -> EpochTraffic:
     layers: list[LayerTraffic] = []
     parameters = 0
     for traffic in trial.calls:
-        if traffic.call.startswith(_GATHERING):
+        call = traffic.call.removeprefix(BACKWARD).partition(";")[0]  # without graph and settings
+        if call.startswith("gather_grads"):
             parameters += traffic.messages
         elif traffic.call.startswith(BACKWARD):
             # Autograd goes back from the last call, so of calls that are alike the last is the one.
-            call = _name(traffic.call.removeprefix(BACKWARD))
             waiting = (layer for layer in reversed(layers) if layer.call == call and not layer.backward)
             next(waiting).backward = traffic.messages
         else:
-            layers.append(LayerTraffic(_name(traffic.call), traffic.messages))
-    return EpochTraffic(layers, parameters, trial.sent)
-
-
-def _name(call: str) -> str:
-    """What a call computes, without graph and settings."""
-    return call.partition(";")[0]
+            layers.append(LayerTraffic(call, traffic.messages))
+    return WorkerPlan(trial.sent, layers, parameters, _memory(trial, counts.data_bytes(worker), process))
 
 
 def _memory(trial: TrialEpoch, data: int, process: int) -> MemoryPlan:

@@ -15,7 +15,7 @@ from sar.common_tuples import EID, CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.assign.task import count_crossing
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource
-from sar.partition.inspect.directory_report import DirectoryReport, FeatureReport
+from sar.partition.inspect.directory_report import DirectoryReport
 from sar.partition.inspect.inspection import WorkerContent, by_worker, inspect_parts, largest_value
 from sar.partition.inspect.part_inspection import PartContent
 from sar.partition.write.write import Written, written_report
@@ -28,20 +28,13 @@ _TYPE_BYTES = 4
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """What a function that makes a model for `sar plan` is told of the graph.
-
-    ntypes: node types.
-    canonical_etypes: edge types.
-    num_nodes: nodes of each type on all workers.
-    in_widths: width of the input features of each node type that has any.
-    num_classes: width of the output.
-    """
+    """What a function that makes a model for `sar plan` is told of the graph."""
 
     ntypes: list[str]
     canonical_etypes: list[CanonicalEtype]
-    num_nodes: dict[str, int]
-    in_widths: dict[str, int]
-    num_classes: int
+    num_nodes: dict[str, int]  # of each type on all workers
+    in_widths: dict[str, int]  # of the input features of each node type that has any
+    num_classes: int  # width of the output
 
 
 @dataclass(frozen=True)
@@ -85,14 +78,9 @@ def count_graph(
 ) -> GraphCounts:
     """Count the nodes, edges and halo rows of a partition directory, given as such or by its JSON file.
 
-    Args:
-        workers: W; default one for each part.
-        in_width: width of the input features; default that of the node feature `feat`.
-        num_classes: width of the output; default one more than the greatest `label`.
-
-    Raises:
-        ConfigError: the directory is not sound, or lacks a feature that would say what is left out.
-        PartitionError: the JSON file is missing or damaged.
+    By default there is a worker for each part, `in_width` is that of the node feature `feat`, and `num_classes` is one
+    more than the greatest `label`. Raises `ConfigError` where the directory is not sound, or lacks a feature that would
+    say what is left out, and `PartitionError` where the JSON file is missing or damaged.
     """
     report, contents = inspect_parts(path)
     if report.problems:
@@ -130,9 +118,14 @@ def counts_of(
         info=info,
         nodes=[part.nodes for part in report.parts],
         train_nodes=[part.split.get(TRAIN_MASK, part.num_nodes) for part in report.parts],
-        relations=[RelationCounts(etype, *counted, _edge_forms(report, etype)) for etype, counted in crossing.items()],
-        node_bytes={ntype: _node_bytes(report, ntype) for ntype in report.num_nodes},
-        edge_bytes=[_edge_bytes(report, ":".join(etype)) for etype in crossing],
+        relations=[
+            RelationCounts(etype, *counted, _forms(report, "edges", ":".join(etype)) | {EID: ((), torch.int64)})
+            for etype, counted in crossing.items()
+        ],
+        node_bytes={
+            ntype: _row_bytes(report, "nodes", ntype, report.orig_node_ids) + _TYPE_BYTES for ntype in report.num_nodes
+        },
+        edge_bytes=[_row_bytes(report, "edges", ":".join(etype), report.orig_edge_ids) for etype in crossing],
     )
 
 
@@ -166,37 +159,25 @@ def even_share(counts: GraphCounts, num_parts: int, *, shown: int = 1) -> GraphC
 
     `counts` are those of the graph as one part.
     """
-    relations = []
-    for relation in counts.relations:
-        edges = [[0] * shown for _ in range(shown)]
-        for part in range(shown):
-            edges[part][part] = relation.edges[0][0] // num_parts
-        relations.append(replace(relation, edges=edges, halo=[[0] * shown for _ in range(shown)]))
+    diagonal = np.eye(shown, dtype=np.int64)
+    relations = [
+        replace(one, edges=(one.edges[0][0] // num_parts * diagonal).tolist(), halo=(0 * diagonal).tolist())
+        for one in counts.relations
+    ]
     nodes = [{ntype: count // num_parts for ntype, count in counts.nodes[0].items()}] * shown
     return replace(counts, nodes=nodes, train_nodes=[counts.train_nodes[0] // num_parts] * shown, relations=relations)
 
 
-def _edge_forms(report: DirectoryReport, etype: CanonicalEtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    features = {one.name: _form(one) for one in report.features if (one.of, one.type) == ("edges", ":".join(etype))}
-    return {**features, EID: ((), torch.int64)}
+def _forms(report: DirectoryReport, of: str, kind: str) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Trailing shape and dtype of the features of a type of nodes or edges."""
+    features = [one for one in report.features if (one.of, one.type) == (of, kind)]
+    return {one.name: (one.shape, getattr(torch, one.dtype)) for one in features}
 
 
-def _form(feature: FeatureReport) -> tuple[tuple[int, ...], torch.dtype]:
-    return feature.shape, getattr(torch, feature.dtype)
-
-
-def _feature_bytes(report: DirectoryReport, of: str, kind: str) -> int:
-    forms = [_form(one) for one in report.features if (one.of, one.type) == (of, kind)]
-    return sum(prod(shape) * dtype.itemsize for shape, dtype in forms)
-
-
-def _node_bytes(report: DirectoryReport, ntype: str) -> int:
-    ids = _ID_BYTES + (_ID_BYTES if report.orig_node_ids else 0)
-    return _feature_bytes(report, "nodes", ntype) + ids + _TYPE_BYTES
-
-
-def _edge_bytes(report: DirectoryReport, etype: str) -> int:
-    return _feature_bytes(report, "edges", etype) + _ID_BYTES + (_ID_BYTES if report.orig_edge_ids else 0)
+def _row_bytes(report: DirectoryReport, of: str, kind: str, original_ids: str | None) -> int:
+    """Bytes of a node's or an edge's features and IDs; `original_ids` says where these are, if anywhere."""
+    features = sum(prod(shape) * dtype.itemsize for shape, dtype in _forms(report, of, kind).values())
+    return features + (2 if original_ids else 1) * _ID_BYTES
 
 
 def _in_widths(report: DirectoryReport, in_width: int | None) -> dict[str, int]:

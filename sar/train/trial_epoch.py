@@ -23,13 +23,13 @@ what is still there at the next operation counts.
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -91,13 +91,19 @@ def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel, *, reside
         structure_before = structure.nbytes
         with memory:
             model = _on_meta(make_model, counts.info)
-            trainer = _Trainer(counts, worker, graph, model)
+            nodes = counts.nodes[worker]
+            features = {
+                ntype: empty_spillable((nodes[ntype], width), torch.float32, META)
+                for ntype, width in counts.info.in_widths.items()
+            }
+            x = features if len(nodes) > 1 else features[counts.info.ntypes[0]]
+            optimizer = torch.optim.Adam(model.parameters())
             before = memory.live
-            trainer.epoch()
+            _train(model, graph, x, optimizer, counts.train_nodes[worker])
             group.calls_made.clear()
             sent = statistics().bytes_sent
             memory.restart()
-            trainer.epoch()
+            _train(model, graph, x, optimizer, counts.train_nodes[worker])
         group.count_messages()
         return TrialEpoch(
             calls=group.calls_made,
@@ -111,47 +117,34 @@ def try_epoch(counts: GraphCounts, worker: int, make_model: MakeModel, *, reside
         )
 
 
-class _Trainer:
-    """The loop of a training script."""
+def _train(model: nn.Module, graph: GraphShardManager, x: Any, optimizer: Optimizer, train_nodes: int) -> None:
+    """An epoch of a training script."""
+    try:
+        loss = _loss(model(graph, x), train_nodes)
+        optimizer.zero_grad()
+        loss.backward()
+        gather_grads(model)
+        optimizer.step()
+    except SarError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"the model cannot be run on tensors that have sizes and no values: {error} Operations whose results "
+            "have a size that depends on values (masks, unique, Python reduce functions) cannot be planned."
+        ) from error
 
-    def __init__(self, counts: GraphCounts, worker: int, graph: GraphShardManager, model: nn.Module) -> None:
-        nodes = counts.nodes[worker]
-        features = {
-            ntype: empty_spillable((nodes[ntype], width), torch.float32, META)
-            for ntype, width in counts.info.in_widths.items()
-        }
-        self._x: Any = features if len(nodes) > 1 else features[counts.info.ntypes[0]]
-        self._graph = graph
-        self._model = model
-        self._optimizer = torch.optim.Adam(model.parameters())
-        self._train_nodes = counts.train_nodes[worker]
 
-    def epoch(self) -> None:
-        try:
-            loss = self._loss(self._model(self._graph, self._x))
-            self._optimizer.zero_grad()
-            loss.backward()
-            gather_grads(self._model)
-            self._optimizer.step()
-        except SarError:
-            raise
-        except (RuntimeError, NotImplementedError) as error:
-            raise ConfigError(
-                f"the model cannot be run on tensors that have sizes and no values: {error} Operations whose results "
-                "have a size that depends on values (masks, unique, Python reduce functions) cannot be planned."
-            ) from error
-
-    def _loss(self, outputs: Any) -> Tensor:
-        """Cross-entropy of outputs (N_i, C) on the training nodes; the sum of those of other shapes."""
-        losses = []
-        for output in tree_leaves(outputs):
-            if output.dim() == 2:
-                chosen = torch.empty(min(self._train_nodes, len(output)), dtype=torch.int64, device=META)
-                labels = torch.empty(len(output), dtype=torch.int64, device=META)
-                losses.append(functional.cross_entropy(output[chosen], labels[chosen], reduction="sum"))
-            else:
-                losses.append(output.sum())
-        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+def _loss(outputs: Any, train_nodes: int) -> Tensor:
+    """Cross-entropy of outputs (N_i, C) on the training nodes; the sum of those of other shapes."""
+    losses = []
+    for output in tree_leaves(outputs):
+        if output.dim() == 2:
+            chosen = torch.empty(min(train_nodes, len(output)), dtype=torch.int64, device=META)
+            labels = torch.empty(len(output), dtype=torch.int64, device=META)
+            losses.append(functional.cross_entropy(output[chosen], labels[chosen], reduction="sum"))
+        else:
+            losses.append(output.sum())
+    return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
 
 class MetaMemory(TorchDispatchMode):
@@ -166,6 +159,7 @@ class MetaMemory(TorchDispatchMode):
     peak: the most since `restart`.
     peak_buffers: of which in message buffers.
     turns: since `restart`.
+    in_buffers: whether what is made now is a message buffer, which stays in memory.
     """
 
     device = "meta"
@@ -174,12 +168,12 @@ class MetaMemory(TorchDispatchMode):
         super().__init__()
         self.live = self.peak = self.buffers = self.peak_buffers = 0
         self.turns = TurnBytes()
+        self.in_buffers = False
         self._sizes: dict[int, int] = {}  # of the storages that live, by `_cdata`
         self._new: dict[int, int] = {}  # of those made in this turn, which leave memory at its end
         self._new_live = 0
         self._left: dict[int, int] = {}  # of those that have left memory
         self._back: set[int] = set()  # of which this turn has used
-        self._in_buffers = False
 
     def restart(self) -> None:
         """Forget the peak, and what has left memory."""
@@ -194,39 +188,33 @@ class MetaMemory(TorchDispatchMode):
         self._new_live = 0
         self._back.clear()
 
-    @contextmanager
-    def counting_buffers(self) -> Iterator[None]:
-        """Count what is made inside as message buffers, which stay in memory."""
-        self._in_buffers = True
-        try:
-            yield
-        finally:
-            self._in_buffers = False
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         on_meta = bool(args) and isinstance(args[0], Tensor) and args[0].is_meta
         if on_meta and func is _aten._local_scalar_dense.default:
-            return _scalar(args[0])
+            if args[0].dtype != torch.bool:
+                raise ConfigError(
+                    "the model reads the number that is in a tensor, but a plan has sizes and no values. Compute it on "
+                    "the device, or give the model a constant while it is planned."
+                )
+            return False
         if on_meta and func is _aten.all.default:
             return torch.ones((), dtype=torch.bool)
         if on_meta and func is _aten._to_copy.default and torch.device(kwargs.get("device") or "meta").type != "meta":
             return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         for storage in _storages_on_meta((args, kwargs)):
-            self._use(storage._cdata)
+            key = storage._cdata
+            if key in self._left and key not in self._back:
+                self._back.add(key)
+                self.turns.read += self._left[key]
         made = func(*args, **kwargs)
         for storage in _storages_on_meta(made):
             self._count(storage)
         if self.live > self.peak and not (func is _aten.add.Tensor and torch._C._current_graph_task_id() != -1):
             self.peak, self.peak_buffers = self.live, self.buffers
         return made
-
-    def _use(self, key: int) -> None:
-        if key in self._left and key not in self._back:
-            self._back.add(key)
-            self.turns.read += self._left[key]
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         """Count a storage that may be new, or have another size than when it was last counted."""
@@ -235,11 +223,11 @@ class MetaMemory(TorchDispatchMode):
         if size == before:
             return
         if key not in self._sizes:
-            weakref.finalize(storage, self._forget, key, self._in_buffers)
+            weakref.finalize(storage, self._forget, key, self.in_buffers)
         self._sizes[key] = size
         self.live += size - before
-        self.buffers += size if self._in_buffers else 0
-        if not self._in_buffers:
+        self.buffers += size if self.in_buffers else 0
+        if not self.in_buffers:
             self._new[key] = size
             self._new_live += size - before
             self.turns.peak = max(self.turns.peak, self._new_live)
@@ -274,18 +262,17 @@ class _CountedPool(BufferPool):
         self._group = group
 
     def take(self, size: int) -> Tensor:
-        with self._memory.counting_buffers():
+        self._memory.in_buffers = True
+        try:
             return super().take(size)
+        finally:
+            self._memory.in_buffers = False
 
     def clear(self) -> None:
         """The end of an exchange; workers wait there for each other's gradients."""
         super().clear()
         if self._group.calls_made[-1].call.startswith(BACKWARD):
             self._memory.end_turn()
-
-
-def _storages_on_meta(given: Any) -> Iterator[torch.UntypedStorage]:
-    return (one.untyped_storage() for one in tree_leaves(given) if isinstance(one, Tensor) and one.is_meta)
 
 
 def _on_meta(make_model: MakeModel, info: GraphInfo) -> nn.Module:
@@ -297,10 +284,5 @@ def _on_meta(make_model: MakeModel, info: GraphInfo) -> nn.Module:
     return model.to(META)
 
 
-def _scalar(value: Tensor) -> bool:
-    if value.dtype != torch.bool:
-        raise ConfigError(
-            "the model reads the number that is in a tensor, but a plan has sizes and no values. Compute it on the "
-            "device, or give the model a constant while it is planned."
-        )
-    return False
+def _storages_on_meta(given: Any) -> Iterator[torch.UntypedStorage]:
+    return (one.untyped_storage() for one in tree_leaves(given) if isinstance(one, Tensor) and one.is_meta)
