@@ -27,10 +27,7 @@ from sar.partition.inspect.text_tables import as_markdown, as_text
 from sar.storage.arrays import Array
 
 MODELS: dict[str, type[nn.Module]] = {"GraphSAGE": GraphSAGE, "GAT": GAT}
-HEADER = (
-    *("model", "trained by", "test accuracy", "s / epoch", "MB sent / epoch", "peak memory (MB)"),
-    "largest logit difference",
-)
+HEADER = "model, trained by, test accuracy, s / epoch, MB sent / epoch, peak memory (MB), largest logit difference"
 SINGLE = "1 process, DGL"
 MEGA = 1e6
 
@@ -200,7 +197,7 @@ with the parameters that the workers trained."""
 
 def _table(runs: dict[str, list[Run]]) -> tuple[list[tuple[str, ...]], str]:
     """The rows of the table, the header first, and what the workers bought; of several workers, the largest number."""
-    rows: list[tuple[str, ...]] = [HEADER]
+    rows: list[tuple[str, ...]] = [tuple(HEADER.split(", "))]
     gains = []
     for model, (single, *workers) in runs.items():
         slowest, peak = max(run.seconds for run in workers), max(run.peak_memory for run in workers)

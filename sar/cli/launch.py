@@ -40,9 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the script in every worker and return its exit status: the first one that is not 0, or 128 + a signal."""
-    workers = _number_of_workers(arguments)
-    if arguments.threads is not None and arguments.threads < 1:
-        raise ConfigError(f"--threads {arguments.threads}: expected at least 1.")
+    for name in ("workers", "threads"):
+        given = getattr(arguments, name)
+        if given is not None and given < 1:
+            raise ConfigError(f"--{name} {given}: expected at least 1.")
+    workers: int | None = arguments.workers
+    if workers is None and arguments.resident is not None:
+        workers = 1
+    elif workers is None:
+        workers = torch.cuda.device_count() or min(_number_of_parts(arguments), len(os.sched_getaffinity(0)))
     if not arguments.script.is_file():
         raise ConfigError(f"there is no file {arguments.script}; expected the training script after the options.")
     settings = _settings(arguments, workers)
@@ -61,15 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
         except SignalException as error:  # Ctrl-C, for one; the workers are gone
             return 128 + error.sigval
     return 0
-
-
-def _number_of_workers(arguments: argparse.Namespace) -> int:
-    workers: int | None = arguments.workers
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: expected at least 1.")
-    if workers is None and arguments.resident is not None:
-        return 1
-    return workers or torch.cuda.device_count() or min(_number_of_parts(arguments), len(os.sched_getaffinity(0)))
 
 
 def _number_of_parts(arguments: argparse.Namespace) -> int:

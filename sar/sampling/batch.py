@@ -32,7 +32,7 @@ class Pairs(NamedTuple):
     nodes: dict[str, Tensor]  # global IDs of every type, (N,) int64, as they come up
     positive: list[PairsOfType]  # the seeds, with `_ID` and their fields
     negative: list[PairsOfType] | None
-    numbers: list[Tensor]  # by type, (S,) int64: NUMBER of the seeds
+    numbers: list[Tensor]  # by type, (S,) int64: `Column.NUMBER` of the seeds
 
 
 class SamplingMethod(Protocol):
@@ -207,18 +207,17 @@ def _most_read_nodes(graph: WorkerGraph, nbytes: int) -> dict[str, Tensor]:
     """
     if not graph.inputs:
         return {}
-    edges_per_byte, size, ids, type_numbers = [], [], [], []
     start, end = graph.node_ranges[graph.part]
+    columns = []
     for number, (ntype, tables) in enumerate(graph.inputs.items()):
         row_bytes = RowFormat.of(list(tables.values())).row_bytes
         read = [relation.src.long() for relation in graph.relations if relation.etype[0] == ntype]
         sources = torch.cat([torch.empty(0, dtype=torch.int64), *read])
         nodes, degrees = sources[(sources < start) | (sources >= end)].unique(return_counts=True)
-        edges_per_byte.append(degrees / max(row_bytes, 1))
-        size.append(torch.full_like(nodes, row_bytes))
-        ids.append(nodes)
-        type_numbers.append(torch.full_like(nodes, number))
-    order = torch.argsort(torch.cat(edges_per_byte), descending=True, stable=True)
-    order = order[torch.cat(size)[order].cumsum(0) <= nbytes]
-    chosen, numbers = torch.cat(ids)[order], torch.cat(type_numbers)[order]
-    return {ntype: chosen[numbers == number].sort().values for number, ntype in enumerate(graph.inputs)}
+        edges_per_byte = degrees / max(row_bytes, 1)
+        columns.append((edges_per_byte, nodes, torch.full_like(nodes, row_bytes), torch.full_like(nodes, number)))
+    edges_per_byte, nodes, sizes, numbers = map(torch.cat, zip(*columns, strict=True))
+    order = edges_per_byte.argsort(descending=True, stable=True)
+    order = order[sizes[order].cumsum(0) <= nbytes]
+    nodes, numbers = nodes[order], numbers[order]
+    return {ntype: nodes[numbers == number].sort().values for number, ntype in enumerate(graph.inputs)}

@@ -20,19 +20,7 @@ from sar.sampling.batch import Batch, Pairs, PairsOfType, SamplingSource, random
 from sar.sampling.neighbors import SampledLayer
 from sar.sampling.owner_requests import request_columns
 from sar.sampling.sampler import DistNeighborSampler, NeighborDraws
-from sar.sampling.seeds import (
-    DST,
-    ID,
-    NUMBER,
-    PLACE,
-    REVERSE,
-    SRC,
-    TYPE,
-    Edges,
-    edge_ids,
-    look_up_edges,
-    reverse_edges,
-)
+from sar.sampling.seeds import Column, Edges, edge_ids, look_up_edges, reverse_edges
 from sar.sampling.worker_graph import WorkerGraph
 
 Etype = str | CanonicalEtype
@@ -58,16 +46,16 @@ class PairDraws:
     def draw(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> tuple[list[SampledLayer], Pairs]:
         """The layers of the nodes that the pairs of these seeds join; seeds are rows, see [Note: seed edges]."""
         pairs = self.pairs(group, graph, seeds, derive_key(key, PAIRS))
-        exclude = seeds[:, [ID, REVERSE]].flatten() if self.exclude else None
+        exclude = seeds[:, [Column.ID, Column.REVERSE]].flatten() if self.exclude else None
         return self.neighbors.layers(group, graph, pairs.nodes, key, exclude), pairs
 
     def pairs(self, group: Group, graph: WorkerGraph, seeds: Tensor, key: int) -> Pairs:
         """The seeds, and negative pairs, as positions among the nodes that they join."""
         generator = torch.Generator().manual_seed(key)
-        by_type = [seeds[seeds[:, TYPE] == number] for number in range(len(graph.relations))]
+        by_type = [seeds[seeds[:, Column.TYPE] == number] for number in range(len(graph.relations))]
         fields = _edge_fields(group, graph, by_type)
         pairs = [
-            PairsOfType(relation.etype, of_type[:, SRC].contiguous(), of_type[:, DST].contiguous(), named)
+            PairsOfType(relation.etype, of_type[:, Column.SRC].contiguous(), of_type[:, Column.DST].contiguous(), named)
             for relation, of_type, named in zip(graph.relations, by_type, fields, strict=True)
         ]
         num_types = len(pairs)
@@ -84,7 +72,8 @@ class PairDraws:
             pairs[number] = pairs[number]._replace(src=numbering[etype[0]].add(src), dst=numbering[etype[2]].add(dst))
         nodes = {ntype: numbers.nodes for ntype, numbers in numbering.items()}
         negative = pairs[num_types:] if self.negatives is not None else None
-        return Pairs(nodes, pairs[:num_types], negative, [of_type[:, NUMBER].contiguous() for of_type in by_type])
+        numbers = [of_type[:, Column.NUMBER].contiguous() for of_type in by_type]
+        return Pairs(nodes, pairs[:num_types], negative, numbers)
 
 
 class EdgePredictionSampler:
@@ -212,7 +201,7 @@ class EdgePredictionSampler:
                     reverse[number] = reverse_edges(graph, found.etype, backs[found.etype])[found.edges]
             seeds = look_up_edges(graph, source.graph, edge_ids(graph, edges), reverse, foreign=foreign)
             for number, etype in enumerate(graph.canonical_etypes):
-                alone = int(((seeds[:, TYPE] == number) & (seeds[:, REVERSE] < 0)).sum())
+                alone = int(((seeds[:, Column.TYPE] == number) & (seeds[:, Column.REVERSE] < 0)).sum())
                 if self.exclude == "reverse_types" and etype in backs and alone:
                     raise GraphError(
                         f"{alone} seeds of type {etype} have no edge back of type {backs[etype]}, their reverse type."
@@ -224,7 +213,7 @@ class EdgePredictionSampler:
         found = torch.zeros(len(graph.canonical_etypes), 2, dtype=torch.int64)
         for number, etype in enumerate(graph.canonical_etypes):
             labels = graph.edges[etype].data.get(LABEL)
-            found[number, 0] = (seeds[:, TYPE] == number).any()
+            found[number, 0] = (seeds[:, Column.TYPE] == number).any()
             found[number, 1] = self.mode != "triplet" and labels is not None and bool((labels == 0).any())
         gathered = session.current_group().all_gather(found, "types and labels of seed edges")
         seen = torch.stack(gathered).amax(0) * torch.tensor([1, self.negatives is not None])
@@ -296,11 +285,11 @@ def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Gene
 
 def _edge_fields(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) -> list[dict[str, Tensor]]:
     """The seeds' IDs and fields, which their owners have; for every edge type (S, ...) each."""
-    fields = [{EID: of_type[:, ID].contiguous()} for of_type in by_type]
+    fields = [{EID: of_type[:, Column.ID].contiguous()} for of_type in by_type]
     numbers = [number for number, relation in enumerate(graph.relations) if relation.features]
     if not numbers:
         return fields
-    asked = [graph.sort_by_owner(by_type[number][:, DST].contiguous()) for number in numbers]
+    asked = [graph.sort_by_owner(by_type[number][:, Column.DST].contiguous()) for number in numbers]
 
     def fields_at(places: Sequence[Tensor]) -> list[Tensor]:
         return [
@@ -310,8 +299,8 @@ def _edge_fields(group: Group, graph: WorkerGraph, by_type: Sequence[Tensor]) ->
         ]
 
     requests = [
-        [by_type[number][nodes.positions_of(worker), PLACE] for number, nodes in zip(numbers, asked, strict=True)]
-        for worker in range(group.world_size)
+        [by_type[number][nodes.positions_of(p), Column.PLACE] for number, nodes in zip(numbers, asked, strict=True)]
+        for p in range(group.world_size)
     ]
     formats = [FieldFormat.of(table) for number in numbers for table in graph.relations[number].features.values()]
     by_owner = request_columns(group, f"{graph.signature}: seed edges", requests, fields_at, formats)

@@ -26,16 +26,19 @@ from sar.sampling.worker_graph import WorkerGraph
 
 CPU: Final = torch.device("cpu")
 
-# Columns of the table of seed edges.
-ID: Final = 0  # `dgl.EID`
-TYPE: Final = 1  # number of the edge type
-PLACE: Final = 2  # position among the edges of the type on the owner of DST
-SRC: Final = 3  # global ID
-DST: Final = 4
-REVERSE: Final = 5  # `dgl.EID` of an edge that is left out with this one, -1 for none
-NUMBER: Final = 6  # position among the worker's seeds of the type, as they were given
-
 Edges = Tensor | Mapping[str | CanonicalEtype, Tensor]
+
+
+class Column:
+    """Of the table of seed edges."""
+
+    ID: Final = 0  # `dgl.EID`
+    TYPE: Final = 1  # number of the edge type
+    PLACE: Final = 2  # position among the edges of the type on the owner of DST
+    SRC: Final = 3  # global ID
+    DST: Final = 4
+    REVERSE: Final = 5  # `dgl.EID` of an edge that is left out with this one, -1 for none
+    NUMBER: Final = 6  # position among the worker's seeds of the type, as they were given
 
 
 def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
@@ -200,7 +203,7 @@ def look_up_edges(
 ) -> Tensor:
     """Rows of this worker's seed edges: see [Note: seed edges]; by all workers together, inside `group.guard()`.
 
-    `reverse` has, for every edge type, REVERSE of this worker's edges by position, (E_type,) int64; None for none.
+    `reverse` has, for every edge type, `Column.REVERSE` of this worker's edges by position, (E_type,) int64, or None.
     `foreign` is as of `check_seeds`, and so are errors; edges without IDs of their own are one, too.
     """
     group = session.current_group()
@@ -221,7 +224,7 @@ def look_up_edges(
     def rows_of(request: list[Tensor]) -> list[Tensor]:
         """Rows of those edges that this worker has; -1 of others."""
         (wanted,) = request
-        rows = torch.full((len(wanted), NUMBER), -1)
+        rows = torch.full((len(wanted), Column.NUMBER), -1)
         for number, (relation, (known, order), back) in enumerate(zip(source.relations, by_id, reverse, strict=True)):
             place, found = find_sorted(known, wanted)
             here, place = found.nonzero().squeeze(1), order[place[found]]
@@ -232,17 +235,17 @@ def look_up_edges(
             rows[here] = torch.stack(columns, 1)
         return [rows]
 
-    requests, formats = [[ids[places]] for places in asked], [FieldFormat(torch.int64, (NUMBER,))]
+    requests, formats = [[ids[places]] for places in asked], [FieldFormat(torch.int64, (Column.NUMBER,))]
     responses = request_columns(group, "looking up seed edges", requests, rows_of, formats)
     seeds = torch.full((len(ids), 7), -1)
     for places, (rows,) in zip(asked, responses, strict=True):
-        found = rows[:, TYPE] >= 0
-        seeds[places[found], :NUMBER] = rows[found]
+        found = rows[:, Column.TYPE] >= 0
+        seeds[places[found], : Column.NUMBER] = rows[found]
     whose = "edges of the graph" if foreign else "edges into this worker's nodes (foreign_seeds=True allows others)"
-    _refuse(ids[seeds[:, TYPE] < 0], whose)
+    _refuse(ids[seeds[:, Column.TYPE] < 0], whose)
     for number in range(len(source.relations)):
-        of_type = seeds[:, TYPE] == number
-        seeds[of_type, NUMBER] = torch.arange(int(of_type.sum()))
+        of_type = seeds[:, Column.TYPE] == number
+        seeds[of_type, Column.NUMBER] = torch.arange(int(of_type.sum()))
     return seeds
 
 

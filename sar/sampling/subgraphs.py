@@ -36,7 +36,7 @@ def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str)
 
 def check_homogeneous(graph: GraphShardManager, sampler: str) -> None:
     """Raise `GraphError` where a graph has more types than the sampler is defined for."""
-    if len(graph.ntypes) > 1 or len(graph.canonical_etypes) > 1:
+    if not graph.is_homogeneous:
         raise GraphError(
             f"{sampler} is for graphs of one node and one edge type; this one has {graph.canonical_etypes}. "
             "DistNeighborSampler takes several."
