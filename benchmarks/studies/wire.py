@@ -15,7 +15,7 @@ from benchmarks import command
 from benchmarks.graphs import featured_graph
 from benchmarks.report import describe_setting, write_section
 from benchmarks.results import setting
-from sar.cli.demo import MODELS, train_distributed
+from sar.cli.demo import MODELS, train
 from sar.host.processes import run_workers
 from sar.partition.in_memory import divide
 from sar.partition.inspect.text_tables import as_markdown, as_text
@@ -77,7 +77,7 @@ def train_all(
     for seed, model, name in itertools.product(range(arguments.seeds), MODELS, WIRES):
         sar.Config.wire_dtype_features, sar.Config.wire_dtype_gradients = map(_dtype, WIRES[name])
         job = argparse.Namespace(epochs=arguments.epochs, lr=0.01, seed=seed)
-        run = train_distributed(lambda _: None, job, model, partition_json, parameters)
+        run = train(lambda _: None, job, model, partition_json, parameters)
         accuracies.setdefault((model, name), []).append(run.test_accuracy)
         if sar.rank() == 0:
             report(f"{model}, seed {seed}, {name}: accuracy {run.test_accuracy:.4f}")
