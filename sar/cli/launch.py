@@ -44,11 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         given = getattr(arguments, name)
         if given is not None and given < 1:
             raise ConfigError(f"--{name} {given}: expected at least 1.")
-    workers: int | None = arguments.workers
-    if workers is None and arguments.resident is not None:
-        workers = 1
-    elif workers is None:
-        workers = torch.cuda.device_count() or min(_number_of_parts(arguments), len(os.sched_getaffinity(0)))
+    workers = _number_of_workers(arguments)
     if not arguments.script.is_file():
         raise ConfigError(f"there is no file {arguments.script}; expected the training script after the options.")
     settings = _settings(arguments, workers)
@@ -67,6 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
         except SignalException as error:  # Ctrl-C, for one; the workers are gone
             return 128 + error.sigval
     return 0
+
+
+def _number_of_workers(arguments: argparse.Namespace) -> int:
+    if arguments.workers is None and arguments.resident is not None:
+        return 1
+    workers: int | None = arguments.workers
+    return workers or torch.cuda.device_count() or min(_number_of_parts(arguments), len(os.sched_getaffinity(0)))
 
 
 def _number_of_parts(arguments: argparse.Namespace) -> int:
