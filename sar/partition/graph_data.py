@@ -19,16 +19,12 @@ from sar.storage.arrays import Array
 
 @dataclass(frozen=True)
 class GraphData:
-    """A directed graph with node fields.
-
-    node_data: fields of all nodes, (N, ...) each, where known: `feat` (float32, (N, F)), `label` (int64, -1 = none),
-        `train_mask`, `val_mask`, `test_mask` (bool).
-    """
+    """A directed graph with node fields."""
 
     src: Array  # (E,) int64
     dst: Array  # (E,) int64; edge i goes from `src[i]` to `dst[i]`
     num_nodes: int  # N
-    node_data: dict[str, Array]
+    node_data: dict[str, Array]  # where known: `feat` (N, F) float32, `label` (N,) int64 (-1: none), masks (N,) bool
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], split: int = 0) -> "GraphData":

@@ -68,16 +68,12 @@ class StoredEdges(NamedTuple):
                 raise self._damaged("offsets that do not ascend from 0 to the number of edges")
             rows = torch.arange(self.num_rows, dtype=offsets.dtype).repeat_interleave(degrees)
         if self.edge_ids.shape != (0,):
-            rows, columns = self._by_edge_id(rows, columns)
+            entry_of = torch.full((self.num_edges,), -1)
+            entry_of[self._read(self.edge_ids, self.num_edges, self.num_edges).long()] = torch.arange(self.num_edges)
+            if bool((entry_of < 0).any()):
+                raise self._damaged("edge IDs that are not each there once")
+            rows, columns = rows[entry_of], columns[entry_of]
         return (columns, rows) if self.kind == CSC else (rows, columns)
-
-    def _by_edge_id(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        edge_ids = self._read(self.edge_ids, self.num_edges, self.num_edges).long()
-        entry_of = torch.full((self.num_edges,), -1)
-        entry_of[edge_ids] = torch.arange(self.num_edges)
-        if bool((entry_of < 0).any()):
-            raise self._damaged("edge IDs that are not each there once")
-        return rows[entry_of], columns[entry_of]
 
     def _read(self, stored: StoredArray, count: int, limit: int) -> Tensor:
         """Whole numbers, (count,), from 0 to below `limit`."""

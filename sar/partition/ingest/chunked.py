@@ -236,11 +236,11 @@ def write_chunked(
         content = {
             "graph_name": name,
             "node_type": list(nodes),
-            "num_nodes_per_chunk": list(nodes.values()),
+            "num_nodes_per_chunk": [[chunk.stop - chunk.start for chunk in chunks] for chunks in nodes.values()],
             "num_nodes_per_type": list(graph.num_nodes.values()),
             "edge_type": list(edges),
-            "num_edges_per_chunk": list(edges.values()),
-            "num_edges_per_type": [sum(chunks) for chunks in edges.values()],
+            "num_edges_per_chunk": [[chunk.stop - chunk.start for chunk in chunks] for chunks in edges.values()],
+            "num_edges_per_type": [of_type.num_edges for of_type in graph.edges.values()],
             "edges": edge_files,
             "node_data": {ntype: fields for ntype, fields in node_data.items() if fields},
             "edge_data": {key: fields for key, fields in edge_data.items() if fields},
@@ -255,48 +255,44 @@ def write_chunked(
     return file
 
 
-def _chunks(count: int, parts: int) -> list[int]:
-    """The sizes of parts as equal as can be."""
-    return [count * (part + 1) // parts - count * part // parts for part in range(parts)]
+def _chunks(count: int, parts: int) -> list[slice]:
+    """Parts as equal as can be."""
+    return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 
-def _write_edges(source: EdgeSource, folder: Path, stem: str, counts: list[int]) -> dict[str, Any]:
+def _write_edges(source: EdgeSource, folder: Path, stem: str, chunks: list[slice]) -> dict[str, Any]:
     """Write the edges of a type and return their file specification."""
-    files = [f"{stem}-{number}.csv" for number in range(len(counts))]
-    first = 0
-    for name, count in zip(files, counts, strict=True):
+    files = [f"{stem}-{number}.csv" for number in range(len(chunks))]
+    for name, chunk in zip(files, chunks, strict=True):
         with (folder / name).open("xb") as file:
-            for start in range(first, first + count, _PAIRS):
-                src, dst = source.read(start, min(start + _PAIRS, first + count))
+            for start in range(chunk.start, chunk.stop, _PAIRS):
+                src, dst = source.read(start, min(start + _PAIRS, chunk.stop))
                 pyarrow.csv.write_csv(pyarrow.table({"src": src, "dst": dst}), file, _CSV)
-        first += count
     return {"format": {"name": "csv", "delimiter": " "}, "data": files}
 
 
 def _write_columns(
-    columns: Mapping[str, Column], folder: Path, section: str, kind: str, counts: list[int]
+    columns: Mapping[str, Column], folder: Path, section: str, kind: str, chunks: list[slice]
 ) -> dict[str, Any]:
     """Write the features of a type and return their file specifications."""
     subfolder = f"{section}/{quote(kind, safe='')}"
     specs = {}
     for name, column in columns.items():
         (folder / subfolder).mkdir(parents=True, exist_ok=True)
-        files = [f"{subfolder}/{quote(name, safe='')}-{number}.npy" for number in range(len(counts))]
-        first = 0
-        for file, count in zip(files, counts, strict=True):
-            _write_npy(folder / file, column, first, count)
-            first += count
+        files = [f"{subfolder}/{quote(name, safe='')}-{number}.npy" for number in range(len(chunks))]
+        for file, chunk in zip(files, chunks, strict=True):
+            _write_npy(folder / file, column, chunk)
         specs[name] = {"format": {"name": "numpy"}, "data": files}
     return specs
 
 
-def _write_npy(path: Path, column: Column, first: int, count: int) -> None:
-    """Write `count` rows of a column, slice by slice."""
-    shape = count, *column.shape[1:]
+def _write_npy(path: Path, column: Column, chunk: slice) -> None:
+    """Write a chunk of a column, slice by slice."""
+    shape = chunk.stop - chunk.start, *column.shape[1:]
     header = {"descr": np.lib.format.dtype_to_descr(column.dtype), "fortran_order": False, "shape": shape}
     step = max(1, _SLICE_BYTES // max(1, prod(column.shape[1:]) * column.dtype.itemsize))
     with path.open("xb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for start in range(first, first + count, step):
-            rows = column[start : min(start + step, first + count)]
+        for start in range(chunk.start, chunk.stop, step):
+            rows = column[start : min(start + step, chunk.stop)]
             file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)

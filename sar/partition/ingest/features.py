@@ -25,15 +25,11 @@ _NEVER_NAN = ("label", *SPLIT)
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """The files of a feature, one after the other.
-
-    `inside` says what to take of a file: columns of a table (by name or number, `*` for all), or a tensor by name;
-    None: the only one.
-    """
+    """The files of a feature, one after the other."""
 
     files: Sequence[Path]
     format: str  # `npy`, `parquet`, `dgl` or `text`
-    inside: Sequence[str] | None = None
+    inside: Sequence[str] | None = None  # columns by name or number, `*` for all; or a tensor; None: the only one
     delimiter: str | None = None  # of text files; None: found out
 
     @classmethod

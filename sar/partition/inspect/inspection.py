@@ -69,8 +69,8 @@ def inspect_parts(
     problems = [problem for folder in folders for problem in damage(folder)]
     problems += [problem for content in contents for problem in content.problems]
     problems += originals.problems() + _edges_of_both_ends(spec, contents) + _features_of_all(spec, contents)
-    edge_types = next((c.edge_types for c in contents if c.edge_types), None)
-    edge_names = spec.edge_types if edge_types is None else [":".join(etype) for etype in edge_types]
+    canonical = ([":".join(etype) for etype in content.edge_types] for content in contents if content.edge_types)
+    edge_names = next(canonical, spec.edge_types)
     nodes, edges = (
         [dict(zip(names, owned_counts(ranges, p), strict=True)) for p in range(spec.num_parts)]
         for names, ranges in ((spec.node_types, spec.node_ranges), (edge_names, spec.edge_ranges))

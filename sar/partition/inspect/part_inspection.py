@@ -150,6 +150,8 @@ class _GraphCheck:
         """Check edges in chunks, and add up what comes from and goes to other parts."""
         spec, content, inner, edges = self._spec, self._content, graph.is_inner, graph.edges
         num_edges = int(spec.edge_ranges[-1, -1, 1])
+        place = {name: i for i, name in enumerate(spec.node_types)}
+        ends_of_type = torch.tensor([(place.get(src, -1), place.get(dst, -1)) for src, _, dst in content.edge_types])
         sources = EdgeSources(spec.partition_ranges, self._part, spec.edge_ranges.shape[1])
         wrong: dict[str, list[Tensor]] = {}
         own_ids = []
@@ -168,9 +170,8 @@ class _GraphCheck:
             if ETYPE in marks:
                 other_type = marks[ETYPE][chunk] != kind
                 found[f"edges have another {ETYPE} than the ranges in {spec.path.name} say"] = other_type
-            found["edges join other node types than their own type says"] = self._misses_type(
-                kind, types_of(node_id[src], spec.node_ranges), types_of(node_id[dst], spec.node_ranges)
-            )
+            ends = torch.stack([types_of(node_id[of_end], spec.node_ranges) for of_end in (src, dst)], dim=1)
+            found["edges join other node types than their own type says"] = (ends_of_type[kind] != ends).any(1)
             for problem, rows in found.items():
                 wrong.setdefault(problem, []).append(ids[rows])
             goes_out = ~comes_in & inner[src]
@@ -184,13 +185,6 @@ class _GraphCheck:
         self._owned_once("edges", torch.cat(own_ids) if own_ids else edges[EID], spec.edge_ranges)
         content.edges_from = sources.edges
         content.rows_from, content.read_from = sources.rows()
-
-    def _misses_type(self, kind: Tensor, src_type: Tensor, dst_type: Tensor) -> Tensor:
-        """Whether edges of a type lead from or to nodes of another than its canonical name says, (E,)."""
-        place = {name: i for i, name in enumerate(self._spec.node_types)}
-        ends = [(place.get(etype[0], -1), place.get(etype[2], -1)) for etype in self._content.edge_types]
-        expected = torch.tensor(ends)[kind.long()]  # (E, 2)
-        return (expected[:, 0] != src_type) | (expected[:, 1] != dst_type)
 
     def _owned_once(self, what: What, ids: Tensor, ranges: IdRanges) -> None:
         """Check that the IDs of a part's own nodes or edges are those of its range, each once."""
