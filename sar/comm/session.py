@@ -254,13 +254,9 @@ def _start(
         return check_in(found, rank, size, job, pulse)
 
     try:
-        dist.init_process_group(
-            backend,
-            store=while_it_answers(join, rank, f"the job's store at {master}:{port}"),
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=Config.timeout),
-        )
+        joined = while_it_answers(join, rank, f"the job's store at {master}:{port}")
+        limit = timedelta(seconds=Config.timeout)
+        dist.init_process_group(backend, store=joined, rank=rank, world_size=size, timeout=limit)
     except SarError:
         raise
     except (RuntimeError, ValueError, OSError) as error:

@@ -79,11 +79,6 @@ class FollowedCall:
         for listener in listeners:
             listener.ends(self._call)
         moved, seconds = statistics() - self._before, time.perf_counter() - self._start
-        logger.debug(
-            "%s: %.4f s, of which %.4f waiting; %d bytes sent, %d received",
-            self._call.partition(", graph ")[0][:MOST_CHARACTERS],
-            seconds,
-            moved.seconds_waited,
-            moved.bytes_sent,
-            moved.bytes_received,
-        )
+        name = self._call.partition(", graph ")[0][:MOST_CHARACTERS]
+        told = name, seconds, moved.seconds_waited, moved.bytes_sent, moved.bytes_received
+        logger.debug("%s: %.4f s, of which %.4f waiting; %d bytes sent, %d received", *told)

@@ -241,9 +241,11 @@ def build_structure(
             features.append(join_features(shards))
             relations.append(_build_relation(graph, etype, shards, num_edges_global, message_order(features[-1])))
         check_edge_ids(list(graph.shards.values()), group)
-        nodes, original = graph.nodes, data.node_features.get(ORIG_ID)
-        found = group, graph.device, list(data.node_ranges), nodes, nodes, relations, graph.signature
-        return Structure(*found, make_sampling_graph, original), features
+        ranges, nodes, original = list(data.node_ranges), graph.nodes, data.node_features.get(ORIG_ID)
+        structure = Structure(
+            group, graph.device, ranges, nodes, nodes, relations, graph.signature, make_sampling_graph, original
+        )
+        return structure, features
 
 
 def message_order(columns: dict[str, Tensor]) -> Tensor:
