@@ -11,6 +11,8 @@ import numpy as np
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import first_outside
 from sar.storage.arrays import Array
+from sar.storage.graph_files import GRAPH_FILE_MARK
+from sar.storage.tensor_files import TENSOR_FILE_MARK
 
 Files = str | PathLike[str] | Sequence[str | PathLike[str]]
 """A file, a directory, a glob pattern, or a list of files in order."""
@@ -25,7 +27,7 @@ _SUFFIXES = {
     "chunked": (".json",),
 }
 FORMATS = tuple(_SUFFIXES)
-_DGL_GRAPHS, _DGL_TENSORS = bytes.fromhex("3fa1b446f04f2edd"), bytes.fromhex("3f44a23fbe9f5add")
+_DGL_STARTS = [mark.to_bytes(8, "little") for mark in (GRAPH_FILE_MARK, TENSOR_FILE_MARK)]
 ALL_COLUMNS = "*"
 _END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
 
@@ -69,7 +71,7 @@ def _format_of(file: Path) -> str:
     if found in (None, "raw"):
         with file.open("rb") as opened:
             start = opened.read(8)
-        if start in (_DGL_GRAPHS, _DGL_TENSORS):
+        if start in _DGL_STARTS:
             return "dgl"
     if found is None:
         endings = ", ".join(ending for endings in _SUFFIXES.values() for ending in endings)
