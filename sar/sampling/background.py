@@ -37,8 +37,7 @@ from sar.sampling.batch import Batch, SamplingSource, sample_batch
 from sar.sampling.batch_memory import receive, send
 
 POLL_SECONDS = 1.0
-CLOSE_SECONDS = 5.0
-"""How long a process may take to end before it is killed."""
+CLOSE_SECONDS = 5.0  # how long a process may take to end before it is killed
 TAKEN: Final = "taken"
 """What the trainer says when it has taken a batch. Its other messages are lists of batches to make."""
 

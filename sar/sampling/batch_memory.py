@@ -30,14 +30,10 @@ from torch import Tensor
 
 from sar.raw_memory import as_bytes
 
-LEAST_BYTES = 2**20
-"""Smaller tensors are the allocator's."""
-KEPT = 4
-"""Unused blocks that are kept at most; the smallest go first."""
-SLACK = 1.25
-"""How much larger than asked for a block is made, since the next batch is another size."""
-ALIGNMENT = 64
-"""Tensors of a message begin at multiples of so many bytes."""
+LEAST_BYTES = 2**20  # smaller tensors are the allocator's
+KEPT = 4  # unused blocks that are kept at most; the smallest go first
+SLACK = 1.25  # how much larger than asked for a block is made, since the next batch is another size
+ALIGNMENT = 64  # tensors of a message begin at multiples of so many bytes
 
 _free: list[NDArray[np.uint8]] = []
 _lock = threading.RLock()  # a finalizer may run inside `empty`

@@ -24,10 +24,8 @@ from sar.sampling.seeds import Column, Edges, edge_ids, look_up_edges, reverse_e
 from sar.sampling.worker_graph import WorkerGraph
 
 Etype = str | CanonicalEtype
-LABEL = "edge_label"
-"""The edge field that PyTorch Geometric calls the labels of seed edges."""
-PAIRS = 2**32
-"""The number of the pairs' key among those of a batch; layers have those from 0 on."""
+LABEL = "edge_label"  # the edge field that PyTorch Geometric calls the labels of seed edges
+PAIRS = 2**32  # the number of the pairs' key among those of a batch; layers have those from 0 on
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,7 @@ from sar.sampling.worker_graph import WorkerGraph
 
 LOSS_WEIGHT = "loss_weight"
 AGGREGATOR_WEIGHT = "aggregator_weight"
-COUNTING_KEY: Final = 0x5A1
-"""Of the subgraphs that are counted: the same graph gets the same weights."""
+COUNTING_KEY: Final = 0x5A1  # of the subgraphs that are counted: the same graph gets the same weights
 
 
 class OutEdges(NamedTuple):

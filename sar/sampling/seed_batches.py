@@ -29,8 +29,7 @@ from sar.raw_memory import as_bytes
 from sar.sampling.seeds import check_seeds
 from sar.storage.durable import written_whole
 
-IMBALANCE = 0.03
-"""How many more seeds than the mean a part of METIS may have: 3 %, its own default."""
+IMBALANCE = 0.03  # how many more seeds than the mean a part of METIS may have: 3 %, its own default
 
 
 class SeedBatches:

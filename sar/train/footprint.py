@@ -13,16 +13,12 @@ from sar.partition.inspect.text_tables import as_text
 from sar.train.graph_counts import GraphCounts
 from sar.train.trial_epoch import MakeModel, TrialEpoch, try_epoch
 
-FIRST_EPOCH = 12 * 10**6
-"""Bytes that the first epoch brings beside tensors: code above all, and holes in the heap."""
-PARTS = ("process", "data", "structure", "activations", "parameters", "buffers")
-"""What a `MemoryPlan` adds up."""
+FIRST_EPOCH = 12 * 10**6  # bytes that the first epoch brings beside tensors: code above all, and holes in the heap
+PARTS = ("process", "data", "structure", "activations", "parameters", "buffers")  # what a `MemoryPlan` adds up
 WAITING = 1_000_000
 """Bytes that a partition keeps in memory while it waits: small tensors, and what Python knows of the others."""
-SAMPLE = 4
-"""Partitions of a process that are tried, the largest and the smallest among them; the rest lie between."""
-MOST = 1024
-"""More parts are not tried, unless there are more workers: the time to plan one part grows with their number."""
+SAMPLE = 4  # partitions of a process that are tried, the largest and the smallest among them; the rest lie between
+MOST = 1024  # more parts are not tried, unless there are more workers: the time to plan one grows with their number
 
 
 @dataclass

@@ -36,8 +36,7 @@ from sar.ranges import named, traced
 from sar.train.profile_report import ELSEWHERE, Spent, draw, tables
 
 _HOOKED = "sar.profile"
-_CALL_NAME = re.compile(r"[:;(]| of ")
-"""What the name of a call ends before, in the text that workers compare."""
+_CALL_NAME = re.compile(r"[:;(]| of ")  # what the name of a call ends before, in the text that workers compare
 
 
 class Profile:

@@ -15,8 +15,7 @@ MEGA = 1e6
 NOTE = """Seconds; MB of a million bytes. By layer: means of the workers, but MB peak is
 the most of any, above the level before. max/mean: compute of the slowest one."""
 TURNS = """Seconds are those of each worker's turns; what left memory is the most at any turn."""
-LEAST_SECONDS = 1e-3
-"""Below it, how workers differ is chance."""
+LEAST_SECONDS = 1e-3  # below it, how workers differ is chance
 
 
 @dataclass(frozen=True)
