@@ -43,17 +43,8 @@ _OPTIONS = {
     "no_cfunc_wrapper": True,
 }
 
-# Numba has no types that mypy could check.
-_Library: Any = JITCodeLibrary
-_Compiler: Any = CompilerBase
-_Locator: Any = _CacheLocator
-_Files: Any = CompileResultCacheImpl
-_Cache: Any = FunctionCache
-_intrinsic: Any = intrinsic
-_njit: Any = numba.njit
 
-
-class _Part(_Library):  # type: ignore[misc]
+class _Part(JITCodeLibrary):
     """The code of a helper: no machine code, hence no address and no environment."""
 
     def finalize(self) -> None:
@@ -70,7 +61,7 @@ class _Part(_Library):  # type: ignore[misc]
         pass
 
 
-class _Whole(_Library):  # type: ignore[misc]
+class _Whole(JITCodeLibrary):
     """The code of an entry point, and of the helpers that it calls."""
 
     def finalize(self) -> None:
@@ -91,7 +82,7 @@ class _Whole(_Library):  # type: ignore[misc]
 def _compiler(library: Any, *, noalias: bool = False) -> Any:
     """Numba's compiler, with code of this kind; `noalias`: no array that is written to overlaps another argument."""
 
-    class Compiler(_Compiler):  # type: ignore[misc]
+    class Compiler(CompilerBase):
         def define_pipelines(self) -> list[Any]:
             state = self.state
             state.library = library(state.targetctx.codegen(), state.func_id.func_qualname)
@@ -109,7 +100,7 @@ def kernel(function: F) -> F:
     """Compile an entry point and keep its code on disk."""
     folder = Path(__file__).parent
     sources = folder / "cpu", Path(__file__), folder / "attention_operands.py"
-    compiled: F = compile_cached(function, _njit, {**_OPTIONS, "pipeline_class": _ENTRY_POINT}, *sources)
+    compiled: F = compile_cached(function, numba.njit, {**_OPTIONS, "pipeline_class": _ENTRY_POINT}, *sources)
     return compiled
 
 
@@ -133,11 +124,11 @@ def inline_in_order(function: F) -> F:
 
 def _helper(function: F, pipeline: Any, fastmath: tuple[str, ...]) -> F:
     options = {**_OPTIONS, "fastmath": set(fastmath), "no_cpython_wrapper": True, "pipeline_class": pipeline}
-    compiled: F = _njit(forceinline=True, **options)(function)
+    compiled: F = numba.njit(forceinline=True, **options)(function)
     return compiled
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch(_context: Any, array: Any, index: Any, line: Any) -> Any:
     """Ask for a cache line, for reading: that of array[index], or `line` lines after it; harmless out of range."""
 
@@ -155,7 +146,7 @@ def prefetch(_context: Any, array: Any, index: Any, line: Any) -> Any:
     return void(array, index, line), generate
 
 
-class _OneFolder(_Locator):  # type: ignore[misc]
+class _OneFolder(_CacheLocator):
     """All code in one folder, whatever environment its source lies in; names tell it apart."""
 
     @classmethod
@@ -172,11 +163,11 @@ class _OneFolder(_Locator):  # type: ignore[misc]
         return "kernel"
 
 
-class _KernelFiles(_Files):  # type: ignore[misc]
-    _locator_classes = (_OneFolder,)
+class _KernelFiles(CompileResultCacheImpl):
+    _locator_classes: Any = (_OneFolder,)
 
 
-class SharedCache(_Cache):  # type: ignore[misc]
+class SharedCache(FunctionCache):
     """One kernel's code, made by one process for all of a host: see [Note: compiled once]."""
 
     _impl_class = _KernelFiles
