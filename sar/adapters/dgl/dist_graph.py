@@ -89,9 +89,17 @@ class _ServedPartition(NamedTuple):
                 "No server of this DistGraph shares its partition with this process; expected one on the same machine. "
                 "Start the trainers on the servers' machines, with the machines' own addresses in ip_config."
             )
+        nodes, edges = local.ndata, local.edata
+        src, dst = local.edges(order="eid")
+        graph = LocalGraph(
+            node_id=nodes[NID],
+            is_inner=nodes[INNER_NODE].bool(),
+            orig_node_id=nodes.get(ORIG_ID),
+            edges={SRC: src, DST: dst} | {key: edges[key] for key in (EID, ORIG_ID) if key in edges},
+        )
         node_ranges = _ranges(book._typed_nid_range, book.ntypes)
         edge_ranges = _ranges(book._typed_eid_range, book.canonical_etypes)
-        served = cls(book, _local_graph(local), node_ranges, edge_ranges)
+        served = cls(book, graph, node_ranges, edge_ranges)
         served._check()
         return served
 
@@ -114,17 +122,6 @@ class _ServedPartition(NamedTuple):
                 " into them. Servers of several partitions on one host overwrite each other's memory, unless each has "
                 "a /dev/shm of its own; a graph partitioned without halo (num_hops=0) has to be partitioned again."
             )
-
-
-def _local_graph(graph: Any) -> LocalGraph:
-    nodes, edges = graph.ndata, graph.edata
-    src, dst = graph.edges(order="eid")
-    return LocalGraph(
-        node_id=nodes[NID],
-        is_inner=nodes[INNER_NODE].bool(),
-        orig_node_id=nodes.get(ORIG_ID),
-        edges={SRC: src, DST: dst} | {key: edges[key] for key in (EID, ORIG_ID) if key in edges},
-    )
 
 
 def _ranges(ranges: Mapping[Any, np.ndarray[Any, Any]], types: list[Any]) -> IdRanges:

@@ -77,7 +77,13 @@ def install_shim() -> None:
         file.stem.split(_LIBRARY_PREFIX)[1] for file in package.iterdir() if _LIBRARY_PREFIX in file.name
     )
     if torch_version not in built_for:
-        sys.meta_path.insert(0, _StandInFinder(_explain(torch_version, built_for)))
+        libraries = ", ".join(built_for) or "no version"
+        message = (
+            f"GraphBolt of the installed DGL was not built for torch {torch_version} (it has libraries for "
+            f"{libraries}), so sar has put it out of action; the rest of DGL works. Use DGL without GraphBolt "
+            "(sar.DataLoader, dgl.dataloading, use_graphbolt=False), or install a torch that it was built for."
+        )
+        sys.meta_path.insert(0, _StandInFinder(message))
 
 
 def require_dgl() -> Any:
@@ -94,12 +100,3 @@ def require_dgl() -> Any:
             f"`import dgl` failed with {type(error).__name__}: {error}. Expected dgl 1.1.3 or 2.1.0; install one with "
             "`pip install 'dgl>=1.1.3,<2.2' packaging pandas`, and import sar before dgl."
         ) from error
-
-
-def _explain(torch_version: str, built_for: list[str]) -> str:
-    libraries = ", ".join(built_for) or "no version"
-    return (
-        f"GraphBolt of the installed DGL was not built for torch {torch_version} (it has libraries for {libraries}), "
-        "so sar has put it out of action; the rest of DGL works. Use DGL without GraphBolt (sar.DataLoader, "
-        "dgl.dataloading, use_graphbolt=False), or install a torch that it was built for."
-    )
