@@ -79,8 +79,7 @@ class PermutationCheck:
             new = new[(self._seen[new >> 3] >> (new & 7).astype(np.uint8)) & 1 == 0]
             self.repeated += len(inside) - len(new)
             self.found += len(new)
-            for bit in range(8):
-                self._seen[new[(new & 7) == bit] >> 3] |= np.uint8(1 << bit)
+            np.add.at(self._seen, new >> 3, np.left_shift(1, new & 7).astype(np.uint8))  # of bits that are all 0
 
 
 def to_original_order(
