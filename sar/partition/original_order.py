@@ -211,8 +211,7 @@ def _created(out: str | PathLike[str] | None, shape: tuple[int, ...], dtype: np.
             np.lib.format.write_array_header_1_0(file, header)
             file.flush()
             # All of it now: where the disk is full, writing to memory mapped to a hole kills the process.
-            if hasattr(os, "posix_fallocate"):  # macOS lacks it
-                os.posix_fallocate(file.fileno(), 0, file.tell() + size)
+            os.posix_fallocate(file.fileno(), 0, file.tell() + size)
         result: np.memmap[Any, Any] = np.load(draft, mmap_mode="r+")
         yield result
         result.flush()
