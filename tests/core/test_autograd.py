@@ -167,9 +167,17 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("scenario", ["isolated", "first worker without nodes"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-@pytest.mark.parametrize("world_size", [1, corner(2), 3])
+@pytest.mark.parametrize(
+    "world_size, scenario",
+    [
+        (1, "isolated"),
+        corner(2, "isolated"),
+        corner(3, "isolated"),
+        corner(2, "first worker without nodes"),
+        (3, "first worker without nodes"),
+    ],
+)
 def test_gradients(pool, world_size, program, scenario):
     parts = SCENARIOS[scenario](world_size)
     check(pool, parts, random_data(parts, torch.float64), [(program, (layer,)) for layer in LAYERS])

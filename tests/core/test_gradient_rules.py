@@ -8,6 +8,7 @@ from torch_geometric.nn import EdgeConv
 import sar
 from sar.core.passing.message_passing import sum_at_sources
 from tests.core.attempts import fail_on_all_ranks
+from tests.matrix import corner
 from tests.parity.harness import assert_close, build, check, deal, random_data, run_on_one_machine, weighted_sum
 from tests.parity.programs import LAYERS, gated, pairwise, weighted
 from tests.parity.scenarios import SCENARIOS
@@ -31,7 +32,7 @@ def gradient_through_two_layers(graph, data, layer):
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("mode", [1, 2, 3])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, corner(3)])
 def test_a_gradient_wanted_on_one_rank_only(pool, world_size, mode, layer):
     parts = SCENARIOS["random"](world_size)
     data = random_data(parts, torch.float64)
@@ -52,7 +53,7 @@ def weight_gradient_on_one_rank(mine, mode, chosen):
 
 
 @pytest.mark.parametrize("mode", [1, 2, 3])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, corner(3)])
 def test_an_edge_gradient_wanted_on_one_rank_only(pool, world_size, mode):
     """The gradient of an edge weight fetches source rows again, from ranks that want no gradient themselves."""
     parts = SCENARIOS["random"](world_size)
@@ -83,7 +84,7 @@ def double_backward_of_a_linear_loss(graph, data, layer):
 @pytest.mark.parametrize("program", [double_backward, double_backward_of_a_linear_loss], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("mode", [1, 2, 3])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [corner(1), 2])
 def test_double_backward_raises(pool, world_size, mode, layer, program):
     """`weighted` is linear in x, yet its second derivative in w and x is not 0: silence would be wrong."""
     for failure in fail_on_all_ranks(pool, SCENARIOS["random"](world_size), program, layer, mode=mode):

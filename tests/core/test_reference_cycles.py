@@ -15,6 +15,7 @@ import torch_geometric.nn as pyg
 
 import sar
 import sar.pyg
+from tests.matrix import corner
 from tests.parity.conv_layers import conv_gradients
 from tests.parity.harness import build, deal, random_data, weighted_sum
 from tests.parity.programs import LAYERS
@@ -107,7 +108,7 @@ def in_cycles(mine, mode, programs):
 
 
 @pytest.mark.processes("looks at the garbage of a process")
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [corner(1), 2])
 def test_nothing_waits_for_the_garbage_collector(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     mine = deal(parts, random_data(parts, torch.float64))

@@ -135,7 +135,7 @@ def inputs(draw, workers: int, operator: str):
 
 
 @pytest.mark.parametrize("operator", ["copy", *OPERATORS])
-@pytest.mark.parametrize("world_size", [1, corner(2), 3, corner(4)])
+@pytest.mark.parametrize("world_size", [corner(1), corner(2), 3, corner(4)])
 def test_messages(pool, world_size, operator):
     messages = ["copy_u", "copy_e"] if operator == "copy" else [pair.format(f"_{operator}_") for pair in PAIRS]
 

@@ -180,7 +180,7 @@ def assert_same(by_rank, expected, num_test: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, corner(3)])
-@pytest.mark.parametrize("name, model", [("aifb_het", RGCN), ("acm_het", HGT)])
+@pytest.mark.parametrize("name, model", [("aifb_het", RGCN), corner("acm_het", HGT)])
 def test_one_graph_with_types(pool, world_size, name, model):
     typed, _ = prepared(name)
     graph = dgl.to_homogeneous(typed, ndata=["x", "label", "split"])

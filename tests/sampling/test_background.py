@@ -283,7 +283,7 @@ def changed_unseen(mine, num_workers):
     return found
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [corner(1), 2])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_changes_without_a_trace(pool, world_size, num_workers, given):
     parts, mine = given
