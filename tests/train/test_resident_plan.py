@@ -15,7 +15,6 @@ from sar import raw_memory
 from sar.adapters.dgl.models import LayerStack
 from sar.cli import main
 from sar.comm import allocator
-from sar.outofcore.spill import has_its_own_pages
 from sar.partition.assign.assigning import AssigningOptions, assign
 from sar.partition.graph_source import ArrayEdges, GraphSource
 from sar.partition.in_memory import divide
@@ -26,7 +25,7 @@ from sar.train.parts_rule import PartsThatFit
 from tests.matrix import corner
 from tests.train.test_footprint import Mixed, patched_dgl, random_graph  # noqa: F401  a fixture
 from tests.virtual.test_memory import anonymous
-from tests.virtual.virtual_pool import VirtualPool
+from tests.virtual.virtual_pool import VirtualPool, fill_the_heap
 
 WIDTHS = (32, 64, 64, 16)
 GRAPH = random_graph(3000, 30_000, WIDTHS[0])
@@ -36,14 +35,6 @@ NEAR = 0.3
 
 def model_of(kind: str, widths: tuple[int, ...] = WIDTHS) -> Any:
     return Mixed if kind == "mixed" else lambda info: LayerStack(kind, widths, 4)  # type: ignore[arg-type]
-
-
-def fill_the_heap() -> list[torch.Tensor]:
-    """Where this process has freed memory between small blocks, larger ones would go, and stay there."""
-    filling = [torch.empty(allocator.SMALL, dtype=torch.uint8)]
-    while not has_its_own_pages(filling[-1].data_ptr()):
-        filling.append(torch.empty(allocator.SMALL, dtype=torch.uint8))
-    return filling
 
 
 class Peak:

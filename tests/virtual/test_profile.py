@@ -8,7 +8,7 @@ from torch import nn
 
 import sar
 from sar.train.profile_report import total
-from tests.virtual.virtual_pool import VirtualPool
+from tests.virtual.virtual_pool import VirtualPool, fill_the_heap
 
 PLACES = 3
 PAUSE = 0.15
@@ -21,10 +21,12 @@ class Sums(nn.Module):
 
 
 def profiled():
+    filling = fill_the_heap()
     layer, kept = Sums(), torch.ones(1000, 50)
     with sar.profile() as p:
         for _ in range(2):
             layer(kept, PAUSE * sar.rank())
+    del filling
     layers = [[one.layer for one in rows] for rows in p.workers]
     return layers, [total(rows).seconds for rows in p.workers], p.spilled, p.table(), kept.nbytes
 

@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sar import raw_memory
-from sar.comm.allocator import _M_MMAP_THRESHOLD, set_allocator
+from sar.comm.allocator import _M_MMAP_THRESHOLD, SMALL, set_allocator
 from sar.outofcore import workers
+from sar.outofcore.spill import has_its_own_pages
 from tests.workers import Err, Ok, WorkerFailure, _pickle, shared_pool
 
 SPILL_ALL = 1
@@ -50,6 +53,14 @@ class VirtualPool:
         for outcome in there:
             found += outcome.value if isinstance(outcome, Ok) else [outcome] * self.each
         return found
+
+
+def fill_the_heap() -> list[torch.Tensor]:
+    """Where this process has freed memory between small blocks, larger ones would go, and stay there."""
+    filling = [torch.empty(SMALL, dtype=torch.uint8)]
+    while not has_its_own_pages(filling[-1].data_ptr()):
+        filling.append(torch.empty(SMALL, dtype=torch.uint8))
+    return filling
 
 
 def _run_case(given: list[tuple[Any, ...]], module: str, name: str, spill: bool) -> list[Ok | Err]:
