@@ -9,7 +9,7 @@ when the first tensor is made.
 
 Mini-batches ask for blocks of the same sizes over and over: for them, "kept" does the opposite. Tensors of workers that
 share a process have mappings of their own from a smaller size on, which become pages of a file ([Note: memory of the
-file]). There MKL gives memory back after each product of matrices: it would keep half a megabyte for each thread.
+file]).
 """
 
 import ctypes
@@ -33,7 +33,6 @@ _PARAMETERS = {
     "kept": {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1},
 }
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-_MKL_KEEPS_NOTHING = "MKL_DISABLE_FAST_MM"
 
 
 def set_allocator(*, spilled: bool = False) -> None:
@@ -56,8 +55,6 @@ def set_allocator(*, spilled: bool = False) -> None:
     if refused:
         logger.warning("glibc refuses the parameters %s of mallopt; expect more memory in use.", refused)
     os.environ.setdefault(_HUGE_PAGES, "1")
-    if spilled:
-        os.environ.setdefault(_MKL_KEEPS_NOTHING, "1")
     logger.info("allocator: freed memory is %s", "kept" if policy == "kept" else "given back")
 
 

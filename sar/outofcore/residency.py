@@ -21,9 +21,10 @@ each two of p partitions, share a slot. Such a tensor is published, and kept for
 and what it becomes goes to another slot, while others read on what was published.
 """
 
+import ctypes
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, Final
@@ -44,6 +45,9 @@ SHARED_SLOT: Final = 2**18
 """Bytes of a slot for several small tensors that stay as they are."""
 ALIGNED: Final = 64
 """Bytes at whose multiples these begin."""
+
+_free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__file__), "mkl_serv_free_buffers", None)
+"""Frees half a megabyte a thread, which MKL keeps for the next product of matrices; None where torch has no MKL."""
 
 _all: Final[set["Residency"]] = set()
 
@@ -146,6 +150,8 @@ class Residency(TorchDispatchMode):
                 self.left += known.nbytes
         for mapping in list(self._in_file.values()):
             mapping.renew()
+        if _free_mkl is not None:
+            _free_mkl()
 
     def _put_away(self, known: _Known, storage: torch.UntypedStorage) -> Pages | None:
         """Have the file's pages in place of a storage's, with what is there now; None where that is not possible."""
