@@ -9,6 +9,7 @@ import pytest
 
 import sar  # noqa: F401  before anything imports dgl
 from tests import durations, leftovers
+from tests.gpu.places import Place, lacking
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import WorkerPool, close_shared_pools, end_helper_processes, shared_pool
 
@@ -61,13 +62,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not asked for; where processes share a queue, sort files by how long they take."""
+    """Leave out what is not asked for, skip what lacks a GPU; where processes share a queue, the longest file first."""
     most, shape = config.getoption("--most-workers"), config.getoption("--virtual")
     kept = [item for item in items if most is None or _workers(item) <= most]
     kept = [item for item in kept if shape is None or _is_virtual(item, *shape)]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+    for item in items:
+        if (needed := item.get_closest_marker("gpu")) is not None and (why := lacking(**needed.kwargs)) is not None:
+            item.add_marker(pytest.mark.skip(reason=why))
     if hasattr(config, "workerinput"):  # a process of pytest-xdist
         durations.longest_files_first(items)
 
@@ -96,6 +100,15 @@ def pool(world_size: int, request: pytest.FixtureRequest) -> WorkerPool | Virtua
         return VirtualPool(shape[0], world_size // shape[0])
     processes = request.config.getoption("--processes") or request.node.get_closest_marker("processes")
     return shared_pool(world_size) if world_size <= 2 or processes else VirtualPool(1, world_size, spill=False)
+
+
+@pytest.fixture(scope="module")
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Workers on a GPU, real or pretended; the test is parametrised with `PLACES`, indirectly."""
+    there: Place = request.param
+    there.pool = WorkerPool(there.world_size, there.backend)  # not shared: the pretend device stays in a process
+    yield there
+    there.pool.close()
 
 
 def _left(shared_memory: set[str]) -> list[str]:

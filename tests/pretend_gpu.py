@@ -7,6 +7,8 @@ without CUDA. It cannot be undone, so it needs a process of its own.
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,6 +76,20 @@ def install() -> None:
         registration = torch.utils.backend_registration
         module = type("Module", (registration._DummyBackendModule,), {"get_amp_supported_dtype": lambda self: []})
         registration._setup_privateuseone_for_python_backend(NAME, module())
+        torch.tensor = partial(_tensor, torch.tensor)  # which looks at no mode
+
+
+def in_place_of(device: str) -> AbstractContextManager[Any]:
+    """The context for work on `device`, which may be this one."""
+    if not device.startswith(NAME):
+        return nullcontext()
+    install()
+    return PretendGpu()
+
+
+def _tensor(original: Callable[..., Tensor], data: Any, *, device: Any = None, **options: Any) -> Tensor:
+    made = original(data, **options)
+    return made if device is None else made.to(device)
 
 
 def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

@@ -86,13 +86,16 @@ class WorkerFailure(AssertionError):
 class _Worker:
     """One process, the pipe to it, and the file its output goes to."""
 
-    def __init__(self, rank: int, world_size: int, directory: Path):
+    def __init__(self, rank: int, world_size: int, backend: str, directory: Path):
         self.log = directory / f"worker-{rank}.log"
         self.log.touch()
         self.channel, theirs = Pipe()
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(directory / "tmp")} | ONE_THREAD
+        if backend == "nccl":
+            environment["LOCAL_RANK"] = str(rank)
         with theirs:
-            self.process = forked.Process(target=_serve, args=(theirs, rank, world_size, environment, self.log))
+            given = (theirs, rank, world_size, backend, environment, self.log)
+            self.process = forked.Process(target=_serve, args=given)
             self.process.start()
 
     def send(self, message: bytes) -> None:
@@ -114,7 +117,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """`world_size` worker processes in one gloo process group, with sar initialised.
+    """`world_size` worker processes in one process group, with sar initialised; over nccl, each on its own device.
 
     The workers start at the first case. All are replaced, in a fresh process group, after a case that failed in `run`,
     and after one in which a worker died, overran its limit, or ended unlike the others (one raised, another returned).
@@ -123,8 +126,9 @@ class WorkerPool:
     each = 1
     """Workers in a process."""
 
-    def __init__(self, world_size: int):
+    def __init__(self, world_size: int, backend: str = "gloo"):
         self.world_size = world_size
+        self.backend = backend
         self.port = 0
         self._workers: list[_Worker] = []
         self._stopped = False  # whether the last case left distributed calls stopped on some worker
@@ -189,7 +193,7 @@ class WorkerPool:
         self._directory = tempfile.TemporaryDirectory(prefix=f"sar-workers-{os.getpid()}-")
         directory = Path(self._directory.name)
         (directory / "tmp").mkdir()
-        self._workers = [_Worker(rank, self.world_size, directory) for rank in range(self.world_size)]
+        self._workers = [_Worker(rank, self.world_size, self.backend, directory) for rank in range(self.world_size)]
         try:
             self.port = self._listen(self._workers[0])
             for worker in self._workers[1:]:
@@ -298,7 +302,9 @@ def _tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Te
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
 
 
-def _serve(channel: Connection, rank: int, world_size: int, environment: dict[str, str], log: Path) -> None:
+def _serve(
+    channel: Connection, rank: int, world_size: int, backend: str, environment: dict[str, str], log: Path
+) -> None:
     """The worker's main loop: receive a case, run it, send back how it ended; until the pipe closes."""
     os.environ.clear()
     os.environ.update(environment)
@@ -308,7 +314,7 @@ def _serve(channel: Connection, rank: int, world_size: int, environment: dict[st
     os.dup2(output, 2)
     faulthandler.enable()
     torch.set_num_threads(1)
-    reset = _join(channel, rank, world_size)
+    reset = _join(channel, rank, world_size, backend)
     group = _group()
     channel.send_bytes(_pickle("ready"))
     with contextlib.suppress(EOFError, BrokenPipeError):
@@ -325,7 +331,7 @@ def _serve(channel: Connection, rank: int, world_size: int, environment: dict[st
     os._exit(0)  # finalising torch, numba and DGL would take seconds on a busy machine
 
 
-def _join(channel: Connection, rank: int, world_size: int) -> Callable[[], None]:
+def _join(channel: Connection, rank: int, world_size: int, backend: str) -> Callable[[], None]:
     """Join the process group, at a port that rank 0 got from the kernel, and return what resets the global state."""
     import sar
 
@@ -334,7 +340,9 @@ def _join(channel: Connection, rank: int, world_size: int) -> Callable[[], None]
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0, wait_for_workers=False, timeout=limit)
     if rank == 0:
         channel.send_bytes(_pickle(store.port))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
     sar.initialize_comms(rank, world_size)
     defaults = {name: getattr(sar.Config, name) for name in sar.Config.__annotations__}
 

@@ -1,47 +1,15 @@
 """Workers on a device that is not the CPU: every tensor stays where the graph is, and the numbers are the CPU's."""
 
-from collections.abc import Iterator
-
 import dgl.function as fn
 import dgl.nn
 import pytest
 import torch
 
 import sar
-from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
 from tests import pretend_gpu
-from tests.parity.harness import Data, assert_close, build, deal, parameter_gradients, random_data, weighted_sum
+from tests.gpu.places import PLACES, Place
+from tests.parity.harness import assert_close, build, deal, parameter_gradients, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS
-from tests.pretend_gpu import PretendGpu
-from tests.workers import WorkerPool
-
-GPU, WORKERS = pretend_gpu.NAME, 2
-pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="this torch cannot have devices made in Python")
-
-
-@pytest.fixture(scope="module")
-def gpu_pool() -> Iterator[WorkerPool]:
-    """Workers in processes that have the device; messages travel through the CPU."""
-    pool = WorkerPool(WORKERS)
-    yield pool
-    pool.close()
-
-
-def moved(data: Data, device: str) -> Data:
-    nodes, edges = ({k: v.to(device) for k, v in columns.items()} for columns in (data.nodes, data.edges))
-    return Data(nodes, edges, data.partition)
-
-
-def partition_on(partition: PartitionData, device: str) -> PartitionData:
-    shards = [
-        ShardEdgesAndFeatures(
-            (shard.edges[0].to(device), shard.edges[1].to(device)),
-            {name: column.to(device) for name, column in shard.edge_features.items()},
-        )
-        for shard in partition.all_shard_edges
-    ]
-    features = {name: column.to(device) for name, column in partition.node_features.items()}
-    return partition._replace(all_shard_edges=shards, node_features=features)
 
 
 def aggregated(graph, data, message, reducer):
@@ -194,33 +162,35 @@ PROGRAMS = [
 
 def run(mine, program, device, how):
     """What a program returns on the CPU, and on the device: each result, and whether it is there."""
-    pretend_gpu.install()
     partition, data = mine
     data.partition = partition
     results = []
-    for target in ("cpu", device):
-        with PretendGpu():
+    with pretend_gpu.in_place_of(device):
+        for target in ("cpu", device):
             torch.manual_seed(1)
+            there = data.to(target)
             if how == "made there":
-                graph = build(partition_on(partition, target), 1)
+                graph = build(there.partition, 1)
             else:
                 graph = build(partition, 1)
                 graph.ndata["y"] = data.nodes["y"]
                 graph = graph.to(target)
-            graph.ndata["y"] = data.nodes["y"].to(target)
-            found = program(graph, moved(data, target))
+                there.partition = partition
+            graph.ndata["y"] = there.nodes["y"]
+            found = program(graph, there)
             results.append(([value.detach().cpu() for value in found], [value.device.type for value in found]))
     return results
 
 
 @pytest.mark.filterwarnings("ignore:User provided device_type")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_on_another_device(gpu_pool, program):
-    parts = SCENARIOS["random"](WORKERS)
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_on_another_device(place: Place, program):
+    parts = SCENARIOS["random"](place.world_size)
     mine = deal(parts, random_data(parts))
-    for how, device in (("made there", f"{GPU}:0"), ("moved", GPU)):
-        for (expected, _), (found, places) in gpu_pool.run(run, program, device, how, per_rank=mine):
+    for how, device in (("made there", f"{place.device}:0"), ("moved", place.device)):
+        for (expected, _), (found, places) in place.pool.run(run, program, device, how, per_rank=mine):
             for value, wanted in zip(found, expected, strict=True):
                 assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)
             if program is not sampling:  # whose blocks are on the CPU
-                assert set(places) == {GPU}
+                assert set(places) == {place.device}

@@ -55,8 +55,8 @@ class Part(NamedTuple):
 
 
 def whole(graph: Any) -> Part:
-    nodes = torch.arange(graph.num_nodes())
-    return Part(graph, nodes, nodes, torch.arange(graph.num_edges()))
+    nodes, edges = (torch.arange(count, device=graph.device) for count in (graph.num_nodes(), graph.num_edges()))
+    return Part(graph, nodes, nodes, edges)
 
 
 def block_of(graph: Any, data: Data, seeds: Tensor) -> Part:

@@ -81,7 +81,7 @@ def normalised_weight(norm, layer, graph, x, w, data):
 
 
 def with_weight(layer, graph, x, w, data):
-    return layer(graph, x, weight=torch.linspace(-1, 1, IN * OUT, dtype=x.dtype).view(IN, OUT))
+    return layer(graph, x, weight=torch.linspace(-1, 1, IN * OUT, dtype=x.dtype, device=x.device).view(IN, OUT))
 
 
 def with_pseudo_coordinates(layer, graph, x, w, data):
@@ -113,7 +113,7 @@ def with_eigenvectors_and_edges(layer, graph, x, w, data):
 
 
 def with_lambda_max(layer, graph, x, w, data):
-    return layer(graph, x, torch.tensor([1.7], dtype=x.dtype))
+    return layer(graph, x, torch.tensor([1.7], dtype=x.dtype, device=x.device))
 
 
 def twice(layer, graph, x, w, data):
@@ -369,12 +369,12 @@ def conv_gradients(graph, data: Data, name: str, seeds: Tensor | None = None) ->
     """Outputs of a layer, and the gradients of features, edge features and parameters.
 
     With `seeds`, global node IDs by partition, the layer runs on their message flow graph. DGL is patched for layers of
-    `NEEDS_PATCH` only, so that the others are shown to run without.
+    `NEEDS_PATCH` and on GPUs only, so that the others are shown to run without.
     """
     if dist.is_initialized():  # on a worker; the single-machine reference is DGL as it is
-        (sar.patch_dgl if among(NEEDS_PATCH, name) else sar.unpatch_dgl)()
+        (sar.patch_dgl if among(NEEDS_PATCH, name) or graph.device.type != "cpu" else sar.unpatch_dgl)()
     conv = CONVS[name]
-    layer = conv.make().to(data.nodes["x"].dtype)
+    layer = conv.make().to(data.nodes["x"])
     part = whole(graph) if seeds is None else block_of(graph, data, seeds)
     x, w = data.leaf("x"), data.leaf("w")
     made = conv.call(layer, part.graph, x[part.src], w[part.edges], part.take(data))

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import sar
-from sar.common_tuples import PartitionData
+from sar.common_tuples import PartitionData, ShardEdgesAndFeatures
+from tests import pretend_gpu
 from tests.graphs import PartitionedGraph
 from tests.workers import WorkerPool
 
@@ -42,6 +43,22 @@ class Data:
     def leaf(self, name: str) -> Tensor:
         """A fresh copy that takes a gradient."""
         return {**self.nodes, **self.edges}[name].clone().requires_grad_()
+
+    def to(self, device: str) -> "Data":
+        nodes, edges = ({k: v.to(device) for k, v in columns.items()} for columns in (self.nodes, self.edges))
+        return Data(nodes, edges, self.partition and partition_to(self.partition, device))
+
+
+def partition_to(partition: PartitionData, device: str) -> PartitionData:
+    shards = [
+        ShardEdgesAndFeatures(
+            (shard.edges[0].to(device), shard.edges[1].to(device)),
+            {name: column.to(device) for name, column in shard.edge_features.items()},
+        )
+        for shard in partition.all_shard_edges
+    ]
+    features = {name: column.to(device) for name, column in partition.node_features.items()}
+    return partition._replace(all_shard_edges=shards, node_features=features)
 
 
 def random_data(parts: PartitionedGraph, dtype: torch.dtype = torch.float32, seed: int = 0) -> Data:
@@ -90,21 +107,27 @@ def deal(parts: PartitionedGraph, data: Data) -> list[Mine]:
     ]
 
 
-def run_on_worker(mine: Mine, cases: Sequence[Case], modes: Sequence[int], settings: Mapping[str, Any]) -> Any:
+def run_on_worker(
+    mine: Mine, cases: Sequence[Case], modes: Sequence[int], settings: Mapping[str, Any], device: str
+) -> Any:
     partition, data = mine
     data.partition = partition
     for name, value in settings.items():
         setattr(sar.Config, name, value)
     results: dict[int, list[Results]] = {}
-    for mode in modes:
-        graph = build(partition, mode)
-        results[mode] = [run_program(program, graph, data, *args) for program, args in cases]
+    with pretend_gpu.in_place_of(device):
+        data = data.to(device)
+        for mode in modes:
+            graph = build(data.partition, mode)
+            results[mode] = [run_program(program, graph, data, *args) for program, args in cases]
     return results
 
 
 def run_program(program: Program, graph: Any, data: Data, *args: Any) -> Results:
     torch.manual_seed(7)
-    return {name: value.detach() for name, value in program(graph, data, *args).items()}
+    results = program(graph, data, *args)
+    assert {value.device.type for value in results.values()} <= {graph.device.type}
+    return {name: value.detach().cpu() for name, value in results.items()}
 
 
 def merge(by_rank: Sequence[Results]) -> Results:
@@ -147,9 +170,11 @@ def run_everywhere(
     modes: Sequence[int] = MODES,
     settings: Mapping[str, Any] | None = None,
     timeout: float = 60,
+    device: str = "cpu",
 ) -> dict[int, list[Results]]:
     """Run all cases in all modes in one trip to the workers; return, by mode, the merged results of every case."""
-    by_rank = pool.run(run_on_worker, cases, modes, settings or {}, per_rank=deal(parts, data), timeout=timeout)
+    given = deal(parts, data)
+    by_rank = pool.run(run_on_worker, cases, modes, settings or {}, device, per_rank=given, timeout=timeout)
     return {
         mode: [merge([results[mode][number] for results in by_rank]) for number in range(len(cases))] for mode in modes
     }
@@ -179,8 +204,9 @@ def check(
     tolerance: float | None = None,
     least_scale: float = 0.1,
     visible_order: bool = False,
+    device: str = "cpu",
 ) -> None:
-    """Compare all cases in all modes with single-machine DGL, and report all differences together.
+    """Compare all cases in all modes with single-machine DGL on the CPU, and report all differences together.
 
     With `reference_data`, of another precision, the results are compared in that precision. Sums of numbers around 1
     may cancel, so errors are measured against `least_scale` where a result is smaller. `visible_order` is for equal
@@ -191,7 +217,7 @@ def check(
         expected = [run_program(program, parts.reference(), whole, *args) for program, args in cases]
     else:
         expected = run_on_one_machine(parts, whole, cases)
-    results = run_everywhere(pool, parts, data, cases, modes, settings, timeout)
+    results = run_everywhere(pool, parts, data, cases, modes, settings, timeout, device)
     problems = []
     for mode in modes:
         for number, (program, args) in enumerate(cases):

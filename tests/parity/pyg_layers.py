@@ -147,7 +147,7 @@ def kept_messages(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Ten
 def with_any_weights(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
     """One weight for all edges, one for each, and one for all again."""
     weight = data.edges["w"].squeeze(1)
-    one = torch.full((1,), 2.5, dtype=x.dtype)
+    one = torch.full((1,), 2.5, dtype=x.dtype, device=x.device)
     return layer(x, edges, one) + layer(x, edges, weight) * layer(x, edges, one)
 
 
@@ -156,7 +156,7 @@ def with_edges_of_heads(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) 
 
 
 def with_lambda(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
-    return layer(x, edges, data.edges["w"].squeeze(1), lambda_max=torch.tensor(1.7, dtype=x.dtype))
+    return layer(x, edges, data.edges["w"].squeeze(1), lambda_max=torch.tensor(1.7, dtype=x.dtype, device=x.device))
 
 
 def with_hyperedges(layer: nn.Module, x: Tensor, edges: Tensor, data: Data) -> Tensor:
@@ -373,7 +373,7 @@ def edges_of(graph: Any) -> Tensor:
 def layer_results(graph: Any, data: Data, name: str) -> Results:
     """The layer's output and the gradients of its input and parameters."""
     torch.manual_seed(3)
-    layer = LAYERS[name].make().to(data.nodes["x"].dtype)
+    layer = LAYERS[name].make().to(data.nodes["x"])
     if name.endswith("eval"):
         layer.eval()
     if dist.is_initialized():

@@ -118,6 +118,24 @@ def in_any_order(original: Forward, layer: Any, graph: Any, *args: Any, presorte
     return original(layer, graph, *args, presorted=False, **kwargs)
 
 
+def typed_linear(original: Forward) -> Forward:
+    """`TypedLinear`, of `RelGraphConv` and `HGTConv`: on GPUs in torch, as most builds of DGL are for the CPU only."""
+
+    @wraps(original)
+    def forward(layer: Any, x: Tensor, x_type: Tensor, sorted_by_type: bool = False) -> Any:
+        if x.is_cpu or layer.regularizer == "bdd":  # which is torch's anyway
+            return original(layer, x, x_type, sorted_by_type)
+        weights = layer.get_weight()  # (T, D, O)
+        order, counts = x_type.argsort(stable=True), torch.bincount(x_type, minlength=len(weights)).tolist()
+        if len(counts) != len(weights):
+            raise GraphError(f"Types reach to {len(counts) - 1}; the layer was made for {len(weights)}.")
+        rows = x.index_select(0, order).split(counts)
+        product = torch.cat([of_type @ weight for of_type, weight in zip(rows, weights, strict=True)])
+        return product.index_select(0, order.argsort())
+
+    return forward
+
+
 def group_rev_res(original: Forward, layer: Any, graph: Any, x: Tensor, *args: Any) -> Any:
     """`GroupRevRes`: the original frees its input's memory, which torch refuses while a kernel's array shares it."""
     return original(layer, graph, x if x.untyped_storage().resizable() else x.clone(), *args)
@@ -172,7 +190,7 @@ PATCHED_LAYERS = [
     LayerPatch("conv.GatedGCNConv", normalising_together, since="2.1"),
     LayerPatch("utils.LabelPropagation", label_propagation),
 ]
-"""Every layer that `patch_dgl` changes; beside it only the name `edge_softmax` is replaced, in all layers."""
+"""Every layer that `patch_dgl` changes; beside them `edge_softmax` by its name, in all layers, and `TypedLinear`."""
 
 
 # -- putting them in the place of DGL's own
@@ -220,6 +238,7 @@ def patch_dgl() -> None:
         original = getattr(dgl.readout, name)
         for module in _modules_with(name, original):
             _replace(module, name, _on_either_graph(original, _refuse))
+    _replace(layers.TypedLinear, _FORWARD, typed_linear(layers.TypedLinear.forward))
     for patch in PATCHED_LAYERS:
         if Version(dgl.__version__) >= Version(patch.since):
             layer = attrgetter(patch.layer)(layers)

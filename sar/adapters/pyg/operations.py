@@ -80,7 +80,8 @@ _HANDLERS.update((_func, _compared(_func)) for _func in EQUALITY)
 
 def _are_destinations(ends: Any, sources: Tensor) -> bool:
     """Whether these are the destinations of the very edges whose sources are given."""
-    if not isinstance(sources, SourceIndex) or type(ends) is not Tensor or not ends.is_set_to(sources.edges.plain[1]):
+    is_plain = isinstance(ends, Tensor) and not isinstance(ends, GuardedTensor)
+    if not isinstance(sources, SourceIndex) or not is_plain or not ends.is_set_to(sources.edges.plain[1]):
         return False
     if not sources.numbering.has_loops:
         source, _, target = sources.numbering.relation.etype
