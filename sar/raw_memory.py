@@ -41,6 +41,11 @@ def resolved(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg()
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; from the CPU a copy not waited for, so pinned memory must stay as it is."""
+    return tensor.to(device, non_blocking=tensor.device.type == "cpu")
+
+
 def flat(tensor: Tensor | None) -> NDArray[Any]:
     """The elements of a tensor, row after row; shares its memory where that is contiguous."""
     assert tensor is not None

@@ -3,11 +3,14 @@
 Where such a tensor meets one on the CPU, as two devices never may, the operation raises. Unlike torch's
 `FakeTensorMode` this has values, so that code which reads sizes from values runs, and a backward, on builds of torch
 without CUDA. It cannot be undone, so it needs a process of its own.
+
+`host_waits` tells where the host would wait for a real device.
 """
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,6 +30,15 @@ CROSSING = {
     aten.index_put_.default,
 }
 """Operations that take tensors of both devices. Indices may be on the CPU, and numbers, tensors of no dimension."""
+COPIES = {aten.copy_.default, aten._to_copy.default}
+NUMBERS = {aten._local_scalar_dense, aten.equal, aten.is_nonzero, aten.item}
+"""Operations whose result is on the host."""
+SIZES = {
+    *(aten.nonzero, aten.bincount, aten.masked_select, aten.repeat_interleave),
+    *(aten._unique, aten._unique2, aten.unique_consecutive, aten.unique_dim),
+}
+"""Operations whose result has a size that the host has to know first."""
+_waits: Counter[str] | None = None
 
 
 class PretendTensor(Tensor):
@@ -51,6 +63,7 @@ class PretendTensor(Tensor):
         return f"{self.values_on_cpu!r} on {NAME}"
 
     def tolist(self) -> Any:
+        _note_wait("tolist")
         return self.values_on_cpu.tolist()
 
     @classmethod
@@ -92,6 +105,52 @@ def _tensor(original: Callable[..., Tensor], data: Any, *, device: Any = None, *
     return made if device is None else made.to(device)
 
 
+@contextmanager
+def host_waits() -> Iterator[Counter[str]]:
+    """How often, inside, the host would wait for the device, in which function of sar, and what for."""
+    global _waits
+    _waits = Counter()
+    try:
+        yield _waits
+    finally:
+        _waits = None
+
+
+def _note_wait(what: str) -> None:
+    if _waits is None:
+        return
+    frame = sys._getframe(1)
+    while frame is not None and "/sar/" not in frame.f_code.co_filename:
+        frame = frame.f_back  # type: ignore[assignment]
+    code = None if frame is None else frame.f_code
+    place = "the script" if code is None else f"{code.co_filename.rpartition('/sar/')[2]} {code.co_name}"
+    _waits[f"{place}: {what}"] += 1
+
+
+def _what_waits(func: Any, args: Any, kwargs: dict[str, Any], here: list["PretendTensor"]) -> str | None:
+    """Why the host would wait in an operation of tensors of which some are `here`, on the device."""
+    kind = getattr(func, "overloadpacket", None)
+    if func in COPIES and not kwargs.get("non_blocking") and not (func is aten.copy_.default and args[2:] == (True,)):
+        from_device = isinstance(args[1 if func is aten.copy_.default else 0], PretendTensor)
+        if func is aten.copy_.default:
+            to_device = isinstance(args[0], PretendTensor)
+        else:
+            to_device = torch.device(kwargs.get("device") or args[0].device).type == NAME
+        if from_device != to_device:
+            return "to the CPU" if from_device else "to the device"
+    if kind is aten.repeat_interleave and kwargs.get("output_size") is not None:
+        return None
+    if here and kind in NUMBERS | SIZES:
+        return kind.__name__
+    if here and func in CROSSING - COPIES:
+        indices = [index for index in args[1] if index is not None]
+        if any(index.dtype == torch.bool for index in indices):
+            return "a mask"
+        if not all(isinstance(index, PretendTensor) for index in indices):
+            return "indices of the CPU"
+    return None
+
+
 def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     here = [value for value in given if isinstance(value, PretendTensor)]
@@ -100,6 +159,9 @@ def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         message = f"{func} of tensors on {NAME} and on the CPU"
         print(message, file=sys.stderr)  # an error in a backward ends the process
         raise RuntimeError(message)
+    what = None if _waits is None else _what_waits(func, args, kwargs, here)
+    if what is not None:
+        _note_wait(what)
     device = kwargs.get("device")
     if func is aten.copy_.default:
         on_device = isinstance(args[0], PretendTensor)

@@ -170,8 +170,8 @@ MUTANTS = [
     Mutant(
         "the greatest gradient for their sum",
         "sar/comm/collectives.py",
-        "group.all_reduce(flat, dist.ReduceOp.SUM, call)",
-        "group.all_reduce(flat, dist.ReduceOp.MAX, call)",
+        "group.all_reduce(travelling, dist.ReduceOp.SUM, call)",
+        "group.all_reduce(travelling, dist.ReduceOp.MAX, call)",
         "tests/comm/test_parameters.py::test_gather_grads_sums",
     ),
     Mutant(

@@ -20,7 +20,7 @@ from sar.comm.group import Group
 from sar.comm.replicas import all_gather_json, described
 from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
-from sar.raw_memory import resolved
+from sar.raw_memory import resolved, to_device
 
 BUCKET_ELEMENTS = 2**22
 REDUCED_DTYPES = (
@@ -41,18 +41,25 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device:
         ConfigError: where tensors of this dtype cannot be combined, or the tensor is on another device.
     """
     group = current_group()
-    call = f"all_reduce({op}) of {described(tensor)}"
     with group.guard():
         _check_device(group, tensor, move_to_comm_device)
-        if tensor.dtype not in REDUCED_DTYPES:
-            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in REDUCED_DTYPES)
-            raise ConfigError(f"{call} is not possible: workers combine {names}. Convert the tensor.")
-        group.agree(call)
-        if group.world_size > 1:
-            travelling = resolved(tensor.detach()).to(group.device, summed_in(tensor.dtype)).contiguous()
-            group.all_reduce(travelling, op, call)
-            if travelling.data_ptr() != tensor.data_ptr():
-                tensor.detach().copy_(travelling)
+        _combine(group, tensor, op, group.device)
+
+
+def _combine(group: Group, tensor: Tensor, op: Any, device: torch.device) -> None:
+    """As `all_reduce`, through memory of the group's device or, on all workers, of the CPU."""
+    where = "" if device.type == group.device.type else f" on the {device}"
+    call = f"all_reduce({op}) of {described(tensor)}{where}"
+    if tensor.dtype not in REDUCED_DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in REDUCED_DTYPES)
+        raise ConfigError(f"{call} is not possible: workers combine {names}. Convert the tensor.")
+    group.agree(call)
+    if group.world_size > 1:
+        given = tensor.detach()
+        travelling = resolved(given).to(device, summed_in(given.dtype)).contiguous()
+        group.all_reduce(travelling, op, call)
+        if travelling is not given:
+            given.copy_(to_device(travelling, given.device))
 
 
 def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_comm_device: bool = False) -> None:
@@ -199,13 +206,14 @@ def gather_grads(model: Module) -> None:
                     f"{call}: the gradient of {name} is {p.grad.layout}; expected a dense one. Make the layer with "
                     "sparse=False; for rows of nodes, sar.nn.DistEmbedding has sparse gradients and optimizers."
                 )
-        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=group.device)
+        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device="cpu")
         group.all_reduce(present, dist.ReduceOp.MAX, call)
         used = [p for p, somewhere in zip(parameters, present.tolist(), strict=True) if somewhere]
         for bucket in _buckets(used):
             flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
-            flat = flat.to(group.device, summed_in(flat.dtype))
-            group.all_reduce(flat, dist.ReduceOp.SUM, call)
+            travelling = flat.to(group.device, summed_in(flat.dtype))
+            group.all_reduce(travelling, dist.ReduceOp.SUM, call)
+            flat = to_device(travelling, flat.device)
             for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 total = total.view_as(p).to(p)
                 p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
@@ -305,13 +313,13 @@ def all_max(x: T) -> T:
     return _over_all("all_max", x, _max)
 
 
-def _over_all(name: str, x: T, combine: Callable[[Tensor], Tensor]) -> T:
+def _over_all(name: str, x: T, combine: Callable[[Group, Tensor, torch.device], Tensor]) -> T:
     group = current_group()
     with group.guard():
         form = _form(name, x)
         if not isinstance(x, Tensor | Real):  # of these `all_reduce` agrees on all that matters
             group.agree(f"{name} of {form}")
-        combined: T = _leaf_by_leaf(x, combine)
+        combined: T = _leaf_by_leaf(x, partial(combine, group), group.device)
         return combined
 
 
@@ -328,29 +336,31 @@ def _form(name: str, x: Any) -> str:
     raise ConfigError(f"{name} got a {type(x).__name__}; expected tensors, numbers, or a list, tuple or dict of them.")
 
 
-def _leaf_by_leaf(x: Any, combine: Callable[[Tensor], Tensor]) -> Any:
+def _leaf_by_leaf(x: Any, combine: Callable[[Tensor, torch.device], Tensor], device: torch.device) -> Any:
+    """Tensors are combined on the device, numbers on the CPU."""
     if isinstance(x, Tensor):
-        return combine(x.detach())
+        return combine(x.detach(), device)
     if isinstance(x, Real):
-        return combine(torch.tensor(x, dtype=None if isinstance(x, Integral) else torch.float64, device="cpu")).item()
+        number = torch.tensor(x, dtype=None if isinstance(x, Integral) else torch.float64, device="cpu")
+        return combine(number, number.device).item()
     if isinstance(x, Mapping):
-        return {key: _leaf_by_leaf(value, combine) for key, value in x.items()}
-    values: Sequence[Any] = [_leaf_by_leaf(value, combine) for value in x]
+        return {key: _leaf_by_leaf(value, combine, device) for key, value in x.items()}
+    values: Sequence[Any] = [_leaf_by_leaf(value, combine, device) for value in x]
     return type(x)(*values) if hasattr(x, "_fields") else type(x)(values)  # a named tuple takes them one by one
 
 
-def _sum(x: Tensor) -> Tensor:
+def _sum(group: Group, x: Tensor, device: torch.device) -> Tensor:
     total = x.clone() if x.is_floating_point() or x.is_complex() else x.to(torch.int64, copy=True)
-    all_reduce(total, move_to_comm_device=True)
+    _combine(group, total, dist.ReduceOp.SUM, device)
     return total
 
 
-def _max(x: Tensor) -> Tensor:
+def _max(group: Group, x: Tensor, device: torch.device) -> Tensor:
     """By numbers and, because gloo's maximum of a number and NaN depends on their order, by what is NaN."""
     number = torch.where(x.isnan(), -torch.inf, x) if x.is_floating_point() else x.to(torch.int64, copy=True)
-    all_reduce(number, dist.ReduceOp.MAX, move_to_comm_device=True)
+    _combine(group, number, dist.ReduceOp.MAX, device)
     if not x.is_floating_point():
         return number.to(x.dtype)
     broken = x.isnan().to(torch.uint8)
-    all_reduce(broken, dist.ReduceOp.MAX, move_to_comm_device=True)
+    _combine(group, broken, dist.ReduceOp.MAX, device)
     return torch.where(broken.bool(), torch.nan, number)

@@ -249,7 +249,7 @@ class Group:
         raise clash
 
     def all_gather(self, tensor: Tensor, call: str) -> list[Tensor]:
-        """Gather one small CPU tensor of equal shape from every worker; only inside an agreed call."""
+        """Gather one small tensor, on the CPU or the group's device, of equal shape on all; inside an agreed call."""
         if self.world_size == 1:
             return [tensor]
         gathered = self.wait_for(lambda: self.transport.all_gather(resolved(tensor)), call)

@@ -185,7 +185,7 @@ class GlooTransport(ProcessTransport):
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        self._gloo.allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
+        self._carrier(tensor).allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
         return gathered
 
     def _carrier(self, tensor: Tensor) -> Any:
@@ -210,14 +210,31 @@ class GlooTransport(ProcessTransport):
         return receive, send
 
 
+class _Queued(NamedTuple):
+    """Work of NCCL, which is in a stream of its own."""
+
+    work: Any
+
+
 class NcclTransport(GlooTransport):
-    """NCCL for CUDA tensors, and gloo for the rest. Untested with more than one worker, as that needs two GPUs."""
+    """NCCL for tensors on GPUs, and gloo for the rest. Untested with more than one worker, as that needs two GPUs.
+
+    [Note: order on the device]
+    NCCL has a stream of its own, where messages begin once all is done that was queued for the device before they were
+    posted. A wait puts their end into the stream that computes, and does not keep the host: it goes on to queue the
+    next tile's messages, which travel while this tile is computed. A buffer is free after that wait, because whatever
+    is queued for it later, on the device or as a message, comes after it there, too. So nothing but agreements, which
+    travel over gloo, keeps workers' hosts in step, and ends their waits where one fails.
+    """
 
     _nccl: Any = None
 
     def _connect(self, generation: int) -> None:
+        """NCCL meets in its first operation, which therefore is one of all workers, and not a message between two."""
         super()._connect(generation)
         self._nccl = new_nccl(dist.PrefixStore(f"sar/{generation}/nccl", self._store), self.rank, self.world_size)
+        met = torch.ones(1, dtype=torch.int32, device=self.device)
+        self._nccl.allreduce([met], AllreduceOptions()).wait(timedelta(seconds=CONNECT_TIMEOUT))
 
     def _close(self) -> None:
         """NCCL's kernels wait on the device for ever unless they are aborted, so that comes first."""
@@ -232,21 +249,32 @@ class NcclTransport(GlooTransport):
         self._nccl = None
 
     def _carrier(self, tensor: Tensor) -> Any:
-        return self._nccl if tensor.is_cuda else self._gloo
+        return self._nccl if tensor.device.type == self.device.type else self._gloo
+
+    def failure(self, error: RuntimeError) -> Failure | None:
+        if isinstance(error, dist.DistBackendError):
+            return Failure(False, str(error).partition("\n")[0])
+        return super().failure(error)
 
     def post(self, inbound: Message | None, outbound: Message | None, tag: int) -> tuple[Any, Any]:
-        """As `Transport.post`, both in one batch, which both ends wait for; messages meet by order."""
+        """As `Transport.post`, both in one batch, which both ends wait for; as bytes, which meet by order."""
         given = [message for message in (inbound, outbound) if message is not None]
-        if not all(message.data.is_cuda for message in given):
+        if not all(self._carrier(message.data) is self._nccl for message in given):
             return super().post(inbound, outbound, tag)
-        device = given[0].data.device
-        self._nccl._start_coalescing(device)
+        self._nccl._start_coalescing()
         if inbound is not None:
-            self._nccl.recv([inbound.data], inbound.peer, tag)
+            self._nccl.recv([inbound.data.view(-1).view(torch.uint8)], inbound.peer, tag)
         if outbound is not None:
-            self._nccl.send([outbound.data], outbound.peer, tag)
-        both = self._nccl._end_coalescing(device)
+            self._nccl.send([outbound.data.view(-1).view(torch.uint8)], outbound.peer, tag)
+        both = _Queued(self._nccl._end_coalescing())
         return (None if inbound is None else both), (None if outbound is None else both)
+
+    def wait(self, work: Any, peer: int) -> None:
+        """As `Transport.wait`, but in the stream where the worker computes: see [Note: order on the device]."""
+        if isinstance(work, _Queued):
+            work.work.wait()  # with a limit it would block the host; the group has one
+        else:
+            super().wait(work, peer)
 
 
 def new_nccl(store: dist.Store, rank: int, world_size: int) -> Any:

@@ -7,6 +7,9 @@ differ, the workers tell each other those of every parameter. One that has been 
 be the same everywhere. Where none of a step has, because both were forgotten, so must all of which every worker has as
 many of that shape. What is left is a worker's own, such as rows for its nodes or a model that it alone trains, and no
 longer counts. Tensors that are no `torch.nn.Parameter` never do, nor do steps before models are averaged (`apart`).
+
+On the CPU checksums are CRC-32. Those of models on a device are made there, and read in the next agreement, all at
+once: copying the parameters would take longer than the step. So all workers have their models on alike devices.
 """
 
 import itertools
@@ -15,6 +18,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -27,12 +31,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sar.config import Config
 from sar.errors import DisagreementError
+from sar.id_slices import pieces
 from sar.logging_setup import logger
-from sar.raw_memory import as_bytes
+from sar.raw_memory import as_bytes, resolved
 
 NOT_STEPPED: Final = 0
 NOT_CHECKED: Final = 1
 """What an agreement carries where no optimizer has stepped, and where `Config.check_replicas` is off."""
+
+PIECE: Final = 2**18
+"""Elements that `_sum_of_bits` takes at once."""
+STEP: Final = 0x9E3779B97F4A7C15 - 2**64  # of SplitMix64, as int64
+LOW: Final = 2**32 - 1
+INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 class _Stepped(NamedTuple):
@@ -41,7 +52,7 @@ class _Stepped(NamedTuple):
     key: str  # those with equal keys are compared with each other, in order
     name: str
     seen_by: list[str]  # which of `sync_params` and `gather_grads` it has been in
-    checksum: int
+    checksum: int | Tensor  # a tensor, (), until the next agreement, where the parameter is not on the CPU
 
 
 class Replicas:
@@ -85,7 +96,10 @@ class Replicas:
 
     def take_checksum(self) -> int:
         """What the next agreement carries, once."""
-        self._told = [one for steps in self._stepped.values() for one in steps if one.key not in self._own]
+        told = [one for steps in self._stepped.values() for one in steps if one.key not in self._own]
+        sums = [one.checksum for one in told if isinstance(one.checksum, Tensor)]
+        numbers = iter(torch.stack([each.to(sums[0].device) for each in sums]).tolist() if sums else [])  # in one copy
+        self._told = [one._replace(checksum=next(numbers)) if isinstance(one.checksum, Tensor) else one for one in told]
         self._stepped = {}
         if not Config.check_replicas:
             return NOT_CHECKED
@@ -109,7 +123,7 @@ class Replicas:
             logger.warning("%s is not on all workers alike, and is not compared", one.name)
             self._own.add(key)
 
-    def _message(self, one: _Stepped, theirs: list[list[int]]) -> str:
+    def _message(self, one: _Stepped, theirs: list[list[int | Tensor]]) -> str:
         other = next(rank for rank, checksums in enumerate(theirs) if checksums != theirs[0])
         found = f"The workers' models are not the same: {one.name} differs between worker 0 and worker {other}"
         idle = [rank for rank, checksums in enumerate(theirs) if not checksums]
@@ -142,11 +156,33 @@ class Replicas:
 
     def _stepped_now(self, parameter: Parameter, place: str) -> _Stepped:
         shape = described(parameter)
-        checksum = zlib.crc32(as_bytes(parameter))
+        on_cpu = parameter.device.type == "cpu"
+        checksum = zlib.crc32(as_bytes(parameter)) if on_cpu else _sum_of_bits(parameter)
         if parameter not in self._shared:
             return _Stepped(shape, f"{place}, {shape},", [], checksum)
         name, seen_by = self._shared[parameter]
         return _Stepped(f"{name} {shape}", f"{name}, {shape},", seen_by, checksum)
+
+
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    """A checksum made where the tensor is, () int64: one changed element always changes it."""
+    bits = resolved(tensor.detach()).contiguous().view(-1)
+    bits = bits.view(INTEGERS[min(bits.element_size(), 8)])
+    weights = _weights(bits.device)
+    total = weights.new_zeros(())
+    for piece in pieces(len(bits), PIECE):  # int64 wraps around
+        mixed = bits[piece].to(torch.int64) * STEP
+        mixed ^= (mixed >> 32) & LOW  # else a changed sign would be the same at every place
+        total = total * STEP + (mixed * weights[: len(mixed)]).sum()
+    return total
+
+
+@cache
+def _weights(device: torch.device) -> Tensor:
+    """Odd numbers without a pattern, (PIECE,) int64, the same everywhere."""
+    with torch.inference_mode(False):
+        numbers = torch.arange(1, PIECE + 1, device="cpu") * STEP
+        return ((numbers ^ (numbers >> 29)) * STEP | 1).to(device)
 
 
 def _counts(parameter: Tensor) -> bool:

@@ -155,7 +155,7 @@ class Transport(ABC):
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """One small CPU tensor of equal shape from every worker, by rank."""
+        """One small tensor of equal shape from every worker, by rank, in CPU memory or on `device` as given."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
@@ -187,7 +187,7 @@ class Transport(ABC):
         for k in range(1, self.world_size):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
             if into is not None:
-                _swap(group, source, received[source], reader, buffers[reader], call)
+                _swap(group, self.device, source, received[source], reader, buffers[reader], call)
             else:
                 received[source] = _swap_unknown(group, source, reader, buffers[reader], call)
         return received
@@ -203,21 +203,24 @@ class Transport(ABC):
 def _swap_unknown(group: Member, source: int, reader: int, sent: Tensor, call: str) -> Tensor:
     """Swap bytes that begin with their length; return what came. Short ones take one message, as `post` allows."""
     head = torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu")
-    _swap(group, source, head, reader, sent[:HEAD_BYTES], call)
+    cpu = head.device
+    _swap(group, cpu, source, head, reader, sent[:HEAD_BYTES], call)
     length = int(head[:8].view(torch.int64))
     counters.bytes_received -= max(HEAD_BYTES - length, 0)
     received = head[:length]
     if length > HEAD_BYTES:
         received = torch.empty(length, dtype=torch.uint8, device="cpu")
         received[:HEAD_BYTES] = head
-    _swap(group, source, received[HEAD_BYTES:], reader, sent[HEAD_BYTES:], call)
+    _swap(group, cpu, source, received[HEAD_BYTES:], reader, sent[HEAD_BYTES:], call)
     return received
 
 
-def _swap(group: Member, source: int, received: Tensor, reader: int, sent: Tensor, call: str) -> None:
-    """Receive from one worker while sending to another, through CPU memory; both may be empty."""
-    outgoing = sent.to("cpu").contiguous()
-    incoming = received if received.device.type == "cpu" else torch.empty_like(received, device="cpu")
+def _swap(
+    group: Member, device: torch.device, source: int, received: Tensor, reader: int, sent: Tensor, call: str
+) -> None:
+    """Receive from one worker while sending to another, through memory of `device`; both may be empty."""
+    outgoing = sent.to(device).contiguous()
+    incoming = received if received.device.type == device.type else torch.empty_like(received, device=device)
     inbound = Message(source, incoming) if incoming.nbytes else None
     outbound = Message(reader, outgoing) if outgoing.nbytes else None
     for work, peer in zip(group.post(inbound, outbound, 0, call), (source, reader), strict=True):

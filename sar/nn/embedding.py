@@ -28,6 +28,7 @@ from sar.errors import CheckpointError, ConfigError, GraphError
 from sar.kernels import accumulation_dtype
 from sar.nn.rows import RowOwners
 from sar.nn.versions import Rows, find_rows, newest_version, write_version
+from sar.raw_memory import to_device
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 State = dict[str, Any]
@@ -42,7 +43,7 @@ class _Lookup(NamedTuple):
     @property
     def gradient(self) -> Tensor:
         assert self.rows.grad is not None  # remembered by the hook that follows its accumulation
-        return self.rows.grad.cpu()
+        return self.rows.grad
 
 
 class DistEmbedding(nn.Module):
@@ -121,7 +122,7 @@ class DistEmbedding(nn.Module):
         if torch.is_grad_enabled() and self.weight.requires_grad:
             rows = rows.to(accumulation_dtype(rows.dtype))  # in which gradients of repeated rows add up
             rows.requires_grad_().register_post_accumulate_grad_hook(partial(self._remember, wanted))
-        return rows[place].to(self.weight.dtype)
+        return rows[to_device(place, rows.device)].to(self.weight.dtype)
 
     @torch.no_grad()
     def sum_gradients(self) -> tuple[Tensor, Tensor] | None:
@@ -145,11 +146,12 @@ class DistEmbedding(nn.Module):
             else:
                 used, grads = [torch.arange(len(grad), device=device)], [grad]
             if any(flag & 2 for flag in flags):
-                ids = [self.node_ids[:0].cpu(), *(lookup.ids for lookup in self._lookups.values())]
-                values = [self.weight.detach()[:0].cpu(), *(lookup.gradient for lookup in self._lookups.values())]
+                lookups = self._lookups.values()
+                ids = [torch.empty(0, dtype=torch.int64, device="cpu"), *(one.ids for one in lookups)]
+                values = [self.weight.detach()[:0], *(one.gradient.to(device) for one in lookups)]
                 fetched, sums = _summed(torch.cat(ids), torch.cat(values))
-                used += [self._owners.rows(theirs).to(device) for theirs in self._owners.send(fetched, fetched)]
-                grads += [theirs.to(device) for theirs in self._owners.send(fetched, sums)]
+                used.append(self._owners.rows(torch.cat(self._owners.send(fetched, fetched))).to(device))
+                grads += [to_device(theirs, device) for theirs in self._owners.send(fetched, sums)]
         rows, total = (used[0], grads[0]) if len(used) == 1 else _summed(torch.cat(used), torch.cat(grads))
         return rows, total.to(self.weight.dtype)
 
@@ -270,7 +272,9 @@ def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct IDs, ascending, and for each the sum of its values, (K, D), in float32 at least."""
     distinct, place = ids.unique(return_inverse=True)
     values = values.to(accumulation_dtype(values.dtype))
-    return distinct, values.new_zeros(len(distinct), *values.shape[1:]).index_add_(0, place, values)
+    sums = values.new_zeros(len(distinct), *values.shape[1:])
+    place = to_device(place, values.device)
+    return distinct, sums.index_add_(0, place, values)
 
 
 class SparseOptimizer(torch.optim.Optimizer):

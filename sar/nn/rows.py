@@ -22,6 +22,7 @@ from sar.core.relation import Structure
 from sar.errors import GraphError
 from sar.id_slices import find_sorted
 from sar.kernels import accumulation_dtype
+from sar.raw_memory import to_device
 
 Pairs = TypeVar("Pairs", bound="PairGraph")
 
@@ -37,7 +38,10 @@ class RowOwners:
             raise GraphError("A message flow graph has only some of the nodes; give the whole graph.")
         self.node_ids = graph.node_ids(ntype)
         self.ntype = ntype or "nodes"
-        self._ends = torch.tensor([end for _, end in graph.node_ranges])
+        self._ends = torch.tensor([end for _, end in graph.node_ranges], device="cpu")
+        self._rank = graph._structure.part
+        start, end = graph.node_ranges[self._rank]
+        self._first = start if len(self.node_ids) == end - start else None  # of this worker's nodes, if all are these
 
     def checked(self, node_ids: Tensor) -> Tensor:
         """IDs as int64 on the CPU, once it is sure that somebody owns them."""
@@ -57,6 +61,7 @@ class RowOwners:
     def send(self, ids: Tensor, values: Tensor) -> list[Tensor]:
         """Send values of ascending `ids`, (K,), to the owners; return what each worker sent here; collective."""
         ends = torch.searchsorted(ids, self._ends)
+        values = to_device(values, session.comm_device())
         return exchange_tensors(values.split(ends.diff(prepend=ends.new_zeros(1)).tolist()))
 
     def sort(self, ids: Tensor) -> tuple[Tensor, list[int]]:
@@ -66,7 +71,9 @@ class RowOwners:
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of this worker's nodes, by global ID; `GraphError` for nodes of another type."""
-        ids = ids.to(self.node_ids.device)
+        ids = to_device(ids, self.node_ids.device)
+        if self._first is not None:
+            return ids - self._first
         rows, found = find_sorted(self.node_ids, ids)
         if not bool(found.all()):
             raise GraphError(f"A worker asked for node {int(ids[~found][0])}, which is not of the type {self.ntype!r}.")
@@ -78,9 +85,13 @@ class RowOwners:
         Returns:
             (K, ...), on the device of `tensor`; and which of this worker's rows each worker got.
         """
-        given = [self.rows(theirs) for theirs in self.send(ids, ids)]
-        rows = exchange_tensors([tensor[rows] for rows in given])
-        return torch.cat(rows).to(tensor.device), given
+        asked = self.send(ids, ids)
+        given = list(self.rows(torch.cat(asked)).split(list(map(len, asked))))
+        rows = [tensor[rows] for rows in given]
+        own, rows[self._rank] = rows[self._rank], tensor[:0]  # which does not leave its device
+        arrived = [to_device(theirs, tensor.device) for theirs in exchange_tensors(rows)]
+        arrived[self._rank] = own
+        return torch.cat(arrived), given
 
 
 @uncompiled
@@ -124,7 +135,7 @@ class _Fetch(Collective):
 
     def forward(self, tensor: Tensor) -> ForwardOutput:
         rows, self.sent = self.owners.fetch(tensor, self.wanted)
-        self.place = self.place.to(tensor.device)
+        self.place = to_device(self.place, tensor.device)
         return ForwardOutput((rows[self.place],))
 
     def backward(self, saved: list[Tensor | None], *grads: Tensor) -> tuple[Tensor]:
@@ -132,7 +143,7 @@ class _Fetch(Collective):
         sums = grad.new_zeros(len(self.wanted), *self.shape[1:]).index_add_(0, self.place, grad)
         total = grad.new_zeros(self.shape)
         for rows, theirs in zip(self.sent, self.owners.send(self.wanted, sums), strict=True):
-            total.index_add_(0, rows, theirs.to(total.device))
+            total.index_add_(0, rows, to_device(theirs, total.device))
         return (total,)
 
 

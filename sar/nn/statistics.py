@@ -13,6 +13,9 @@ from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.errors import ConfigError, GraphError
 from sar.kernels import accumulation_dtype
+from sar.raw_memory import to_device
+
+ROWS_BIT = 3  # of `_Normalise`'s flags: from here on how many rows a worker has
 
 
 class DistributedBN1D(_NormBase):
@@ -143,12 +146,12 @@ def _track(module: "DistributedBN1D | nn.BatchNorm1d", mean: Tensor, var: Tensor
 class _OverAllWorkers(Collective):
     """A computation with a small tensor of every worker."""
 
-    def from_all(self, own: Tensor) -> list[Tensor]:
-        """What every worker has in the place of `own`."""
+    def from_all(self, own: Tensor) -> Tensor:
+        """What every worker has in the place of `own`, (W, ...)."""
         if self.group is None or not self.distributed:
-            return [own]
-        everywhere = self.group.all_gather(own.detach().cpu().contiguous(), self.signature)
-        return [theirs.to(own.device) for theirs in everywhere]
+            return own.unsqueeze(0)
+        everywhere = self.group.all_gather(own.detach().to(self.group.device).contiguous(), self.signature)
+        return to_device(torch.stack(everywhere), own.device)
 
 
 class _Normalise(_OverAllWorkers):
@@ -158,17 +161,22 @@ class _Normalise(_OverAllWorkers):
         mode, gradients = "training" if training else "evaluation", "on" if torch.is_grad_enabled() else "off"
         super().__init__(group, f"DistributedBN1D of {x.dtype}, width {x.shape[1]}, {mode}, gradients {gradients}")
         self.eps = eps
+        self.rows = len(x)
+
+    def flags(self) -> int:
+        return super().flags() | self.rows << ROWS_BIT
 
     def forward(self, *inputs: Any) -> ForwardOutput:
         x, weight, bias = inputs
+        self.needed &= 2**ROWS_BIT - 1
+        if sum(flags >> ROWS_BIT for flags in self.all_flags) <= 1:
+            raise GraphError(
+                "DistributedBN1D needs more than one row on all workers together to take their statistics."
+            )
         wide = x.to(accumulation_dtype(x.dtype))
         own_mean = wide.mean(0) if len(x) else wide.new_zeros(x.shape[1])
         own = torch.cat([wide.new_full((1,), len(x)), own_mean, (wide - own_mean).square().sum(0)])
         count, mean, var = _combined(self.from_all(own))
-        if count <= 1:
-            raise GraphError(
-                "DistributedBN1D needs more than one row on all workers together to take their statistics."
-            )
         scale = (var + self.eps).rsqrt()
         normal = (wide - mean) * scale
         y = normal if weight is None or bias is None else normal * weight + bias
@@ -179,16 +187,15 @@ class _Normalise(_OverAllWorkers):
         normal, scale, weight, count = saved
         grad = grads[0].to(normal.dtype)
         own = torch.stack([grad.sum(0), (grad * normal).sum(0)])  # (2, F)
-        mean_grad, mean_product = torch.stack(self.from_all(own)).sum(0) / count
+        mean_grad, mean_product = self.from_all(own).sum(0) / count
         x_grad = (grad - mean_grad - normal * mean_product) * scale
         own_bias_grad, own_weight_grad = own
         return [x_grad if weight is None else x_grad * weight, own_weight_grad, own_bias_grad]
 
 
-def _combined(statistics: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean (F,) and biased variance (F,) from (1 + 2 F,) of each worker, in the same order everywhere."""
-    features = (len(statistics[0]) - 1) // 2
-    table = torch.stack(statistics)
+def _combined(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean (F,) and biased variance (F,) from (W, 1 + 2 F), in the same order everywhere."""
+    features = (table.shape[1] - 1) // 2
     counts, means, deviations = table[:, :1], table[:, 1 : 1 + features], table[:, 1 + features :]
     count = counts.sum()
     mean = (counts * means).sum(0) / count
@@ -248,7 +255,7 @@ class _GlobalSum(_OverAllWorkers):
         super().__init__(session.current_group(), f"global_sum of {values.dtype} {shape}, gradients {gradients}")
 
     def forward(self, *inputs: Any) -> ForwardOutput:
-        return ForwardOutput((torch.stack(self.from_all(inputs[0])).sum(0),))
+        return ForwardOutput((self.from_all(inputs[0]).sum(0),))
 
     def backward(self, saved: list[Any], *grads: Tensor) -> list[Tensor | None]:
-        return [torch.stack(self.from_all(grads[0])).sum(0)]
+        return [self.from_all(grads[0]).sum(0)]

@@ -1,6 +1,7 @@
 """Transports without processes: connections of each generation, and workers that share a process."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,6 +74,11 @@ def test_nccl_is_made_anew_and_aborted_in_each_generation(monkeypatch: pytest.Mo
             self.number = store.add("made", 1)
             done.append(("new", self.number))
 
+        def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+            """The first operation, which all workers wait for."""
+            done.append(("meet", self.number))
+            return SimpleNamespace(wait=lambda limit: done.append(("wait", limit.total_seconds())))
+
         def abort(self) -> None:
             done.append(("abort", self.number))
             raise RuntimeError("the device is gone")
@@ -86,7 +92,8 @@ def test_nccl_is_made_anew_and_aborted_in_each_generation(monkeypatch: pytest.Mo
         transport.abort(generation, "", "on purpose", final=False)
         transport.abort(generation, "", "once more", final=False)  # closed already
     # Each in a store of its own, so each is the first one there; the device does not keep gloo from closing.
-    assert done == [("new", 1), ("abort", 1), ("close gloo", 0)] * 2
+    met = [("new", 1), ("meet", 1), ("wait", process_transport.CONNECT_TIMEOUT)]
+    assert done == [*met, ("abort", 1), ("close gloo", 0)] * 2
 
 
 def in_turns(workers: int, work: Callable[[int, Group], Any]) -> WorkerThreads:

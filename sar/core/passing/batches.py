@@ -165,8 +165,7 @@ def reduce_mailboxes(
     indptr, edge_ids = relation.in_edges
     pieces: list[Fields] = []
     rows: list[Tensor] = []
-    for degree in relation.in_degrees[relation.in_degrees > 0].unique().tolist():
-        members = (relation.in_degrees == degree).nonzero().squeeze(1)
+    for degree, members in relation.nodes_by_degree:
         slots = torch.arange(degree, device=members.device)
         chosen = edge_ids[(indptr[members].unsqueeze(1) + slots).flatten()]
         mailbox = {
