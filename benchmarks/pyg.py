@@ -26,7 +26,7 @@ from benchmarks.models import HEAD_WIDTH, HEADS, HIDDEN
 from benchmarks.report import describe_setting, write_section
 from benchmarks.runs import LOSS_TOLERANCE
 from sar.errors import SarError
-from sar.host.memory import PeakMemory
+from sar.host.cuda import peak_memory
 from sar.host.processes import run_workers
 from sar.partition.graph_data import read_npz
 from sar.partition.inspect.text_tables import as_markdown, as_text
@@ -83,12 +83,9 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
     ends = torch.from_numpy(data.src).long(), torch.from_numpy(data.dst).long()
     x, y, mask = (torch.from_numpy(data.node_data[name]) for name in ("feat", "label", "train_mask"))
     edges = torch.stack(ends)
-    warnings.filterwarnings("ignore", ".*[Ss]parse.*", UserWarning)  # torch's, of CSR
-    if job.csr:  # transposed, as its layers want it
-        ones = torch.ones(len(ends[0]))
-        size = (data.num_nodes, data.num_nodes)
-        edges = torch.sparse_coo_tensor(edges.flip(0), ones, size).coalesce().to_sparse_csr()
-    return _train(job, x, edges, y, mask, int(mask.sum()))
+    if job.csr:
+        edges = as_csr(edges, data.num_nodes)
+    return train(job, x, edges, y, mask, int(mask.sum()))
 
 
 def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measured:
@@ -96,16 +93,24 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measured
     sar.initialize_comms()
     data = sar.pyg.load_partition(partition_json)
     num_train = sar.all_sum(int(data.train_mask.sum()))
-    return _train(job, data.x, data.edge_index, data.y, data.train_mask.bool(), num_train)
+    return train(job, data.x, data.edge_index, data.y, data.train_mask.bool(), num_train)
 
 
-def _train(job: Job, x: Tensor, edges: Tensor, y: Tensor, mask: Tensor, num_train: int) -> Measured:
+def as_csr(edges: Tensor, num_nodes: int) -> Tensor:
+    """The edge index as a sparse matrix, transposed, as PyTorch Geometric's layers want it."""
+    warnings.filterwarnings("ignore", ".*[Ss]parse.*", UserWarning)  # torch's
+    ones = torch.ones(edges.shape[1], device=edges.device)
+    return torch.sparse_coo_tensor(edges.flip(0), ones, (num_nodes, num_nodes)).coalesce().to_sparse_csr()
+
+
+def train(job: Job, x: Tensor, edges: Tensor, y: Tensor, mask: Tensor, num_train: int) -> Measured:
+    """Train on the device of `x`, with all other workers where there are any."""
     torch.manual_seed(job.seed)
-    model, together = Model(job.model, x.shape[1], job.num_classes), sar.comm.is_initialized()
+    model, together = Model(job.model, x.shape[1], job.num_classes).to(x.device), sar.comm.is_initialized()
     if together:
         sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses, seconds, memory = [], [], PeakMemory()
+    losses, seconds, memory = [], [], peak_memory(x.device)
     for _ in range(job.warm_up + job.epochs):
         start = time.perf_counter()
         loss = functional.cross_entropy(model(x, edges)[mask], y[mask], reduction="sum") / num_train
@@ -141,7 +146,7 @@ def main(argv: Sequence[str]) -> None:
                         time_limit=arguments.time_limit,
                     )
                     runs.setdefault((model, name), []).append(done)
-                    _check(done, runs[model, INDEX][0], f"{model}, {name}")
+                    check_losses(done, runs[model, INDEX][0], f"{model}, {name}")
                     print(f"{model}, {name}: {_seconds([done]):.3f} s an epoch", flush=True)
     rows = [HEADER, *(_row(key, found, runs[key[0], INDEX]) for key, found in runs.items())]
     print(f"\n{as_text(rows)}")
@@ -159,7 +164,8 @@ def _rows(job: Job, graph: Any, arguments: argparse.Namespace) -> list[tuple[str
     ]
 
 
-def _check(done: list[Measured], expected: list[Measured], what: str) -> None:
+def check_losses(done: list[Measured], expected: list[Measured], what: str) -> None:
+    """Raise where the losses are not those of `expected`."""
     pairs = zip(done[0].losses, expected[0].losses, strict=True)
     worst = max(abs(a - b) / max(abs(b), 1e-9) for a, b in pairs)
     if not worst <= LOSS_TOLERANCE:

@@ -8,8 +8,9 @@ import hypothesis
 import pytest
 
 import sar  # noqa: F401  before anything imports dgl
+from sar.host.cuda import why_no_cuda
 from tests import durations, leftovers
-from tests.gpu.places import Place, lacking
+from tests.gpu.places import Place
 from tests.virtual.virtual_pool import VirtualPool
 from tests.workers import WorkerPool, close_shared_pools, end_helper_processes, shared_pool
 
@@ -70,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
     for item in items:
-        if (needed := item.get_closest_marker("gpu")) is not None and (why := lacking(**needed.kwargs)) is not None:
+        if (needed := item.get_closest_marker("gpu")) is not None and (why := why_no_cuda(**needed.kwargs)) is not None:
             item.add_marker(pytest.mark.skip(reason=why))
     if hasattr(config, "workerinput"):  # a process of pytest-xdist
         durations.longest_files_first(items)

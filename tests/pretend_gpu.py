@@ -66,6 +66,15 @@ class PretendTensor(Tensor):
         _note_wait("tolist")
         return self.values_on_cpu.tolist()
 
+    def data_ptr(self) -> int:
+        return self.values_on_cpu.data_ptr()
+
+    def storage(self) -> Any:
+        return self.values_on_cpu.storage()
+
+    def untyped_storage(self) -> Any:
+        return self.values_on_cpu.untyped_storage()
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})

@@ -17,7 +17,7 @@ import sar
 from sar.adapters.dgl.models import GAT, GraphSAGE, dgl_graph
 from sar.common_tuples import SPLIT
 from sar.errors import ConfigError
-from sar.host.memory import PeakMemory
+from sar.host.cuda import peak_memory, why_no_cuda
 from sar.host.processes import run_workers
 from sar.kernels import compile_ahead
 from sar.partition.graph_data import GraphData, read_npz, write_npz
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the graph, the split and the parameters (%(default)s)")
     add("--nodes", type=int, default=20_000, metavar="N", help="of the generated graph (%(default)s)")
     add("--degree", type=int, default=20, metavar="D", help="mean, of the generated graph (%(default)s)")
+    add("--device", default="cpu", help="of the workers: cpu, or cuda, which they share or have each (%(default)s)")
     add("--out", type=Path, default=Path("demo"), help="folder for demo.png and demo.md (%(default)s)")
     add("--time-limit", type=float, default=600, metavar="S", help="for one training run (%(default)s)")
 
@@ -71,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.parts < 1 or arguments.epochs < 1:
         raise ConfigError(f"--parts {arguments.parts} --epochs {arguments.epochs}: expected at least 1 of each.")
+    if arguments.device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {arguments.device}: expected cpu or cuda.")
+    if arguments.device == "cuda" and (reason := why_no_cuda()) is not None:
+        raise ConfigError(f"--device cuda: {reason}.")
     began = time.monotonic()
     compile_ahead()
     graph, name = _graph(arguments)
@@ -79,8 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{size} with self-loops, {features} features, {classes} classes")
     with tempfile.TemporaryDirectory(prefix="sar-demo-") as folder:
         runs = _train_all(arguments, graph, Path(folder))
-    rows, bought = _table(runs)
+    rows, bought = _table(runs, arguments.device)
     caption = f"{bought}\n\n{CAPTION.format(workers=arguments.parts)}"
+    caption += "" if arguments.device == "cpu" else f"\n{ON_DEVICE.format(device=arguments.device)}"
     print(f"\n{as_text(rows)}\n\n{caption}")
     table, picture = arguments.out / "demo.md", arguments.out / "demo.png"
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -130,19 +136,21 @@ def _train_all(arguments: argparse.Namespace, graph: GraphData, folder: Path) ->
 def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, trained: Path) -> Run:
     """Train a model in the default mode; worker 0 saves the trained parameters.
 
-    One process with plain DGL reads these at the end, and its logits are those at these parameters.
+    One process with plain DGL, on the CPU, reads these at the end, and its logits are those at these parameters.
     """
-    sar.initialize_comms()  # plain DGL has a group of one worker, for the same loop
-    graph, x, task, ids = _load(source)
+    device = torch.device(arguments.device if source.suffix == ".json" else "cpu")
+    has_its_own = device.type == "cuda" and torch.cuda.device_count() >= arguments.parts
+    sar.initialize_comms(backend="nccl" if has_its_own else None)  # plain DGL has a group of one, for the same loop
+    graph, x, task, ids = _load(source, device)
     make_model = partial(MODELS[name], x.shape[1], task.num_classes)
-    make_model()(graph, x).sum().backward()  # loads code, which is not to count
+    make_model().to(device)(graph, x).sum().backward()  # loads code, which is not to count
     sar.Config.cache_constant_inputs = True
     torch.manual_seed(arguments.seed)
-    model = make_model()
+    model = make_model().to(device)
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
     losses, seconds = [], []
-    memory, sent = PeakMemory(), sar.comm.statistics().bytes_sent
+    memory, sent = peak_memory(device), sar.comm.statistics().bytes_sent
     for _ in range(arguments.epochs):
         start = time.perf_counter()
         logits = model(graph, x)
@@ -165,14 +173,14 @@ def train(_: Any, arguments: argparse.Namespace, name: str, source: Path, traine
             torch.save(model.state_dict(), trained)
         logits = model(graph, x)
     costs = float(np.median(seconds)), accuracy, peak, sent / arguments.epochs
-    return Run(losses, validation, *costs, ids.numpy(), logits.numpy())
+    return Run(losses, validation, *costs, ids.cpu().numpy(), logits.cpu().numpy())
 
 
-def _load(source: Path) -> tuple[Any, Tensor, sar.Task, Tensor]:
+def _load(source: Path, device: torch.device) -> tuple[Any, Tensor, sar.Task, Tensor]:
     """This worker's part of a partition, or a whole graph of DGL's own, with features, task and the nodes' IDs."""
     if source.suffix == ".json":
         sar.patch_dgl()
-        part = sar.load_dgl_partition_data(str(source), sar.rank(), "cpu")
+        part = sar.load_dgl_partition_data(str(source), sar.rank(), device)
         task, x = sar.Task.of(part), sar.suffix_key_lookup(part.node_features, "feat")
         return sar.construct_full_graph(part), x, task, part.node_features["orig_id"]
     whole = read_npz(source)
@@ -193,18 +201,19 @@ Peak memory is the highest resident memory during training, minus that just befo
 graph, features, model and code are loaded.
 The logit difference is the largest over all nodes and classes, between the workers and the one process, both \
 with the parameters that the workers trained."""
+ON_DEVICE = "Workers computed on {device}, with the memory of tensors there, and the one process on the CPU."
 
 
-def _table(runs: dict[str, list[Run]]) -> tuple[list[tuple[str, ...]], str]:
+def _table(runs: dict[str, list[Run]], device: str) -> tuple[list[tuple[str, ...]], str]:
     """The rows of the table, the header first, and what the workers bought; of several workers, the largest number."""
     rows: list[tuple[str, ...]] = [tuple(HEADER.split(", "))]
-    gains = []
+    gains, where = [], "" if device == "cpu" else f", {device}"
     for model, (single, *workers) in runs.items():
         slowest, peak = max(run.seconds for run in workers), max(run.peak_memory for run in workers)
         sent = max(run.bytes_sent for run in workers) / MEGA
         apart = max(float(np.abs(run.logits - single.logits[run.ids]).max()) for run in workers)
         costs = f"{workers[0].test_accuracy:.4f}", f"{slowest:.3f}", f"{sent:.1f}", f"{peak / MEGA:.0f}"
-        rows.append((model, f"{len(workers)} workers, sar", *costs, f"{apart:.1e}"))
+        rows.append((model, f"{len(workers)} workers, sar{where}", *costs, f"{apart:.1e}"))
         costs = f"{single.test_accuracy:.4f}", f"{single.seconds:.3f}", "-", f"{single.peak_memory / MEGA:.0f}"
         rows.append((model, SINGLE, *costs, ""))
         share = peak / max(single.peak_memory, 1)

@@ -31,6 +31,7 @@ from sar.comm.session import current_group
 from sar.comm.statistics import BACKWARD, Statistics, listeners, statistics
 from sar.comm.transport import Spilled
 from sar.errors import ConfigError
+from sar.host.cuda import PeakCudaMemory
 from sar.host.memory import PeakMemory
 from sar.ranges import named, traced
 from sar.train.profile_report import ELSEWHERE, Spent, draw, tables
@@ -143,9 +144,9 @@ class _Recorder:
         self._clock = group.clock
         self._spilled_so_far = group.spilled
         self._left = 0
-        self._memory: PeakMemory | _CudaMemory | None = None
+        self._memory: PeakMemory | PeakCudaMemory | None = None
         if measures_memory and len(group.local_peers) == 1:
-            self._memory = _CudaMemory() if torch.cuda.is_initialized() else PeakMemory()
+            self._memory = PeakCudaMemory() if torch.cuda.is_initialized() else PeakMemory()
         self._names: dict[Module, str] = {}
         self._layers: set[str] = set()
         self._outside: set[str] = set()  # outside all modules, as their backwards name them
@@ -269,17 +270,3 @@ class _Recorder:
                 taken = set(self._names.values())
                 self._names.setdefault(inner, next(one for one in numbered if one not in taken))
         return self._names[module]
-
-
-class _CudaMemory:
-    """As `PeakMemory`, of tensors on this process's CUDA device."""
-
-    def __init__(self) -> None:
-        self.restart()
-        self._start = torch.cuda.memory_allocated()
-
-    def restart(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
-
-    def above_baseline(self) -> int:
-        return max(0, torch.cuda.max_memory_allocated() - self._start)

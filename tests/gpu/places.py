@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import pytest
-import torch
 
 from tests import pretend_gpu
 from tests.workers import WorkerPool
@@ -37,11 +36,3 @@ CUDA = [
 ]
 PLACES = [PRETEND, *CUDA]
 """For the fixture `place`, indirectly."""
-
-
-def lacking(devices: int = 1) -> str | None:
-    """Why a test that needs so many CUDA devices cannot run here, or None."""
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built for the CPU only"
-    there = torch.cuda.device_count()
-    return None if there >= devices else f"needs {devices} CUDA device{'s' * (devices > 1)}; torch sees {there}"

@@ -1,0 +1,34 @@
+"""CUDA devices of this process: whether there are any, and the memory of tensors on one."""
+
+import torch
+
+from sar.host.memory import PeakMemory
+
+
+class PeakCudaMemory:
+    """As `PeakMemory`, of tensors on this process's CUDA device."""
+
+    def __init__(self) -> None:
+        self.restart()
+        self.baseline = torch.cuda.memory_allocated()
+
+    def restart(self) -> None:
+        """Forget the peak, but not the level that `above_baseline` counts from."""
+        torch.cuda.reset_peak_memory_stats()
+
+    def above_baseline(self) -> int:
+        """The most bytes of tensors since construction or `restart`, less those at construction."""
+        return max(0, torch.cuda.max_memory_allocated() - self.baseline)
+
+
+def peak_memory(device: torch.device) -> PeakMemory | PeakCudaMemory:
+    """What measures the memory in which tensors of a device are."""
+    return PeakCudaMemory() if device.type == "cuda" else PeakMemory()
+
+
+def why_no_cuda(devices: int = 1) -> str | None:
+    """The reason why this process does not have so many CUDA devices, or None where it has."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    there = torch.cuda.device_count()
+    return None if there >= devices else f"torch sees {there} CUDA devices, of {devices} needed"
