@@ -50,7 +50,7 @@ class Writers:
         """The sum of int64 arrays over all processes."""
         total = torch.from_numpy(counts.astype(np.int64))
         if self.size > 1:
-            comm.all_reduce(total)
+            comm.all_reduce(total, move_to_comm_device=True)
         return total.numpy()
 
     def all(self, flag: bool) -> bool:
@@ -108,4 +108,4 @@ class Writers:
             return [np.empty((int(number[0]), *sample.shape[1:]), sample.dtype) for number in numbers]
         sent = [torch.from_numpy(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in arrays]
         arrived = comm.exchange_tensors(sent)
-        return [a.numpy().view(sample.dtype).reshape(-1, *sample.shape[1:]) for a in arrived]
+        return [a.cpu().numpy().view(sample.dtype).reshape(-1, *sample.shape[1:]) for a in arrived]
