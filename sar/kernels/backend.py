@@ -1,8 +1,8 @@
 """What a backend of the kernels must offer, and which one serves given tensors: the only place where this is chosen.
 
-A backend is a module with the functions of `Backend`: `sar.kernels.cpu.kernels` (compiled), `sar.kernels.torch` (plain
-torch, on any device and for any dtype) and `sar.kernels.meta` (tensors without values). To add one, write such a module
-and name it in `_choose`.
+A backend is a module with the functions of `Backend`: `sar.kernels.cpu.kernels` (compiled with Numba),
+`sar.kernels.triton` (for CUDA), `sar.kernels.torch` (plain torch, on any device and for any dtype) and
+`sar.kernels.meta` (tensors without values). To add one, write such a module and name it in `_choose`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from sar.logging_setup import logger
 from sar.ranges import named, traced
 
 COMPILED_DTYPES = (torch.float32, torch.float64)
+TRITON_DTYPES = {torch.float16, torch.bfloat16, *COMPILED_DTYPES}
+"""Of which operands and results of one call may have different ones."""
 
 
 class Backend(Protocol):
@@ -84,9 +86,13 @@ def _choose(*tensors: Tensor | None) -> Backend:
     devices = {tensor.device.type for tensor in given}
     if "meta" in devices:
         return meta_kernels
-    if devices != {"cpu"} or not all(tensor.numel() for tensor in given):
-        return torch_kernels
     dtypes = {tensor.dtype for tensor in given}
+    if not all(tensor.numel() for tensor in given):
+        return torch_kernels
+    if devices == {"cuda"} and dtypes <= TRITON_DTYPES:
+        return for_cuda()
+    if devices != {"cpu"}:
+        return torch_kernels
     if len(dtypes) == 1 and dtypes.issubset(COMPILED_DTYPES):
         return compiled()
     _say_slow(" and ".join(sorted(str(dtype) for dtype in dtypes)))
@@ -99,6 +105,21 @@ def compiled() -> Backend:
     import sar.kernels.cpu.kernels as cpu_kernels
 
     return cpu_kernels
+
+
+@cache
+def for_cuda() -> Backend:
+    """The kernels in Triton, imported at the first use, where it is installed."""
+    try:
+        import sar.kernels.triton as triton_kernels
+    except ImportError as error:
+        logger.warning(
+            "Kernels on CUDA tensors take plain torch, which is several times slower than those in Triton: %s. Torch's "
+            "builds for CUDA bring Triton along; else `pip install triton`.",
+            error,
+        )
+        return torch_kernels
+    return triton_kernels
 
 
 @cache

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from sar.id_slices import count_ids, to_offsets
 from sar.raw_memory import moved_to_file
+
+T = TypeVar("T")
 
 
 class Transposed(NamedTuple):
@@ -51,6 +53,7 @@ class EdgeBlock:
         self._edge_ids = edge_ids
         self._transposed: Transposed | None = None
         self._pieces: dict[int, list[EdgeBlock]] = {}  # by size, the latest used last
+        self._kept: dict[str, Any] = {}
         self.edge_offset = edge_offset
         self.num_src = num_src
         self.num_dst = num_dst
@@ -182,6 +185,13 @@ class EdgeBlock:
             positions = moved_to_file(made.positions) if with_positions and made.positions is not None else None
             self._transposed = Transposed(moved_to_file(made.indptr), moved_to_file(made.dst), positions)
         return self._transposed
+
+    def kept(self, name: str, make: Callable[[], T]) -> T:
+        """What a backend makes of the structure once: small beside it, for it does not count as memory."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        made: T = self._kept[name]
+        return made
 
     def to(self, device: torch.device | str) -> EdgeBlock:
         """The block with its structure on `device`."""

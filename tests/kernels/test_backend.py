@@ -1,6 +1,7 @@
 """Which backend serves which tensors."""
 
 import logging
+import sys
 
 import pytest
 import torch
@@ -31,6 +32,28 @@ def test_choice():
     assert backend.choose(half) is torch_kernels
     assert backend.choose(single[:0]) is torch_kernels
     assert backend.choose(single.to("meta"), single) is meta_kernels
+
+
+def test_choice_for_cuda(monkeypatch):
+    found = object()
+    monkeypatch.setattr(backend, "for_cuda", lambda: found)
+    with FakeTensorMode():
+        x, rows = torch.ones(2, device="cuda"), torch.ones(2, dtype=torch.int32, device="cuda")
+        assert backend.choose(x, None, x.half()) is found
+        assert backend.choose(x, x.bfloat16(), x.double()) is found
+        assert backend.choose(torch.ones(0, device="cuda"), x) is torch_kernels
+        assert backend.choose(rows) is torch_kernels
+
+
+def test_without_triton_plain_torch_serves_cuda_which_is_logged_once(caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sar.kernels.triton", None)
+    backend.for_cuda.cache_clear()
+    with caplog.at_level(logging.WARNING, "sar"):
+        for _ in range(2):
+            assert backend.for_cuda() is torch_kernels
+    backend.for_cuda.cache_clear()
+    [record] = caplog.records
+    assert "pip install triton" in record.getMessage()
 
 
 def test_the_slow_path_on_the_cpu_is_logged_once(caplog):

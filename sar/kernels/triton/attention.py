@@ -1,0 +1,183 @@
+"""One-pass attention with Triton: which kernel of `attention_kernels.py` runs on which tensors."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from sar.kernels import attention_operands as statistics
+from sar.kernels.attention_operands import Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
+from sar.kernels.edge_block import EdgeBlock
+from sar.kernels.triton.aggregate import in_pieces, merge_sums
+from sar.kernels.triton.attention_kernels import (
+    attend_kernel,
+    destination_gradients,
+    dot_kernel,
+    project_grad_kernel,
+    source_gradients,
+)
+from sar.kernels.triton.edges import Edges, at_once, by_destination, by_source, launch, ready, sum_type, warps
+
+PROGRAMS = 1024
+"""That share all rows where each has its own sum over rows, for the gradient of a parameter."""
+SHARE = 2
+"""By how much the tensors of these kernels are smaller than `TILE`: there are more of them."""
+
+
+class Shape(NamedTuple):
+    """How features (rows, heads, dim) are cut: a program takes `lanes` rows at a time, of `heads_at_once` heads."""
+
+    heads: int
+    dim: int
+    lanes: int  # powers of two, from here on
+    heads_at_once: int
+    padded_dim: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> Shape:
+        """For features (rows, heads, dim)."""
+        _, heads, dim = x.shape
+        padded = triton.next_power_of_2(dim)
+        together = min(triton.next_power_of_2(heads), max(1, 128 // padded))
+        return cls(heads, dim, at_once(SHARE * together * padded, 16), together, padded)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of heads."""
+        return int(triton.cdiv(self.heads, self.heads_at_once))
+
+    def constants(self, like: Tensor) -> dict[str, Any]:
+        """What kernels are compiled for, where results are like this tensor."""
+        lanes, heads, dim = self[2:]
+        return {
+            "LANES": lanes,
+            "HEADS": heads,
+            "DIM": dim,
+            "SUM": sum_type(like),
+            "num_warps": warps(SHARE * lanes * heads * dim),
+        }
+
+
+def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
+    """Triton kernel of `sar.kernels.attention.attend`."""
+    shape = Shape.of(operands.x)
+    edges, hubs = by_destination(block, with_edges=_reads_edges(how, operands))
+    _launch(attend_kernel, (edges.groups, shape.blocks), how, shape, edges, operands, *state)
+    if hubs is not None:  # [Note: hubs]
+        parts = OnlineSoftmaxState.start(hubs.block.num_src, state.out)
+        _launch(attend_kernel, (hubs.edges.groups, shape.blocks), how, shape, hubs.edges, operands, *parts)
+        _merge(hubs.block, parts, state)
+
+
+def _merge(block: EdgeBlock, parts: OnlineSoftmaxState, state: OnlineSoftmaxState) -> None:
+    """Add the sums of pieces of hubs to those of the hubs."""
+    rows, hubs = block.rows.long(), torch.arange(len(block.rows), device=block.device)
+    of = hubs.repeat_interleave(block.indptr.diff(), output_size=block.num_src)
+    before = state.peak[rows]
+    peak = before.scatter_reduce(0, of.unsqueeze(1).expand_as(parts.peak), parts.peak, "amax")
+    shrink = _shrink(before, peak)
+    state.peak[rows] = peak
+    state.total[rows] *= shrink
+    state.out[rows] *= shrink.unsqueeze(2)
+    shrink = _shrink(parts.peak, peak[of])
+    merge_sums(block, parts.total * shrink, state.total)
+    merge_sums(block, parts.out * shrink.unsqueeze(2), state.out)
+
+
+def _shrink(before: Tensor, now: Tensor) -> Tensor:
+    """What sums relative to one peak are multiplied with, to be relative to another."""
+    return torch.where(now > before, (before - now).exp(), 1)
+
+
+def attend_grad(
+    block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
+) -> None:
+    """Triton kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
+    shape, reads_edges = Shape.of(operands.x), _reads_edges(how, operands)
+
+    def to_destinations(edges: Edges, sums: list[Tensor]) -> None:
+        # Weights' gradients are sums over heads: blocks of these come one after the other where they add to such.
+        blocks = shape.blocks if grads.weight is None else 1
+        for first in range(0, shape.blocks, blocks):
+            programs = edges.groups if how.score is not Score.DYNAMIC else min(edges.groups, PROGRAMS)
+            attn_sums = None if how.score is not Score.DYNAMIC else grad.new_zeros(programs, *grad.shape[1:])
+            _launch(
+                destination_gradients, (programs, blocks), how, shape, edges, operands,
+                grad, stats, *sums, attn_sums, grads.weight, edges.groups, first,
+            )  # fmt: skip
+            if attn_sums is not None:
+                assert grads.attn is not None
+                grads.attn.add_(attn_sums.sum(0))
+
+    def to_sources(edges: Edges, sums: list[Tensor]) -> None:
+        to = *sums, *[None] * (2 - len(sums))
+        _launch(source_gradients, (edges.groups, shape.blocks), how, shape, edges, operands, grad, stats, *to)
+
+    in_pieces(by_destination(block, with_edges=reads_edges), [grads.y], to_destinations)
+    of_sources = [each for each in (grads.x, grads.x_score) if each is not None]
+    in_pieces(by_source(block, with_edges=reads_edges), of_sources, to_sources)
+
+
+def project(x: Tensor, attn: Tensor) -> Tensor:
+    """Triton kernel of `sar.kernels.attention.project`."""
+    out = x.new_empty(x.shape[:2])
+    _dot(x, attn, out)
+    return out
+
+
+def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
+    """Write the sums of grad * out over each head to stats[:, GRAD_DOT]."""
+    _dot(grad, out, stats[:, statistics.GRAD_DOT])
+
+
+def _dot(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write the products of each head of a, (N, H, D), and of b, like a or (H, D), to out, (N, H)."""
+    shape, b_step = Shape.of(a), b[0].numel() if b.dim() == 3 else 0
+    operands = ready(a), ready(b), out, len(a), b_step, out.stride(0), shape.heads, shape.dim
+    grid = triton.cdiv(len(a), shape.lanes), shape.blocks
+    launch(dot_kernel, grid, out, *operands, **shape.constants(out))
+
+
+def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
+    """Triton kernel of `sar.kernels.attention.project_grad`."""
+    shape = Shape.of(x)
+    programs = min(triton.cdiv(len(x), shape.lanes), PROGRAMS)
+    sums = attn_grad.new_zeros(programs, *attn_grad.shape)
+    operands = ready(x), ready(attn), ready(grad), x_grad, sums, len(x), shape.heads, shape.dim
+    launch(project_grad_kernel, (programs, shape.blocks), x, *operands, **shape.constants(x_grad))
+    attn_grad.add_(sums.sum(0))
+
+
+def _launch(
+    run: Any, grid: tuple[int, int], how: Attention, shape: Shape, edges: Edges, operands: AttentionOperands,
+    *others: Tensor | int | None,
+) -> None:  # fmt: skip
+    """Launch a kernel over groups and blocks of heads; the first of the others has the type of sums."""
+    keep, seed = 1 - how.dropout, how.seed - 2**64 * (how.seed >= 2**63)
+    ends = AttentionOperands._make(None if each is None else ready(each) for each in operands)
+    assert isinstance(others[0], Tensor)
+    launch(
+        run,
+        grid,
+        operands.x,
+        edges,
+        ends,
+        float(how.factor),
+        seed,
+        round(how.dropout * 2**32),
+        1 / keep if keep > 0 else 0.0,
+        shape.heads,
+        shape.dim,
+        *others,
+        KIND=int(how.score),
+        DROPS=how.dropout > 0,
+        **shape.constants(others[0]),
+    )
+
+
+def _reads_edges(how: Attention, operands: AttentionOperands) -> bool:
+    """Whether edge IDs matter: to dropout, and to find weights."""
+    return how.dropout > 0 or operands.weight is not None
