@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.graphs import make_block
+from sar.adapters.dgl.graphs import make_block, make_local_graph
 from sar.comm import session
 from sar.comm.group import Group
 from sar.common_tuples import CanonicalEtype
@@ -84,7 +84,7 @@ class GraphSampler:
                 empty. Samplers of subgraphs say what else they take.
 
         Returns:
-            One `DGLBlock` a layer, input layer first; or a `DGLGraph`, from samplers of subgraphs.
+            One `DGLBlock` a layer, input layer first; or a `DGLGraph`, from samplers of subgraphs. See `output_device`.
 
         Raises:
             GraphError: for seeds that do not exist, are given twice, or are of another partition; for a message flow
@@ -129,17 +129,18 @@ class GraphSampler:
             return known.source
 
     def to_graphs(self, batch: Batch) -> Any:
-        """A sampled batch as graphs of DGL, on the output device: here a list of blocks."""
-        blocks = []
+        """A sampled batch as graphs of DGL, or of sar off the CPU, on the output device: here a list of blocks."""
+        device, blocks = torch.device(self.output_device or "cpu"), []
         for layer in batch.layers:
             edges = {found.etype: (found.indptr, found.src, found.features) for found in layer.edges}
-            blocks.append(make_block(layer.nodes, layer.num_dst, edges))
+            made_of = layer.nodes, layer.num_dst, edges
+            blocks.append(make_block(*made_of) if device.type == "cpu" else make_local_graph(*made_of, device))
         for ntype, fields in batch.inputs.items():
-            blocks[0].srcnodes[ntype].data.update(fields)
+            blocks[0].srcnodes[ntype].data.update({name: rows.to(device) for name, rows in fields.items()})
         for ntype, fields in batch.outputs.items():
-            blocks[-1].dstnodes[ntype].data.update(fields)
+            blocks[-1].dstnodes[ntype].data.update({name: rows.to(device) for name, rows in fields.items()})
         self._note_hits(batch)
-        return blocks if self.output_device is None else [block.to(self.output_device) for block in blocks]
+        return blocks
 
     def to_data(self, batch: Batch) -> Any:
         """A sampled batch as a `Data` or `HeteroData` of PyTorch Geometric, on the output device."""
@@ -226,7 +227,8 @@ class DistNeighborSampler(GraphSampler):
         input_node_features: features of this worker's nodes by name, (N_i, ...) each, to set on the first block's
             sources. With several node types by `type/name`, (N_type, ...), as in `PartitionData.node_features`.
         output_node_features: likewise for the destinations of the last block, such as labels.
-        output_device: where the blocks go; default the CPU.
+        output_device: where the blocks go; default the CPU. On GPUs they are graphs of sar's, for the same layers, and
+            not DGL's, of which most builds are for the CPU only.
         feature_cache_bytes: memory for input features of remote nodes that this worker's edges read most, which are
             then not fetched again. For features that do not change. Default: none.
 

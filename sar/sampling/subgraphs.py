@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.adapters.dgl.graphs import make_subgraph
+from sar.adapters.dgl.graphs import make_local_graph, make_subgraph
 from sar.comm import session
 from sar.comm.group import Group
 from sar.core.graph.edges import expand_runs
@@ -52,10 +52,15 @@ class SubgraphSampler(GraphSampler):
     """
 
     def to_graphs(self, batch: Batch) -> Any:
-        """A sampled batch as a graph of DGL, on the output device."""
+        """A sampled batch as a graph of DGL, or of sar off the CPU, on the output device."""
         nodes, edges, features = _parts_of(batch)
-        subgraph = make_subgraph(nodes, edges.indptr, edges.src, features, edges.features)
-        return subgraph if self.output_device is None else subgraph.to(self.output_device)
+        device = torch.device(self.output_device or "cpu")
+        if device.type == "cpu":
+            return make_subgraph(nodes, edges.indptr, edges.src, features, edges.features)
+        ends = {edges.etype: (edges.indptr, edges.src, edges.features)}
+        subgraph = make_local_graph({edges.etype[2]: nodes}, None, ends, device)
+        subgraph.ndata.update({name: rows.to(device) for name, rows in features.items()})
+        return subgraph
 
     def to_data(self, batch: Batch) -> Any:
         """A sampled batch as a `Data` of PyTorch Geometric, on the output device."""

@@ -5,20 +5,26 @@ sample from, laid out as DGL's partitions are: own nodes first, then the halo.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from sar.adapters.dgl.patched_layers import with_patched_dgl
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
+from sar.comm.group import Group
+from sar.comm.halo_plan import HaloPlan
 from sar.common_tuples import NID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.build import build_structure
 from sar.core.graph import mfg
 from sar.core.graph.edges import source_ids
 from sar.core.graph.graph import GraphShardManager, make_graph
-from sar.core.relation import Structure
+from sar.core.relation import NodeSet, Relation, Structure
+from sar.id_slices import count_ids
+from sar.kernels import EdgeBlock
 from sar.logging_setup import logger
 from sar.nn.rows import fetch_rows
 from sar.storage.part_files import INNER_NODE
@@ -80,6 +86,47 @@ def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: E
     for etype, (_, _, fields) in edges.items():
         block.edges[etype].data.update(fields)
     return block
+
+
+def make_local_graph(
+    nodes: Mapping[str, Tensor], num_dst: Mapping[str, int] | None, edges: Edges, device: torch.device
+) -> GraphShardManager:
+    """As `make_block`, on a device: a graph of this worker alone, because most builds of DGL are for the CPU only.
+
+    Without `num_dst` all nodes are sources and destinations, as of `make_subgraph`.
+    """
+    src = _local_nodes({ntype: ids.to(device) for ntype, ids in nodes.items()})
+    dst = src if num_dst is None else _local_nodes({t: ids[: num_dst[t]] for t, ids in src.ids.items()})
+    device = next(iter(src.ids.values())).device  # with its number
+    relations, features = [], []
+    for etype, (indptr, cols, fields) in edges.items():
+        counts, num_src, count = indptr.to(device).diff(), src.counts[etype[0]], len(cols)
+        ends = torch.repeat_interleave(torch.arange(len(counts), device=device), counts, output_size=count)
+        block = EdgeBlock.from_coo(cols.to(device), ends, num_src, len(counts))
+        halo = block.cols[:0]
+        plan = HaloPlan(0, [halo], torch.zeros(1, 1, dtype=torch.int64), num_src)
+        order, out_degrees = torch.arange(count, device=device), count_ids(block.cols, num_src)
+        sizes = num_src, len(counts), count
+        relations.append(Relation(etype, [block], [halo], plan, *sizes, counts, out_degrees, order))
+        features.append({name: values.to(device) for name, values in fields.items()})
+    total = sum(src.counts.values())
+    structure = Structure(_alone(), device, [(0, total)], src, dst, relations, "of one worker")
+    graph = make_graph(structure, features, None)
+    for ntype in nodes:
+        graph.srcnodes[ntype].data[NID] = src.ids[ntype]
+        graph.dstnodes[ntype].data[NID] = dst.ids[ntype]
+    return graph
+
+
+def _local_nodes(ids: dict[str, Tensor]) -> NodeSet:
+    rows = {ntype: torch.arange(len(of_type), device=of_type.device) for ntype, of_type in ids.items()}
+    return NodeSet(ids, rows, {ntype: len(of_type) for ntype, of_type in ids.items()})
+
+
+@cache
+def _alone() -> Group:
+    """A group of this worker, which nobody has to be told of."""
+    return session.group_of_processes(dist.HashStore(), 0, 1)
 
 
 def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges) -> Any:

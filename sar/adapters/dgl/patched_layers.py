@@ -22,8 +22,8 @@ from torch import Tensor
 
 from sar.adapters.dgl.gat_layers import dot_gat_conv, gat_conv, gatv2_conv
 from sar.adapters.dgl.shim import require_dgl
-from sar.comm import session
 from sar.comm.collectives import all_max
+from sar.comm.group import Group
 from sar.config import Config
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL, INSTEAD
@@ -76,7 +76,7 @@ def pna_tower(original: Forward, layer: Any, graph: Any, node_feat: Tensor, edge
             graph.edata["a"] = edge_feat
         graph.update_all(layer.message, layer.reduce_func)
         h = layer.U(torch.cat([node_feat, graph.ndata["h_neigh"]], dim=-1)) * scale
-        dropped: Tensor = layer.dropout(batch_norm(layer.batchnorm, h))
+        dropped: Tensor = layer.dropout(batch_norm(layer.batchnorm, graph._structure.group, h))
         return dropped
 
 
@@ -146,22 +146,22 @@ def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, 
     return original(layer, graph, y.clone(), *args)
 
 
-def normalising_together(original: Forward, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """`original`, with all of the layer's batch normalisations over the rows of all workers."""
+def normalising_together(original: Forward, layer: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """`original`, with all of the layer's batch normalisations over the rows of the graph on all workers."""
     modules = [module for module in layer.modules() if type(module) is torch.nn.BatchNorm1d]
     for module in modules:
-        module.__dict__[_FORWARD] = partial(batch_norm, module)
+        module.__dict__[_FORWARD] = partial(batch_norm, module, graph._structure.group)
     try:
-        return original(layer, *args, **kwargs)
+        return original(layer, graph, *args, **kwargs)
     finally:
         for module in modules:
             del module.__dict__[_FORWARD]
 
 
-def batch_norm(module: torch.nn.BatchNorm1d, x: Tensor) -> Tensor:
+def batch_norm(module: torch.nn.BatchNorm1d, group: Group, x: Tensor) -> Tensor:
     """`module` with the statistics of all workers."""
     if module.training or module.running_mean is None:
-        return normalise(module, x, session.current_group())
+        return normalise(module, x, group)
     return torch.nn.BatchNorm1d.forward(module, x)
 
 

@@ -1,0 +1,75 @@
+"""Mini-batches on GPUs: sampled blocks and subgraphs with layers of DGL, as DGL's own on the CPU."""
+
+import dgl
+import dgl.function as fn
+import dgl.nn
+import pytest
+import torch
+
+import sar
+from tests import pretend_gpu
+from tests.gpu.places import PLACES, Place
+from tests.parity.harness import assert_close, build, deal, random_data, weighted_sum
+from tests.parity.scenarios import SCENARIOS
+
+LAYERS = (
+    lambda: dgl.nn.SAGEConv(6, 4, "pool"),
+    lambda: dgl.nn.GATConv(6, 2, 2, allow_zero_in_degree=True),
+    lambda: dgl.nn.EdgeConv(6, 4, batch_norm=True, allow_zero_in_degree=True),
+    lambda: dgl.nn.RelGraphConv(6, 4, 2),
+)
+
+
+def results(batch, x, w, device):
+    """Outputs of the layers on a block or a subgraph, and gradients of the features."""
+    found = []
+    for make in LAYERS:
+        torch.manual_seed(3)
+        layer, h = make().to(device, x.dtype), x.detach().clone().requires_grad_()
+        given = ((w[:, 0] > 1).long(),) if isinstance(layer, dgl.nn.RelGraphConv) else ()
+        out = layer(batch, h, *given).flatten(1)
+        weighted_sum(out, out.detach().cos()).backward()
+        found += [out, h.grad]
+    with batch.local_scope():
+        batch.srcdata["x"], batch.edata["w"] = x, w
+        batch.update_all(fn.u_mul_e("x", "w", "m"), lambda nodes: {"h": nodes.mailbox["m"].max(1).values})
+        found.append(batch.dstdata["h"])
+    degrees = [batch.in_degrees(), batch.out_degrees(), batch.srcdata[dgl.NID], batch.dstdata[dgl.NID]]
+    return [each.detach() for each in (*found, *degrees)]
+
+
+def batches(graph, data, device):
+    """A block and a subgraph; `device` is None for the CPU."""
+    given = {"copy_edata": True, "input_node_features": {"x": data.nodes["x"]}, "output_device": device}
+    seeds = graph.node_ids()[::2]
+    (block, _) = sar.DistNeighborSampler([2, 3], **given).sample(graph, seeds)
+    return block, sar.SAINTSampler("node", 20, **given).sample(graph, seeds)
+
+
+def run(mine, device):
+    """What layers give on the batches of the CPU, and on those of the device."""
+    if device == pretend_gpu.NAME:
+        pretend_gpu.install()
+    partition, data = mine
+    sar.patch_dgl()
+    found = []
+    for target in (None, device):
+        with pretend_gpu.in_place_of(device):
+            torch.manual_seed(1)
+            graph = build(partition, 1)
+            graph.edata["w"] = data.edges["w"]
+            made = []
+            for batch in batches(graph, data, target):
+                made += results(batch, batch.srcdata["x"], batch.edata["w"], target or "cpu")
+            found.append(([each.cpu() for each in made], {each.device.type for each in made}))
+    return found
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_batches(place: Place):
+    parts = SCENARIOS["random"](place.world_size)
+    mine = deal(parts, random_data(parts, torch.float64))
+    for (expected, _), (found, places) in place.pool.run(run, place.device, per_rank=mine):
+        for value, wanted in zip(found, expected, strict=True):
+            assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)
+        assert places == {place.device}
