@@ -68,7 +68,8 @@ def initialize_comms(
         master_ip_address: address or host name of worker 0.
         backend: `gloo` (default), or `nccl` for CUDA devices (untested with more than one worker); `mpi` and `ccl` are
             passed to `torch.distributed` (untested), and sar itself then talks over gloo.
-        _comm_device: device on which tensors travel; default the CPU, with nccl this process's CUDA device.
+        _comm_device: device on which tensors travel; default the CPU, with nccl a CUDA device for each process,
+            by the launcher's local rank. It becomes the current one, so that "cuda" means it from then on.
         master_port_number: TCP port of worker 0; the one that `nfs_ip_init` has announced, or a launcher's MASTER_PORT,
             goes before the default.
 
@@ -101,12 +102,11 @@ def initialize_comms(
         master = _start(_rank, _world_size, master_ip_address, backend or "gloo", master_port_number)
     place, backend = (dist.get_rank(), dist.get_world_size()), dist.get_backend()
     _check_same(asked, *place, backend)
-    if _comm_device is None and backend == "nccl":
-        number = local_rank()
-        _comm_device = torch.device("cuda", number if number is not None else torch.cuda.current_device())
-    device = torch.device("cpu" if _comm_device is None else _comm_device)
+    device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
     if (device.type == "cuda") != (backend == "nccl"):
         raise ConfigError(f"Tensors cannot travel on {device} with backend {backend}; leave _comm_device out.")
+    if device.type == "cuda":
+        device = _take_cuda_device(device, None if _comm_device else local_rank())
     store = dist.distributed_c10d._get_default_store()
     if found and dist.get_world_size() > 1:
         job = os.environ.get("SAR_JOB_ID") or job_id()
@@ -122,6 +122,25 @@ def initialize_comms(
     logger.info("worker %d of %d is connected over %s", group.rank, group.world_size, backend)
     if start_workers is not None:
         start_workers()
+
+
+def _take_cuda_device(asked: torch.device, local_rank: int | None) -> torch.device:
+    """Make a CUDA device the current one: that asked for by number, else the launcher's choice, else what is current.
+
+    Slurm may let each process see one device only, which is number 0 in all of them.
+    """
+    there = torch.cuda.device_count()
+    number = asked.index if asked.index is not None else local_rank
+    if number is not None and asked.index is None and there == 1:
+        number = 0
+    if there == 0 or (number is not None and number >= there):
+        raise ConfigError(
+            f"nccl needs a CUDA device for each worker, but this process sees {there} of them and is to take number "
+            f"{number or 0}. Start as many workers on a host as it has GPUs, or take gloo: there workers may share one."
+        )
+    device = torch.device("cuda", torch.cuda.current_device() if number is None else number)
+    torch.cuda.set_device(device)
+    return device
 
 
 def group_of_processes(

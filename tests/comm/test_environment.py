@@ -1,11 +1,15 @@
-"""Which interface workers talk over, by a host's names and routes; `test_several_hosts.py` tries it for real."""
+"""Which interface workers talk over, by a host's names and routes, and on which GPU each computes.
+
+`test_several_hosts.py` tries interfaces for real."""
 
 import os
 import socket
 
 import pytest
+import torch
 
-from sar.comm import environment
+from sar.comm import environment, session
+from sar.errors import ConfigError
 
 ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "eth1": "10.1.0.1"}  # and ib0, which has none
 FROM = {"10.1.0.2": "10.1.0.1", "node2": "10.0.0.1", "node1": "127.0.1.1", "192.0.2.1": "10.0.0.1"}  # to send there
@@ -66,3 +70,29 @@ def test_what_the_user_names_goes_before(host: dict[str, str]) -> None:
     host["SAR_SOCKET_NAME"] = "ib0"
     environment.choose_interface("127.0.0.1")
     assert host["GLOO_SOCKET_IFNAME"] == host["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+@pytest.mark.parametrize(
+    ("asked", "local_rank", "there", "taken"),
+    [
+        ("cuda", None, 4, 2),  # no launcher, and the script has chosen
+        ("cuda", 3, 4, 3),
+        ("cuda", 3, 1, 0),  # Slurm shows each task its own
+        ("cuda:1", None, 4, 1),
+        ("cuda", 4, 4, None),
+        ("cuda", 1, 0, None),
+        ("cuda:1", None, 1, None),
+    ],
+)
+def test_each_process_takes_its_own_gpu(monkeypatch, asked, local_rank, there, taken) -> None:
+    current = [torch.device("cuda", 2)]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    if taken is None:
+        with pytest.raises(ConfigError, match=f"sees {there} of them and is to take number {local_rank or 1}"):
+            session._take_cuda_device(torch.device(asked), local_rank)
+        assert len(current) == 1
+    else:
+        device = session._take_cuda_device(torch.device(asked), local_rank)
+        assert device == current[-1] == torch.device("cuda", taken)

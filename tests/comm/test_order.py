@@ -1,4 +1,6 @@
-"""Exchanges of up to 64 workers, simulated: each message meets its receive, and nobody waits for ever."""
+"""Exchanges of up to 64 workers, simulated: each message meets its receive, and nobody waits for ever.
+
+By tag as gloo has it, in any order; and by order as NCCL has it, whose messages begin one batch after the other."""
 
 import threading
 from collections.abc import Callable
@@ -61,22 +63,23 @@ def run_all(workers: int, work: Callable[[int], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("in_order", [False, True], ids=["by tag", "by order"])
 @pytest.mark.parametrize(
-    "workers, depth, tile_rows",
+    "workers, depth, tile_rows",  # a depth of None for all at once
     [
         *((workers, *tiles) for workers in (2, 3, 5) for tiles in ((0, 1), (1, 4), (3, 2))),
+        *((workers, None, 4) for workers in (2, 5, 16)),
         (16, 1, 64),
         pytest.param(16, 0, 2, marks=pytest.mark.slow),
         pytest.param(64, 2, 32, marks=pytest.mark.slow),
     ],
 )
 def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile_rows, in_order) -> None:
-    plans, store = random_plans(workers, seed=workers + depth), dist.HashStore()
-    network = Network(workers, seed=depth, in_order=in_order)
+    plans, store = random_plans(workers, seed=workers + (depth or 0)), dist.HashStore()
+    network = Network(workers, seed=depth or 7, in_order=in_order)
     x = [torch.arange(NODES, dtype=torch.float64).unsqueeze(1) + 1000 * p for p in range(workers)]
 
     def work(rank: int) -> Tensor:
         group = Group(SimulatedTransport(network, store, rank))
-        settings = Settings(depth, 2**20, tile_rows, False, False, None, None, False)
+        settings = Settings(depth or 0, 2**20, tile_rows, False, depth is None, None, None, False)
         exchange = Exchange(group, plans[rank], settings, RowFormat.of([x[rank]]), BufferPool(CPU), "a call")
         total = torch.zeros(NODES, 1, dtype=torch.float64)
         for fetch, give in ((True, False), (True, True), (False, True)):
@@ -88,6 +91,10 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
                     assert torch.equal(rows[0], sent)
                 if give:
                     grads[0].add_(sent * (rank + 1))
+            into = [torch.zeros(plans[p].halo_counts[p][rank], 1, dtype=torch.float64) for p in range(workers)]
+            swapped = group.exchange("a call", [x[rank][rows] for rows in plans[rank].send_rows], into)
+            for p, rows in enumerate(swapped):
+                assert torch.equal(rows, x[p][plans[p].send_rows[rank]])
         network.leave()
         return total
 
