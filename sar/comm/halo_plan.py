@@ -54,7 +54,7 @@ class HaloPlan:
 
     def to(self, device: torch.device) -> "HaloPlan":
         send_rows, local_rows = ([rows.to(device) for rows in lists] for lists in (self.send_rows, self.local_rows))
-        return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts), self.mean_rows, local_rows)
+        return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts, device="cpu"), self.mean_rows, local_rows)
 
     @classmethod
     def agreed(cls, group: Group, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":
@@ -62,7 +62,7 @@ class HaloPlan:
 
         This worker has so many `rows`; `what` errors call the relation.
         """
-        own = torch.tensor([*map(len, halos), rows])
+        own = torch.tensor([*map(len, halos), rows], device="cpu")
         counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))
         local_rows: list[Tensor] = []
         if len(group.local_peers) > 1:

@@ -119,7 +119,7 @@ def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
     ids = [s.features[EID] for shards in relations for s in shards if EID in s.features and len(s.src)]
     first, last = min((int(i.min()) for i in ids), default=0), max((int(i.max()) for i in ids), default=-1)
     count = sum(len(i) for i in ids)
-    runs = torch.stack(group.all_gather(torch.tensor([first, last, count]), "checking edge IDs")).tolist()
+    runs = torch.stack(group.all_gather(torch.tensor([first, last, count], device="cpu"), "checking edge IDs")).tolist()
     if any(last - first + 1 != count for first, last, count in runs):
         return
     expected = 0
@@ -211,10 +211,10 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
         graph += f", from a partition directory with the digest {data.directory}"
     group.agree(f"constructing the graph with {graph}")
     ids_by_type, positions = _number_within_types(data, part)
-    counts = torch.tensor([len(ids) for ids in ids_by_type.values()])
+    counts = torch.tensor([len(ids) for ids in ids_by_type.values()], device="cpu")
     totals = torch.stack(group.all_gather(counts, "node counts")).sum(0).tolist()
     relations = [[select_relation(shard, k, data) for shard in data.all_shard_edges] for k in range(len(etypes))]
-    edges = torch.tensor([sum(len(shard.src) for shard in shards) for shards in relations])
+    edges = torch.tensor([sum(len(shard.src) for shard in shards) for shards in relations], device="cpu")
     all_edges = torch.stack(group.all_gather(edges, "edge counts"))  # (W, relations)
     shards = {}
     for k, etype in enumerate(etypes):

@@ -118,7 +118,7 @@ class Collective(ABC):
         self.needs: tuple[bool, ...] = ()  # whether each input needs a gradient on this worker
         self.all_flags: list[int] = []  # of every worker; see `flags`
         self.needed = 0  # what needs a gradient on any worker; bit i is input i, unless `flags` says otherwise
-        self.given = torch.empty(0)  # stands for all inputs: see [Note: second derivatives]
+        self.given = torch.empty(0, device="cpu")  # stands for all inputs: see [Note: second derivatives]
 
     @abstractmethod
     def forward(self, *inputs: Any) -> ForwardOutput:
@@ -139,7 +139,7 @@ class Collective(ABC):
 
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the results, as one node of autograd."""
-        anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and self.distributed)
+        anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and self.distributed, device="cpu")
         (self.given,) = _NotTwice.apply([self.given], *inputs)
         results: tuple[Tensor, ...] = _Node.apply(anchor, self, *inputs)
         return results

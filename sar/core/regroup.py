@@ -73,7 +73,7 @@ def _divided(spec: PartitionJson, part: int, workers: int) -> list[WorkerShare]:
 def node_costs(graph: LocalGraph, own: tuple[int, int]) -> Tensor:
     """What each of a partition's nodes costs its worker: one, and one for each edge into it, (N_i,) int64."""
     in_degrees = torch.bincount(graph.edges[DST], minlength=len(graph.node_id))
-    costs = torch.ones(own[1] - own[0], dtype=torch.int64)
+    costs = torch.ones(own[1] - own[0], dtype=torch.int64, device="cpu")
     costs[graph.node_id[graph.is_inner] - own[0]] += in_degrees[graph.is_inner]
     return costs
 
@@ -105,7 +105,7 @@ def runs_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
 def equal_runs(costs: Tensor, count: int) -> list[tuple[int, int]]:
     """Cut rows into runs [begin, end) of about equal cost, (N,) each row's."""
     reached = costs.cumsum(0)
-    goals = torch.arange(1, count) * int(costs.sum()) // count
+    goals = torch.arange(1, count, device="cpu") * int(costs.sum()) // count
     return list(pairwise([0, *torch.searchsorted(reached, goals, right=True).tolist(), len(costs)]))
 
 

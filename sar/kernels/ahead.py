@@ -121,10 +121,10 @@ def steps() -> list[Callable[[], object]]:
     """Calls of the kernels that SAGE-like and GAT-like models use on float32, those first that are needed first."""
     from sar.kernels.cpu.csr_view import transpose  # loads the compiler
 
-    kernels, ends = compiled(), torch.arange(2)
+    kernels, ends = compiled(), torch.arange(2, device="cpu")
     block = EdgeBlock.from_coo(ends, ends, 2, 2)
-    x, how = torch.ones(2, 1, 1), Attention(Score.ADDITIVE, 0.2)
-    scores, attn, stats = x[:, 0], x[:1, 0], torch.ones(2, STATISTICS, 1)
+    x, how = torch.ones(2, 1, 1, device="cpu"), Attention(Score.ADDITIVE, 0.2)
+    scores, attn, stats = x[:, 0], x[:1, 0], torch.ones(2, STATISTICS, 1, device="cpu")
     scored = AttentionOperands(x, scores, attn, None, scores)
     grads = Gradients(x.clone(), scores.clone(), None, None, scores.clone())
     message = EdgeMessage(Op.COPY, EdgeOperand.of(scores, Target.U), None)

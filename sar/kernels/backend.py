@@ -133,5 +133,5 @@ def _say_slow(dtypes: str) -> None:
 
 def load_kernels() -> None:
     """Load the compiler of the CPU kernels now (0.5 s and 100 MB, once a process) and not in somebody's first epoch."""
-    rows, values = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1)
-    choose(values).add_rows(rows, values, torch.zeros(1, 1))
+    rows, values = torch.zeros(1, dtype=torch.int32, device="cpu"), torch.zeros(1, 1, device="cpu")
+    choose(values).add_rows(rows, values, torch.zeros(1, 1, device="cpu"))

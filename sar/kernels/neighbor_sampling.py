@@ -53,7 +53,7 @@ def draw_in_edges(
     counts = torch.empty_like(rows)
     run_rows(loops.count_draws, len(rows), _NODE_WORK, arguments[0], *arguments[2:], fanout, replace, counts.numpy())
     offsets = to_offsets(counts)
-    picked = torch.empty(int(offsets[-1]), dtype=torch.int64)
+    picked = torch.empty(int(offsets[-1]), dtype=torch.int64, device="cpu")
     longest = int((indptr[rows + 1] - indptr[rows]).max()) if len(rows) else 0
     run_balanced(
         loops.draw_edges,
@@ -73,7 +73,7 @@ class Numbering:
     """Numbers up to `capacity` nodes, of IDs below `num_nodes`, from 0 in the order in which they first come up."""
 
     def __init__(self, capacity: int, num_nodes: int) -> None:
-        self._nodes = torch.empty(min(capacity, num_nodes), dtype=torch.int64)
+        self._nodes = torch.empty(min(capacity, num_nodes), dtype=torch.int64, device="cpu")
         self._count = np.zeros(1, np.int64)
         bits = max(2 * len(self._nodes) - 1, 1).bit_length()
         self._slots = np.full(2**bits, -1, np.int32 if 2**bits < 2**31 else np.int64)
@@ -88,14 +88,14 @@ class Numbering:
 
     def add(self, nodes: Tensor) -> Tensor:
         """The numbers of these nodes, (n,) int64; new ones get the next numbers."""
-        numbers = torch.empty(len(nodes), dtype=torch.int64)
+        numbers = torch.empty(len(nodes), dtype=torch.int64, device="cpu")
         table = (self._slots, *self._hash, self._nodes.numpy(), self._count)
         _loops().number_nodes(nodes.numpy(), *table, numbers.numpy())
         return numbers
 
     def find(self, nodes: Tensor) -> Tensor:
         """The numbers of these nodes, (n,) int64; -1 where they have none."""
-        numbers = torch.empty(len(nodes), dtype=torch.int64)
+        numbers = torch.empty(len(nodes), dtype=torch.int64, device="cpu")
         _loops().find_numbers(nodes.numpy(), self._slots, *self._hash, self._nodes.numpy(), numbers.numpy())
         return numbers
 
@@ -106,7 +106,7 @@ def order_segments(place: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     Returns (n + 1,) offsets in the new order, and for every element there its old position.
     """
     starts = to_offsets(counts)
-    indptr, order = torch.empty_like(starts), torch.empty(int(starts[-1]), dtype=torch.int64)
+    indptr, order = torch.empty_like(starts), torch.empty(int(starts[-1]), dtype=torch.int64, device="cpu")
     _loops().order_segments(place.numpy(), starts.numpy(), indptr.numpy(), order.numpy())
     return indptr, order
 

@@ -259,10 +259,10 @@ class DistEmbedding(nn.Module):
 
 def _initial_rows(init_func: InitFunc | None, shape: tuple[int, int], dtype: torch.dtype | None, rank: int) -> Tensor:
     dtype = dtype or torch.get_default_dtype()
-    seed = (int(torch.randint(2**62, ())) + rank * SEED_STEP) % 2**64
+    seed = (int(torch.randint(2**62, (), device="cpu")) + rank * SEED_STEP) % 2**64
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        rows = torch.randn(shape, dtype=dtype) if init_func is None else init_func(shape, dtype).detach()
+        rows = torch.randn(shape, dtype=dtype, device="cpu") if init_func is None else init_func(shape, dtype).detach()
     if rows.shape != shape:
         raise GraphError(f"init_func made rows of {tuple(rows.shape)}; expected {shape}.")
     return rows

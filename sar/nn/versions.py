@@ -102,7 +102,9 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
             except CheckpointError as error:
                 failure = error
             # Nobody raises, and removes the draft, while another still writes to it.
-            for rank, theirs in enumerate(group.all_gather(torch.tensor(mine), f"{call}: all have written")):
+            for rank, theirs in enumerate(
+                group.all_gather(torch.tensor(mine, device="cpu"), f"{call}: all have written")
+            ):
                 files[part_name(rank)] = (int(theirs[0]), int(theirs[1]))
             if failure is not None:
                 raise failure
@@ -155,7 +157,7 @@ def newest_version(folder: str | os.PathLike[str], step: int | None = None) -> V
 
 def _told_by_first(group: Group, number: int, there: bool) -> tuple[int, bool]:
     """Worker 0's values."""
-    told = group.all_gather(torch.tensor([number, there]), "which version there is")[0]
+    told = group.all_gather(torch.tensor([number, there], device="cpu"), "which version there is")[0]
     return int(told[0]), bool(told[1])
 
 
@@ -267,7 +269,7 @@ def find_rows(version: Version, key: str, wanted: Rows) -> None:
         CheckpointError: where rows are missing, of another width, or named otherwise.
     """
     ids, order = wanted.node_ids.cpu().sort()
-    found = torch.zeros(len(ids), dtype=torch.bool)
+    found = torch.zeros(len(ids), dtype=torch.bool, device="cpu")
     first = session.rank() % version.world_size
     for rank in [first, *(rank for rank in range(version.world_size) if rank != first)]:
         if rank != first and found.all():

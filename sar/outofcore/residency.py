@@ -82,7 +82,9 @@ class Residency(TorchDispatchMode):
         self._storages: dict[int, _Known] = {}  # by what tells storages apart, `_cdata`
         self._purge_at = FIRST_PURGE
         self._in_file: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()  # by address
-        self._room = torch.empty(0, dtype=torch.uint8)  # of the slot that small tensors share, what is left
+        self._room = torch.empty(
+            0, dtype=torch.uint8, device="cpu"
+        )  # of the slot that small tensors share, what is left
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:

@@ -255,7 +255,7 @@ def _copy(tensor: Tensor) -> Tensor:
 def _packed(table: list[list[Tensor]]) -> Tensor:
     """Bytes that begin with their number: the lengths of messages, and the messages."""
     flat = [one for row in table for one in row]
-    lengths = torch.tensor([0, *map(len, flat)], dtype=torch.int64)
+    lengths = torch.tensor([0, *map(len, flat)], dtype=torch.int64, device="cpu")
     lengths[0] = lengths.nbytes + lengths.sum()
     return torch.cat([lengths.view(torch.uint8), *flat])
 

@@ -244,7 +244,9 @@ def _together(rows: Column, spec: PartitionJson, originals: Originals, out: str 
     shape, what = (total, *rows.shape[1:]), f"to_original_order, each {originals.name}"
     group.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
     with _created(out, shape, rows.dtype) if group.rank == 0 else nullcontext(np.empty(0)) as result:
-        ends = [int(end) for end in group.all_gather(torch.tensor(share.end), f"{what}: the file is there")]
+        ends = [
+            int(end) for end in group.all_gather(torch.tensor(share.end, device="cpu"), f"{what}: the file is there")
+        ]
         seen, writers = PermutationCheck(total if group.rank == 0 else 0), Writers.here()
         placed, nothing = _placed(originals, whose, rows, share, ends), (np.empty(0, np.int64), rows[:0])
         while not writers.all((own := next(placed, None)) is None):

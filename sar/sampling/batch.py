@@ -77,7 +77,7 @@ class Batch(NamedTuple):
 
 def random_key() -> int:
     """A key drawn from torch's random state."""
-    return int(torch.randint(2**63 - 1, ()))
+    return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
 def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Batch:
@@ -134,7 +134,7 @@ def _fetch_features(
 def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
     """A cache of `nbytes` bytes for this worker's most read remote nodes; called by all workers together."""
     nodes = _most_read_nodes(graph, nbytes)
-    no_outputs = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64))
+    no_outputs = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64, device="cpu"))
     group.agree(f"{graph.signature}: filling the cache")
     cache = FeatureCache({}, _fetch_features(group, graph, nodes, no_outputs, None)[0])
     for ntype, known in nodes.items():
@@ -212,7 +212,7 @@ def _most_read_nodes(graph: WorkerGraph, nbytes: int) -> dict[str, Tensor]:
     for number, (ntype, tables) in enumerate(graph.inputs.items()):
         row_bytes = RowFormat.of(list(tables.values())).row_bytes
         read = [relation.src.long() for relation in graph.relations if relation.etype[0] == ntype]
-        sources = torch.cat([torch.empty(0, dtype=torch.int64), *read])
+        sources = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *read])
         nodes, degrees = sources[(sources < start) | (sources >= end)].unique(return_counts=True)
         edges_per_byte = degrees / max(row_bytes, 1)
         columns.append((edges_per_byte, nodes, torch.full_like(nodes, row_bytes), torch.full_like(nodes, number)))

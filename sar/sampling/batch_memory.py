@@ -43,7 +43,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """As `torch.empty`, contiguous and on the CPU, in memory that is used again: see [Note: page faults]."""
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes < LEAST_BYTES:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     with _lock:
         fitting = sum(block.nbytes >= nbytes for block in _free)  # the first, as the largest come first
         block = _free.pop(fitting - 1) if fitting else np.empty(int(nbytes * SLACK), dtype=np.uint8)

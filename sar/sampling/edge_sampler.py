@@ -208,13 +208,13 @@ class EdgePredictionSampler:
 
     def _shifts(self, graph: GraphShardManager, seeds: Tensor) -> dict[CanonicalEtype, int]:
         """As of `find_seeds`. Labels of the graph's edges count, as those of classes."""
-        found = torch.zeros(len(graph.canonical_etypes), 2, dtype=torch.int64)
+        found = torch.zeros(len(graph.canonical_etypes), 2, dtype=torch.int64, device="cpu")
         for number, etype in enumerate(graph.canonical_etypes):
             labels = graph.edges[etype].data.get(LABEL)
             found[number, 0] = (seeds[:, Column.TYPE] == number).any()
             found[number, 1] = self.mode != "triplet" and labels is not None and bool((labels == 0).any())
         gathered = session.current_group().all_gather(found, "types and labels of seed edges")
-        seen = torch.stack(gathered).amax(0) * torch.tensor([1, self.negatives is not None])
+        seen = torch.stack(gathered).amax(0) * torch.tensor([1, self.negatives is not None], device="cpu")
         types = zip(graph.canonical_etypes, seen.tolist(), strict=True)
         shifts = {etype: shift for etype, (there, shift) in types if there}
         if self.mode == "triplet" and len(shifts) > 1:
@@ -263,7 +263,7 @@ class EdgePredictionSampler:
         elif len(graph.canonical_etypes) > 1:
             raise ConfigError("The graph has several edge types; give reverse_eids as a dictionary by edge type.")
         if given is None:
-            return torch.full((count,), -1)
+            return torch.full((count,), -1, device="cpu")
         if given.dtype != torch.int64 or given.shape != (count,):
             raise ConfigError(
                 f"reverse_eids of {etype} is {given.dtype} {tuple(given.shape)}; expected int64 ({count},), an ID for "
@@ -275,9 +275,9 @@ class EdgePredictionSampler:
 def _any_nodes(graph: WorkerGraph, ntype: str, count: int, generator: torch.Generator) -> Tensor:
     """Global IDs of nodes of a type, all equally likely, (count,) int64."""
     mine = graph.runs.types == graph.node_types.index(ntype)
-    ends = torch.cat([graph.runs.starts[1:], torch.tensor([graph.num_nodes])])
+    ends = torch.cat([graph.runs.starts[1:], torch.tensor([graph.num_nodes], device="cpu")])
     reached = (ends - graph.runs.starts)[mine].cumsum(0)
-    drawn = torch.randint(int(reached[-1]) if count else 1, (count,), generator=generator)
+    drawn = torch.randint(int(reached[-1]) if count else 1, (count,), generator=generator, device="cpu")
     return drawn + (ends[mine] - reached)[torch.searchsorted(reached, drawn, right=True)]
 
 

@@ -90,7 +90,7 @@ class DataLoader:
             self._make: Callable[[Batch], Any] = graph_sampler.to_graphs
             if isinstance(graph_sampler, EdgePredictionSampler):
                 self._edges, shifts = graph_sampler.find_seeds(full_graph_manager, seed_nodes, foreign=foreign_seeds)
-                seeds = torch.arange(len(self._edges))
+                seeds = torch.arange(len(self._edges), device="cpu")
                 if format == "pyg":
                     self._make = partial(graph_sampler.to_data, shifts=shifts)
             else:

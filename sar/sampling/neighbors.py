@@ -69,7 +69,7 @@ def sample_layer(
     asked = {ntype: graph.sort_by_owner(destinations[ntype]) for ntype in ntypes}
     among = [] if settings.among is None else [settings.among]
     requests = [
-        [torch.tensor([settings.key]), *among, *(asked[ntype].of(worker) for ntype in ntypes)]
+        [torch.tensor([settings.key], device="cpu"), *among, *(asked[ntype].of(worker) for ntype in ntypes)]
         for worker in range(group.world_size)
     ]
     formats = [field for number in relations for field in graph.relations[number].formats]
@@ -82,7 +82,7 @@ def sample_layer(
             counts, *values = (next(columns) for _ in relation.formats)
             indptr, (src, *fields) = asked[relation.etype[2]].restore_segments(counts, values)
         else:
-            indptr = torch.zeros(len(destinations[relation.etype[2]]) + 1, dtype=torch.int64)
+            indptr = torch.zeros(len(destinations[relation.etype[2]]) + 1, dtype=torch.int64, device="cpu")
             src, *fields = (field[:0] for field in (relation.src, relation.ids, *relation.features.values()))
         found = SampledEdges(relation.etype, indptr, src, dict(zip(names, fields, strict=True)))
         edges.append(found if settings.exclude is None else _without(found, settings.exclude))

@@ -26,8 +26,8 @@ class NodesByOwner:
     def sort(cls, nodes: Tensor, ends: Sequence[int]) -> "NodesByOwner":
         """Sort global IDs, (n,) int64; those below ends[p] that no worker before p has are worker p's."""
         if len(ends) == 1:
-            return cls(nodes, [0, len(nodes)], torch.arange(len(nodes)))
-        owners = torch.searchsorted(torch.tensor(ends), nodes, right=True)
+            return cls(nodes, [0, len(nodes)], torch.arange(len(nodes), device="cpu"))
+        owners = torch.searchsorted(torch.tensor(ends, device="cpu"), nodes, right=True)
         order = torch.argsort(owners, stable=True)
         begin = to_offsets(torch.bincount(owners, minlength=len(ends))).tolist()
         return cls(nodes.index_select(0, order), begin, order)
@@ -48,7 +48,7 @@ class NodesByOwner:
         """As `restore`, with `counts` entries for each node; the nodes' offsets, (n + 1,), and the columns."""
         if len(self.begin) == 2:  # one worker, nothing was sorted
             return to_offsets(counts), list(columns)
-        place = self.restore(torch.arange(len(self.positions)))  # of each node, among the sorted ones
+        place = self.restore(torch.arange(len(self.positions), device="cpu"))  # of each node, among the sorted ones
         indptr, order = order_segments(place, counts)
         return indptr, [column.index_select(0, order) for column in columns]
 
@@ -68,7 +68,7 @@ def exchange_requests(
     """
     formats = [ID_FORMAT] * len(requests[0])
     others = [p for p in range(group.world_size) if p != group.rank]
-    messages = [torch.empty(0, dtype=torch.uint8)] * group.world_size
+    messages = [torch.empty(0, dtype=torch.uint8, device="cpu")] * group.world_size
     for p in others:
         messages[p] = pack(requests[p])
     arrived = group.exchange(f"{call}: requests", messages)
@@ -114,8 +114,8 @@ def pack(columns: Sequence[Tensor]) -> Tensor:
     """The columns in one message (uint8), which begins with its own length in bytes and with theirs in rows."""
     formats = [ID_FORMAT, *map(FieldFormat.of, columns)]
     lengths = [1 + len(columns), *map(len, columns)]
-    message = torch.empty(message_bytes(formats, lengths), dtype=torch.uint8)
-    header = torch.tensor([len(message), *lengths[1:]])
+    message = torch.empty(message_bytes(formats, lengths), dtype=torch.uint8, device="cpu")
+    header = torch.tensor([len(message), *lengths[1:]], device="cpu")
     for view, column in zip(columns_of(message, formats, lengths), [header, *columns], strict=True):
         view.copy_(column)
     return message

@@ -56,8 +56,15 @@ class OutEdges(NamedTuple):
         """Of in-edges of the nodes from `first` on."""
         dst = first + found.rows()
         nodes, counts = found.src.unique(return_counts=True)
-        nodes, counts = torch.cat([nodes, torch.tensor([num_nodes])]), torch.cat([counts, torch.tensor([0])])
-        return cls(nodes, to_offsets(counts), torch.cat([dst[found.src.argsort(stable=True)], torch.tensor([-1])]))
+        nodes, counts = (
+            torch.cat([nodes, torch.tensor([num_nodes], device="cpu")]),
+            torch.cat([counts, torch.tensor([0], device="cpu")]),
+        )
+        return cls(
+            nodes,
+            to_offsets(counts),
+            torch.cat([dst[found.src.argsort(stable=True)], torch.tensor([-1], device="cpu")]),
+        )
 
     def step(self, request: list[Tensor]) -> list[Tensor]:
         """How many edges nodes have to this worker, and the end of one of them, evenly drawn; (n,) int64 both."""
@@ -93,13 +100,13 @@ class RandomNodes:
         random, workers = np.random.default_rng(key), range(group.world_size)
         total = float(self.totals.sum())
         shares = random.multinomial(draws, self.totals.numpy() / total) if total else [0] * len(workers)
-        requests = [[torch.tensor([int(shares[p]), derive_key(key, 0, p)])] for p in workers]
+        requests = [[torch.tensor([int(shares[p]), derive_key(key, 0, p)], device="cpu")] for p in workers]
         call = f"{graph.signature}, draws"
         found = request_columns(group, call, requests, lambda request: self._own(graph, request[0]), [ID_FORMAT])
         visited = [torch.cat([nodes for (nodes,) in found])]
         for step in range(1, self.length + 1):
             assert self.out_edges is not None
-            requests = [[torch.tensor([derive_key(key, step, p)]), visited[-1]] for p in workers]
+            requests = [[torch.tensor([derive_key(key, step, p)], device="cpu"), visited[-1]] for p in workers]
             call = f"{graph.signature}, step {step}"
             found = request_columns(group, call, requests, self.out_edges.step, [ID_FORMAT, ID_FORMAT])
             counts, ends = (torch.stack(columns) for columns in zip(*found, strict=True))
@@ -115,7 +122,7 @@ class RandomNodes:
         """So many draws from this worker's nodes or edges, as nodes."""
         count, key = count_and_key.tolist()
         if not count:
-            return [torch.empty(0, dtype=torch.int64)]
+            return [torch.empty(0, dtype=torch.int64, device="cpu")]
         points = torch.from_numpy(np.random.default_rng(key).random(count)) * self.sums[-1]
         picked = torch.searchsorted(self.sums, points, right=True).clamp(max=len(self.sums) - 1)
         first = graph.node_ranges[graph.part][0]
@@ -191,14 +198,14 @@ class SAINTSampler(SubgraphSampler):
 
     def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
         """Any distinct numbers, which may be those of other workers."""
-        return check_seeds(torch.as_tensor(seeds), None)
+        return check_seeds(torch.as_tensor(seeds, device="cpu"), None)
 
     def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, RandomNodes]:
         check_homogeneous(graph, "SAINTSampler")
         settings = f"{self.mode} subgraphs of {self._draws}, {self._length}, coverage {self.coverage}"
         local, (found,), group = self._worker_graph(graph, settings), self.in_edges(graph), session.current_group()
         out_degrees, in_degrees = graph.out_degrees(), found.indptr.diff()
-        weights = torch.ones(len(in_degrees), dtype=torch.float64)
+        weights = torch.ones(len(in_degrees), dtype=torch.float64, device="cpu")
         if self.mode == "node":
             weights = out_degrees.cpu().clamp(min=1).double()
         elif self.mode == "edge":
@@ -240,7 +247,7 @@ def exact_weights(
     rows = found.rows()
     loop = found.src == rows + local.node_ranges[local.part][0]
     if mode == "node":
-        once, joint = shares, torch.zeros(len(rows), dtype=torch.float64)
+        once, joint = shares, torch.zeros(len(rows), dtype=torch.float64, device="cpu")
     else:
         once = sum_at_sources(graph.call_context(), _as_field(found, shares).to(graph.device)).cpu()
         once.index_add_(0, rows, shares.masked_fill(loop, 0))
@@ -268,7 +275,9 @@ def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Ca
     """
     group.agree(f"{local.signature}: counting subgraphs")
     (relation,) = local.relations
-    of_nodes, of_edges = (torch.zeros(n, dtype=torch.int64) for n in (len(relation.indptr) - 1, len(relation.src)))
+    of_nodes, of_edges = (
+        torch.zeros(n, dtype=torch.int64, device="cpu") for n in (len(relation.indptr) - 1, len(relation.src))
+    )
 
     def count(request: list[Tensor]) -> list[Tensor]:
         own, nodes = request
@@ -285,7 +294,7 @@ def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Ca
         requests = [[asked.of(worker), nodes] for worker in range(group.world_size)]
         request_columns(group, f"{local.signature}: counts", requests, count, [])
         if not number:
-            size = sum(map(int, group.all_gather(torch.tensor(len(nodes)), "sizes of subgraphs")))
+            size = sum(map(int, group.all_gather(torch.tensor(len(nodes), device="cpu"), "sizes of subgraphs")))
             rounds = math.ceil(coverage * local.num_nodes / max(size, 1))
         number += 1
     times = of_nodes.clamp(min=1).double()

@@ -88,7 +88,9 @@ class SeedBatches:
             if not isinstance(batch_size, int) or batch_size < 1:
                 raise ConfigError(f"batch_size is {batch_size}; expected an integer of at least 1.")
             self._seeds = check_seeds(seeds, node_ranges, foreign=foreign)
-            counts = [int(count) for count in group.all_gather(torch.tensor(len(self._seeds)), "SeedBatches")]
+            counts = [
+                int(count) for count in group.all_gather(torch.tensor(len(self._seeds), device="cpu"), "SeedBatches")
+            ]
             self._count = min(counts) // batch_size if drop_last else -(-max(counts) // batch_size)
             self._sizes = _sizes(len(self._seeds), self._count, batch_size, drop_last)
             self._fixed: list[Tensor] | None = None
@@ -112,10 +114,10 @@ class SeedBatches:
 
     def _order(self, count: int, number: int) -> Tensor:
         if not self._shuffle:
-            return torch.arange(count)
+            return torch.arange(count, device="cpu")
         text = f"{self.seed} {number} {self._rank}"
         state = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
-        return torch.randperm(count, generator=torch.Generator().manual_seed(state))
+        return torch.randperm(count, generator=torch.Generator().manual_seed(state), device="cpu")
 
 
 def _sizes(num_seeds: int, count: int, batch_size: int, drop_last: bool) -> list[int]:
@@ -239,13 +241,13 @@ class OptimizedBatches:
 def _assign(reader: Tensor, read: Tensor, num_nodes: int, sizes: Sequence[int]) -> Tensor:
     """The batch of every seed, (S,): exactly `sizes[b]` seeds in batch b."""
     num_seeds, num_batches = sum(sizes), len(sizes)
-    parts = seed_parts(read, reader, torch.arange(num_nodes) < num_seeds, num_batches)
+    parts = seed_parts(read, reader, torch.arange(num_nodes, device="cpu") < num_seeds, num_batches)
     if parts is None:  # no seed is close to another
-        return torch.repeat_interleave(torch.tensor(sizes))
+        return torch.repeat_interleave(torch.tensor(sizes, device="cpu"))
     # The largest parts become the largest batches.
     by_size = torch.bincount(parts[:num_seeds], minlength=num_batches).argsort(descending=True, stable=True)
-    batch_of_part = torch.empty(num_batches, dtype=torch.int64)
-    batch_of_part[by_size] = torch.tensor(sizes).argsort(descending=True, stable=True)
+    batch_of_part = torch.empty(num_batches, dtype=torch.int64, device="cpu")
+    batch_of_part[by_size] = torch.tensor(sizes, device="cpu").argsort(descending=True, stable=True)
     batch_of_node = batch_of_part[parts]
     # A seed reads a node as much as the node is read by it: seeds among themselves count both ways.
     between = read < num_seeds
@@ -285,9 +287,9 @@ def fit(batch_of: Tensor, seed: Tensor, batch: Tensor, sizes: Sequence[int]) -> 
     neighbours_in_own_batch = torch.bincount(seed[batch_of[seed] == batch], minlength=len(batch_of))
     least_first = neighbours_in_own_batch.argsort(stable=True)
     least_first = least_first[batch_of[least_first].argsort(stable=True)]  # batch after batch
-    place_in_batch = torch.arange(len(batch_of)) - torch.repeat_interleave(found.cumsum(0) - found, found)
-    surplus = (found - torch.tensor(sizes)).clamp(min=0)
-    waiting = torch.zeros(len(batch_of), dtype=torch.bool)
+    place_in_batch = torch.arange(len(batch_of), device="cpu") - torch.repeat_interleave(found.cumsum(0) - found, found)
+    surplus = (found - torch.tensor(sizes, device="cpu")).clamp(min=0)
+    waiting = torch.zeros(len(batch_of), dtype=torch.bool, device="cpu")
     waiting[least_first[place_in_batch < surplus[batch_of[least_first]]]] = True
     missing = [max(0, size - there) for size, there in zip(sizes, found.tolist(), strict=True)]
 
@@ -299,5 +301,5 @@ def fit(batch_of: Tensor, seed: Tensor, batch: Tensor, sizes: Sequence[int]) -> 
             batch_of[moving] = target
             waiting[moving] = False
             missing[target] -= 1
-    batch_of[waiting] = torch.repeat_interleave(torch.tensor(missing))
+    batch_of[waiting] = torch.repeat_interleave(torch.tensor(missing, device="cpu"))
     return batch_of

@@ -48,7 +48,7 @@ def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
     exist or are given twice, and masks of another length. Inside `group.guard()`.
     """
     if not isinstance(nodes, Mapping):
-        nodes = torch.as_tensor(nodes)
+        nodes = torch.as_tensor(nodes, device="cpu")
         first, last = graph.node_ranges[session.rank()]
         return _rows_of_mask("seeds", nodes, last - first) + first if nodes.dtype == torch.bool else nodes
     if not set(nodes) <= set(graph.ntypes):
@@ -58,9 +58,9 @@ def global_ids(graph: GraphShardManager, nodes: Seeds) -> Tensor:
 
 def _ids_of_rows(given: Mapping[Any, Tensor], ids: Mapping[Any, Tensor]) -> Tensor:
     """The IDs of rows by type, or of masks over them, (S,) int64; `ids` has those of all rows."""
-    pieces = [torch.empty(0, dtype=torch.int64)]
+    pieces = [torch.empty(0, dtype=torch.int64, device="cpu")]
     for kind, rows in given.items():
-        what, rows, count = f"seeds[{kind!r}]", torch.as_tensor(rows), len(ids[kind])
+        what, rows, count = f"seeds[{kind!r}]", torch.as_tensor(rows, device="cpu"), len(ids[kind])
         if rows.dtype == torch.bool:
             rows = _rows_of_mask(what, rows, count)
         pieces.append(ids[kind].cpu()[checked_nodes(what, rows, (0, count), "rows", CPU)])
@@ -84,7 +84,9 @@ def check_seeds(seeds: Tensor, node_ranges: Sequence[tuple[int, int]] | None, *,
     # Worker s % W looks at seed s.
     ranks = range(group.world_size)
     arrived = [t.cpu() for t in exchange_tensors([seeds[seeds % group.world_size == q] for q in ranks])]
-    owners = torch.repeat_interleave(torch.tensor(ranks), torch.tensor([len(t) for t in arrived]))
+    owners = torch.repeat_interleave(
+        torch.tensor(ranks, device="cpu"), torch.tensor([len(t) for t in arrived], device="cpu")
+    )
     nodes = torch.cat(arrived)
     distinct, counts = nodes.unique(return_counts=True)
     if len(distinct) < len(nodes):
@@ -123,7 +125,7 @@ def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
 def _equal_share(seeds: Tensor) -> Tensor:
     """This worker's share of all workers' seeds, (S,) int64, ascending; `seeds` are its own; inside `guard()`."""
     group, own = session.current_group(), seeds.sort().values
-    counts = [int(count) for count in group.all_gather(torch.tensor(len(own)), "numbers of seeds")]
+    counts = [int(count) for count in group.all_gather(torch.tensor(len(own), device="cpu"), "numbers of seeds")]
     moves = plan_moves(counts)[group.rank]
     kept = moves[group.rank]
     moves[group.rank] = 0
@@ -166,7 +168,7 @@ def edge_ids(graph: GraphShardManager, edges: Edges) -> Tensor:
     Unknown types are a `FieldError`.
     """
     if not isinstance(edges, Mapping):
-        edges = torch.as_tensor(edges)
+        edges = torch.as_tensor(edges, device="cpu")
         if edges.dtype != torch.bool:
             return edges
         edges = {graph._relation(None).etype: edges}
@@ -214,7 +216,7 @@ def look_up_edges(
             "Several edges have one ID, in `graph.edata[dgl.EID]`; seeds need edges with IDs of their own."
         )
     first, last = (int(own[0]), int(own[-1])) if len(own) else (0, -1)
-    ranges = group.all_gather(torch.tensor([first, last]), "edge IDs")
+    ranges = group.all_gather(torch.tensor([first, last], device="cpu"), "edge IDs")
     asked = [
         ((ids >= begin) & (ids <= end) & (foreign or rank == group.rank)).nonzero().squeeze(1)
         for rank, (begin, end) in enumerate(ranges)
@@ -224,7 +226,7 @@ def look_up_edges(
     def rows_of(request: list[Tensor]) -> list[Tensor]:
         """Rows of those edges that this worker has; -1 of others."""
         (wanted,) = request
-        rows = torch.full((len(wanted), Column.NUMBER), -1)
+        rows = torch.full((len(wanted), Column.NUMBER), -1, device="cpu")
         for number, (relation, (known, order), back) in enumerate(zip(source.relations, by_id, reverse, strict=True)):
             place, found = find_sorted(known, wanted)
             here, place = found.nonzero().squeeze(1), order[place[found]]
@@ -237,7 +239,7 @@ def look_up_edges(
 
     requests, formats = [[ids[places]] for places in asked], [FieldFormat(torch.int64, (Column.NUMBER,))]
     responses = request_columns(group, "looking up seed edges", requests, rows_of, formats)
-    seeds = torch.full((len(ids), 7), -1)
+    seeds = torch.full((len(ids), 7), -1, device="cpu")
     for places, (rows,) in zip(asked, responses, strict=True):
         found = rows[:, Column.TYPE] >= 0
         seeds[places[found], : Column.NUMBER] = rows[found]
@@ -245,7 +247,7 @@ def look_up_edges(
     _refuse(ids[seeds[:, Column.TYPE] < 0], whose)
     for number in range(len(source.relations)):
         of_type = seeds[:, Column.TYPE] == number
-        seeds[of_type, Column.NUMBER] = torch.arange(int(of_type.sum()))
+        seeds[of_type, Column.NUMBER] = torch.arange(int(of_type.sum()), device="cpu")
     return seeds
 
 
@@ -316,7 +318,7 @@ class _EdgesByEnds(NamedTuple):
         order = columns.get(ORIG_ID, columns[EID]).cpu()[edges.edges].argsort()
         order = order[keys[order].argsort(stable=True)]
         rows, keys = edges.edges[order], keys[order]
-        copy = torch.arange(len(keys)) - torch.searchsorted(keys, keys)
+        copy = torch.arange(len(keys), device="cpu") - torch.searchsorted(keys, keys)
         return cls(rows, columns[EID].cpu()[rows], edges.src[order], dst[order], copy, keys, spread)
 
     def find(self, src: Tensor, dst: Tensor, copy: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ class ClusterGCNSampler(SubgraphSampler):
             self._count = k if clusters is not None else k * group.world_size
             if clusters is None:
                 self._numbers = group.rank * k + self._metis(graph, k)
-                self.cluster_ids = group.rank * k + torch.arange(k)
+                self.cluster_ids = group.rank * k + torch.arange(k, device="cpu")
                 return
             self._numbers = _checked_clusters(clusters, graph.num_nodes(), k)
             sizes = torch.stack(group.all_gather(torch.bincount(self._numbers, minlength=k), "sizes of clusters"))
@@ -148,7 +148,7 @@ class ClusterGCNSampler(SubgraphSampler):
 
     def checked_seeds(self, graph: GraphShardManager, seeds: Seeds, *, foreign: bool) -> Tensor:
         """Numbers of clusters, of this worker or others."""
-        return check_seeds(torch.as_tensor(seeds), [(0, self._count)], foreign=True)
+        return check_seeds(torch.as_tensor(seeds, device="cpu"), [(0, self._count)], foreign=True)
 
     def _plan(self, graph: GraphShardManager) -> tuple[WorkerGraph, Clusters]:
         if graph._structure is not self._graph:
@@ -163,12 +163,16 @@ class ClusterGCNSampler(SubgraphSampler):
         count, first = len(self._nodes), int(self._nodes[0]) if len(self._nodes) else 0
         dst, src = found.rows(), found.src - first
         own = (src >= 0) & (src < count)
-        parts = seed_parts(src[own], dst[own], torch.ones(count, dtype=torch.bool), k) if 1 < k < count else None
-        return torch.arange(count) * k // max(count, 1) if parts is None else parts
+        parts = (
+            seed_parts(src[own], dst[own], torch.ones(count, dtype=torch.bool, device="cpu"), k)
+            if 1 < k < count
+            else None
+        )
+        return torch.arange(count, device="cpu") * k // max(count, 1) if parts is None else parts
 
 
 def _checked_clusters(clusters: Tensor, count: int, k: int) -> Tensor:
-    numbers = torch.as_tensor(clusters).cpu()
+    numbers = torch.as_tensor(clusters, device="cpu")
     if numbers.shape != (count,) or numbers.is_floating_point() or numbers.dtype == torch.bool:
         raise ConfigError(
             f"clusters has shape {tuple(numbers.shape)} and {numbers.dtype}; expected an integer for each of this "

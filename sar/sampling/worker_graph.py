@@ -53,7 +53,9 @@ class TypeRuns(NamedTuple):
         columns = []
         for number, ids in enumerate(graph._structure.src.ids.values()):
             ids = ids.cpu()
-            rows = torch.cat([torch.zeros(min(len(ids), 1), dtype=torch.int64), (ids.diff() != 1).nonzero()[:, 0] + 1])
+            rows = torch.cat(
+                [torch.zeros(min(len(ids), 1), dtype=torch.int64, device="cpu"), (ids.diff() != 1).nonzero()[:, 0] + 1]
+            )
             columns.append(torch.stack([ids[rows], torch.full_like(rows, number), rows], dim=1))
         own = torch.cat(columns)
         everywhere = torch.cat(exchange_tensors([own] * session.world_size())).cpu()

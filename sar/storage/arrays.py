@@ -65,7 +65,9 @@ class StoredArray:
         with open_file(self.path) as file:
             file.seek(self.offset)
             for start in range(0, self.shape[0], step):
-                rows = torch.empty((min(step, self.shape[0] - start), *self.shape[1:]), dtype=self.tensor_dtype)
+                rows = torch.empty(
+                    (min(step, self.shape[0] - start), *self.shape[1:]), dtype=self.tensor_dtype, device="cpu"
+                )
                 self._fill(file, rows.view(-1).view(torch.uint8).numpy())
                 yield start, rows
 

@@ -66,10 +66,12 @@ class StoredEdges(NamedTuple):
             degrees = offsets.diff()
             if int(offsets[0]) != 0 or int(offsets[-1]) != self.num_edges or bool((degrees < 0).any()):
                 raise self._damaged("offsets that do not ascend from 0 to the number of edges")
-            rows = torch.arange(self.num_rows, dtype=offsets.dtype).repeat_interleave(degrees)
+            rows = torch.arange(self.num_rows, dtype=offsets.dtype, device="cpu").repeat_interleave(degrees)
         if self.edge_ids.shape != (0,):
-            entry_of = torch.full((self.num_edges,), -1)
-            entry_of[self._read(self.edge_ids, self.num_edges, self.num_edges).long()] = torch.arange(self.num_edges)
+            entry_of = torch.full((self.num_edges,), -1, device="cpu")
+            entry_of[self._read(self.edge_ids, self.num_edges, self.num_edges).long()] = torch.arange(
+                self.num_edges, device="cpu"
+            )
             if bool((entry_of < 0).any()):
                 raise self._damaged("edge IDs that are not each there once")
             rows, columns = rows[entry_of], columns[entry_of]

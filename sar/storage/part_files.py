@@ -94,7 +94,7 @@ def check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
     path = spec.files[part]["part_graph"]
     own = graph.node_id[graph.is_inner].sort().values
     start, end = spec.partition_ranges[part]
-    if len(own) != end - start or not torch.equal(own, torch.arange(start, end)):
+    if len(own) != end - start or not torch.equal(own, torch.arange(start, end, device="cpu")):
         raise PartitionError(
             f"{path} holds {len(own)} nodes of partition {part}; expected one for every node ID in [{start}, {end}), "
             f"as {spec.path.name} says. {REWRITE}"
@@ -109,7 +109,7 @@ def has_all_edges(graph: LocalGraph, start: int, end: int) -> bool:
     edge_id = graph.edges[EID][_owned(graph)]
     if len(edge_id) != end - start:
         return False
-    seen = torch.zeros(end - start, dtype=torch.bool)
+    seen = torch.zeros(end - start, dtype=torch.bool, device="cpu")
     for chunk in pieces(len(edge_id)):
         number = edge_id[chunk] - start
         if not bool(((number >= 0) & (number < end - start)).all()):
@@ -170,7 +170,7 @@ def parse_edge_type(name: str) -> CanonicalEtype | None:
 def types_of(ids: torch.Tensor, ranges: IdRanges) -> torch.Tensor:
     """Type IDs (int32, as DGL stores them) of nodes or edges from their global IDs."""
     if ranges.shape[1] == 1:
-        return torch.zeros(len(ids), dtype=torch.int32)
+        return torch.zeros(len(ids), dtype=torch.int32, device="cpu")
     ends = torch.from_numpy(np.ascontiguousarray(ranges[:, :, 1]).reshape(-1))
     return torch.searchsorted(ends, ids, right=True, out_int32=True).remainder_(ranges.shape[1])
 
@@ -223,9 +223,9 @@ def _visible_rows(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: i
     edge_id = graph.edges[EID][owned]
     count = len(edge_id)
     start, end = node_ranges[part]
-    ends = torch.tensor([end for _, end in node_ranges])
-    place = torch.empty(count, dtype=torch.int64)  # by source partition, then destination
-    counts = torch.zeros(len(node_ranges), dtype=torch.int64)
+    ends = torch.tensor([end for _, end in node_ranges], device="cpu")
+    place = torch.empty(count, dtype=torch.int64, device="cpu")  # by source partition, then destination
+    counts = torch.zeros(len(node_ranges), dtype=torch.int64, device="cpu")
     for chunk in pieces(count):
         at = chunk if isinstance(owned, slice) else owned[chunk]
         source_part = torch.searchsorted(ends, graph.node_id[src[at].long()], right=True)
@@ -241,7 +241,7 @@ def _visible_rows(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: i
 
 def _pick(column: Tensor, rows: Tensor, global_id: Tensor | None = None) -> Tensor:
     """Rows of a column, int64; with `global_id`, what the column's values stand for."""
-    result = torch.empty(len(rows), dtype=torch.int64)
+    result = torch.empty(len(rows), dtype=torch.int64, device="cpu")
     for chunk in pieces(len(rows)):
         values = column[rows[chunk]]
         result[chunk] = values if global_id is None else global_id[values.long()]

@@ -236,7 +236,7 @@ def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, A
     leaves = dict(_leaves(alike))
     names = hashlib.blake2b(repr(list(leaves)).encode(), digest_size=8).hexdigest()
     group.agree(f"saving {len(leaves)} values of model and optimizers, of the names {names}")
-    sums = torch.tensor([_digest(value) for value in leaves.values()], dtype=torch.int64)
+    sums = torch.tensor([_digest(value) for value in leaves.values()], dtype=torch.int64, device="cpu")
     tables = torch.stack(group.all_gather(sums, "comparing what all workers have alike"))
     buffers = {f"model.{name}": name for name, _ in model.named_buffers()} if model is not None else {}
     differing = [name for name, differs in zip(leaves, (tables != tables[0]).any(0).tolist(), strict=True) if differs]

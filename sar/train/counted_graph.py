@@ -27,7 +27,7 @@ def counted_graph(counts: GraphCounts, worker: int, group: Group) -> tuple[Graph
     """The graph of one worker, with its edge features and IDs; the group stands for all workers."""
     ids = {ntype: _ids(count, torch.int64) for ntype, count in counts.nodes[worker].items()}
     nodes = NodeSet(ids, ids, counts.info.num_nodes)
-    ends = torch.tensor([sum(of_worker.values()) for of_worker in counts.nodes]).cumsum(0).tolist()
+    ends = torch.tensor([sum(of_worker.values()) for of_worker in counts.nodes], device="cpu").cumsum(0).tolist()
     node_ranges = list(zip([0, *ends[:-1]], ends, strict=True))
     relations = [_relation(counts, relation, worker) for relation in counts.relations]
     structure = Structure(group, META, node_ranges, nodes, nodes, relations, "planned")
@@ -52,7 +52,7 @@ def _relation(counts: GraphCounts, relation: RelationCounts, worker: int) -> Rel
         offset += edges
     send_rows = [_ids(reader[worker], torch.int32) for reader in relation.halo]
     mean_rows = sum(of_worker[source] for of_worker in counts.nodes) // counts.num_workers
-    plan = HaloPlan(worker, send_rows, torch.tensor(relation.halo).T, mean_rows)
+    plan = HaloPlan(worker, send_rows, torch.tensor(relation.halo, device="cpu").T, mean_rows)
     return Relation(
         etype=relation.etype,
         blocks=blocks,

@@ -62,7 +62,7 @@ class LocalTrainer:
             self.counts = [_training_nodes(part) for part in parts] if counts is None else [int(n) for n in counts]
             if len(self.counts) != len(parts) or min(self.counts, default=0) < 0:
                 raise ConfigError(f"counts is {self.counts}; expected {len(parts)} numbers, one for each partition.")
-            total = torch.tensor(sum(self.counts))
+            total = torch.tensor(sum(self.counts), device="cpu")
             all_reduce(total, move_to_comm_device=True)
             if not total:
                 raise ConfigError("No partition of any worker has training nodes; see train_mask, or pass counts.")

@@ -201,9 +201,9 @@ class MetaMemory(TorchDispatchMode):
                 )
             return False
         if on_meta and func is _aten.all.default:
-            return torch.ones((), dtype=torch.bool)
+            return torch.ones((), dtype=torch.bool, device="cpu")
         if on_meta and func is _aten._to_copy.default and torch.device(kwargs.get("device") or "meta").type != "meta":
-            return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+            return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="cpu")
         for storage in _storages_on_meta((args, kwargs)):
             key = storage._cdata
             if key in self._left and key not in self._back:

@@ -115,7 +115,7 @@ class _ServedPartition(NamedTuple):
     def _check(self) -> None:
         own = self.graph.node_id[self.graph.is_inner].sort().values
         (start, end), (first, last) = self.own_range, self.edge_ranges[self.part, [0, -1], [0, 1]].tolist()
-        if not torch.equal(own, torch.arange(start, end)) or not has_all_edges(self.graph, first, last):
+        if not torch.equal(own, torch.arange(start, end, device="cpu")) or not has_all_edges(self.graph, first, last):
             raise PartitionError(
                 f"The graph in this machine's shared memory, with {len(own)} own nodes, does not fit its partition "
                 f"book; expected, for partition {self.part}, the nodes [{start}, {end}) and the edges [{first}, {last})"
@@ -130,7 +130,7 @@ def _ranges(ranges: Mapping[Any, np.ndarray[Any, Any]], types: list[Any]) -> IdR
 
 def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int]]:
     """The range of nodes of every worker: each served partition is divided among the trainers of its machine."""
-    served_by_rank = [int(part) for part in group.all_gather(torch.tensor(served.part), "partition IDs")]
+    served_by_rank = [int(part) for part in group.all_gather(torch.tensor(served.part, device="cpu"), "partition IDs")]
     num_parts = len(served.node_ranges)
     if served_by_rank != sorted(served_by_rank) or set(served_by_rank) != set(range(num_parts)):
         raise PartitionError(
@@ -142,7 +142,7 @@ def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int
     trainer = served_by_rank[: group.rank].count(served.part)  # which of them this worker is
     start, end = served.own_range
     run = equal_runs(node_costs(served.graph, (start, end)), trainers)[trainer]
-    own = start + torch.tensor(run)
+    own = start + torch.tensor(run, device="cpu")
     return [(int(start), int(end)) for start, end in group.all_gather(own, "node ranges")]
 
 

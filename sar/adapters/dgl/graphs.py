@@ -4,9 +4,9 @@ Sampled layers become DGL's message flow graphs, pairs of nodes and subgraphs it
 sample from, laid out as DGL's partitions are: own nodes first, then the halo.
 """
 
-from collections.abc import Mapping
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,9 @@ from sar.nn.rows import fetch_rows
 from sar.storage.part_files import INNER_NODE
 
 Edges = Mapping[CanonicalEtype, tuple[Tensor, Tensor, Mapping[str, Tensor]]]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 construct_mfgs = with_patched_dgl(mfg.construct_mfgs)
 
@@ -61,9 +64,21 @@ def construct_full_graph(partition_data: PartitionData) -> GraphShardManager:
     return make_graph(structure, features, partition_data.partition_book)
 
 
+def _on_the_cpu(make: Callable[P, R]) -> Callable[P, R]:
+    """What DGL makes is on the CPU, whatever torch's default device is."""
+
+    @wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.device("cpu"):
+            return make(*args, **kwargs)
+
+    return made
+
+
 # -- what is sampled
 
 
+@_on_the_cpu
 def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: Edges) -> Any:
     """One layer as a `DGLBlock`, with `dgl.NID` on both sides and the edges' fields.
 
@@ -129,6 +144,7 @@ def _alone() -> Group:
     return session.group_of_processes(dist.HashStore(), 0, 1)
 
 
+@_on_the_cpu
 def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges) -> Any:
     """A `DGLGraph` with pairs of nodes as edges, with `dgl.NID` and the edges' fields.
 
@@ -145,6 +161,7 @@ def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges) -> Any:
     return graph
 
 
+@_on_the_cpu
 def make_subgraph(
     nodes: Tensor, indptr: Tensor, src: Tensor, features: Mapping[str, Tensor], edge_fields: Mapping[str, Tensor]
 ) -> Any:
@@ -164,6 +181,7 @@ def make_subgraph(
 # -- a worker's edges
 
 
+@_on_the_cpu
 def make_sampling_graph(structure: Structure) -> Any:
     """A `DGLGraph` on the CPU, where DGL samples, of this worker's nodes, the remote ones that it reads, and its edges.
 
@@ -192,6 +210,7 @@ def make_sampling_graph(structure: Structure) -> Any:
     return graph
 
 
+@_on_the_cpu
 def local_subgraphs(graph: GraphShardManager, data: PartitionData) -> list[Any]:
     """A `dgl.DGLGraph` of each of this worker's partitions and its halo; called by all workers together.
 

@@ -105,7 +105,7 @@ def _load_share(spec: PartitionJson, worker: int, parts: Sequence[int] | None, v
         order, share = list(range(spec.num_parts)), WorkerShare.of(spec, worker, group.world_size)
     else:
         order, share = _chosen_share(spec, parts, group)
-    everywhere = group.all_gather(torch.tensor([share.start, share.end]), "node ranges")
+    everywhere = group.all_gather(torch.tensor([share.start, share.end], device="cpu"), "node ranges")
     node_ranges = [(int(start), int(end)) for start, end in everywhere]
     cpu = torch.device("cpu")
     loaded = {order.index(p): renumber(_load_part(spec, p, cpu, verify), p, order) for p in share.parts}
@@ -117,7 +117,7 @@ def _chosen_share(spec: PartitionJson, parts: Sequence[int], group: Group) -> tu
 
     The share of a worker without partitions is no nodes of the first one. Called by all workers together.
     """
-    own = torch.tensor(list(parts), dtype=torch.int64)
+    own = torch.tensor(list(parts), dtype=torch.int64, device="cpu")
     if not bool(((own >= 0) & (own < spec.num_parts)).all()):
         raise PartitionError(f"parts is {list(parts)}; expected some of 0 to {spec.num_parts - 1}, as in {spec.path}.")
     mine = own.bincount(minlength=spec.num_parts) * (1 + group.rank)
@@ -280,7 +280,7 @@ def _shards(
 def _positions(edge_id: Tensor, first: int) -> Tensor:
     """Where in `edge_id` each of the IDs `first`, `first + 1`, ... stands."""
     count = len(edge_id)
-    position = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64)
+    position = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64, device="cpu")
     for chunk in pieces(count):
-        position[edge_id[chunk] - first] = torch.arange(chunk.start, chunk.stop, dtype=position.dtype)
+        position[edge_id[chunk] - first] = torch.arange(chunk.start, chunk.stop, dtype=position.dtype, device="cpu")
     return position

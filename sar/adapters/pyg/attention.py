@@ -45,7 +45,9 @@ WITH_SOFTMAX = (
 """Layers whose messages are proportional to one softmax over in-edges, head by head."""
 
 SOFTMAX_ARGUMENTS: dict[str, Any] = {
-    **dict.fromkeys(("index", "edge_index_i"), torch.zeros(1, dtype=torch.int64)),  # GATConv makes none if it is empty
+    **dict.fromkeys(
+        ("index", "edge_index_i"), torch.zeros(1, dtype=torch.int64, device="cpu")
+    ),  # GATConv makes none if it is empty
     **dict.fromkeys(("ptr", "size_i", "dim_size")),
 }
 """What these layers pass to `softmax` and use for nothing else: never read."""

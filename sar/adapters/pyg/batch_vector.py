@@ -106,7 +106,7 @@ def _numel(vector: BatchVector) -> int:
 
 @_handles(Tensor.max, torch.max)
 def _greatest(vector: BatchVector) -> Tensor:
-    return torch.tensor(vector.count - 1)
+    return torch.tensor(vector.count - 1, device="cpu")
 
 
 @_handles(torch.unique, Tensor.unique, torch._unique2)

@@ -128,7 +128,7 @@ def make_batch(
     """
     found = {etype: _once(etype, num_dst, edges) for etype in edges[0]}
     seeds = num_dst[-1]
-    reached = {ntype: torch.arange(len(ids)) < seeds[ntype] for ntype, ids in nodes.items()}
+    reached = {ntype: torch.arange(len(ids), device="cpu") < seeds[ntype] for ntype, ids in nodes.items()}
     for (source, _, target), (src, dst, _) in found.items():
         reached[source][src] = True
         reached[target][dst] = True
@@ -177,7 +177,7 @@ def add_seed_pairs(data: Data | HeteroData, pairs: Mapping[CanonicalEtype, SeedP
             at_target.dst_neg_index = negative[1].view(len(src), triplets).squeeze(-1)
             continue
         if negative is not None:
-            labels = torch.ones(len(src)) if labels is None else labels
+            labels = torch.ones(len(src), device="cpu") if labels is None else labels
             labels = torch.cat([labels, labels.new_zeros(len(negative[0]), *labels.shape[1:])])
             src, dst = torch.cat([src, negative[0]]), torch.cat([dst, negative[1]])
         store.edge_label_index = torch.stack([src, dst])

@@ -175,7 +175,7 @@ def _colours(original: Callable[..., Tensor], self: Any, x: Tensor, edge_index: 
     destinations, later = destinations[order].sort(stable=True)
     neighbours = near[later].split(torch.bincount(destinations, minlength=len(x)).tolist())
     hashes = [hash((own, *near.tolist())) for own, near in zip(x.tolist(), neighbours, strict=True)]
-    distinct = torch.tensor([*dict.fromkeys(hashes)], dtype=torch.int64)
+    distinct = torch.tensor([*dict.fromkeys(hashes)], dtype=torch.int64, device="cpu")
     for theirs in exchange_tensors([distinct] * current_group().world_size):
         for one in theirs.tolist():
             self.hashmap.setdefault(one, len(self.hashmap))

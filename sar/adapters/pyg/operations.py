@@ -214,7 +214,7 @@ def _greatest(value: NodeNumbers) -> Tensor:
         raise refuse("The maximum, which is a number of this worker's,")
     relation = value.numbering.relation
     both = max(relation.num_src, relation.num_dst) if isinstance(value, DistributedEdgeIndex) else relation.num_src
-    return torch.tensor(both - 1)
+    return torch.tensor(both - 1, device="cpu")
 
 
 def _expanded(func: Callable[..., Any]) -> Callable[..., Any]:

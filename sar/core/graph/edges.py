@@ -136,7 +136,7 @@ def _with_own_edges(
         for b in relation.blocks[part + 1 :]
     ]
     group.agree("counting edges after a change of self-loops")
-    total_growth = torch.stack(group.all_gather(torch.tensor([growth]), "edge counts")).sum()
+    total_growth = torch.stack(group.all_gather(torch.tensor([growth], device="cpu"), "edge counts")).sum()
     before = _OwnEdges.of(old)
     num_src, num_dst = relation.num_src, relation.num_dst
     in_growth = count_ids(edges.dst, num_dst) - count_ids(before.dst, num_dst)

@@ -74,7 +74,7 @@ def _find_rows(graph: AgreedGraph, seed_nodes: Seeds) -> Rows:
         counts = graph.nodes.counts
         if not set(seed_nodes) <= set(counts):
             raise GraphError(f"seed_nodes has the node types {sorted(seed_nodes)}; expected some of {list(counts)}.")
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         return {
             ntype: checked_nodes(f"seed_nodes[{ntype!r}]", seed_nodes.get(ntype, none), (0, count), "rows", device)
             for ntype, count in counts.items()
@@ -148,7 +148,9 @@ def _make_layer(
     }
     sources = {ntype: _find_sources(graph, ntype, edges, own if keep_seeds else own[:0]) for ntype, own in rows.items()}
     counts = [*map(len, sources.values()), *map(len, rows.values()), *(one.num_edges for one in edges.values())]
-    totals = torch.stack(graph.group.all_gather(torch.tensor(counts), "counts of a message flow graph")).sum(0)
+    totals = torch.stack(
+        graph.group.all_gather(torch.tensor(counts, device="cpu"), "counts of a message flow graph")
+    ).sum(0)
     src_counts, dst_counts, edge_counts = (some.tolist() for some in totals.split([len(rows), len(rows), len(edges)]))
     relations = [
         _make_relation(graph, etype, of_relation, sources[etype[0]], len(rows[etype[2]]), total)

@@ -99,7 +99,7 @@ def attention(
                 f"Attention got parameters {tuple(parameters.shape)} for features {tuple(x.shape)}; "
                 f"expected {tuple(x.shape[1:])}."
             )
-    seed = int(torch.randint(2**62, ())) + context.structure.part * SEED_STEP if dropout else 0
+    seed = int(torch.randint(2**62, (), device="cpu")) + context.structure.part * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
     signature = context.signature(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
     if spills(x.device):

@@ -61,7 +61,7 @@ class FindCaptured(_SeeTensors):
         self._inside: list[Tensor] = []  # alive, so that no other tensor gets their IDs
         with torch.inference_mode(False), torch.enable_grad():
             # Autograd numbers its nodes: those of tensors that are there already have lower numbers than this one.
-            self._start = torch.zeros(0, requires_grad=True).view(-1).grad_fn._sequence_nr()  # type: ignore[union-attr]
+            self._start = torch.zeros(0, requires_grad=True, device="cpu").view(-1).grad_fn._sequence_nr()  # type: ignore[union-attr]
 
     @property
     def captured(self) -> list[Tensor]:

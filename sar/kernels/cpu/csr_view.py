@@ -101,9 +101,9 @@ def transpose(block: EdgeBlock) -> Transposed:
     """The block's edges grouped by source."""
     dtype = index_dtype(block.num_edges)
     result = Transposed(
-        torch.zeros(block.num_src + 1, dtype=dtype),
-        torch.empty(block.num_edges, dtype=torch.int32),
-        torch.empty(block.num_edges, dtype=dtype),
+        torch.zeros(block.num_src + 1, dtype=dtype, device="cpu"),
+        torch.empty(block.num_edges, dtype=torch.int32, device="cpu"),
+        torch.empty(block.num_edges, dtype=dtype, device="cpu"),
     )
     _sort_by_column(*(flat(tensor) for tensor in (block.rows, block.indptr, block.cols, *result[:3])))
     return result

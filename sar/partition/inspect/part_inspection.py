@@ -151,7 +151,9 @@ class _GraphCheck:
         spec, content, inner, edges = self._spec, self._content, graph.is_inner, graph.edges
         num_edges = int(spec.edge_ranges[-1, -1, 1])
         place = {name: i for i, name in enumerate(spec.node_types)}
-        ends_of_type = torch.tensor([(place.get(src, -1), place.get(dst, -1)) for src, _, dst in content.edge_types])
+        ends_of_type = torch.tensor(
+            [(place.get(src, -1), place.get(dst, -1)) for src, _, dst in content.edge_types], device="cpu"
+        )
         sources = EdgeSources(spec.partition_ranges, self._part, spec.edge_ranges.shape[1])
         wrong: dict[str, list[Tensor]] = {}
         own_ids = []
@@ -194,7 +196,9 @@ class _GraphCheck:
         seen = distinct(ids[inside])
         missing, repeated = end - start - len(seen), int(inside.sum()) - len(seen)
         if missing or repeated:
-            run = int((seen == torch.arange(start, start + len(seen))).int().cumprod(0).sum())  # IDs without a gap
+            run = int(
+                (seen == torch.arange(start, start + len(seen), device="cpu")).int().cumprod(0).sum()
+            )  # IDs without a gap
             first = f", {start + run} for one" if missing else ""
             self._report(
                 f"of the {what} [{start}, {end}) that {self._spec.path.name} promises, {missing} are missing{first}; "
@@ -265,7 +269,9 @@ def _check_features(files: FeatureFiles, content: PartContent, *, values: bool) 
 def _rows_with_nan(path: Path, key: str, stored: StoredArray, report: Callable[[str], None]) -> int:
     count, first = 0, -1
     for start, rows in stored.slices():
-        bad = rows.isnan().view(len(rows), -1).any(1) if rows.numel() else torch.zeros(0, dtype=torch.bool)
+        bad = (
+            rows.isnan().view(len(rows), -1).any(1) if rows.numel() else torch.zeros(0, dtype=torch.bool, device="cpu")
+        )
         if count == 0 and bool(bad.any()):
             first = start + int(bad.nonzero()[0])
         count += int(bad.sum())
@@ -278,10 +284,12 @@ class EdgeSources:
     """Of the edges into one owner's nodes, whether a partition or a worker."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]], own: int, num_types: int) -> None:
-        self._ends = torch.tensor([end for _, end in ranges])
+        self._ends = torch.tensor([end for _, end in ranges], device="cpu")
         self._own, self._shape = own, (num_types, len(ranges))
         self._num_nodes = max(ranges[-1][1], 1)
-        self._read = [torch.empty(0, dtype=torch.int64)]  # pairs of edge type and another's node, as one number
+        self._read = [
+            torch.empty(0, dtype=torch.int64, device="cpu")
+        ]  # pairs of edge type and another's node, as one number
         self.edges: NDArray[np.int64] = np.zeros(self._shape, np.int64)  # of each type by the owner of their source
 
     def add(self, kind: Tensor, src: Tensor) -> None:
