@@ -170,6 +170,7 @@ def run(mine, program, device, how):
             torch.manual_seed(1)
             there = data.to(target)
             if how == "made there":
+                torch.set_default_device(target)  # until the case ends
                 graph = build(there.partition, 1)
             else:
                 graph = build(partition, 1)
@@ -178,6 +179,7 @@ def run(mine, program, device, how):
                 there.partition = partition
             graph.ndata["y"] = there.nodes["y"]
             found = program(graph, there)
+            torch.set_default_device(None)
             results.append(([value.detach().cpu() for value in found], [value.device.type for value in found]))
     return results
 
