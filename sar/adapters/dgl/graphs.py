@@ -119,7 +119,7 @@ def make_local_graph(
         ends = torch.repeat_interleave(torch.arange(len(counts), device=device), counts, output_size=count)
         block = EdgeBlock.from_coo(cols.to(device), ends, num_src, len(counts))
         halo = block.cols[:0]
-        plan = HaloPlan(0, [halo], torch.zeros(1, 1, dtype=torch.int64), num_src)
+        plan = HaloPlan(0, [halo], torch.zeros(1, 1, dtype=torch.int64, device="cpu"), num_src)
         order, out_degrees = torch.arange(count, device=device), count_ids(block.cols, num_src)
         sizes = num_src, len(counts), count
         relations.append(Relation(etype, [block], [halo], plan, *sizes, counts, out_degrees, order))
