@@ -79,9 +79,9 @@ class EdgeBlock:
     def nbytes(self) -> int:
         """Bytes of the structure, with what has been made of it so far."""
         ids = self._edge_ids if isinstance(self._edge_ids, Tensor) else None
-        pieces = [piece._transposed for cut in self._pieces.values() for piece in cut]
-        made = [tensor for transposed in (self._transposed, *pieces) for tensor in transposed or ()]
-        return sum(tensor.nbytes for tensor in (self.rows, self.indptr, self.cols, ids, *made) if tensor is not None)
+        blocks = [self, *(piece for cut in self._pieces.values() for piece in cut)]
+        made = [value for block in blocks for value in (*(block._transposed or ()), *block._kept.values())]
+        return sum(each.nbytes for each in (self.rows, self.indptr, self.cols, ids, *made) if isinstance(each, Tensor))
 
     @property
     def device(self) -> torch.device:
@@ -107,6 +107,11 @@ class EdgeBlock:
     @cached_property
     def _renumbered(self) -> EdgeBlock:
         return EdgeBlock(self.rows, self.indptr, self.cols, self.num_src, self.num_dst)
+
+    @property
+    def dst(self) -> Tensor:
+        """Destination row of each edge, (E,) int32; made anew each time."""
+        return self.rows.repeat_interleave(self.indptr.diff(), output_size=self.num_edges)
 
     def destinations(self, begin: int, end: int) -> Tensor:
         """Destination rows, (end - begin,) int64, of the edges at positions begin to end."""
@@ -187,7 +192,7 @@ class EdgeBlock:
         return self._transposed
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
-        """What a backend makes of the structure once: small beside it, for it does not count as memory."""
+        """What a backend makes of the structure once; tensors count as memory, and all else is small."""
         if name not in self._kept:
             self._kept[name] = make()
         made: T = self._kept[name]

@@ -53,8 +53,15 @@ def edge_chunks(block: EdgeBlock, shape: Shape) -> Iterator[EdgeChunk]:
     step = max(1, CHUNK_ELEMENTS // max(1, prod(shape)))
     for begin in range(0, block.num_edges, step):
         end = min(begin + step, block.num_edges)
-        src, dst = block.cols[begin:end].long(), block.destinations(begin, end)
+        src, dst = block.cols[begin:end].long(), _destinations(block, begin, end)
         yield EdgeChunk(begin, end, src, dst, block.ids(begin, end))
+
+
+def _destinations(block: EdgeBlock, begin: int, end: int) -> Tensor:
+    """As `EdgeBlock.destinations`; on a GPU found once, as this is what runs there without Triton, and kept."""
+    if block.device.type == "cpu":
+        return block.destinations(begin, end)
+    return block.kept("dst", lambda: block.dst)[begin:end].long()
 
 
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:

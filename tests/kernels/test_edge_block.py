@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sar.kernels.torch as torch_kernels
 from sar.kernels import EdgeBlock, EdgeOperand, Target, aggregate_grad, aggregate_sum, index_dtype
 from sar.kernels.cpu.csr_view import transpose
 from tests.kernels import oracle
@@ -125,3 +126,20 @@ def test_to_another_device() -> None:
 def test_index_dtype() -> None:
     assert index_dtype(2**31 - 1) == torch.int32
     assert index_dtype(2**31) == torch.int64
+
+
+def test_plain_torch_finds_destinations_once_off_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is kept counts as memory."""
+    made: list[EdgeBlock] = []
+    original = EdgeBlock.dst.fget
+    assert original is not None
+    monkeypatch.setattr(EdgeBlock, "dst", property(lambda block: made.append(block) or original(block)))
+    monkeypatch.setattr(torch_kernels, "CHUNK_ELEMENTS", 6)
+    rows, indptr, cols, x, out = (torch.ones(*shape, device="meta") for shape in ((3,), (4,), (5,), (4, 2), (4, 2)))
+    block = EdgeBlock(rows.int(), indptr.int(), cols.int(), 4, 4)
+    before, message = block.nbytes, oracle.message("copy_lhs", x, Target.U)
+    for _ in range(2):
+        torch_kernels.aggregate_sum(block, message, out)
+        torch_kernels.aggregate_grad(block, message, "lhs", EdgeOperand.of(out, Target.V), x, None)
+    assert made == [block]
+    assert block.nbytes == before + 4 * 5

@@ -94,9 +94,8 @@ def transpose(block: EdgeBlock) -> Transposed:
     """The block's edges grouped by source, in the order of the block within a source."""
     sources, order = block.cols.sort(stable=True)
     bounds = torch.arange(block.num_src + 1, dtype=sources.dtype, device=block.device)
-    dst = block.rows.repeat_interleave(block.indptr.diff(), output_size=block.num_edges)
     dtype = index_dtype(block.num_edges)
-    return Transposed(torch.searchsorted(sources, bounds).to(dtype), dst[order], order.to(dtype))
+    return Transposed(torch.searchsorted(sources, bounds).to(dtype), block.dst[order], order.to(dtype))
 
 
 def _pieces(edges: Edges) -> tuple[Tensor, Tensor, Tensor, EdgeBlock] | None:
