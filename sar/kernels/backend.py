@@ -109,13 +109,17 @@ def compiled() -> Backend:
 
 @cache
 def for_cuda() -> Backend:
-    """The kernels in Triton, imported at the first use, where it is installed."""
+    """The kernels in Triton, imported at the first use, where one of them can be compiled and launched."""
     try:
         import sar.kernels.triton as triton_kernels
-    except ImportError as error:
+
+        rows, values = torch.zeros(1, dtype=torch.int32, device="cuda"), torch.zeros(1, 1, device="cuda")
+        triton_kernels.add_rows(rows, values, torch.zeros_like(values))
+    except Exception as error:  # of Triton, its compiler, the C compiler that it calls, or the driver
         logger.warning(
-            "Kernels on CUDA tensors take plain torch, which is several times slower than those in Triton: %s. Torch's "
-            "builds for CUDA bring Triton along; else `pip install triton`.",
+            "Kernels on CUDA tensors take plain torch, which is several times slower than those in Triton: %s. Triton "
+            "comes with torch's builds for CUDA, or by `pip install triton`; it needs a C compiler and Python's "
+            "headers.",
             error,
         )
         return torch_kernels

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import sar.kernels
 import sar.kernels.cpu.kernels as cpu_kernels
 import sar.kernels.meta as meta_kernels
 import sar.kernels.torch as torch_kernels
@@ -45,14 +46,24 @@ def test_choice_for_cuda(monkeypatch):
         assert backend.choose(rows) is torch_kernels
 
 
-def test_without_triton_plain_torch_serves_cuda_which_is_logged_once(caplog, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sar.kernels.triton", None)
+class WithoutCompiler:
+    """Kernels in Triton on a machine without a C compiler."""
+
+    def add_rows(self, *operands):
+        raise RuntimeError("Failed to find C compiler")
+
+
+@pytest.mark.parametrize("found, why", [(None, "sar.kernels.triton"), (WithoutCompiler(), "C compiler")])
+def test_without_triton_plain_torch_serves_cuda_which_is_logged_once(found, why, caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sar.kernels.triton", found)
+    monkeypatch.setattr(sar.kernels, "triton", found, raising=False)
     backend.for_cuda.cache_clear()
-    with caplog.at_level(logging.WARNING, "sar"):
+    with caplog.at_level(logging.WARNING, "sar"), FakeTensorMode():
         for _ in range(2):
             assert backend.for_cuda() is torch_kernels
     backend.for_cuda.cache_clear()
     [record] = caplog.records
+    assert why in record.getMessage()
     assert "pip install triton" in record.getMessage()
 
 
