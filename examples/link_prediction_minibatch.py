@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     for epoch in range(first, arguments.epochs):
         total = torch.zeros(())
         for _, links, others, blocks in batches:  # as many on every worker, some of which may be empty
-            h = model(blocks, blocks[0].srcsar.suffix_key_lookup(data.node_features, "feat"))
+            h = model(blocks, blocks[0].srcdata["feat"])
             count = sar.all_sum(links.num_edges() + others.num_edges())  # on all workers
             loss = (F.softplus(-scores(links, h)).sum() + F.softplus(scores(others, h)).sum()) / count
             optimizer.zero_grad()
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
         scored = []
         with torch.no_grad():
             for _, links, others, blocks in held_out:
-                h = model(blocks, blocks[0].srcsar.suffix_key_lookup(data.node_features, "feat"))
+                h = model(blocks, blocks[0].srcdata["feat"])
                 scored.append((scores(links, h), scores(others, h).view(-1, arguments.ranked)))
         mrr = mean_reciprocal_rank(*(torch.cat(column) for column in zip(*scored, strict=True)))
         sar.print(f"epoch {epoch}: loss {sar.all_sum(total):.6f}, test MRR {mrr:.4f}")

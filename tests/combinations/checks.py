@@ -67,7 +67,10 @@ def problems(cases: Sequence[Case]) -> dict[Case, str]:
 def _on_one_machine(case: Case, whole: Share) -> Results | Raised:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return run(case, whole)
+        found = run(case, whole)
+    if isinstance(found, Raised):
+        return found
+    return {name: rows[whole.edges] if name.startswith("edge ") else rows for name, rows in found.items()}
 
 
 def problem(case: Case, by_rank: Sequence[Results | Raised], expected: Results | Raised) -> str | None:

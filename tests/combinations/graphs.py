@@ -27,6 +27,7 @@ class Share:
     partition: of this worker; None on one machine.
     graph: DGL's on one machine; None on a worker.
     nodes: global IDs of its nodes.
+    edges: of one machine, whose edges have their original order, the place of each of the workers' edges there.
     seeds: of message flow graphs, on all workers, global IDs.
     """
 
@@ -36,6 +37,13 @@ class Share:
     nodes: Tensor
     seeds: Tensor | None
     count: int
+    edges: Tensor | None = None
+
+    @classmethod
+    def of_one_machine(cls, graph: Any, data: Data, edges: Tensor, nodes: Tensor, seeds: Tensor | None) -> "Share":
+        order = edges.argsort()
+        in_order = Data(data.nodes, {name: rows[order] for name, rows in data.edges.items()})
+        return cls(None, graph, in_order, nodes, seeds, graph.num_nodes(), edges)
 
 
 def shares(case: Case, workers: int) -> tuple[list[Share], Share]:
@@ -55,7 +63,7 @@ def shares(case: Case, workers: int) -> tuple[list[Share], Share]:
             parts.partitions, _split(data, counts, counts), parts.split_nodes(ids), strict=True
         )
     ]
-    return mine, Share(None, parts.reference(), data, ids, seeds, parts.num_nodes)
+    return mine, Share.of_one_machine(parts.original(), data, parts.edge_ids, ids, seeds)
 
 
 def _split(data: Data, nodes: Mapping[str, list[int]], edges: Mapping[str, list[int]]) -> list[Data]:
@@ -93,10 +101,7 @@ def _relation(case: Case, workers: int) -> tuple[list[Share], Share]:
     assignment = {ntype: scattered(count, workers, case.number) for ntype, count in counts.items()}
     parts = partition_hetero(given, assignment, workers)
     place = {ntype: torch.argsort(ids) for ntype, ids in parts.node_ids.items()}
-    ordered = {
-        etype: (place[etype[0]][src[parts.edge_ids[etype]]], place[etype[2]][dst[parts.edge_ids[etype]]])
-        for etype, (src, dst) in edges.items()
-    }
+    ordered = {etype: (place[etype[0]][src], place[etype[2]][dst]) for etype, (src, dst) in edges.items()}
     whole = dgl.heterograph(ordered, num_nodes_dict=counts)
 
     def draw(rows: int, width: int) -> Tensor:
@@ -112,7 +117,7 @@ def _relation(case: Case, workers: int) -> tuple[list[Share], Share]:
     pieces = _split(data, {"x": per["user"], "y": per["item"], "cotangent": per["item"]}, {"edge": of_edges})
     none = torch.empty(0, dtype=torch.int64)
     mine = [Share(p, None, piece, none, None, 34) for p, piece in zip(parts.partitions, pieces, strict=True)]
-    return mine, Share(None, whole, data, none, None, 34)
+    return mine, Share.of_one_machine(whole, data, parts.edge_ids[RELATION], none, None)
 
 
 class Rows:

@@ -33,7 +33,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     for key, value in report.user_properties:
         recorded[key].append(value)
     if report.when == "call" and recorded["layer"]:
-        _recorded[recorded["layer"][0]][recorded["workers"][0]] = set(recorded["runs"])
+        _recorded[recorded["layer"][0]].setdefault(recorded["workers"][0], set()).update(recorded["runs"])
 
 
 def pytest_sessionfinish() -> None:
