@@ -1,0 +1,51 @@
+"""The kernels in Triton for tests whose tensors are on the CPU, carried to a GPU and back: a plugin of pytest.
+
+CARRIED_TO=cuda python -m pytest -p tests.gpu.carried -k numba-1 tests/kernels/test_attention.py
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sar.kernels.triton as triton_kernels
+from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand
+from tests.kernels import triton_interpreted  # noqa: F401  which puts these kernels in the place of Numba's
+
+DEVICE = os.environ["CARRIED_TO"]
+
+
+def carried(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def on_device(*operands: Any) -> Any:
+        copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def there(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return copies.setdefault(id(value), (value, value.to(DEVICE, copy=True)))[1]
+            if isinstance(value, EdgeBlock):
+                return value.to(DEVICE)
+            if isinstance(value, EdgeOperand):
+                return replace(value, values=there(value.values))
+            if isinstance(value, EdgeMessage):
+                return replace(value, lhs=there(value.lhs), rhs=there(value.rhs))
+            return type(value)(*map(there, value)) if hasattr(value, "_fields") else value
+
+        made = kernel(*map(there, operands))
+        for value, copy in copies.values():
+            changed = copy.cpu()
+            if not torch.equal(_bytes(changed), _bytes(value)):  # operands may be views that cannot be written to
+                value.copy_(changed)
+        return made.cpu() if isinstance(made, Tensor) else made
+
+    return on_device
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+for name in triton_kernels.__all__:
+    setattr(triton_kernels, name, carried(getattr(triton_kernels, name)))
