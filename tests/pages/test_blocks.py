@@ -22,6 +22,7 @@ WHY_NOT = {
     "installs",
     "it publishes",
     "needs Slurm",
+    "needs a GPU",
     "other tests",
 }
 """Why a block may be left out. Each of these is in use, so nothing is left out for a reason that is gone."""
