@@ -162,8 +162,9 @@ class Relation:
     @cached_property
     def nodes_by_degree(self) -> list[tuple[int, Tensor]]:
         """The in-degrees above 0 that there are, ascending, and of each the nodes that have it, (N_degree,) int64."""
-        degrees = self.in_degrees[self.in_degrees > 0].unique().tolist()
-        return [(degree, (self.in_degrees == degree).nonzero().squeeze(1)) for degree in degrees]
+        with torch.inference_mode(False):  # else no later backward could use them
+            degrees = self.in_degrees[self.in_degrees > 0].unique().tolist()
+            return [(degree, (self.in_degrees == degree).nonzero().squeeze(1)) for degree in degrees]
 
     def inverse_degrees(self, dtype: torch.dtype, dims: int) -> Tensor:
         """1 / in-degree, 1 without in-edges: (N_dst, 1, ...) with `dims` trailing dimensions; made once and kept."""

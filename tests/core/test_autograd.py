@@ -1,5 +1,6 @@
 """How distributed calls combine under autograd: every combination gives the gradients of single-machine DGL."""
 
+import dgl.function as fn
 import pytest
 import torch
 import torch.distributed as dist
@@ -189,6 +190,31 @@ def test_parameters_captured_by_a_message_function(pool, world_size):
     data = random_data(parts, torch.float64)
     data.edges["w"] = torch.full_like(data.edges["w"], 0.7)  # whose local mean is the global one
     check(pool, parts, data, [(parameters_captured_by_a_message_function, ())])
+
+
+def mailboxes_after_inference(graph, data):
+    """What the first call finds and keeps, under inference mode, a later backward may save."""
+    x = data.leaf("x")
+
+    def call(h):
+        with graph.local_scope():
+            graph.ndata["h"] = h
+            graph.update_all(
+                fn.copy_u("h", "m"), lambda nodes: {"out": nodes.mailbox["m"].sin().sum(1) * nodes.data["h"]}
+            )
+            return graph.ndata["out"]
+
+    with torch.inference_mode():
+        quiet = call(x)
+    out = call(x)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node out": out, "node x.grad": x.grad, "node quiet": quiet.clone()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_mailboxes_after_inference(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(mailboxes_after_inference, ())])
 
 
 SETTINGS = [
