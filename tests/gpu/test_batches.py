@@ -9,6 +9,7 @@ import torch
 import sar
 from tests import pretend_gpu
 from tests.gpu.places import PLACES, Place
+from tests.hetero_graphs import partition_hetero
 from tests.parity.harness import assert_close, build, deal, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS
 
@@ -73,3 +74,43 @@ def test_batches(place: Place):
         for value, wanted in zip(found, expected, strict=True):
             assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)
         assert places == {place.device}
+
+
+def typed_parts(workers):
+    """Two node types, of which one has fewer nodes than there are edges into it, and one relation without edges."""
+    torch.manual_seed(5)
+    ends = {kind: (torch.randint(n, (40,)), torch.randint(m, (40,))) for kind, n, m in (("r", 9, 7), ("s", 7, 9))}
+    none = torch.empty(0, dtype=torch.int64)
+    edges = {("a", "r", "b"): ends["r"], ("b", "s", "a"): ends["s"], ("b", "t", "b"): (none, none)}
+    graph = dgl.heterograph(edges, num_nodes_dict={"a": 9, "b": 7})
+    for ntype in graph.ntypes:
+        graph.nodes[ntype].data["x"] = torch.randn(graph.num_nodes(ntype), 6, dtype=torch.float64)
+    assignment = {ntype: torch.arange(graph.num_nodes(ntype)) % workers for ntype in graph.ntypes}
+    return partition_hetero(graph, assignment, workers).partitions
+
+
+def run_typed(partition, device):
+    if device == pretend_gpu.NAME:
+        pretend_gpu.install()
+    features = {name: rows for name, rows in partition.node_features.items() if name.endswith("/x")}
+    found = []
+    for target in (None, device):
+        with pretend_gpu.in_place_of(device):
+            torch.manual_seed(1)
+            graph = sar.construct_full_graph(partition)
+            sampler = sar.DistNeighborSampler([3, 2], input_node_features=features, output_device=target)
+            block, last = sampler.sample(graph, {"a": torch.arange(graph.num_nodes("a"))})
+            of_types = {kind: dgl.nn.SAGEConv(6, 4, "mean") for kind in ("r", "s", "t")}
+            layer = dgl.nn.HeteroGraphConv(of_types).to(target or "cpu", torch.float64)
+            out = layer(block, block.srcdata["x"])
+            found.append(
+                {**out, "inputs": block.srcnodes["b"].data[dgl.NID], "seeds": last.dstnodes["a"].data[dgl.NID]}
+            )
+            assert {value.device.type for value in found[-1].values()} == {target or "cpu"}
+    return [{name: value.detach().cpu() for name, value in each.items()} for each in found]
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_blocks_of_several_types(place: Place):
+    for expected, found in place.pool.run(run_typed, place.device, per_rank=typed_parts(place.world_size)):
+        torch.testing.assert_close(found, expected)
