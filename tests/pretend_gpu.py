@@ -39,6 +39,7 @@ SIZES = {
 }
 """Operations whose result has a size that the host has to know first."""
 _waits: Counter[str] | None = None
+_queued: list[tuple[Tensor, Tensor]] = []  # copies to the CPU that have not been waited for: places and values
 
 
 class PretendTensor(Tensor):
@@ -96,7 +97,8 @@ def install() -> None:
     """Give this process the device; once, before its first backward."""
     if not hasattr(torch, NAME):
         registration = torch.utils.backend_registration
-        module = type("Module", (registration._DummyBackendModule,), {"get_amp_supported_dtype": lambda self: []})
+        own = {"get_amp_supported_dtype": lambda self: [], "Stream": _Stream, "current_stream": _Stream}
+        module = type("Module", (registration._DummyBackendModule,), own | {"stream": nullcontext})
         registration._setup_privateuseone_for_python_backend(NAME, module())
         torch.tensor = partial(_tensor, torch.tensor)  # which looks at no mode
 
@@ -112,6 +114,28 @@ def in_place_of(device: str) -> AbstractContextManager[Any]:
 def _tensor(original: Callable[..., Tensor], data: Any, *, device: Any = None, **options: Any) -> Tensor:
     made = original(data, **options)
     return made if device is None else made.to(device)
+
+
+class _Stream:
+    """Work that is done when it is queued, but for copies to the CPU."""
+
+    def __init__(self, device: Any) -> None:
+        """Of a device."""
+
+    def wait_stream(self, other: "_Stream") -> None:
+        """Come after what is queued there."""
+
+    def synchronize(self) -> None:
+        _note_wait("synchronize")
+        for place, values in _queued:
+            place.copy_(values)
+        _queued.clear()
+
+
+def _queue(place: Tensor, values: Tensor) -> Tensor:
+    """Copy to the CPU when the host waits; until then other numbers are there."""
+    _queued.append((place, values.clone()))
+    return place.fill_(torch.nan if place.is_floating_point() else 77)
 
 
 @contextmanager
@@ -171,6 +195,8 @@ def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     what = None if _waits is None else _what_waits(func, args, kwargs, here)
     if what is not None:
         _note_wait(what)
+    if func is aten.copy_.default and args[2:] == (True,) and here and not isinstance(args[0], PretendTensor):
+        return _queue(args[0], args[1].values_on_cpu)
     device = kwargs.get("device")
     if func is aten.copy_.default:
         on_device = isinstance(args[0], PretendTensor)

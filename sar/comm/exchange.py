@@ -30,6 +30,12 @@ Where memory is left to a file, shared rows are mapped, and the first use of a p
 wait for the disk. So before a tile is computed the system is asked for the next one, and for where its gradients go. It
 does not read their neighbours, too: where memory is short these would take the place of what is needed next.
 
+[Note: rows of a device]
+Where rows are on a device and travel through CPU memory, each message has pinned memory of its own, from torch, which
+uses it again once the device has read it. So copies to the device are only queued. What is sent is gathered and copied
+in a stream beside the one that computes, and the host waits for that before it posts: tile k + 1 while tile k is
+computed. Gradients of a tile are waited for where they are computed.
+
 [Note: address]
 A transport may match a message by sender and tag. The tag holds the number of the agreed call, the direction (rows out
 or gradients back) and the tile's index in its round; the pair of workers determines the round. So a message can only
@@ -38,6 +44,7 @@ meet the receive it was meant for, in whatever order the two ends post.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -133,6 +140,8 @@ class Exchange:
         rows = min(settings.buffer_bytes // 4 // row_bytes, max(plan.mean_rows // 2, SMALL_TILE // row_bytes))
         self._local_rows = 1 << max(rows, 1).bit_length() - 1
         self.shared: dict[int, Shared] = {}  # what the workers of this process share, by rank
+        self.device = group.device  # where rows are
+        self.streams: Any = None  # torch's module for it, where rows do not travel there: see [Note: rows of a device]
 
     def exchange_tiles(
         self,
@@ -157,6 +166,8 @@ class Exchange:
             returns: where gradients go; None to return none.
         """
         self._number = self.group.calls
+        crosses = device.type not in ("cpu", "meta") and self.group.device.type == "cpu"
+        self.device, self.streams = device, getattr(torch, device.type) if crosses else None
         rows, totals = list(fields or ()), [] if returns is None else [total.detach() for total in returns.totals]
         several = len(self.group.local_peers) > 1
         if several:
@@ -269,16 +280,21 @@ class Exchange:
     def parcel(self, halo: HaloSlice, row: RowFormat, *, from_pool: bool = True) -> _Parcel:
         """A parcel for a slice, with a buffer of the pool or one of its own."""
         size = row.message_bytes(halo.rows)
+        if self.streams is not None:
+            pin = self.streams is torch.cuda
+            return _Parcel(halo, row, torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin))
         if from_pool:
             return _Parcel(halo, row, self.pool.take(size))
         return _Parcel(halo, row, torch.empty(size, dtype=torch.uint8, device=self.group.device))
 
     def give(self, parcel: _Parcel | None) -> None:
         """Hand a parcel's buffer back."""
-        self.pool.give(None if parcel is None else parcel.buffer)
+        self.pool.give(None if parcel is None or self.streams is not None else parcel.buffer)
 
     def post(self, place: int, direction: int, inbound: _Parcel | None, outbound: _Parcel | None) -> _Transfer:
         """Post one message each way: see [Note: address]."""
+        if self.streams is not None and outbound is not None:
+            self.streams.current_stream(self.device).synchronize()
         tag = (self._number % 2**12) << 19 | direction << 18 | place % 2**18
         works = self.group.post(self._message(inbound), self._message(outbound), tag, self.signature)
         for parcel, work in zip((inbound, outbound), works, strict=True):
@@ -311,24 +327,30 @@ class _Outward:
         self.row = RowFormat.of(fields).narrowed(exchange.settings.wire_features)
         self.posted = 0
         self.transfers: deque[_Transfer] = deque()
+        self.aside: AbstractContextManager[Any] = nullcontext()  # the computing stream
+        if exchange.streams is not None:
+            stream = exchange.streams.Stream(device)
+            stream.wait_stream(exchange.streams.current_stream(device))
+            self.aside = exchange.streams.stream(stream)
 
     def post(self, steps: int) -> None:
         """Post transfers until `steps` of them have been."""
         exchange = self.exchange
-        for step in exchange.steps[self.posted : steps]:
-            inbound = outbound = None
-            if step.receive is not None:
-                inbound = exchange.parcel(step.receive, self.row, from_pool=not self.keep)
-            if step.send is not None:
-                outbound = exchange.parcel(step.send, self.row)
-                index = exchange.plan.rows_of(outbound.halo)
-                owned = exchange.shared[outbound.halo.owner].read[: len(self.fields)]
-                for column, rows in zip([one.rows for one in owned], outbound.fields, strict=True):
-                    if rows.are_like(column.device, column.dtype):
-                        torch.index_select(column, 0, index, out=rows.values)
-                    else:
-                        rows.write(column.index_select(0, index))
-            self.transfers.append(exchange.post(step.place, OUT, inbound, outbound))
+        with self.aside:
+            for step in exchange.steps[self.posted : steps]:
+                inbound = outbound = None
+                if step.receive is not None:
+                    inbound = exchange.parcel(step.receive, self.row, from_pool=not self.keep)
+                if step.send is not None:
+                    outbound = exchange.parcel(step.send, self.row)
+                    index = exchange.plan.rows_of(outbound.halo)
+                    owned = exchange.shared[outbound.halo.owner].read[: len(self.fields)]
+                    for column, rows in zip([one.rows for one in owned], outbound.fields, strict=True):
+                        if rows.are_like(column.device, column.dtype):
+                            torch.index_select(column, 0, index, out=rows.values)
+                        else:
+                            rows.write(column.index_select(0, index))
+                self.transfers.append(exchange.post(step.place, OUT, inbound, outbound))
         self.posted = max(self.posted, steps)
 
     def receive(self) -> list[Tensor] | None:

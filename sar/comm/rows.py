@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sar.config import Config
+from sar.raw_memory import to_device
 
 ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
@@ -38,17 +39,17 @@ class FieldRows(NamedTuple):
         return (self.values.device, self.values.dtype) == (device, dtype)
 
     def write(self, values: Tensor) -> None:
-        """Take in (rows, ...) values, which are used up."""
+        """Take in (rows, ...) values, which are used up; from a device, once what is queued there is done."""
         if self.scale is not None:
             scale = _scale(values, self.values.dtype)
-            self.scale.copy_(scale)
+            self.scale.copy_(scale, non_blocking=True)
             values.mul_(scale.reciprocal())
-        self.values.copy_(values)
+        self.values.copy_(values, non_blocking=True)
 
     def read(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The values as they were written, rounded, (rows, ...); the message's memory where that is what they are."""
-        values = self.values.to(device, dtype)
-        return values if self.scale is None else values.mul_(self.scale.to(device, dtype))
+        values = to_device(self.values, device).to(dtype)
+        return values if self.scale is None else values.mul_(to_device(self.scale, device).to(dtype))
 
 
 @dataclass(frozen=True)

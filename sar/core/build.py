@@ -202,9 +202,11 @@ class AgreedGraph:
 
 def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     """Check this worker's partition, and that all workers hold parts of the same graph; inside `group.guard()`."""
-    load_kernels()
     part = group.rank
     check_partition(data, part, group.world_size)
+    device = data.all_shard_edges[0].edges[0].device
+    if device.type == "cpu":
+        load_kernels()
     names, etypes = data.node_type_names, data.edge_type_names
     graph = f"node ranges {data.node_ranges}, node types {names}, edge types {etypes}"
     if data.directory:
@@ -220,7 +222,6 @@ def agree_on_graph(data: PartitionData, group: Group) -> AgreedGraph:
     for k, etype in enumerate(etypes):
         first_id = int(all_edges[:part].sum() + all_edges[part, :k].sum())
         shards[etype] = with_edge_ids(relations[k], first_id)
-    device = data.all_shard_edges[0].edges[0].device
     rows = {ntype: torch.arange(len(ids), device=device) for ntype, ids in ids_by_type.items()}
     nodes = NodeSet(ids_by_type, rows, dict(zip(names, totals, strict=True)))
     signature = digest(f"{graph} {totals} {all_edges.tolist()}")

@@ -25,6 +25,7 @@ from tests.gpu.places import PRETEND, Place
 from tests.parity.harness import Mine, assert_close, build, deal, random_data
 from tests.parity.scenarios import SCENARIOS
 from tests.pretend_gpu import PretendGpu, host_waits
+from tests.python_process import run
 
 DEVICE, EPOCHS = f"{pretend_gpu.NAME}:0", 3
 MEANT = {
@@ -35,8 +36,7 @@ MEANT = {
     "core/relation.py <genexpr>: equal": 1,
 }
 THROUGH_THE_CPU = {
-    "comm/rows.py write: to the CPU": 10,  # tiles
-    "comm/rows.py read: to the device": 10,
+    "comm/exchange.py post: synchronize": 10,  # tiles, before they are sent
     "nn/statistics.py from_all: to the CPU": 7,  # statistics and readout, forward and backward
     "comm/collectives.py _combine: to the CPU": 2,  # the maxima of the readout
     "comm/collectives.py gather_grads: to the CPU": 1,  # all gradients in one piece
@@ -96,7 +96,7 @@ def over(backend: str, device: str) -> Iterator[None]:
     group.close()
 
 
-def train(mine: Mine, backend: str) -> tuple[list[list[float]], Counter[str]]:
+def train(mine: Mine, backend: str, wire: torch.dtype | None = None) -> tuple[list[list[float]], Counter[str]]:
     """The losses of each epoch on the CPU and on the device, and where the host waits in the last epoch there."""
     pretend_gpu.install()
     sar.patch_dgl()
@@ -110,6 +110,7 @@ def train(mine: Mine, backend: str) -> tuple[list[list[float]], Counter[str]]:
             graph = build(here.partition, 1)
             model = Model(graph).to(device)
             sar.Config.cache_constant_inputs = True
+            sar.Config.wire_dtype_features = sar.Config.wire_dtype_gradients = wire
             sar.sync_params(model)
             optimizers = [torch.optim.Adam(model.parameters(), 0.01), sar.nn.SparseAdam([model.embedding], 0.01)]
             wanted = torch.arange(0, graph.num_nodes_global(), 3)
@@ -136,6 +137,34 @@ def test_where_the_host_waits(place: Place, backend):
         assert waits == (MEANT if backend == "nccl" else MEANT | THROUGH_THE_CPU)
 
 
+EPOCH = """
+import sys
+import torch
+import sar
+from tests.core.test_host_waits import DEVICE, Model
+from tests.parity.harness import build, deal, random_data
+from tests.parity.scenarios import SCENARIOS
+from tests.pretend_gpu import in_place_of
+
+sar.initialize_comms()
+parts = SCENARIOS["random"](1)
+(partition, data), = deal(parts, random_data(parts))
+data.partition = partition
+with in_place_of(DEVICE):
+    here = data.to(DEVICE)
+    graph = build(here.partition, 1)
+    model = Model(graph).to(DEVICE)
+    model(graph, here.nodes["x"], torch.arange(9)).backward()
+    model.embedding.sum_gradients()
+assert "numba" not in sys.modules
+"""
+
+
+def test_an_epoch_on_a_device_does_not_load_numba():
+    done = run("-c", EPOCH, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 def drift(rank):
     """A step after which the models differ in one element, and a call."""
     pretend_gpu.install()
@@ -147,6 +176,16 @@ def drift(rank):
             model.weight[-1, -1] += rank
         torch.optim.SGD(model.parameters(), 0.1).step()
         sar.all_sum(1)
+
+
+@pytest.mark.filterwarnings("ignore:User provided device_type")
+@pytest.mark.parametrize("place", [PRETEND], indirect=True, ids=str)
+def test_rows_that_travel_in_half_precision(place: Place):
+    parts = SCENARIOS["random"](place.world_size)
+    for backend in ("gloo", "nccl"):
+        mine = deal(parts, random_data(parts))
+        for (expected, found), _ in place.pool.run(train, backend, torch.float16, per_rank=mine):
+            assert_close(torch.tensor(found), torch.tensor(expected))
 
 
 @pytest.mark.parametrize("place", [PRETEND], indirect=True, ids=str)
