@@ -128,7 +128,7 @@ class RowFormat:
         """Round rows of the fields, (rows, ...) each, in place, as they would be if they travelled in this format."""
         if all(field.dtype == one.dtype for field, one in zip(self.fields, values, strict=True)):
             return
-        message = torch.empty(self.message_bytes(len(values[0])), dtype=torch.uint8, device="cpu")
+        message = torch.empty(self.message_bytes(len(values[0])), dtype=torch.uint8, device=values[0].device)
         for rows, one in zip(self.rows(message, len(values[0])), values, strict=True):
             rows.write(one)
             one.copy_(rows.read(one.device, one.dtype))
