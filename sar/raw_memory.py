@@ -26,7 +26,7 @@ class TensorFile(Protocol):
         """A tensor in the file, contents undefined."""
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """A tensor in the file with what this one has."""
+        """A tensor that stays as it is, with what this one has: in the file, or on a GPU, from which it leaves."""
 
     def snapshot(self, tensor: Tensor) -> Tensor | None:
         """What a tensor has now, whatever becomes of it, without a copy; None where it is not in the file."""
@@ -81,8 +81,8 @@ def empty_spillable(
 
 def moved_to_file(tensor: Tensor) -> Tensor:
     """The tensor, which will stay for long and as it is, in this thread's file where there is one."""
-    file = _file_for(tensor.device)
-    return tensor if file is None else file.moved(tensor)
+    file = tensor_file.value
+    return tensor if file is None or tensor.is_meta != (file.device == "meta") else file.moved(tensor)
 
 
 def snapshot(tensor: Tensor) -> Tensor:

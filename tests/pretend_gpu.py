@@ -4,7 +4,7 @@ Where such a tensor meets one on the CPU, as two devices never may, the operatio
 `FakeTensorMode` this has values, so that code which reads sizes from values runs, and a backward, on builds of torch
 without CUDA. It cannot be undone, so it needs a process of its own.
 
-`host_waits` tells where the host would wait for a real device.
+`host_waits` tells where the host would wait for a real device, `most_bytes` what would be on it.
 """
 
 import sys
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -40,6 +41,9 @@ SIZES = {
 """Operations whose result has a size that the host has to know first."""
 _waits: Counter[str] | None = None
 _queued: list[tuple[Tensor, Tensor]] = []  # copies to the CPU that have not been waited for: places and values
+_storages: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
+_peak: int | None = None
+_before = _since = 0  # bytes there when they were last added up, and of tensors used since then
 
 
 class PretendTensor(Tensor):
@@ -58,14 +62,15 @@ class PretendTensor(Tensor):
             device=f"{NAME}:0",
         )
         made.values_on_cpu = real
+        storage = real.untyped_storage()
+        _storages[storage._cdata] = storage
         return made
 
     def __repr__(self, *args: Any) -> str:
         return f"{self.values_on_cpu!r} on {NAME}"
 
     def tolist(self) -> Any:
-        _note_wait("tolist")
-        return self.values_on_cpu.tolist()
+        return self.cpu().tolist()  # where what waits for the device is counted, and what waits on the host comes back
 
     def data_ptr(self) -> int:
         return self.values_on_cpu.data_ptr()
@@ -184,6 +189,17 @@ def _what_waits(func: Any, args: Any, kwargs: dict[str, Any], here: list["Preten
     return None
 
 
+@contextmanager
+def most_bytes() -> Iterator[Callable[[], int]]:
+    """What says how many bytes have been on the device inside, at most, after an operation."""
+    global _peak, _before, _since
+    _peak = _before = _since = 0
+    try:
+        yield lambda: _peak or 0
+    finally:
+        _peak = None
+
+
 def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     here = [value for value in given if isinstance(value, PretendTensor)]
@@ -206,7 +222,19 @@ def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         kwargs = {**kwargs, "device": CPU}
     made = func(*tree_map(_real, args), **tree_map(_real, kwargs))
     known = {id(value.values_on_cpu): value for value in here}  # what is changed in place stays what it is
-    return tree_map(lambda value: _on_device(value, known) if on_device else value, made)
+    made = tree_map(lambda value: _on_device(value, known) if on_device else value, made)
+    if _peak is not None:
+        _note_bytes([*here, *(one for one in tree_leaves(made) if isinstance(one, PretendTensor))])
+    return made
+
+
+def _note_bytes(used: list[PretendTensor]) -> None:
+    """Add up what is there, where it can be more than ever."""
+    global _peak, _since, _before
+    _since += sum(one.untyped_storage().nbytes() for one in used)
+    if _peak is not None and _before + _since > _peak:
+        _before, _since = sum(storage.nbytes() for storage in list(_storages.values())), 0
+        _peak = max(_peak, _before)
 
 
 def _real(value: Any) -> Any:

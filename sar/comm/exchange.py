@@ -23,7 +23,8 @@ Gradients are added by whoever has the turn, beginning with the first worker: in
 last bit. A second meeting ends an exchange that returns gradients, because only then a total is complete.
 
 A caller that can (`local`) reads the rows where they lie, and adds to totals itself. Otherwise rows are copied tile by
-tile, and rounded as those that leave the process are, so that the results are those of as many processes.
+tile, and rounded as those that leave the process are, so that the results are those of as many processes. So they are
+brought to a GPU, where no rows of those who wait are; they wait on the host, and gradients are added to theirs there.
 
 [Note: reading ahead]
 Where memory is left to a file, shared rows are mapped, and the first use of a page that the system has dropped would
@@ -172,7 +173,7 @@ class Exchange:
         several = len(self.group.local_peers) > 1
         if several:
             self._count(rows, totals)
-            if local is not None and self._changes_on_its_way(rows, totals, keep=keep):
+            if local is not None and (device.type != "cpu" or self._changes_on_its_way(rows, totals, keep=keep)):
                 local = None
             if local is not None:
                 rows += local.fields if fields is not None else ()
@@ -185,6 +186,8 @@ class Exchange:
         here: Iterator[Tile] = iter(())
         if local is not None and several:
             here = self._read_in_place(fields is not None)
+        elif several and device.type != "cpu":
+            here = self._brought(device, returns)
         elif several:
             here = self._copied(fields is not None, keep, returns)
         return self._walk_all(here, self._walk(outward, backward), meets=several and returns is not None)
@@ -266,6 +269,23 @@ class Exchange:
             self.give(None if keep else fetched)
             self.give(returned)
 
+    def _brought(self, device: torch.device, returns: GradientReturn | None) -> Iterator[Tile]:
+        """Tiles of the other workers of this process, brought to the device that computes, and rounded there."""
+        out, back = (self.settings.wire_features, self.settings.wire_gradients)
+        for halo, index, owner in self._asked_ahead(self.plan.local_slices(self._local_rows)):
+            rows = [one.read(index, device) for one in owner.read]
+            RowFormat.of(rows).narrowed(out).round(rows)
+            grads = None
+            if returns is not None:
+                shapes = [((halo.rows, *one.rows.shape[1:]), one.rows.dtype) for one in owner.added_to]
+                grads = [torch.full(shape, returns.start, dtype=dtype, device=device) for shape, dtype in shapes]
+            yield Tile(halo, rows or None, grads)
+            if returns is not None and grads is not None:
+                RowFormat.of(grads).narrowed(back).round(grads)
+                for one, grad in zip(owner.added_to, grads, strict=True):
+                    total = one.current()
+                    returns.add(index.to(total.device), grad.to(total.device), total)
+
     def _asked_ahead(self, halos: list[HaloSlice]) -> Iterator[tuple[HaloSlice, Tensor, Shared]]:
         """Each slice, its rows, and what their owner shares; see [Note: reading ahead]."""
         found = [(halo, self.plan.rows_of(halo), self.shared[halo.owner]) for halo in halos]
@@ -346,6 +366,7 @@ class _Outward:
                     index = exchange.plan.rows_of(outbound.halo)
                     owned = exchange.shared[outbound.halo.owner].read[: len(self.fields)]
                     for column, rows in zip([one.rows for one in owned], outbound.fields, strict=True):
+                        index = index.to(column.device)
                         if rows.are_like(column.device, column.dtype):
                             torch.index_select(column, 0, index, out=rows.values)
                         else:
@@ -411,8 +432,8 @@ class _Backward:
             if inbound is not None:
                 index = self.exchange.plan.rows_of(inbound.halo)
                 owned = self.exchange.shared[inbound.halo.owner].added_to[: len(self.returns.totals)]
-                for total, rows in zip([one.rows for one in owned], inbound.fields, strict=True):
-                    self.returns.add(index, rows.read(self.device, total.dtype), total)
+                for total, rows in zip([one.current() for one in owned], inbound.fields, strict=True):
+                    self.returns.add(index.to(total.device), rows.read(total.device, total.dtype), total)
             self.exchange.wait(outbound)
             self.exchange.give(outbound)
             self.exchange.give(inbound)

@@ -53,8 +53,11 @@ class HaloPlan:
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile, the latest used last
 
     def to(self, device: torch.device) -> "HaloPlan":
-        send_rows, local_rows = ([rows.to(device) for rows in lists] for lists in (self.send_rows, self.local_rows))
-        return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts, device="cpu"), self.mean_rows, local_rows)
+        """The plan on a device; itself where workers share a process, as rows of those that wait are on the CPU."""
+        if self.local_rows:
+            return self
+        send_rows = [rows.to(device) for rows in self.send_rows]
+        return HaloPlan(self.rank, send_rows, torch.tensor(self.halo_counts, device="cpu"), self.mean_rows)
 
     @classmethod
     def agreed(cls, group: Group, send_rows: list[Tensor], halos: list[Tensor], rows: int, what: str) -> "HaloPlan":
@@ -66,6 +69,7 @@ class HaloPlan:
         counts = torch.stack(group.all_gather(own, f"halo counts of {what}"))
         local_rows: list[Tensor] = []
         if len(group.local_peers) > 1:
+            send_rows = [rows.cpu() for rows in send_rows]
             shared = group.share([torch.cat(send_rows)], [], f"halo lists of {what}")
             local_rows = [one.read[0].rows for one in shared.values()]
         return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size, local_rows)

@@ -63,13 +63,24 @@ class Member(Protocol):
 
 
 class SharedTensor:
-    """A tensor of one worker that others of the same process read where it lies, in memory or in a file."""
+    """A tensor of one worker that others of the same process read where it lies, in memory or in a file.
+
+    Of a tensor on a GPU they read what the host has of it.
+    """
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
 
     def will_need(self, rows: Tensor | None = None) -> None:
         """Have the system read these rows, ascending, while this process does something else; None for all."""
+
+    def read(self, rows: Tensor, device: torch.device) -> Tensor:
+        """Some of the rows, on a device; they may be there already where `will_need` was given the same ones."""
+        return self.rows.index_select(0, rows.to(self.rows.device)).to(device)
+
+    def current(self) -> Tensor:
+        """The tensor where it is now, to be changed at once."""
+        return self.rows
 
 
 class Spilled(NamedTuple):

@@ -194,7 +194,8 @@ class EdgeBlock:
     def kept(self, name: str, make: Callable[[], T]) -> T:
         """What a backend makes of the structure once; tensors count as memory, and all else is small."""
         if name not in self._kept:
-            self._kept[name] = make()
+            value = make()
+            self._kept[name] = moved_to_file(value) if isinstance(value, Tensor) else value
         made: T = self._kept[name]
         return made
 

@@ -25,7 +25,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sar import raw_memory
 from sar.comm.transport import SharedTensor
+from sar.outofcore.gpu import Addresses, GpuMemory
 from sar.outofcore.spill import Mapping, Pages, Published, SpillFile, has_its_own_pages
 
 FIRST_PURGE: Final = 4096
@@ -66,18 +67,26 @@ class _Known:
         found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
         return found
 
+    def come_back(self) -> None:
+        """Be at hand, for whoever uses it now."""
+        if self.pages is not None:
+            self.pages.populate()
+            self.away = False
+
 
 class Residency(TorchDispatchMode):
     """What a worker has in memory, and a `TensorFile`: see [Note: leaving memory] and [Note: tensors in files].
 
-    The file is the worker's own. `left` counts bytes that were out of memory when the turn last passed.
+    The file is the worker's own, what is on a GPU that of the process. `left` counts bytes that were out of memory when
+    the turn last passed.
     """
 
     device = "cpu"
 
-    def __init__(self, file: SpillFile) -> None:
+    def __init__(self, file: SpillFile, gpu: GpuMemory) -> None:
         super().__init__()
         self.file = file
+        self.gpu = gpu
         self.left = 0
         self._storages: dict[int, _Known] = {}  # by what tells storages apart, `_cdata`
         self._purge_at = FIRST_PURGE
@@ -91,7 +100,8 @@ class Residency(TorchDispatchMode):
         """Look after this thread's tensors inside."""
         _all.add(self)
         try:
-            with raw_memory.tensor_file.set_to(self), self:
+            addresses = Addresses(self.gpu) if torch.cuda.is_available() else nullcontext()
+            with raw_memory.tensor_file.set_to(self), addresses, self:
                 yield
         finally:
             _all.discard(self)  # its file is closed, whoever still has a tensor of it
@@ -119,10 +129,9 @@ class Residency(TorchDispatchMode):
     def _use(self, tensor: Tensor) -> int:
         """Have a tensor at hand that an operation uses; return what tells its storage from others."""
         key: int = tensor.untyped_storage()._cdata
-        known = self._storages.get(key)
-        if known is not None and known.away and known.pages is not None:
-            known.pages.populate()
-            known.away = False
+        known = self._storages.get(key) if tensor.is_cpu else self.gpu.known.get(key)
+        if known is not None and known.away:
+            known.come_back()
         return key
 
     def _know(self, tensor: Tensor, given: set[int]) -> None:
@@ -132,7 +141,11 @@ class Residency(TorchDispatchMode):
         """
         storage = tensor.untyped_storage()
         key, large = storage._cdata, storage.nbytes() >= max(raw_memory.LEAST_BYTES, 1)
-        if large and key not in given and key not in self._storages and storage.resizable():
+        if not large or key in given or not storage.resizable():
+            return
+        if not tensor.is_cpu:
+            self.gpu.know(storage)
+        elif key not in self._storages:
             self._storages[key] = _Known(storage)
             if len(self._storages) > self._purge_at:
                 self._storages = {key: one for key, one in self._storages.items() if one.storage() is not None}
@@ -154,6 +167,7 @@ class Residency(TorchDispatchMode):
             mapping.renew()
         if _free_mkl is not None:
             _free_mkl()
+        self.left += self.gpu.leave(self.file)
 
     def _put_away(self, known: _Known, storage: torch.UntypedStorage) -> Pages | None:
         """Have the file's pages in place of a storage's, with what is there now; None where that is not possible."""
@@ -162,7 +176,8 @@ class Residency(TorchDispatchMode):
             known.pages.renew()
         else:
             known.nbytes, known.pages = nbytes, None
-            if nbytes and not storage.is_shared() and has_its_own_pages(address):
+            elsewhere = storage.is_shared() or (torch.cuda.is_initialized() and storage.is_pinned())
+            if nbytes and not elsewhere and has_its_own_pages(address):
                 slot = self.file.slot(nbytes)
                 known.pages = Pages(slot, address).fill(slot)
         return known.pages
@@ -178,6 +193,8 @@ class Residency(TorchDispatchMode):
 
     def publish(self, tensor: Tensor) -> SharedTensor:
         """Rows for other workers to read; contents as they are now."""
+        if not tensor.is_cpu and tensor.nbytes >= max(raw_memory.LEAST_BYTES, 1):
+            return self.gpu.publish(tensor, self.file)
         tensor = tensor.detach()
         if tensor.nbytes < max(raw_memory.LEAST_BYTES, 1):
             return SharedTensor(tensor.clone(memory_format=torch.contiguous_format))
@@ -198,6 +215,8 @@ class Residency(TorchDispatchMode):
 
     def open_to_others(self, total: Tensor) -> SharedTensor:
         """Let other workers add to a tensor, which therefore has to stay where it is."""
+        if not total.is_cpu:
+            return self.gpu.open_to_others(total)
         assert total.untyped_storage()._cdata not in self._storages, "a total that `empty_spillable` has not made"
         if (mapping := self._in_file.get(_address(total))) is None:
             return SharedTensor(total)
@@ -211,6 +230,8 @@ class Residency(TorchDispatchMode):
 
     def moved(self, tensor: Tensor) -> Tensor:
         """As `TensorFile.moved`; small tensors share a slot."""
+        if not tensor.is_cpu:
+            return self.gpu.fixed(tensor)
         nbytes = tensor.nbytes
         if not nbytes or _address(tensor) in self._in_file:
             return tensor
@@ -251,11 +272,15 @@ def _begin(tensor: Tensor, mapping: Mapping) -> int:
 
 
 def _tensors(given: Any) -> Sequence[Tensor]:
-    """All tensors on the CPU among the arguments or results of an operation; of a sparse one those it is made of."""
+    """All tensors with memory among the arguments or results of an operation; of a sparse one those it is made of."""
     if isinstance(given, Tensor):
+        if given.layout is torch.strided:
+            return () if given.is_meta else (given,)
         if given.layout is torch.sparse_coo:
             return _tensors((given._indices(), given._values()))
-        return (given,) if given.layout is torch.strided and given.device.type == Residency.device else ()
+        if given.layout is torch.sparse_csr:
+            return _tensors((given.crow_indices(), given.col_indices(), given.values()))
+        return ()
     if isinstance(given, list | tuple):
         return [tensor for one in given if isinstance(one, Tensor | list | tuple) for tensor in _tensors(one)]
     return ()

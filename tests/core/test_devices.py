@@ -148,7 +148,7 @@ def training_helpers(graph, data):
         loss = task.loss(model(x))
         loss.backward()
         value = task.metrics(model(x))["val"]["f1_macro"]
-        found += [loss, x.grad.clone(), sar.all_sum(loss), sar.all_max(one[:9] == 2), sar.all_max(x[:9])]
+        found += [loss, x.grad.clone(), sar.all_sum(loss), sar.all_max(one[:6] == 2), sar.all_max(x[:6])]
         found.append(torch.tensor([value, task.accuracy(x, "train")]).to(x.device))
         stop.step(value, model)
     area = torch.tensor([sar.Task(one.clamp(max=1), {"val": one < 4}).roc_auc(x[:, :2], "val"), task.roc_auc(x, "val")])

@@ -30,7 +30,7 @@ from tests.python_process import run
 DEVICE, EPOCHS = f"{pretend_gpu.NAME}:0", 3
 MEANT = {
     "the script: _local_scalar_dense": 1,  # loss.item()
-    "comm/replicas.py take_checksum: tolist": 1,  # once a step, for all parameters
+    "comm/replicas.py take_checksum: to the CPU": 1,  # once a step, for all parameters
     "nn/embedding.py _summed: _unique2": 1,  # how many rows of an embedding were used, once a step
     "core/relation.py _sample: to the CPU": 1,  # whether a call's operands are known, and the same: on request only
     "core/relation.py <genexpr>: equal": 1,

@@ -15,7 +15,7 @@ class Place:
     device: str
     world_size: int
     backend: str = "gloo"
-    pool: WorkerPool = field(init=False)
+    pool: WorkerPool = field(init=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.device}, {self.world_size} workers, {self.backend}"

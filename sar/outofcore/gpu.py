@@ -1,0 +1,306 @@
+"""What a process has on its GPU: the tensors of the partition that computes; those of the others wait on the host.
+
+[Note: leaving the GPU]
+No other pages can be put under an address of a GPU. So a tensor leaves by a copy: the bytes of its storage go to the
+host, and the storage is emptied. Views and what autograd has saved refer to the storage, and so find it empty, and
+filled again. All that is there leaves when the turn passes, and a storage comes back when it is used. The dispatch mode
+sees operations ([Note: leaving memory]), those of a backward, too, which runs in the worker's own thread. `Addresses`
+sees who asks for an address, as Triton's kernels and `torch.save` do. A C++ extension that is no operator of torch is
+seen by neither, and finds a null pointer.
+
+Nobody can tell whether a kernel has written to a tensor, so what has been used is copied again when it leaves. The
+structure of graphs, which never changes, is copied once. So are rows that others read: what they read is the host's
+copy, and the next one goes elsewhere. Gradients of such rows are added to the host's copy, too, while their owner does
+not have the turn.
+
+[Note: three levels]
+The host's copies are in pinned memory, from which a GPU reads at full speed and while it computes. They may take
+`PINNED_SHARE` of the memory that the host or its control group has left when the turns begin, divided among the
+processes of the host; the rest goes to the spill file of the worker that leaves. The log says when either is first
+used. Rows of another partition are gathered on the host, and copied in a stream beside the one that computes, while the
+tile before is computed ([Note: reading ahead]).
+"""
+
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sar.comm.transport import SharedTensor
+from sar.logging_setup import logger
+from sar.outofcore.spill import Mapping, Published, SpillFile
+
+PINNED_SHARE: Final = 0.5
+"""Of the memory that is available. Torch's allocator of pinned memory keeps what is freed for blocks of its size."""
+_CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
+_LIMITS: Final = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),  # in the first version of control groups
+)
+_GIVES_ADDRESSES: Final = {
+    *(torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.__deepcopy__, torch.Tensor.__dlpack__),
+    torch.Tensor.__cuda_array_interface__.__get__,
+}
+
+
+class _Copy(NamedTuple):
+    """The host's copy of a storage."""
+
+    bytes: Tensor  # (n,) uint8
+    mapping: Mapping | None  # where it is in the file; None in pinned memory
+
+    def take(self, given: Tensor) -> None:
+        """Take in (n,) bytes of the GPU, once it comes to that."""
+        self.bytes.copy_(given, non_blocking=self.mapping is None)
+        if self.mapping is not None:
+            self.mapping.slot.file.written += given.nbytes
+
+    def give(self, wanted: Tensor) -> None:
+        """Fill (n,) bytes of the GPU, before whatever is computed next."""
+        if self.mapping is not None:
+            self.mapping.populate()
+        wanted.copy_(self.bytes, non_blocking=self.mapping is None)
+
+
+class OnGpu:
+    """A storage on the GPU, by weak reference."""
+
+    def __init__(self, memory: "GpuMemory", storage: torch.UntypedStorage) -> None:
+        self.nbytes = storage.nbytes()
+        self.copy: _Copy | None = None
+        self.away = False  # whether the copy is what it has, and nobody has used it since
+        self.fixed = False  # whether it never changes
+        self.published = False  # whether others may read the copy
+        self._memory = memory
+        self._key: int = storage._cdata
+        self.storage = weakref.ref(storage, partial(memory.forget, self._key))
+
+    def come_back(self) -> None:
+        """Be there, for whoever uses it now."""
+        storage = self.storage()
+        assert storage is not None, "a storage that is used"
+        assert self.copy is not None, "a storage that has left"
+        self.away = False
+        self._memory.here[self._key] = self
+        if storage.nbytes() != self.nbytes:
+            storage.resize_(self.nbytes)
+            with _disable_current_modes():
+                self.copy.give(_bytes(storage))
+
+    def copy_out(self, storage: torch.UntypedStorage, file: SpillFile) -> _Copy:
+        """Have the host's copy be what there is now."""
+        if not self.away and not (self.fixed and self.copy is not None):
+            if self.copy is None or self.published or self.nbytes != storage.nbytes():
+                self.nbytes = storage.nbytes()
+                self.copy, self.published = self._memory.place(self.nbytes, file), False
+            self.copy.take(_bytes(storage))
+        assert self.copy is not None
+        self.away = True
+        return self.copy
+
+
+class GpuMemory:
+    """The tensors of a process on its GPU: see [Note: leaving the GPU].
+
+    pinned: bytes of pinned memory that the host's copies may take.
+    """
+
+    def __init__(self, pinned: int) -> None:
+        self.known: dict[int, OnGpu] = {}  # by what tells storages apart, `_cdata`
+        self.here: dict[int, OnGpu] = {}  # of these all that are not empty
+        self._room = pinned
+        self._told: set[str] = set()
+
+    def know(self, storage: torch.UntypedStorage) -> None:
+        """Have a storage leave with the turn from now on."""
+        key: int = storage._cdata
+        if key not in self.known:
+            self.known[key] = self.here[key] = OnGpu(self, storage)
+
+    def leave(self, file: SpillFile) -> int:
+        """Copy to the host, or to a worker's file, all that is there; return how many bytes have left."""
+        if not self.here:
+            return 0
+        left = []
+        with _disable_current_modes():
+            for known in list(self.here.values()):
+                storage = known.storage()
+                if storage is not None and storage.nbytes():
+                    known.copy_out(storage, file)
+                    left.append(storage)
+            _wait_for_copies()
+            nbytes = sum(storage.nbytes() for storage in left)
+            for storage in left:
+                storage.resize_(0)
+        self.here.clear()
+        return nbytes
+
+    def place(self, nbytes: int, file: SpillFile) -> _Copy:
+        """Room for a copy: see [Note: three levels]."""
+        taken = 1 << (nbytes - 1).bit_length()  # by torch's allocator of pinned memory
+        if taken > self._room:
+            self._tell(f"the file in {file.folder}, as no more memory may be pinned")
+            mapping = Mapping(file.slot(nbytes))
+            return _Copy(mapping.tensor((nbytes,), torch.uint8), mapping)
+        self._tell("pinned memory")
+        place = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=torch.cuda.is_available())
+        self._room -= taken
+        weakref.finalize(place.untyped_storage(), self._free, taken)
+        return _Copy(place, None)
+
+    def _tell(self, level: str) -> None:
+        if level not in self._told:
+            self._told.add(level)
+            logger.info("tensors of partitions that wait leave the GPU for %s (%d MB left)", level, self._room >> 20)
+
+    def _free(self, nbytes: int) -> None:
+        self._room += nbytes
+
+    def forget(self, key: int, _: object) -> None:
+        """Nobody has a storage any more."""
+        self.known.pop(key, None)
+        self.here.pop(key, None)
+
+    # -- what other workers read
+
+    def publish(self, tensor: Tensor, file: SpillFile) -> SharedTensor:
+        """Rows for other workers to read, on the host; contents as they are now."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            tensor = tensor.detach()
+            storage = tensor.untyped_storage()
+            known = self.known.get(storage._cdata)
+            nbytes = known.nbytes if known is not None and known.away else storage.nbytes()
+            if known is not None and tensor.nbytes == nbytes and tensor.is_contiguous():
+                copy = known.copy_out(storage, file)
+                known.published = True
+            else:
+                if known is not None and known.away:
+                    known.come_back()
+                copy = self.place(tensor.nbytes, file)
+                copy.bytes.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            _wait_for_copies()
+            return _Rows(copy, tensor)
+
+    def open_to_others(self, total: Tensor) -> SharedTensor:
+        """Let other workers add to a tensor."""
+        with torch._C.DisableTorchFunction():
+            known = self.known.get(total.untyped_storage()._cdata)
+        return SharedTensor(total) if known is None else _Total(total, known)
+
+    def fixed(self, tensor: Tensor) -> Tensor:
+        """A tensor that stays as it is, with what this one has: what has left once is not copied again."""
+        known = self.known.get(tensor.untyped_storage()._cdata)
+        if known is not None and not known.fixed:
+            tensor = tensor.clone()
+            known = self.known.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            known.fixed = True
+        return tensor
+
+
+class _Rows(SharedTensor):
+    """Rows of a tensor of the GPU, as the host has them; those asked for are on their way to the GPU."""
+
+    def __init__(self, copy: _Copy, tensor: Tensor) -> None:
+        super().__init__(copy.bytes.view(tensor.dtype).view(tensor.shape))
+        self._in_file = None if copy.mapping is None else Published(self.rows, copy.mapping.slot)
+        self._device = tensor.device
+        self._coming: tuple[Tensor, Tensor, Any] | None = None  # which, what, and the event at which they are there
+
+    def will_need(self, rows: Tensor | None = None) -> None:
+        """See [Note: reading ahead]."""
+        if rows is not None:
+            if self._in_file is not None:
+                self._in_file.will_need(rows)
+            self._coming = rows, *_brought(self.rows, rows, self._device)
+
+    def read(self, rows: Tensor, device: torch.device) -> Tensor:
+        coming, self._coming = self._coming, None
+        if coming is None or coming[0] is not rows:
+            return super().read(rows, device)
+        _, values, there = coming
+        if there is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(there)
+            values.record_stream(stream)
+        return values
+
+
+class _Total(SharedTensor):
+    """A tensor of the GPU that others add to."""
+
+    def __init__(self, total: Tensor, known: OnGpu) -> None:
+        super().__init__(total)
+        self._known = known
+
+    def current(self) -> Tensor:
+        copy = self._known.copy
+        if not self._known.away or copy is None:
+            return self.rows
+        size, begin = self.rows.nbytes, int(self.rows.storage_offset()) * self.rows.itemsize
+        return copy.bytes[begin : begin + size].view(self.rows.dtype).view(self.rows.shape)
+
+
+class Addresses(TorchFunctionMode):
+    """Has tensors be there whose address somebody asks for."""
+
+    def __init__(self, memory: GpuMemory) -> None:
+        super().__init__()
+        self._memory = memory
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _GIVES_ADDRESSES and isinstance(args[0], Tensor) and not args[0].is_cpu:
+            known = self._memory.known.get(args[0].untyped_storage()._cdata)
+            if known is not None and known.away:
+                known.come_back()
+        return func(*args, **(kwargs or {}))
+
+
+def pinned_limit(workers_of_host: int) -> int:
+    """Bytes that each of so many processes may pin: see [Note: three levels]."""
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    for names in _LIMITS:
+        with suppress(OSError, ValueError):  # there is none, or it says "max"
+            most, used = (int((_CONTROL_GROUP / name).read_text()) for name in names)
+            free = min(free, most - used)
+    return int(PINNED_SHARE * max(free, 0)) // workers_of_host
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    """All that a storage has, (n,) uint8."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+# -- what only CUDA has: streams, events, pinned memory. Other devices copy in order.
+
+
+def _wait_for_copies() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _brought(values: Tensor, rows: Tensor, device: torch.device) -> tuple[Tensor, Any]:
+    """Some rows of the host on their way to the GPU, and the event at which they are there; None where they are."""
+    cuda = device.type == "cuda"
+    gathered = torch.empty((len(rows), *values.shape[1:]), dtype=values.dtype, device="cpu", pin_memory=cuda)
+    torch.index_select(values, 0, rows, out=gathered)
+    if not cuda:
+        return gathered.to(device), None
+    side = _side_stream(device)
+    with torch.cuda.stream(side):
+        return gathered.to(device, non_blocking=True), side.record_event()
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

@@ -1,0 +1,277 @@
+"""Partitions in turns on a GPU: what waits is on the host, and the numbers are those of the CPU."""
+
+import importlib
+import logging
+import os
+from contextlib import ExitStack, suppress
+
+import dgl
+import dgl.function as fn
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+import sar
+from sar import raw_memory
+from sar.config import Config
+from sar.outofcore import gpu
+from sar.outofcore.gpu import Addresses
+from sar.outofcore.spill import SpillFile
+from tests import pretend_gpu
+from tests.core import test_devices
+from tests.gpu.places import CUDA, PRETEND, Place
+from tests.graphs import partition_in_memory, random_graph
+from tests.parity.harness import assert_close, build, deal, parameter_gradients, random_data
+from tests.parity.scenarios import SCENARIOS
+from tests.pretend_gpu import PretendGpu
+from tests.virtual import virtual_pool
+from tests.workers import Err
+
+PARTS, NODES, EDGES, WIDTH = 8, 2000, 12_000, 64
+LEVELS = {"pinned": 0.5, "file": 0.0}
+"""Shares of the memory that may be pinned."""
+PLACES = [pytest.param(Place(pretend_gpu.NAME, 1), marks=PRETEND.marks), CUDA[0]]
+pytestmark = pytest.mark.filterwarnings("ignore:User provided device_type")
+
+
+def in_turns(given, program, device, pretended, level, least, *settings):
+    """What virtual workers of this process return, and the most bytes that have been on the device."""
+    gpu.PINNED_SHARE, virtual_pool.SPILL_ALL = LEVELS[level], least
+    if pretended:
+        pretend_gpu.install()
+    elif device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+    with pretend_gpu.most_bytes() as most:
+        given = [(one, program, device, pretended, *settings) for one in given]
+        outcomes = virtual_pool._run_case(given, __name__, on_device.__name__, True)
+        for outcome in outcomes:
+            assert not isinstance(outcome, Err), outcome.traceback
+        found = most() if pretended or device == "cpu" else torch.cuda.max_memory_allocated()
+        return [outcome.value for outcome in outcomes], found
+
+
+def on_device(mine, program, device, pretended, settings=()):
+    """Run a program of some module; a device that is pretended lies below what looks after its tensors."""
+    for name, value in settings:
+        setattr(Config, name, value)
+    module, name = program
+    with ExitStack() as below:
+        if pretended:
+            below.enter_context(_disable_current_modes())
+            below.enter_context(PretendGpu())
+            below.enter_context(raw_memory.tensor_file.value)
+        return getattr(importlib.import_module(module), name)(mine, torch.device(device))
+
+
+def run(place, parts, program, *, on_cpu=False, level="pinned", least=1, **settings):
+    """What each worker returns, and the most bytes on the device of a process."""
+    each = len(parts) // place.world_size
+    shares = [parts[w * each : (w + 1) * each] for w in range(place.world_size)]
+    device, name = "cpu" if on_cpu else f"{place.device}:0", (program.__module__, program.__name__)
+    how = device, place.is_pretended, level, least, tuple(settings.items())
+    found = place.pool.run(in_turns, name, *how, per_rank=shares)
+    return [one for results, _ in found for one in results], max(most for _, most in found)
+
+
+def compare(found, expected):
+    for values, wanted in zip(found, expected, strict=True):
+        for value, other in zip(values, wanted, strict=True):
+            assert_close(value, other) if value.is_floating_point() else torch.testing.assert_close(value, other)
+
+
+# -- training
+
+
+def training(mine, device, make):
+    """Losses of some epochs, and the last gradients."""
+    sar.patch_dgl()
+    graph = sar.construct_full_graph(mine).to(device)
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(make() for _ in range(3)).to(device)
+    x = mine.node_features["_N/x"].to(device)
+    optimizer = torch.optim.Adam(layers.parameters(), lr=0.01)
+    losses = []
+    for _ in range(2):
+        h = x
+        for layer in layers:
+            h = layer(graph, h).flatten(1).relu()
+        loss = (h - x).square().sum() / NODES
+        optimizer.zero_grad()
+        loss.backward()
+        sar.gather_grads(layers)
+        optimizer.step()
+        losses.append(sar.all_sum(loss.item()))
+    return torch.tensor(losses), *(gradient.cpu() for gradient in parameter_gradients(layers).values())
+
+
+def sage(mine, device):
+    return training(mine, device, lambda: dgl.nn.SAGEConv(WIDTH, WIDTH, "mean"))
+
+
+def gcn(mine, device):
+    return training(mine, device, lambda: dgl.nn.GraphConv(WIDTH, WIDTH, allow_zero_in_degree=True))
+
+
+def gat(mine, device):
+    return training(mine, device, lambda: dgl.nn.GATConv(WIDTH, WIDTH // 4, 4, allow_zero_in_degree=True))
+
+
+def parts_of(count):
+    graph = random_graph(0, NODES, EDGES, multi_edges=False)
+    x = torch.randn(NODES, WIDTH, generator=torch.Generator().manual_seed(0))
+    assignment = torch.arange(NODES) * count // NODES
+    return partition_in_memory(graph, assignment, count, node_features={"x": x}).partitions
+
+
+@pytest.mark.parametrize("model, level", [(sage, "pinned"), (gcn, "file"), (gat, "pinned")])
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_memory_and_numbers(place, model, level):
+    settings = {"level": level, "comm_buffer_bytes": 2**18}
+    expected, _ = run(place, parts_of(PARTS), model, on_cpu=True, **settings)
+    found, most = run(place, parts_of(PARTS), model, **settings)
+    _, at_once = run(place, parts_of(1), model, **settings)
+    assert 0 < most <= at_once / 6
+    compare(found, expected)
+
+
+# -- what else runs on a device
+
+
+def devices_program(name):
+    def program(mine, device):
+        partition, data = mine
+        data.partition = partition
+        torch.manual_seed(1)
+        graph = build(partition, 1)
+        graph.ndata["y"] = data.nodes["y"]
+        graph = graph.to(device)
+        found = getattr(test_devices, name)(graph, data.to(device))
+        return [value.detach().cpu() for value in found]
+
+    program.__name__ = program.__qualname__ = f"on_a_device_{name}"
+    return program
+
+
+ON_A_DEVICE = [devices_program(program.__name__) for program in test_devices.PROGRAMS]
+globals().update({program.__name__: program for program in ON_A_DEVICE})
+
+
+def check(place, each, program, **settings):
+    """In turns on the device as in turns on the CPU."""
+    parts = SCENARIOS["random"](each * place.world_size)
+    mine = deal(parts, random_data(parts))
+    (expected, _), (found, _) = (run(place, mine, program, on_cpu=on_cpu, **settings) for on_cpu in (True, False))
+    compare(found, expected)
+
+
+@pytest.mark.parametrize("program", ON_A_DEVICE, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_programs(place, program):
+    check(place, 3, program)
+
+
+@pytest.mark.parametrize("program", ON_A_DEVICE[1:4], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("place", [PRETEND, CUDA[1]], indirect=True, ids=str)
+@pytest.mark.parametrize("least", [1, 2**13])
+def test_two_processes(place, least, program):
+    """Where all leaves the device, and where rows and totals are so small that they stay."""
+    check(place, 2, program, least=least)
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_rounded_rows(place):
+    check(place, 2, ON_A_DEVICE[3], wire_dtype_features=torch.bfloat16, wire_dtype_gradients=torch.float16)
+
+
+def changes(mine, device):
+    """Rows that others read are changed after the call; views, and one that autograd has saved, while they wait."""
+    partition, data = mine
+    graph, x = build(partition, 1).to(device), data.nodes["x"].to(device)
+    weight = torch.ones(6, device=device, requires_grad=True)
+    saved = x.clone()
+    product = (saved * weight).sum()
+    view = x[1:, 2:]
+    del saved
+    found = []
+    for _ in range(3):
+        graph.ndata["x"] = x
+        graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
+        found.append(graph.dstdata["y"])
+        view += 1
+    product.backward()
+    return [one.cpu() for one in (*found, x, view, weight.grad)]
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_changes(place):
+    check(place, 3, changes)
+
+
+everybodys = []
+
+
+def seen_or_not(_, device):
+    """Sizes on the device of a tensor that waits, before and after its address is asked for, and what it has then."""
+    memory = raw_memory.tensor_file.value.gpu
+    if sar.rank() == 0:
+        everybodys.clear()
+    mine = torch.arange(1000, device=device) + sar.rank()
+    if sar.rank() == 0:
+        everybodys.append(mine)
+    sar.all_sum(0)
+    sar.all_sum(0)
+    there = [mine.untyped_storage().nbytes()]
+    with Addresses(memory), suppress(RuntimeError):  # there is none, on a device that is not
+        torch.Tensor.data_ptr(mine)
+    there.append(mine.untyped_storage().nbytes())
+    return there, (mine.cpu() - torch.arange(1000)).unique().tolist(), int(everybodys[0][5])
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_addresses(place):
+    found, _ = run(place, [None] * 2, seen_or_not)
+    assert found == [([0, 8000], [0], 5), ([0, 8000], [1], 5)]
+
+
+def test_what_may_be_pinned(tmp_path, monkeypatch):
+    """A share of what is available, unless a control group allows less."""
+    monkeypatch.setattr(gpu, "_CONTROL_GROUP", tmp_path)
+    free = gpu.pinned_limit(1)
+    assert 0 < free <= gpu.PINNED_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert gpu.pinned_limit(1) > 2**20
+    (tmp_path / "memory.max").write_text("9000\n")
+    assert gpu.pinned_limit(2) == 2000
+
+
+def writes(mine, device):
+    """What a worker writes in a sum and its gradient, of narrow rows, in sizes of its graph's structure."""
+    graph = sar.construct_full_graph(mine).to(device)
+    x = torch.rand(graph.num_nodes(), 1, device=device, requires_grad=True)
+    for _ in range(2):
+        before = raw_memory.tensor_file.value.file.written
+        graph.ndata["x"] = x
+        graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
+        graph.ndata.pop("y").sum().backward()
+    return (raw_memory.tensor_file.value.file.written - before) / graph._structure.nbytes
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_structure_is_written_once(place):
+    found, _ = run(place, parts_of(2), writes, level="file")
+    assert max(found) < 0.5
+
+
+def test_levels(tmp_path, caplog):
+    """Pinned memory as far as it goes, which is what torch's allocator takes; then the file."""
+    caplog.set_level(logging.INFO, "sar")
+    memory, file = gpu.GpuMemory(2**13), SpillFile(tmp_path)
+    first, second, third = (memory.place(nbytes, file) for nbytes in (4000, 3000, 1))
+    assert [one.mapping is None for one in (first, second, third)] == [True, True, False]
+    del first
+    assert memory.place(4096, file).mapping is None
+    told = [message.partition("leave the GPU for ")[2] for message in caplog.messages]
+    assert [words.split()[0] for words in told] == ["pinned", "the"]
+    assert str(tmp_path) in told[1]
+    file.close()
