@@ -1,4 +1,4 @@
-"""The package's logger and its set-up."""
+"""The package's logger and its set-up; until somebody sets up logging, Python prints warnings to standard error."""
 
 import logging
 from collections.abc import Iterator
@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from os import PathLike
 
 logger = logging.getLogger("sar")
-logger.addHandler(logging.NullHandler())
 
 
 def logging_setup(

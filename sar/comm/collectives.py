@@ -6,14 +6,15 @@ from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import Parameter, is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sar.comm.ddp import refuse_second_sum, summed_in
 from sar.comm.group import Group
@@ -22,6 +23,8 @@ from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
 from sar.raw_memory import resolved, to_device
 
+_summed: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
+"""Gradients that are sums over workers, each with the version that its parameter had then."""
 BUCKET_ELEMENTS = 2**22
 REDUCED_DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
@@ -187,8 +190,9 @@ def gather_grads(model: Module) -> None:
     without one on some of them, those count as zero.
 
     Raises:
-        ConfigError: for a model in `DistributedDataParallel`, which needs `ddp_sum_hook` instead; for sparse gradients;
-            for a lazy module that has not seen its first input.
+        ConfigError: for a model in `DistributedDataParallel`, which needs `ddp_sum_hook` instead; for gradients that
+            are sums already, because there was another call since the parameters changed; for sparse gradients; for a
+            lazy module that has not seen its first input.
         DisagreementError: where the workers' models differ in the number, shapes or dtypes of their parameters.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -198,25 +202,46 @@ def gather_grads(model: Module) -> None:
         refuse_second_sum(model)
         call = "gather_grads"
         _agree_on_model(group, call, model, named)
-        if group.world_size == 1 or not parameters:
-            return
-        for name, p in named:
-            if p.grad is not None and p.grad.layout != torch.strided:
-                raise ConfigError(
-                    f"{call}: the gradient of {name} is {p.grad.layout}; expected a dense one. Make the layer with "
-                    "sparse=False; for rows of nodes, sar.nn.DistEmbedding has sparse gradients and optimizers."
-                )
-        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device="cpu")
-        group.all_reduce(present, dist.ReduceOp.MAX, call)
-        used = [p for p, somewhere in zip(parameters, present.tolist(), strict=True) if somewhere]
-        for bucket in _buckets(used):
-            flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
-            travelling = flat.to(group.device, summed_in(flat.dtype))
-            group.all_reduce(travelling, dist.ReduceOp.SUM, call)
-            flat = to_device(travelling, flat.device)
-            for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-                total = total.view_as(p).to(p)
-                p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
+        _refuse_sums(call, parameters)
+        if group.world_size > 1 and parameters:
+            _sum_gradients(group, call, named)
+        for p in parameters:
+            if p.grad is not None:
+                _summed[p.grad] = p._version
+
+
+def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter]]) -> None:
+    parameters = [p for _, p in named]
+    for name, p in named:
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise ConfigError(
+                f"{call}: the gradient of {name} is {p.grad.layout}; expected a dense one. Make the layer with "
+                "sparse=False; for rows of nodes, sar.nn.DistEmbedding has sparse gradients and optimizers."
+            )
+    present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device="cpu")
+    group.all_reduce(present, dist.ReduceOp.MAX, call)
+    used = [p for p, somewhere in zip(parameters, present.tolist(), strict=True) if somewhere]
+    for bucket in _buckets(used):
+        flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
+        travelling = flat.to(group.device, summed_in(flat.dtype))
+        group.all_reduce(travelling, dist.ReduceOp.SUM, call)
+        flat = to_device(travelling, flat.device)
+        for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            total = total.view_as(p).to(p)
+            p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
+
+
+def _refuse_sums(call: str, parameters: Sequence[Tensor]) -> None:
+    """Raise where all gradients are sums over workers, and no parameter has changed since.
+
+    Some may be: those that no optimizer changes or clears.
+    """
+    given = [p for p in parameters if p.grad is not None]
+    if given and all(_summed.get(p.grad) == p._version for p in given):
+        raise ConfigError(
+            f"{call}: the gradients are sums over the workers already, and would be added up once more. Call it once "
+            "for each step, after the last backward; then optimizer.step() and optimizer.zero_grad()."
+        )
 
 
 def _agree_on_model(group: Group, call: str, model: Module, named: Sequence[tuple[str, Tensor]]) -> None:
@@ -257,9 +282,9 @@ def _warn_of_own_statistics(call: str, model: Module) -> None:
             return
 
 
-def _buckets(parameters: list[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+def _buckets(parameters: list[Parameter]) -> list[list[Parameter]]:
     """Cut the list where the dtype changes or a bucket would exceed `BUCKET_ELEMENTS`."""
-    buckets: list[list[torch.nn.Parameter]] = []
+    buckets: list[list[Parameter]] = []
     size = 0
     for p in parameters:
         if not buckets or buckets[-1][0].dtype != p.dtype or size + p.numel() > BUCKET_ELEMENTS:

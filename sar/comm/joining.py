@@ -220,8 +220,8 @@ def _wait(until: Callable[[], bool], table: dist.Store, mine: Signature, what: S
     told, stall = 0, Stall()
 
     def missing() -> str:
-        keys = [key for key in what if not table.check([key])]
-        return f"{', '.join(keys)} to join" if keys else "worker/0 to go on"
+        names = [key.replace("/", " ") for key in what if not table.check([key])]
+        return f"{', '.join(names)} to join" if names else "worker 0 to go on"
 
     while not until():
         pulse.count += 1

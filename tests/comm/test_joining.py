@@ -67,7 +67,7 @@ def test_who_was_refused_is_told_when_nobody_comes(monkeypatch):
     late, stranger = joined([(0, 2, "a"), (1, 2, None)])
     assert type(stranger) is CommunicationError
     assert type(late) is CommunicationTimeout
-    assert "worker/1" in str(late)
+    assert "worker 1" in str(late)
     assert "a job without SAR_JOB_ID" in str(late)
 
 
@@ -79,7 +79,7 @@ def test_who_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):
     for rank in (0, 1):
         said = [line for line in caplog.messages if re.match(rf"Worker {rank} of 4 .* has waited \d+ s for", line)]
         assert 1 <= len(said) <= 3, caplog.messages
-        assert all("for worker/2, worker/3 to join" in line for line in said)
+        assert all("for worker 2, worker 3 to join" in line for line in said)
 
 
 def test_that_worker_0_is_missing_is_told_while_the_others_wait(monkeypatch, caplog):

@@ -54,12 +54,11 @@ def set_gradients(model, rank):
     model.narrow.grad = torch.full((5,), (94.5, 88.0, 0.12353515625)[rank], dtype=torch.bfloat16)
 
 
-def gathered(bucket_elements, times):
+def gathered(bucket_elements):
     collectives.BUCKET_ELEMENTS, before = bucket_elements, collectives.BUCKET_ELEMENTS
     model = Mixed(0)
     set_gradients(model, sar.rank())
-    for _ in range(times):
-        sar.gather_grads(model)
+    sar.gather_grads(model)
     collectives.BUCKET_ELEMENTS = before
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -78,7 +77,7 @@ def test_gather_grads_sums(pool, world_size, bucket_elements):
     assert expected["unused"] is None
     assert expected["frozen"] is None
     assert (expected["scalar"] is None) == (world_size == 1)
-    for grads in pool.run(gathered, bucket_elements, 1):
+    for grads in pool.run(gathered, bucket_elements):
         assert grads.keys() == expected.keys()
         for name, value in expected.items():
             if value is None:
@@ -87,11 +86,34 @@ def test_gather_grads_sums(pool, world_size, bucket_elements):
                 assert torch.equal(grads[name], value), name
 
 
-@pytest.mark.parametrize("world_size", [2])
-def test_gather_grads_twice_sums_twice(pool):
-    """It does not know whether it ran before: once per step, says its documentation."""
-    once, twice = pool.run(gathered, 100, 1)[0], pool.run(gathered, 100, 2)[0]
-    assert torch.equal(twice["linear.weight"], 2 * once["linear.weight"])
+def summed_again(between):
+    """What a second call says, after the first and what is done in between."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model[1:].parameters() if between == "step of some" else model.parameters(), lr=0.1)
+
+    def backward():
+        model(torch.ones(1, 3)).sum().backward()
+
+    backward()
+    sar.gather_grads(model)
+    if between == "backward":
+        backward()
+    elif between != "nothing":
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=between != "cleared in place")
+        backward()
+    return catch_and_recover(sar.gather_grads, model)
+
+
+@pytest.mark.parametrize("between", ["nothing", "backward", "step", "step of some", "cleared in place"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_sums_are_not_summed(pool, world_size, between):
+    for said in pool.run(summed_again, between):
+        if between in ("nothing", "backward"):
+            assert said.kind == "ConfigError"
+            assert "the gradients are sums over the workers already" in said.message
+        else:
+            assert said is None
 
 
 def nothing_to_gather():
