@@ -5,6 +5,7 @@ import torch
 
 from tests import pretend_gpu
 from tests.gpu.places import PLACES, Place
+from tests.matrix import corner
 from tests.parity import pyg_layers
 from tests.parity.blocks import some_seeds
 from tests.parity.conv_layers import CONVS, NEEDS_THREE_SOURCES, TAKES_BLOCKS, among, conv_gradients, precision_of
@@ -16,13 +17,15 @@ NOT_PRETENDED = ("SAGEConv lstm", "SAGEConv lstm, edge_weight", "GatedGraphConv"
 """Layers with kernels for recurrent networks, which the pretend device lacks."""
 GROUPS = 6
 """Trips to the workers."""
+QUICK = [0, *map(corner, range(1, GROUPS))]
+"""Every sixth layer in `make test`."""
 
 
 def names_of(layers: dict[str, object], place: Place, group: int) -> list[str]:
     return [name for name in list(layers)[group::GROUPS] if not (place.is_pretended and among(NOT_PRETENDED, name))]
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("group", QUICK)
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
 def test_layers_of_dgl(place: Place, group: int) -> None:
     modes = (1,) if place.is_pretended else MODES
@@ -38,7 +41,7 @@ def test_layers_of_dgl(place: Place, group: int) -> None:
         check(place.pool, parts, data, whole + blocks, modes, timeout=250, device=place.device)
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("group", QUICK)
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
 def test_layers_of_pyg(place: Place, group: int) -> None:
     parts = random_parts(place.world_size)
