@@ -135,7 +135,7 @@ MUTANTS = [
     Mutant(
         "gradients that are not added",
         "sar/comm/exchange.py",
-        "self.returns.add(index, rows.read(self.device, total.dtype), total)",
+        "self.returns.add(index.to(total.device), rows.read(total.device, total.dtype), total)",
         "pass",
         "tests/core/test_late_messages.py::test_rows_and_gradients_are_waited_for",
     ),

@@ -21,6 +21,7 @@ from tests import pretend_gpu
 from tests.core import test_devices
 from tests.gpu.places import CUDA, PRETEND, Place
 from tests.graphs import partition_in_memory, random_graph
+from tests.matrix import corner
 from tests.parity.harness import assert_close, build, deal, parameter_gradients, random_data
 from tests.parity.scenarios import SCENARIOS
 from tests.pretend_gpu import PretendGpu
@@ -123,7 +124,7 @@ def parts_of(count):
     return partition_in_memory(graph, assignment, count, node_features={"x": x}).partitions
 
 
-@pytest.mark.parametrize("model, level", [(sage, "pinned"), (gcn, "file"), (gat, "pinned")])
+@pytest.mark.parametrize("model, level", [corner(sage, "pinned"), (gcn, "file"), (gat, "pinned")])
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
 def test_memory_and_numbers(place, model, level):
     settings = {"level": level, "comm_buffer_bytes": 2**18}
@@ -172,7 +173,7 @@ def test_programs(place, program):
 
 @pytest.mark.parametrize("program", ON_A_DEVICE[1:4], ids=lambda program: program.__name__)
 @pytest.mark.parametrize("place", [PRETEND, CUDA[1]], indirect=True, ids=str)
-@pytest.mark.parametrize("least", [1, 2**13])
+@pytest.mark.parametrize("least", [1, corner(2**13)])
 def test_two_processes(place, least, program):
     """Where all leaves the device, and where rows and totals are so small that they stay."""
     check(place, 2, program, least=least)
