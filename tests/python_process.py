@@ -8,6 +8,7 @@ of the interpreter and of memory start an interpreter of their own.
 """
 
 import atexit
+import fcntl
 import os
 import runpy
 import signal
@@ -50,6 +51,8 @@ class PythonProcess:
         ensure_fork_server()
         self.args = [str(argument) for argument in arguments]
         self._outputs = [os.memfd_create("output"), os.memfd_create("errors")]
+        for output in self._outputs:  # in memory, writes of two processes at once replace each other unless they append
+            fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
         self._heard = 0
         ends = [_Inherited(self._outputs[0]), _Inherited(self._outputs[0 if merged else 1])]
         environment = dict(os.environ if env is None else env)

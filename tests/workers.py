@@ -23,6 +23,7 @@ import os
 import pickle
 import random
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -314,6 +316,7 @@ def _serve(
     os.dup2(output, 2)
     faulthandler.enable()
     torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())  # its own has a name in /dev/shm, which a worker that is killed leaves behind
     reset = _join(channel, rank, world_size, backend)
     group = _group()
     channel.send_bytes(_pickle("ready"))
