@@ -4,9 +4,17 @@ A facade over the engine and what stands on it; no other file of sar imports it,
 """
 
 from sar.adapters.dgl.graphs import construct_full_graph, construct_mfgs
+from sar.core import sampling
 from sar.core.graph.graph import DistributedBlock, GraphShardManager
 
 HeteroGraphShardManager = GraphShardManager
 """SAR's name: one class serves homogeneous and heterogeneous graphs."""
 
-__all__ = ["DistributedBlock", "GraphShardManager", "HeteroGraphShardManager", "construct_full_graph", "construct_mfgs"]
+__all__ = [
+    "DistributedBlock",
+    "GraphShardManager",
+    "HeteroGraphShardManager",
+    "construct_full_graph",
+    "construct_mfgs",
+    "sampling",
+]

@@ -1,6 +1,6 @@
 """The public import path `sar.core.sampling`, which scripts written for SAR use; the room is `sar/sampling/`.
 
-A facade, as `sar/core/__init__.py`: no other file of sar imports it.
+A facade, as `sar/core/__init__.py`, which alone imports it.
 """
 
 from sar.sampling import DataLoader, DistNeighborSampler
