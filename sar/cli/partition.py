@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     methods = ", ".join(method_names())
     add("--method", default=AUTO, metavar="METHOD", help=f"{methods} (%(default)s: by --memory-limit)")
     add("--seed", type=int, default=0, help="of the method, and of --split (%(default)s)")
-    balance = f"node fields that parts share evenly, for instance train_mask; or {IN_EDGES}"
+    balance = f"node fields that parts share evenly, for instance train_mask; {IN_EDGES}; or {IN_EDGES}/FIELD of edges"
     add("--balance", nargs="+", default=[], metavar="FIELD", help=balance)
     imbalance = "how much larger than the mean a part may be (%(default)s)"
     add("--imbalance", type=float, default=0.05, metavar="SHARE", help=imbalance)

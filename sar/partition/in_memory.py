@@ -33,7 +33,7 @@ def partition_graph(
     num_hops: int = 1,
     part_method: str = "metis",
     balance_ntypes: Any = None,
-    balance_edges: bool = False,
+    balance_edges: bool | str = False,
     return_mapping: bool = False,
     num_trainers_per_machine: int = 1,
     objtype: str = "cut",
@@ -56,7 +56,8 @@ def partition_graph(
         part_method: `metis`, `random`, or another method that `sar partition --help` lists.
         balance_ntypes: integers that say of what kind a node is, of which parts get equally many of each: (N,), with
             several node types in their order; or by node type (N_t,), where the other types are one kind each.
-        balance_edges: balance in-edges too, of each edge type and, with `balance_ntypes`, into each kind of nodes.
+        balance_edges: balance in-edges too, of each edge type and, with `balance_ntypes`, into each kind of nodes. The
+            name of an edge field, such as `train_mask`, balances its sums over in-edges.
         return_mapping: return original IDs.
         num_trainers_per_machine: T: nodes are assigned to P T trainers, T consecutive ones make a part, and nodes and
             edges get the trainer's number (an edge, its destination's) as the field `trainer_id`.
@@ -81,7 +82,7 @@ def partition_graph(
         ("num_parts", num_parts, isinstance(num_parts, SupportsIndex), "a whole number"),
         ("num_hops", num_hops, isinstance(num_hops, SupportsIndex), "a whole number"),
         ("balance_ntypes", balance_ntypes, not isinstance(balance_ntypes, bool), f"a kind for each node{old}"),
-        ("balance_edges", balance_edges, isinstance(balance_edges, bool | np.bool_), f"True or False{old}"),
+        ("balance_edges", balance_edges, isinstance(balance_edges, bool | np.bool_ | str), f"True or False{old}"),
         ("objtype", objtype, objtype == "cut", "'cut': methods minimise the edges that are cut"),
         ("graph_formats", graph_formats, set(graph_formats or ["coo"]) == {"coo"}, "'coo', which DGL converts"),
         ("use_graphbolt", use_graphbolt, not use_graphbolt, "False: parts are written as DGLGraphs"),
@@ -91,11 +92,12 @@ def partition_graph(
         if not can:
             raise ConfigError(f"{name} is {value!r}; expected {why}.")
     graph = from_object(g)
-    balance = (IN_EDGES,) if balance_edges else ()
+    field = balance_edges if isinstance(balance_edges, str) else None
+    balance = (IN_EDGES if field is None else f"{IN_EDGES}/{field}",) if balance_edges else ()
     options = AssigningOptions(index(num_parts) * trainers, part_method, seed, balance)
     kinds = _kinds(graph, balance_ntypes)
     if balance_edges and kinds:
-        degrees = sum(in_degrees(graph).values())
+        degrees = sum(in_degrees(graph, field).values())
         kinds |= {f"{IN_EDGES} of {kind}": nodes * degrees for kind, nodes in kinds.items()}
     _check_parts(graph, index(num_parts))
     output = OutputOptions(Path(out_path), graph_name, num_hops=num_hops)

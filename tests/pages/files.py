@@ -77,6 +77,7 @@ def edges(folder: Path) -> None:
     np.savetxt(
         folder / "edges.csv", np.column_stack([pairs, pairs[:, :1]]), "%d", ";", header="from;to;when", comments=""
     )
+    np.save(folder / "train_edges.npy", np.arange(3000) % 5 > 0)
     np.save(folder / "weights.npy", np.append(rng.random(2999, dtype=np.float32), np.float32("nan")))
     np.save(folder / "features.npy", rng.random((400, 6), dtype=np.float32))
     np.save(folder / "labels.npy", rng.integers(0, 3, 400))

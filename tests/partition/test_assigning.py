@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, assign
+from sar.errors import ConfigError
+from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, assign, balance_weights
 from sar.partition.graph_source import ArrayEdges, GraphSource
 
 
@@ -44,3 +45,52 @@ def test_every_type_of_nodes_and_edges_is_balanced(tmp_path: Path, method: str) 
     for (_, _, destination), of_type in edges.items():
         into = np.bincount(part_of[of_type.dst + graph.first_node[destination]], minlength=2)
         assert into.max() <= 1.1 * into.mean() + 1
+
+
+def community_edges() -> GraphSource:
+    """Two communities of 200 nodes; edges into the first train, and of the others one in ten."""
+    rng = np.random.default_rng(0)
+    src, dst = rng.integers(0, 200, (2, 4000))
+    second = rng.random(4000) < 0.5
+    edges = ArrayEdges(src + 200 * second, dst + 200 * second)
+    train = ~second | (rng.random(4000) < 0.1)
+    fields = {"train_mask": train, "w": rng.random(4000), "wrong": np.where(np.arange(4000) == 7, np.nan, 1.0)}
+    return GraphSource({"_N": 400}, {("_N", "_E", "_N"): edges}, {}, {("_N", "_E", "_N"): fields})
+
+
+@pytest.mark.parametrize("method", ["ldg", "spring", "metis"])
+@pytest.mark.parametrize("field", ["train_mask", "w"])
+def test_a_field_of_the_edges_is_balanced(tmp_path: Path, field: str, method: str) -> None:
+    """Training edges, which the smallest cut would leave to one part, and weights of edges."""
+    graph = community_edges()
+    [etype] = graph.edges
+    _, dst = graph.edges[etype].read(0, 4000)
+
+    def loads(balance: tuple[str, ...]) -> np.ndarray:
+        options = AssigningOptions(parts=2, method=method, balance=balance, imbalance=0.1)
+        part_of, *_ = assign(options, graph, tmp_path / "scratch", None, lambda doing, share: None)
+        return np.bincount(part_of[dst], weights=graph.edge_data[etype][field][:], minlength=2)
+
+    balanced = loads((f"{IN_EDGES}/{field}",))
+    assert balanced.max() <= 1.1 * balanced.mean() + 1
+    if field == "train_mask":
+        assert loads(()).max() > 1.1 * balanced.mean() + 1
+
+
+def test_sums_of_an_edge_field() -> None:
+    """Of types that have it, each for itself."""
+    knows, likes = ("a", "knows", "a"), ("a", "likes", "b")
+    edges = {knows: ArrayEdges(np.array([0, 1, 2]), np.array([1, 1, 0])), likes: ArrayEdges(np.arange(2), np.arange(2))}
+    graph = GraphSource({"a": 3, "b": 2}, edges, {}, {knows: {"w": np.array([0.5, 2, 1])}})
+    weights = balance_weights(graph, [f"{IN_EDGES}/w"])
+    assert weights.pop("in_edges/w of type a:knows:a").tolist() == [1, 2.5, 0, 0, 0]
+    assert set(weights) == {"nodes of type a", "nodes of type b"}
+
+
+def test_edge_fields_that_cannot_be_balanced() -> None:
+    for name, words in (
+        ("none", "edge fields train_mask, w, wrong"),
+        ("wrong", "in_edges/wrong': row 7 has NaN or less than 0"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            balance_weights(community_edges(), [f"{IN_EDGES}/{name}"])

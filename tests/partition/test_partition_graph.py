@@ -213,6 +213,20 @@ def test_kinds_of_nodes_are_balanced_by_type(tmp_path: Path) -> None:
             assert report.parts[part].in_edges[etype] <= 1.05 * count / 2 + 1
 
 
+def test_training_edges_are_balanced(tmp_path: Path) -> None:
+    src, dst = torch.randint(200, (2, 4000), generator=torch.Generator().manual_seed(0))
+    second = torch.arange(4000) % 2
+    graph = dgl.graph((src + 200 * second, dst + 200 * second), num_nodes=400)
+    graph.edata["train_mask"] = (second == 0) | (torch.arange(4000) % 20 == 1)
+    file, _ = partition(graph, tmp_path, 2, balance_edges="train_mask")
+    held = [
+        sum(int(fields["train_mask"].sum()) for _, fields in data.all_shard_edges)
+        for data in (sar.load_dgl_partition_data(file, part, "cpu") for part in range(2))
+    ]
+    assert sum(held) == 2200
+    assert max(held) <= 1.06 * 1100
+
+
 # -- what is refused
 
 

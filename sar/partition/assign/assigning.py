@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -23,12 +23,13 @@ from sar.partition.assign.multilevel import ENTRY_BYTES, coarse_entries, multile
 from sar.partition.assign.random import random
 from sar.partition.assign.spring import spring
 from sar.partition.assign.task import AssignmentTask, Method
-from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress
+from sar.partition.graph_source import CHUNK_ROWS, Column, GraphSource, Progress
 from sar.storage.arrays import Array
 
 AUTO, SPRING = "auto", "spring"
 IN_EDGES = "in_edges"
-"""What to balance that is no field: the number of edges into a part, of each type."""
+"""What to balance that is no field of nodes: the edges into a part, of each type; `in_edges/NAME`: the sums of a field
+of theirs, such as `train_mask`."""
 ENTRY_POINTS = "sar.partition_methods"
 """Group of the entry points by which packages add methods."""
 _MIB = 2**20
@@ -89,7 +90,7 @@ class AssigningOptions:
     parts: int | PartsRule  # P, or what finds it
     method: str = AUTO  # one that `method_named` knows
     seed: int = 0
-    balance: tuple[str, ...] = ()  # beside nodes of each type: fields whose sums parts share, or `IN_EDGES`
+    balance: tuple[str, ...] = ()  # beside nodes of each type: fields whose sums parts share, or as by `IN_EDGES`
     imbalance: float = 0.05  # how much larger than the mean a part may be
     volume_bound: float | None = None  # as in `AssignmentTask`; None: `VOLUME_BOUND`
     assignment: Path | None = None  # directory of an assignment to take instead of a method's
@@ -178,41 +179,64 @@ def balance_weights(graph: GraphSource, balance: Sequence[str]) -> dict[str, Arr
     for name in balance:
         if name == IN_EDGES:
             weights |= in_degrees(graph)
+        elif name.startswith(f"{IN_EDGES}/"):
+            weights |= in_degrees(graph, name.removeprefix(f"{IN_EDGES}/"))
         else:
             weights[name] = _field(graph, name)
     return weights
 
 
-def in_degrees(graph: GraphSource) -> dict[str, Array]:
-    """The edges of each type into every node."""
+def in_degrees(graph: GraphSource, field: str | None = None) -> dict[str, Array]:
+    """The edges of each type into every node; with a field, its sum over those of the types that have it."""
+    columns = None if field is None else _columns(f"{IN_EDGES}/{field}", field, "edge", graph.edge_data)
+    what = IN_EDGES if field is None else f"{IN_EDGES}/{field}"
     degrees = {}
     for etype, edges in graph.edges.items():
-        name = IN_EDGES if len(graph.edges) == 1 else f"{IN_EDGES} of type {':'.join(etype)}"
-        one = degrees[name] = np.zeros(graph.total_nodes, np.int64)
-        for _, dst in edges.chunks():
-            np.add.at(one, dst + graph.first_node[etype[2]], 1)
+        if columns is not None and etype not in columns:
+            continue
+        column = None if columns is None else columns[etype]
+        name = what if len(graph.edges) == 1 else f"{what} of type {':'.join(etype)}"
+        is_real = column is not None and column.dtype.kind == "f"
+        one = degrees[name] = np.zeros(graph.total_nodes, np.float64 if is_real else np.int64)
+        for rows in pieces(edges.num_edges, CHUNK_ROWS):
+            _, dst = edges.read(rows.start, rows.stop)
+            np.add.at(one, dst + graph.first_node[etype[2]], 1 if column is None else _weights(what, column, rows))
     return degrees
 
 
 def _field(graph: GraphSource, name: str) -> Array:
     """A node field as weights; 0 where nodes of a type do not have it."""
-    columns = {ntype: columns[name] for ntype, columns in graph.node_data.items() if name in columns}
-    if not columns:
-        there = ", ".join(sorted({key for columns in graph.node_data.values() for key in columns}))
-        others = f"or one of the node fields {there}" if there else "as there are no node fields"
-        raise ConfigError(f"balance of '{name}': expected {IN_EDGES}, {others}.")
-    for ntype, column in columns.items():
-        if len(column.shape) != 1 or column.dtype.kind not in "biuf":
-            form = f"shape {tuple(column.shape)} and type {column.dtype}"
-            raise ConfigError(f"balance of '{name}': '{ntype}/{name}' has {form}; expected a number for each node.")
+    columns = _columns(name, name, "node", graph.node_data)
     # Whole numbers stay whole, as their limits are rounded up.
     weight = np.zeros(graph.total_nodes, np.result_type(*(column.dtype for column in columns.values())))
     for ntype, column in columns.items():
         for chunk in pieces(column.shape[0], CHUNK_ROWS):
-            weight[graph.nodes_of(ntype)][chunk] = column[chunk]
-    if not (weight >= 0).all():
-        raise ConfigError(f"balance of '{name}': node {int(np.argmin(weight >= 0))} has NaN or less than 0.")
+            weight[graph.nodes_of(ntype)][chunk] = _weights(name, column, chunk)
     return weight
+
+
+def _columns(balance: str, name: str, of: str, data: Mapping[Any, Mapping[str, Column]]) -> dict[Any, Column]:
+    """The field of each type of nodes or edges that has it, a number for each; `ConfigError` where there is none."""
+    columns = {kind: columns[name] for kind, columns in data.items() if name in columns}
+    if not columns:
+        there = ", ".join(sorted({key for columns in data.values() for key in columns}))
+        others = f"or one of the {of} fields {there}" if there else f"as there are no {of} fields"
+        raise ConfigError(f"balance of '{balance}': expected {IN_EDGES}, {others}.")
+    for kind, column in columns.items():
+        if len(column.shape) != 1 or column.dtype.kind not in "biuf":
+            where = kind if isinstance(kind, str) else ":".join(kind)
+            form = f"shape {tuple(column.shape)} and type {column.dtype}"
+            raise ConfigError(f"balance of '{balance}': '{where}/{name}' has {form}; expected a number for each {of}.")
+    return columns
+
+
+def _weights(balance: str, column: Column, rows: slice) -> Array:
+    """Rows of a field; `ConfigError` for NaN and negative numbers."""
+    values = column[rows]
+    if not (values >= 0).all():
+        row = rows.start + int(np.argmin(values >= 0))
+        raise ConfigError(f"balance of '{balance}': row {row} has NaN or less than 0.")
+    return values
 
 
 def choose(task: AssignmentTask) -> Choice:
