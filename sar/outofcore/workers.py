@@ -93,7 +93,12 @@ def _number_of_parts(argv: Sequence[str]) -> str | None:
 
 def workers_of_process() -> Callable[[], None] | None:
     """Where the environment asks for several workers in this process, what starts them; see `wanted`."""
-    asked = wanted()
+    asked, caller = wanted(), threading.current_thread()
+    if asked is not None and caller is not threading.main_thread():
+        raise ConfigError(
+            "Workers that share a process (SAR_RESIDENT) run a script once for each, from its main thread; this is the "
+            f"thread {caller.name!r}, as under Ray Train. Start the script with `sar launch`, torchrun, srun or mpirun."
+        )
     return None if asked is None else partial(_run_script_again, asked)
 
 

@@ -1,6 +1,7 @@
 """Settings, environment variables and arguments of `initialize_comms` that cannot be used."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import sar
@@ -24,6 +25,19 @@ def start_under(**variables):
     def call(folder):
         with mock.patch.dict(os.environ, variables):
             sar.initialize_comms()
+
+    return call
+
+
+def start_in_a_thread(**variables):
+    """Start as the function of a trainer does, with these variables, and a folder for what leaves memory."""
+
+    def call(folder):
+        with (
+            mock.patch.dict(os.environ, variables | {"SAR_SPILL_DIR": str(folder)}),
+            ThreadPoolExecutor(1, "trainer") as trainer,
+        ):
+            trainer.submit(sar.initialize_comms).result(20)
 
     return call
 
@@ -123,6 +137,12 @@ CASES = {
         "initialize_comms needs _rank, _world_size, master_ip_address: not given, and not found in the environment of "
         "torchrun, Slurm or MPI, of which only RANK, MASTER_ADDR is set. Pass them (sar.nfs_ip_init finds the address "
         "over a shared file), or use torchrun.",
+    ),
+    "virtual workers in a thread of a trainer": Case(
+        start_in_a_thread(SAR_RESIDENT="1", SAR_PARTS="1"),
+        "ConfigError",
+        "Workers that share a process (SAR_RESIDENT) run a script once for each, from its main thread; this is the "
+        "thread 'trainer_0', as under Ray Train. Start the script with `sar launch`, torchrun, srun or mpirun.",
     ),
     "a call before set-up": Case(
         lambda folder: sar.rank(),
