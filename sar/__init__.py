@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from sar.partition.ingest.open import open_graph
     from sar.partition.original_order import to_original_order
     from sar.partition.write.write import write_partitions
-    from sar.train.checkpoint import load_checkpoint, save_checkpoint
+    from sar.train.checkpoint import load_checkpoint, save_checkpoint, save_model
     from sar.train.profile import profile
 
     RelGraphConv: Any
@@ -75,6 +75,7 @@ else:
         "partition_graph": "partition.in_memory",
         "profile": "train.profile",
         "save_checkpoint": "train.checkpoint",
+        "save_model": "train.checkpoint",
         "to_original_order": "partition.original_order",
         "write_chunked": "partition.ingest.chunked",
         "write_partitions": "partition.write.write",
@@ -146,6 +147,7 @@ __all__ = [
     "recover",
     "reverse_edges",
     "save_checkpoint",
+    "save_model",
     "seed",
     "split_edges",
     "split_seeds",

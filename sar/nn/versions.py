@@ -33,6 +33,8 @@ from sar.storage.durable import put_in_place, sync
 
 MANIFEST: Final = "manifest.json"
 SHARED: Final = "shared.pt"
+LATEST: Final = "latest"
+"""What the file in the folder is called that has the name of the newest version: for people, and not read here."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,22 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
             if group.rank == 0:
                 shutil.rmtree(draft, ignore_errors=True)
             raise
+
+
+def write_file(path: Path, contents: Any) -> None:
+    """Write what this worker alone saves, in the place of an earlier file once it is on the disk; not a collective call.
+
+    Raises:
+        CheckpointError: as `write_version`.
+    """
+    draft = path.with_name(f".draft-{path.name}")
+    with _writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(draft, contents)
+            put_in_place(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def newest_version(folder: str | os.PathLike[str], step: int | None = None) -> Version | None:
@@ -213,7 +231,13 @@ def _put_in_place(folder: Path, draft: Path, step: int, world_size: int, files: 
     (draft / MANIFEST).write_text(json.dumps({"sum": zlib.crc32(text.encode()), "text": text}))
     sync(draft / MANIFEST)
     names = (f"step-{step:06d}{f'.{again}' if again else ''}" for again in count())
-    put_in_place(draft, next(folder / name for name in names if not (folder / name).exists()))
+    name = next(name for name in names if not (folder / name).exists())
+    put_in_place(draft, folder / name)
+    try:
+        (folder / name / LATEST).write_text(f"{name}\n")
+        put_in_place(folder / name / LATEST, folder / LATEST)
+    except OSError as error:  # the version is saved all the same
+        logger.warning("%s does not tell the newest version, %s: %s", folder / LATEST, name, error)
 
 
 def _versions(folder: Path) -> list[Version]:

@@ -1,8 +1,8 @@
-"""`save_checkpoint` and `load_checkpoint`: all that training has to go on from, whole at any moment.
+"""`save_checkpoint` and `load_checkpoint`: all that training has to go on from, whole at any moment. `save_model`.
 
 [Note: what is saved where]
-What all workers have alike, the model and the state of torch's optimizers, worker 0 writes once, after all have
-compared it. Every worker writes what it alone has: random states, loaders, buffers that differ, and the rows of
+What all workers have alike, the model and the state of torch's optimizers and schedulers, worker 0 writes once, after
+all have compared it. Every worker writes what it alone has: random states, loaders, buffers that differ, and the rows of
 embeddings with their optimizers' state. Rows are found again by their nodes' original IDs, so on any partitioning. How
 versions come to be, and outlast a kill, is in [Note: versions].
 """
@@ -13,19 +13,21 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from sar.comm import session
 from sar.comm.group import Group
 from sar.errors import CheckpointError, CommunicationError, ConfigError
 from sar.logging_setup import logger
 from sar.nn.embedding import DistEmbedding, SparseOptimizer
-from sar.nn.versions import Version, find_rows, newest_version, write_version
+from sar.nn.versions import Version, find_rows, newest_version, write_file, write_version
 from sar.raw_memory import as_bytes
 from sar.train.early_stopping import copied_state
 
@@ -38,11 +40,52 @@ class Loader(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> None: ...
 
 
+def save_model(path: str | os.PathLike[str], model: nn.Module) -> None:
+    """Save a trained model for use without sar, as one file that worker 0 writes; called by all workers together.
+
+    `torch.load(path, weights_only=True)` returns its state dict, which the plain model's `load_state_dict` takes: on
+    the CPU, by names without those of `DistributedDataParallel` and `torch.compile`; `BatchNorm1d` takes what is of a
+    `DistributedBN1D`. Rows of a `DistEmbedding` are not in it.
+
+    Args:
+        path: of the file. Its folder is made if need be; an earlier file is replaced once the new one is on the disk.
+        model: its parameters are alike on all workers; buffers, such as of batch normalisation, are worker 0's.
+
+    Raises:
+        CheckpointError: where parameters differ between workers, or the file cannot be written.
+        CommunicationError: where another worker raised, or saves something else.
+    """
+    group = session.current_group()
+    with group.guard():
+        _differing_buffers(group, model, {"model": dict(model.named_parameters())})
+        if group.rank == 0:
+            write_file(Path(path), _plain_state(model))
+        group.agree("the model is saved")
+
+
+def _plain_state(model: nn.Module) -> dict[str, Any]:
+    """A model's state on the CPU, by names without those of what wraps the model or modules in it."""
+    # torch.distributed.checkpoint has this, but takes 47 MB and a second to import.
+    wrappers = {
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.parallel.DistributedDataParallel) or "_orig_mod" in module._modules  # torch.compile
+    }
+    state = {}
+    for name, value in model.state_dict().items():
+        parts = name.split(".")
+        plain = ".".join(part for i, part in enumerate(parts) if ".".join(parts[:i]) not in wrappers)
+        # A copy, as a tensor that is a piece of a larger one is saved with all of it.
+        state[plain] = value.cpu().clone() if isinstance(value, Tensor) else value
+    return state
+
+
 def save_checkpoint(
     folder: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     step: int = 0,
     embeddings: DistEmbedding | Sequence[DistEmbedding] | None = None,
     loaders: Loader | Sequence[Loader] | None = None,
@@ -53,23 +96,25 @@ def save_checkpoint(
 
     The random states of torch, numpy and Python are saved, too. With the same workers and partitioning training goes on
     bit for bit as it would have. The new version is on the disk, under its name `step-NUMBER`, before an old one goes.
+    The file `latest` in the folder has that name, for people and scripts.
 
     Args:
         folder: of this job's checkpoints, which all workers see; it is made if need be.
         model: alike on all workers, but for buffers, such as of batch normalisation.
         optimizer: torch's, of parameters that are alike on all workers; `SparseAdam` or `SparseAdagrad`, with its
             embeddings; or several.
+        scheduler: of learning rates, alike on all workers; or several.
         step: of training, at least 0.
         embeddings: those that are neither in `model` nor an optimizer's.
         loaders: `sar.DataLoader`s, with their place in the epoch, and whatever else each worker has a `state_dict` of,
             such as `EarlyStopping`.
-        extra: whatever else is needed, such as the `state_dict()` of a scheduler; worker 0's is saved. Tensors,
-            numbers, strings, and lists, tuples and dictionaries of them.
+        extra: whatever else is needed; worker 0's is saved. Tensors, numbers, strings, and lists, tuples and
+            dictionaries of them.
         keep: how many checkpoints to keep, at least 1: the ones saved last.
 
     Raises:
-        CheckpointError: where a file cannot be written, or `extra` not read back; where parameters or an optimizer's
-            state differ between workers. What had been saved before is still there.
+        CheckpointError: where a file cannot be written, or `extra` not read back; where parameters, or the
+            state of an optimizer or scheduler, differ between workers. What had been saved before is still there.
         ConfigError: where `step` or `keep` is out of range.
         CommunicationError: where another worker raised, or saves something else.
     """
@@ -80,6 +125,7 @@ def save_checkpoint(
         alike: dict[str, Any] = {
             "model": {} if model is None else model.state_dict(),
             "optimizers": [_without_rows(optimizer) for optimizer in optimizers],
+            "schedulers": [one.state_dict() for one in _several(scheduler)],
         }
         differing = _differing_buffers(group, model, alike)
         part = {
@@ -99,6 +145,7 @@ def load_checkpoint(
     *,
     model: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     step: int | None = None,
     embeddings: DistEmbedding | Sequence[DistEmbedding] | None = None,
     loaders: Loader | Sequence[Loader] | None = None,
@@ -113,9 +160,9 @@ def load_checkpoint(
     After an error on any worker all is as before, on all.
 
     Args:
-        folder: as given to `save_checkpoint`; so are `model`, `optimizer`, `embeddings` and `loaders`. Without both of
-            `optimizer` and `loaders` the model alone is loaded, as to evaluate it; what was saved of them, and random
-            states, are left.
+        folder: as given to `save_checkpoint`; so are `model`, `optimizer`, `scheduler`, `embeddings` and `loaders`.
+            Without `optimizer`, `scheduler` and `loaders` the model alone is loaded, as to evaluate it; what was saved
+            of them, and random states, are left.
         step: the checkpoint of this step; None for the newest.
         missing_ok: go on without one where the folder has none, as when training starts.
 
@@ -134,10 +181,12 @@ def load_checkpoint(
                 return {"step": 0, "extra": None}
             raise CheckpointError(f"{folder} has no checkpoint; expected step-NUMBER, which save_checkpoint makes.")
         shared, part = version.read(), version.read(group.rank % version.world_size)
-        alone = optimizer is None and loaders is None and (shared["optimizers"] or part["loaders"])
+        saved = shared["optimizers"] or shared["schedulers"] or part["loaders"]
+        alone = optimizer is None and scheduler is None and loaders is None and saved
         if alone:
             _leave_training(version, shared, part)
         _check_count("optimizers", shared["optimizers"], optimizers)
+        _check_count("schedulers", shared["schedulers"], _several(scheduler))
         _check_count("loaders", part["loaders"], _several(loaders))
         table = _embeddings(model, optimizers, _several(embeddings))
         _check_count("embeddings", part["rows"], table)
@@ -147,14 +196,15 @@ def load_checkpoint(
         if version.world_size == group.world_size:
             shared["model"].update(part["buffers"])
         group.agree(f"loading {version.path.name}")
-        others = [*optimizers, *_several(loaders)]
+        others = [*optimizers, *_several(scheduler), *_several(loaders)]
+        states = shared["optimizers"] + shared["schedulers"] + part["loaders"]
         with _unchanged_by_errors(model, others):
             try:
                 if model is not None:
                     model.load_state_dict(shared["model"])
                 for into, state in zip(optimizers, shared["optimizers"], strict=True):
                     _check_settings(into, state)
-                for into, state in zip(others, shared["optimizers"] + part["loaders"], strict=True):
+                for into, state in zip(others, states, strict=True):
                     into.load_state_dict(state)
             except CommunicationError:
                 raise
@@ -191,14 +241,14 @@ def _unchanged_by_errors(model: nn.Module | None, others: Sequence[Any]) -> Iter
 
 
 def _leave_training(version: Version, shared: dict[str, Any], part: dict[str, Any]) -> None:
-    """Take optimizers and loaders out of what is to be loaded."""
+    """Take optimizers, schedulers and loaders out of what is to be loaded."""
     if len(part["rows"]) > 1:  # they are in the order of the optimizers
         raise CheckpointError(f"{version.path} has several embeddings; load it with the optimizers that were saved.")
     logger.warning(
-        "%s has %d optimizers and %d loaders, which are not loaded; pass them to go on with training",
-        *(version.path, len(shared["optimizers"]), len(part["loaders"])),
+        "%s has %d optimizers, %d schedulers and %d loaders, which are not loaded; pass them to go on with training",
+        *(version.path, len(shared["optimizers"]), len(shared["schedulers"]), len(part["loaders"])),
     )
-    shared["optimizers"], part["loaders"] = [], []
+    shared["optimizers"], shared["schedulers"], part["loaders"] = [], [], []
 
 
 def _several(given: Any) -> list[Any]:
@@ -244,8 +294,8 @@ def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, A
         if name not in buffers:
             raise CheckpointError(
                 f"{name} differs between workers ({len(differing)} of {len(leaves)} values do), so it cannot be saved "
-                "once for all. Call sync_params before training and gather_grads in every step; rows of a worker's own "
-                "nodes belong in DistEmbedding."
+                "once for all. Call sync_params before training and gather_grads in every step, and give schedulers "
+                "values over all workers, as sar.all_sum makes them; rows of a worker's own nodes belong in DistEmbedding."
             )
     return [buffers[name] for name in differing]
 

@@ -110,6 +110,16 @@ def test_what_makes_workers_drift(pool, forgotten, words):
     assert_disagreement(failures, *words, "Config.check_replicas" if "skip" not in forgotten else "optimizer.step()")
 
 
+def own_rate(model):
+    """As a scheduler leaves it that goes by the worker's own loss."""
+    return torch.optim.SGD(model.parameters(), lr=0.1 * (1 + sar.rank()))
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_learning_rate_that_differs_is_named_as_a_cause(pool):
+    assert_disagreement(pool.run(failed, {}, torch.float32, own_rate), "0.weight", "learning rate", "sar.all_sum")
+
+
 @pytest.mark.parametrize("make_optimizer, name", [(adam, "0.weight"), (two_groups, "0.weight")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("world_size", [2])

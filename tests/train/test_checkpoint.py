@@ -288,7 +288,12 @@ class Simple:
 
 
 def names_in(folder):
-    return sorted(path.name for path in folder.iterdir())
+    """All but `latest`, which names one of them."""
+    names = sorted(path.name for path in folder.iterdir())
+    if "latest" in names:
+        names.remove("latest")
+        assert (folder / "latest").read_text().strip() in names
+    return names
 
 
 def keep_and_choose(folder):
@@ -299,13 +304,15 @@ def keep_and_choose(folder):
     kept = names_in(folder)
     sar.comm.all_reduce(torch.zeros(1))  # or the next save would be seen
     newest, chosen = simple.load(folder), simple.load(folder, step=3)
+    said = (folder / "latest").read_text()
     simple.save(folder, 4, keep=1)
-    return first, kept, newest, chosen, names_in(folder)
+    return first, kept, newest, chosen, names_in(folder), said
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_the_checkpoints_saved_last_are_kept(pool, tmp_path):
-    for first, kept, newest, chosen, left in pool.run(keep_and_choose, tmp_path):
+    for first, kept, newest, chosen, left, said in pool.run(keep_and_choose, tmp_path):
+        assert said == "step-000002.1\n"
         assert first == {"step": 0, "extra": None}
         assert kept == ["step-000002", "step-000002.1", "step-000003"]
         assert (newest, chosen) == (2, 3)
@@ -323,6 +330,60 @@ def load_model_alone(folder):
 def test_a_model_is_loaded_alone(pool, tmp_path):
     """As to evaluate it, from a checkpoint of training."""
     assert pool.run(load_model_alone, tmp_path) == [(3, True, True)] * 2
+
+
+LR = torch.optim.lr_scheduler
+SCHEDULERS = [
+    lambda optimizer: LR.StepLR(optimizer, 2, 0.5),
+    lambda optimizer: LR.MultiStepLR(optimizer, [1, 6], 0.5),
+    lambda optimizer: LR.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
+    lambda optimizer: LR.CosineAnnealingWarmRestarts(optimizer, 3),
+    lambda optimizer: LR.OneCycleLR(optimizer, 0.5, total_steps=9),
+    lambda optimizer: LR.ReduceLROnPlateau(optimizer, patience=0),
+    lambda optimizer: LR.SequentialLR(
+        optimizer, [LR.LinearLR(optimizer, total_iters=3), LR.ExponentialLR(optimizer, 0.9)], [3]
+    ),
+]
+
+
+def schedule(folder):
+    """For each scheduler the rates of steps without a break, and of those after saving and loading."""
+    found = []
+    for number, make in enumerate(SCHEDULERS):
+
+        def rates(steps, simple, scheduler):
+            for step in steps:
+                simple.optimizer.step()
+                scheduler.step(*([step] if isinstance(scheduler, LR.ReduceLROnPlateau) else []))
+                yield simple.optimizer.param_groups[0]["lr"]
+
+        simple = Simple()
+        state = {"optimizer": simple.optimizer, "scheduler": make(simple.optimizer)}
+        list(rates(range(4), simple, state["scheduler"]))
+        sar.save_checkpoint(folder / str(number), **state)
+        expected = list(rates(range(4, 8), simple, state["scheduler"]))
+        simple = Simple()
+        state = {"optimizer": simple.optimizer, "scheduler": make(simple.optimizer)}
+        sar.load_checkpoint(folder / str(number), **state)
+        found.append((expected, list(rates(range(4, 8), simple, state["scheduler"]))))
+    scheduler = SCHEDULERS[-2](simple.optimizer)
+    scheduler.step(sar.rank())  # its own value
+    wrong = [
+        lambda: sar.load_checkpoint(folder / "0", optimizer=simple.optimizer),
+        lambda: sar.save_checkpoint(folder / "x", scheduler=scheduler),
+    ]
+    return found, [require(catch_and_recover(attempt)).message for attempt in wrong]
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_schedulers_go_on(pool, tmp_path):
+    for found, (missing, differs) in pool.run(schedule, tmp_path):
+        for expected, rates in found:
+            assert rates == expected
+            assert len(set(rates)) > 1
+        assert "1 schedulers, but 0 are to be loaded" in missing
+        assert "schedulers.0.best differs" in differs
+        assert "sar.all_sum" in differs
 
 
 def load_some(folder):
@@ -416,6 +477,7 @@ def kill_at_every_operation(folder):
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         found.append(simple.load(folder))
+        names_in(folder)
         simple.save(folder, 3, keep=1)
         assert names_in(folder) == ["step-000003"]
         if status == 0:
