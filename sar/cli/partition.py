@@ -13,6 +13,7 @@ from sar.comm import initialize_comms
 from sar.comm.environment import find_place
 from sar.config import Config
 from sar.errors import ConfigError
+from sar.host.memory import machine_memory
 from sar.partition.assign.assigning import AUTO, IN_EDGES, AssigningOptions, PartsRule, method_names
 from sar.partition.assign.task import VOLUME_BOUND
 from sar.partition.pipeline import OutputOptions, run_assignment, run_partition
@@ -61,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fitting = parser.add_argument_group("for --parts auto, such as --workers 4 --memory-per-worker 8GiB --model gat")
     add = fitting.add_argument
     add("--workers", type=int, metavar="Q", help="the fewest parts: one for each")
-    add("--memory-per-worker", type=parse_bytes, metavar="SIZE", help="that each part has to fit")
+    add("--memory-per-worker", type=parse_bytes, metavar="SIZE", help="that each part has to fit; default: this machine's")
     add_model(fitting)
-    reserve = "in place of a model: what a worker needs beside graph and features, such as 3GiB (T of SDT-GNN)"
+    reserve = "in place of a model: what a worker needs beside graph and features (T of SDT-GNN); default: two thirds"
     add("--reserve", type=parse_bytes, metavar="SIZE", help=reserve)
 
 
@@ -101,17 +102,17 @@ def _number_of_parts(arguments: argparse.Namespace) -> int | PartsRule:
     """The number, or what finds it."""
     workers, memory = arguments.workers, arguments.memory_per_worker
     model, reserve = arguments.model, arguments.reserve
-    given = [one is not None for one in (workers, memory, model, reserve)]
     if isinstance(arguments.parts, int):
-        if any(given) or arguments.resident:
+        if any(one is not None for one in (workers, memory, model, reserve, arguments.resident)):
             raise ConfigError("--workers, --memory-per-worker, --model, --reserve and --resident are for --parts auto.")
         return arguments.parts
-    if given not in ([True, True, True, False], [True, True, False, True]):
-        raise ConfigError("--parts auto takes --workers, --memory-per-worker, and either --model or --reserve.")
+    if workers is None or (model is not None and reserve is not None):
+        raise ConfigError("--parts auto takes --workers, and either --model or --reserve.")
     if model is None and arguments.resident:
         raise ConfigError("--resident needs --model, for which memory is planned.")
+    memory = machine_memory() if memory is None else memory
     if model is None:
-        return PartsByReserve(workers, memory, reserve)
+        return PartsByReserve(workers, memory, 2 * memory // 3 if reserve is None else reserve)
     shape = {name: getattr(arguments, name) for name in ("layers", "hidden", "heads")} if model in KINDS else {}
     described = ", ".join([model, *(f"{name} {value}" for name, value in shape.items())])
     described += ", one part in memory at a time" if arguments.resident else ""

@@ -1,10 +1,22 @@
-"""Peak resident memory of a stretch of this process's life."""
+"""Peak resident memory of a stretch of this process's life, and how much this machine has."""
 
 import contextlib
 import ctypes
 import gc
+import os
 import resource
 from pathlib import Path
+
+_LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or as many as a container allows."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
+            most = min(most, int(Path(file).read_text()))
+    return most
 
 
 class PeakMemory:

@@ -17,6 +17,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.cli import main
 from sar.cli import partition as command
 from sar.common_tuples import SPLIT
+from sar.host.memory import machine_memory
 from sar.partition import pipeline
 from sar.partition.assign.assignment_files import read_assignment
 from sar.partition.ingest.open import open_graph
@@ -57,6 +58,24 @@ def test_it_says_what_it_has_written(tmp_path: Path, edges: Path, capfd: pytest.
     assert without_stages(complained) == ""
 
 
+@pytest.mark.parametrize("memory, words", [(3_000_000, "1.0 of 3.0 MB"), (6_000, "0.0 of 0.0 MB")])
+def test_two_thirds_of_this_machines_memory_are_kept(
+    tmp_path: Path,
+    edges: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    memory: int,
+    words: str,
+) -> None:
+    """T of SDT-GNN, where nothing is said of it."""
+    assert 2**28 < machine_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    monkeypatch.setattr("sar.cli.partition.machine_memory", lambda: memory)
+    assert main(["partition", str(edges), "--parts", "auto", "--workers", "2", "--out", str(tmp_path / "parts")]) == 0
+    said = capsys.readouterr().out
+    assert f"a worker has {words} for them" in said
+    assert ("2 parts: 2 workers hold one each" in said) == (memory > 6_000)
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
@@ -71,7 +90,7 @@ def test_it_says_what_it_has_written(tmp_path: Path, edges: Path, capfd: pytest.
         (["--parts", "2", "--split", "0.9,0.2,0.2"], "the split is 0.9, 0.2, 0.2; expected three shares"),
         (["--parts", "2", "--method", "ldg", "--volume-bound", "0.5"], "a volume bound is for the method 'spring'"),
         (["--parts", "2", "--workers", "2"], "--reserve and --resident are for --parts"),
-        (["--parts", "auto", "--model", "gcn"], "--parts auto takes --workers, --memory-per-worker, and either --mod"),
+        (["--parts", "auto", "--model", "gcn"], "--parts auto takes --workers, and either --model or"),
         ([*AUTOMATIC, "--model", "gcn", "--reserve", "1MB"], "--parts auto takes --workers"),
         ([*AUTOMATIC, "--reserve", "1GiB"], "1,073.7 MB of a worker's 1,073.7 MB are reserved"),
         ([*AUTOMATIC, "--model", "gcn"], "there is no node feature 'feat' of one dimension"),
