@@ -62,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fitting = parser.add_argument_group("for --parts auto, such as --workers 4 --memory-per-worker 8GiB --model gat")
     add = fitting.add_argument
     add("--workers", type=int, metavar="Q", help="the fewest parts: one for each")
-    add("--memory-per-worker", type=parse_bytes, metavar="SIZE", help="that each part has to fit; default: this machine's")
+    memory = "that each part has to fit; default: that of this machine"
+    add("--memory-per-worker", type=parse_bytes, metavar="SIZE", help=memory)
     add_model(fitting)
     reserve = "in place of a model: what a worker needs beside graph and features (T of SDT-GNN); default: two thirds"
     add("--reserve", type=parse_bytes, metavar="SIZE", help=reserve)

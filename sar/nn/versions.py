@@ -125,7 +125,7 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
 
 
 def write_file(path: Path, contents: Any) -> None:
-    """Write what this worker alone saves, in the place of an earlier file once it is on the disk; not a collective call.
+    """Write what this worker alone saves, in the place of an earlier file once it is on the disk; not collective.
 
     Raises:
         CheckpointError: as `write_version`.

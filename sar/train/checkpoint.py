@@ -2,9 +2,9 @@
 
 [Note: what is saved where]
 What all workers have alike, the model and the state of torch's optimizers and schedulers, worker 0 writes once, after
-all have compared it. Every worker writes what it alone has: random states, loaders, buffers that differ, and the rows of
-embeddings with their optimizers' state. Rows are found again by their nodes' original IDs, so on any partitioning. How
-versions come to be, and outlast a kill, is in [Note: versions].
+all have compared it. Every worker writes what it alone has: random states, loaders, buffers that differ, and the rows
+of embeddings with their optimizers' state. Rows are found again by their nodes' original IDs, so on any partitioning.
+How versions come to be, and outlast a kill, is in [Note: versions].
 """
 
 import hashlib
@@ -294,8 +294,8 @@ def _differing_buffers(group: Group, model: nn.Module | None, alike: dict[str, A
         if name not in buffers:
             raise CheckpointError(
                 f"{name} differs between workers ({len(differing)} of {len(leaves)} values do), so it cannot be saved "
-                "once for all. Call sync_params before training and gather_grads in every step, and give schedulers "
-                "values over all workers, as sar.all_sum makes them; rows of a worker's own nodes belong in DistEmbedding."
+                "once for all. Call sync_params before training and gather_grads in every step; give schedulers values "
+                "over all workers, as by sar.all_sum; rows of a worker's own nodes belong in DistEmbedding."
             )
     return [buffers[name] for name in differing]
 

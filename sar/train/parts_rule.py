@@ -152,7 +152,9 @@ class PartsByReserve:
         _, structure = counted_graph(counts, 0, CountingGroup(0, 1))
         size = counts.data_bytes(0) + structure.nbytes
         parts = max(self.workers, -(-size // room))
-        said = f"graph and features take {mega(size)} MB, and a worker has {mega(room)} of {mega(self.memory)} MB for them"
+        said = (
+            f"graph and features take {mega(size)} MB, and a worker has {mega(room)} of {mega(self.memory)} MB for them"
+        )
         return _explained(assign_to(parts), f"{_how_many(parts, self.workers)}: {said}")
 
 

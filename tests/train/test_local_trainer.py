@@ -151,25 +151,26 @@ def with_fields(graph):
     for etype in graph.canonical_etypes:
         graph.edges[etype].data.clear()
         graph.edges[etype].data["id"] = torch.arange(graph.num_edges(etype))
+        graph.edges[etype].data["odd"] = torch.arange(graph.num_edges(etype)) % 2 == 1
     target = graph.nodes[graph.ntypes[-1]].data
     target["label"] = torch.randint(3, (len(target["id"]),), generator=random)
     target["train_mask"] = torch.rand(len(target["id"]), generator=random) < 0.4
     return graph
 
 
-def load(path, parts):
+def load(path, parts, **options):
     data = sar.load_dgl_partition_data(path, sar.rank(), "cpu", parts=parts)
     graph = sar.construct_full_graph(data)
-    return graph, data, sar.train.local_subgraphs(graph, data)
+    return graph, data, sar.train.local_subgraphs(graph, data, **options)
 
 
 def cyclic(num_parts, world_size):
     return [list(range(rank, num_parts, world_size)) for rank in range(world_size)]
 
 
-def subgraphs(parts, path):
+def subgraphs(parts, path, both_ends):
     before = sar.comm.statistics().bytes_received
-    graph, _, found = load(path, parts)
+    graph, _, found = load(path, parts, both_ends=both_ends)
     plain = [
         (
             {ntype: dict(part.nodes[ntype].data) for ntype in part.ntypes},
@@ -188,12 +189,13 @@ def subgraphs(parts, path):
     "num_parts, world_size, dealt",
     [(3, 1, False), (3, 2, True), (2, 2, False), (2, 3, True), (1, 3, False)],
 )
-def test_subgraphs(pool, tmp_path, name, num_parts, world_size, dealt):
-    """Own nodes and one hop, whatever the number of partitions; every edge and every own node in one of them."""
+@pytest.mark.parametrize("both_ends", [True, False])
+def test_subgraphs(pool, tmp_path, name, num_parts, world_size, dealt, both_ends):
+    """Own nodes and one hop, whatever the number of partitions; every own node in one of them, and every edge at it."""
     graph = with_fields({"homogeneous": homogeneous_graph, "heterogeneous": heterogeneous_graph}[name]())
     path = str(write_directory(tmp_path, graph, num_parts).path)
     parts = cyclic(num_parts, world_size) if dealt else [None] * world_size
-    by_worker = pool.run(subgraphs, path, per_rank=parts)
+    by_worker = pool.run(subgraphs, path, both_ends, per_rank=parts)
     own = {ntype: [] for ntype in graph.ntypes}
     for plain, _, _ in by_worker:
         for nodes, edges in plain:
@@ -201,15 +203,19 @@ def test_subgraphs(pool, tmp_path, name, num_parts, world_size, dealt):
             for etype, (src, dst, fields) in edges.items():
                 ids = fields["id"]
                 ends = graph.find_edges(ids, etype=etype)
-                inner = nodes[etype[2]]["inner_node"]
+                inner = nodes[etype[2]]["inner_node"][dst]
                 assert torch.equal(nodes[etype[0]]["id"][src], ends[0])
                 assert torch.equal(nodes[etype[2]]["id"][dst], ends[1])
-                assert bool(inner[dst].all())
-                mine = nodes[etype[2]]["id"][inner]
-                assert (
-                    ids.sort().values.tolist() == graph.in_edges(mine, form="eid", etype=etype).sort().values.tolist()
-                )
+                assert torch.equal(fields["odd"], ids % 2 == 1)
+                owned = {ntype: fields["id"][fields["inner_node"]] for ntype, fields in nodes.items()}
+                into = graph.in_edges(owned[etype[2]], form="eid", etype=etype)
+                out = graph.out_edges(owned[etype[0]], form="eid", etype=etype)
+                assert ids[inner].sort().values.tolist() == into.sort().values.tolist()
+                assert inner[: len(into)].all(), "edges into the partition come first"
+                expected = torch.cat([into, out]).unique() if both_ends else into.sort().values
+                assert ids.sort().values.tolist() == expected.tolist()
                 read[etype[0]] |= set(src.tolist())
+                read[etype[2]] |= set(dst.tolist())
             for ntype, fields in nodes.items():
                 inner, ids = fields["inner_node"], fields["id"]
                 own[ntype] += ids[inner].tolist()

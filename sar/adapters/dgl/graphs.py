@@ -4,9 +4,9 @@ Sampled layers become DGL's message flow graphs, pairs of nodes and subgraphs it
 sample from, laid out as DGL's partitions are: own nodes first, then the halo.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch import Tensor
 from sar.adapters.dgl.patched_layers import with_patched_dgl
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm import session
+from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan
 from sar.common_tuples import NID, SPLIT, CanonicalEtype, PartitionData
@@ -23,10 +24,12 @@ from sar.core.graph import mfg
 from sar.core.graph.edges import source_ids
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import NodeSet, Relation, Structure
+from sar.errors import GraphError
 from sar.id_slices import count_ids
 from sar.kernels import EdgeBlock
 from sar.logging_setup import logger
 from sar.nn.rows import fetch_rows
+from sar.raw_memory import to_device
 from sar.storage.part_files import INNER_NODE
 
 Edges = Mapping[CanonicalEtype, tuple[Tensor, Tensor, Mapping[str, Tensor]]]
@@ -211,21 +214,24 @@ def make_sampling_graph(structure: Structure) -> Any:
 
 
 @_on_the_cpu
-def local_subgraphs(graph: GraphShardManager, data: PartitionData) -> list[Any]:
+def local_subgraphs(graph: GraphShardManager, data: PartitionData, *, both_ends: bool = True) -> list[Any]:
     """A `dgl.DGLGraph` of each of this worker's partitions and its halo; called by all workers together.
 
-    Each has the partition's nodes, then the sources of edges into them that belong elsewhere (the halo), and all edges
-    into the partition's nodes, in visible order. Halo nodes have no in-edges: a second layer sees of them what the
-    first made of their own features. Features of halo nodes are fetched here, once.
+    Each has the partition's nodes, all edges at them, and then the nodes at the other ends that belong elsewhere (the
+    halo). An edge between two partitions is in both, so that nodes have all of their neighbours (Huang et al.,
+    "SDT-GNN", section III-B). Of the halo only edges that are cut are known. Features of halo nodes, and edges out of
+    this worker's partitions, are fetched here, once.
 
     Args:
         graph: of `construct_full_graph(data)`, with the edge fields to take over.
         data: this worker's, with node features.
+        both_ends: whether edges out of the partition are there, too. Without them halo nodes have no in-edges.
 
     Returns:
         On the CPU, one for each partition in the order of its nodes; where workers share a partition, or have none, one
-        of the worker's nodes. All node features by their names; `train_mask`, `val_mask` and `test_mask` are False on
-        the halo. Also `_ID`, the global node and edge IDs, and `inner_node`, which is False on the halo.
+        of the worker's nodes. Edges into the partition come first, in visible order. All node features by their names;
+        `train_mask`, `val_mask` and `test_mask` are False on the halo. Also `_ID`, the global node and edge IDs, and
+        `inner_node`, which is False on the halo.
 
     Raises:
         GraphError: for a message flow graph, or node features of another length.
@@ -233,42 +239,94 @@ def local_subgraphs(graph: GraphShardManager, data: PartitionData) -> list[Any]:
     """
     group = session.current_group()
     with group.guard():
-        whole = graph.sampling_graph
+        if graph.is_block:
+            raise GraphError("A message flow graph has only some of the edges; give that of construct_full_graph.")
+        group.agree(f"subgraphs of partitions, with {'all edges' if both_ends else 'in-edges'}")
+        edges = {etype: _edges_here(graph, etype, both_ends) for etype in graph.canonical_etypes}
         ranges = data.part_ranges or [graph.node_ranges[group.rank]]
-        parts = [_in_subgraph(whole, start, end) for start, end in ranges]
+        own = {ntype: graph.node_ids(ntype).cpu() for ntype in graph.ntypes}
+        parts = [_in_subgraph(own, edges, start, end, both_ends) for start, end in ranges]
+        known = dict(own)  # global IDs of the nodes whose features are here, the worker's first
+        for ntype, ids in own.items():
+            nodes = torch.cat([part.nodes[ntype].data[NID] for part in parts])
+            known[ntype] = torch.cat([ids, nodes[~torch.isin(nodes, ids)].unique()])
+        rows = [{ntype: _places(ids, part.nodes[ntype].data[NID]) for ntype, ids in known.items()} for part in parts]
         for key in sorted(key for key in data.node_features if "/" in key):
             ntype, _, name = key.partition("/")
             values = data.node_features[key].detach()
-            fetched = fetch_rows(graph, values, whole.nodes[ntype].data[NID][graph.num_nodes(ntype) :], ntype)
-            values = torch.cat([values, fetched]).cpu()
-            for part, rows in parts:
-                column = values[rows[ntype]]
+            values = torch.cat([values, fetch_rows(graph, values, known[ntype][len(own[ntype]) :], ntype)]).cpu()
+            for part, places in zip(parts, rows, strict=True):
+                column = values[places[ntype]]
                 if name in SPLIT:
                     column[~part.nodes[ntype].data[INNER_NODE]] = False
                 part.nodes[ntype].data[name] = column
-    return [part for part, _ in parts]
+    return parts
 
 
-def _in_subgraph(whole: Any, start: int, end: int) -> tuple[Any, dict[str, Tensor]]:
-    """All edges into the nodes with global IDs in [start, end), and by type the rows in `whole` of its nodes."""
-    inner = {t: (whole.nodes[t].data[NID] >= start) & (whole.nodes[t].data[NID] < end) for t in whole.ntypes}
-    read = {ntype: torch.zeros_like(own) for ntype, own in inner.items()}
-    edges, chosen = {}, {}
-    for etype in whole.canonical_etypes:
-        src, dst = whole.edges(etype=etype, order="eid")
-        chosen[etype] = inner[etype[2]][dst].nonzero().squeeze(1)
-        edges[etype] = src[chosen[etype]], dst[chosen[etype]]
-        read[etype[0]][edges[etype][0]] = True
-    rows, place = {}, {}
-    for ntype, own in inner.items():
-        rows[ntype] = torch.cat([own.nonzero().squeeze(1), (read[ntype] & ~own).nonzero().squeeze(1)])
-        place[ntype] = torch.empty(len(own), dtype=torch.int64)
-        place[ntype][rows[ntype]] = torch.arange(len(rows[ntype]))
-    renumbered = {etype: (place[etype[0]][src], place[etype[2]][dst]) for etype, (src, dst) in edges.items()}
-    part = require_dgl().heterograph(renumbered, num_nodes_dict={ntype: len(ids) for ntype, ids in rows.items()})
-    for ntype, ids in rows.items():
-        part.nodes[ntype].data[NID] = whole.nodes[ntype].data[NID][ids]
-        part.nodes[ntype].data[INNER_NODE] = inner[ntype][ids]
-    for etype, ids in chosen.items():
-        part.edges[etype].data.update({name: values[ids] for name, values in whole.edges[etype].data.items()})
-    return part, rows
+class _Edges(NamedTuple):
+    """Global IDs of both ends, (E,) int64, and fields, (E, ...) each."""
+
+    src: Tensor
+    dst: Tensor
+    fields: dict[str, Tensor]
+
+
+def _edges_here(graph: GraphShardManager, etype: CanonicalEtype, both_ends: bool) -> _Edges:
+    """The edges into this worker's nodes, in visible order; with `both_ends` then those out of them, to other workers.
+
+    On the CPU; collective.
+    """
+    structure, relation = graph._structure, graph._relation(etype)
+    blocks, own = relation.blocks, structure.dst.ids[etype[2]]
+
+    def with_others(pieces: Sequence[Tensor]) -> Tensor:
+        """Values by the worker of the source, and what others have for edges out of this worker's nodes."""
+        if not both_ends:
+            return torch.cat([*pieces]).cpu()
+        sent = [piece[:0] if part == structure.part else piece for part, piece in enumerate(pieces)]
+        device = session.comm_device()
+        received = exchange_tensors([to_device(piece.detach().contiguous(), device) for piece in sent])
+        return torch.cat([piece.cpu() for piece in (*pieces, *received)])
+
+    sizes = [block.num_edges for block in blocks]
+    fields = sorted(graph.edges[etype].data.items())
+    return _Edges(
+        with_others([ids[b.cols.long()] for ids, b in zip(source_ids(structure, relation), blocks, strict=True)]),
+        with_others([own[block.destinations(0, block.num_edges)] for block in blocks]),
+        {name: with_others(values.detach().split(sizes)) for name, values in fields},
+    )
+
+
+def _in_subgraph(
+    own: Mapping[str, Tensor], edges: Mapping[CanonicalEtype, _Edges], start: int, end: int, both_ends: bool
+) -> Any:
+    """The graph of the nodes with global IDs in [start, end), with these IDs; `own` are those of the worker's nodes."""
+
+    def inside(ids: Tensor) -> Tensor:
+        return (ids >= start) & (ids < end)
+
+    chosen: dict[CanonicalEtype, Tensor] = {}
+    found = {ntype: [ids[inside(ids)]] for ntype, ids in own.items()}
+    for etype, (src, dst, _) in edges.items():
+        into = inside(dst)
+        out = (inside(src) & ~into) if both_ends else into[:0]
+        chosen[etype] = torch.cat([into.nonzero().squeeze(1), out.nonzero().squeeze(1)])
+        for ntype, ids in ((etype[0], src[chosen[etype]]), (etype[2], dst[chosen[etype]])):
+            found[ntype].append(ids[~inside(ids)])
+    nodes = {ntype: torch.cat([ids, torch.cat(halo).unique()]) for ntype, (ids, *halo) in found.items()}
+    numbered = {
+        (source, name, target): (_places(nodes[source], src[rows]), _places(nodes[target], dst[rows]))
+        for ((source, name, target), (src, dst, _)), rows in zip(edges.items(), chosen.values(), strict=True)
+    }
+    part = require_dgl().heterograph(numbered, num_nodes_dict={ntype: len(ids) for ntype, ids in nodes.items()})
+    for ntype, ids in nodes.items():
+        part.nodes[ntype].data.update({NID: ids, INNER_NODE: inside(ids)})
+    for etype, rows in chosen.items():
+        part.edges[etype].data.update({name: values[rows] for name, values in edges[etype].fields.items()})
+    return part
+
+
+def _places(known: Tensor, wanted: Tensor) -> Tensor:
+    """Where IDs stand among distinct ones in any order, all of which are there."""
+    ascending, order = known.sort()
+    return order[torch.searchsorted(ascending, wanted)]
