@@ -18,6 +18,10 @@ EID: Final = "_ID"
 ORIG_ID: Final = "orig_id"
 """DGL's own names for type and ID fields (`dgl.NTYPE` and so on), spelled out so that the engine needs no DGL."""
 
+GIVEN_ID: Final = "id"
+"""Node field with the IDs that nodes have in an input where these are strings or have gaps: (N,) int64, or strings in
+UTF-8, (N, L) uint8 with zeros at the end."""
+
 SPLIT: Final = ("train_mask", "val_mask", "test_mask")
 """Node fields that say what to train, validate and test on."""
 

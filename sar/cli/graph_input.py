@@ -35,6 +35,8 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--format", choices=FORMATS, help="default: by the names of the files")
     add("--num-nodes", action="append", default=[], metavar="[NTYPE=]N", help="of edge lists; default: by their IDs")
+    ids = "number nodes whose IDs are strings, or integers with gaps; --node-feature id=FILE#COLUMN gives the order"
+    add("--ids", choices=["map"], help=ids)
     field = "one more field; of a table FILE#COLUMN, such as label=nodes.csv#label"
     for kind, form in (("node", "[NTYPE/]NAME=FILE"), ("edge", "[NTYPE:RELATION:NTYPE/]NAME=FILE")):
         add(f"--{kind}-feature", action="append", default=[], metavar=form, help=field)

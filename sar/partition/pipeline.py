@@ -4,6 +4,7 @@ Under a launcher with several processes, the first one assigns; all of them writ
 """
 
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign, write_once
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest.cleanup import clean_up, with_split
-from sar.partition.ingest.files import Files, find_files
+from sar.partition.ingest.files import ADVICE, Files, find_files
 from sar.partition.ingest.open import open_graph
 from sar.partition.inspect.directory_report import DirectoryReport
 from sar.partition.write.staging import Staging, staged
@@ -28,6 +29,7 @@ from sar.partition.write.writers import Writers
 from sar.storage.arrays import Array
 
 _TRAINER = "trainer_id"
+_LEAST_BYTES = 9  # of a node, as `partition.write.write_job` needs them
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class InputOptions:
     dtype: str | None = None
     allow_nan: bool = False
     allow_outside: bool = False
+    ids: Literal["map"] | None = None
     undirected: bool = False
     remove_duplicates: bool = False
     self_loops: Literal["keep", "remove", "add"] = "keep"
@@ -150,8 +153,21 @@ def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: in
     reading = {option.name: getattr(source, option.name) for option in fields(source)}
     cleaning = {name: reading.pop(name) for name in ("undirected", "remove_duplicates", "self_loops")}
     split = reading.pop("split")
-    graph = clean_up(open_graph(**reading, scratch=scratch), scratch, **cleaning, memory=memory)
+    graph = open_graph(**reading, scratch=scratch)
+    _check_number_of_nodes(graph)
+    graph = clean_up(graph, scratch, **cleaning, memory=memory)
     return graph if split is None else with_split(graph, split, seed)
+
+
+def _check_number_of_nodes(graph: GraphSource) -> None:
+    """`ConfigError` where numbers of nodes alone do not fit into this machine's memory, as where IDs have gaps."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if _LEAST_BYTES * graph.total_nodes > memory:
+        raise ConfigError(
+            f"the graph has {graph.total_nodes:,} nodes and {graph.total_edges:,} edges, and the nodes alone take "
+            f"{_LEAST_BYTES} bytes each, more than the {memory:,} of this machine. The number of nodes is the greatest "
+            f"ID plus one, unless it is given.{ADVICE}"
+        )
 
 
 def _with_trainers(graph: GraphSource, trainer_of: Array) -> GraphSource:

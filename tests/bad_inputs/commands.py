@@ -68,7 +68,8 @@ CASES = {
         command("partition edges.csv --parts 2 --out parts --num-nodes 2"),
         "Printed",
         "sar partition: edges.csv, line 2: '1,2' has an ID out of range; expected source an integer from 0 to 1 "
-        "and destination an integer from 0 to 1. Correct the line, or name the right layout.",
+        "and destination an integer from 0 to 1. Correct the line, or name the right layout. "
+        "IDs that are strings, or have gaps, are numbered with --ids map (ids='map').",
     ),
     "too little memory": Case(
         command("partition edges.csv --parts 2 --out parts --memory-limit 2"),
@@ -87,7 +88,8 @@ CASES = {
         command("partition edges.csv --parts 2 --out parts", edges="0,1\na,b\n"),
         "Printed",
         "sar partition: edges.csv, line 2: 'a,b' has something that is no integer; expected source an integer "
-        "from 0 and destination an integer from 0, separated by ','. Correct the line, or name the right layout.",
+        "from 0 and destination an integer from 0, separated by ','. Correct the line, or name the right layout. "
+        "IDs that are strings, or have gaps, are numbered with --ids map (ids='map').",
     ),
     "edges of one end": Case(
         command("partition edges.csv --parts 2 --out parts", edges="0\n1\n"),

@@ -22,7 +22,7 @@ class EdgeFormat:
 
     name: str  # `text`, `parquet`, `npy` or `raw`
     text: TextFormat = field(default_factory=TextFormat)
-    columns: tuple[str | int, str | int] | None = None  # of text and Parquet, by name or number from 0; None: found out
+    columns: Sequence[str | int] | None = None  # of text and Parquet, by name or number from 0; None: found out
     dtype: str | None = None  # of raw files, `int32` or `int64`
     ambiguous_are_pairs: bool = False  # whether `.npy` arrays of (2, 2) alone are two edges, a row each
 

@@ -29,7 +29,8 @@ _SUFFIXES = {
 FORMATS = tuple(_SUFFIXES)
 _DGL_STARTS = [mark.to_bytes(8, "little") for mark in (GRAPH_FILE_MARK, TENSOR_FILE_MARK)]
 ALL_COLUMNS = "*"
-_END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
+ADVICE = " IDs that are strings, or have gaps, are numbered with --ids map (ids='map')."
+END_NAMES = (("src", "dst"), ("source", "destination"), ("source", "target"), ("src_id", "dst_id"))
 
 
 def find_files(files: Files) -> list[Path]:
@@ -126,7 +127,7 @@ def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] |
     columns in words, are for errors: `ConfigError` where there are no such columns, or more than two and none named.
     """
     if wanted is None:
-        wanted = next((ends for ends in _END_NAMES if {*ends} <= {*names}), (0, 1))
+        wanted = next((ends for ends in END_NAMES if {*ends} <= {*names}), (0, 1))
         if isinstance(wanted[0], int) and len(names) != 2:
             raise ConfigError(
                 f"{path} has {len(names)} columns, {shown}; expected two, source and destination. Name these two "
@@ -136,6 +137,18 @@ def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] |
     if source == destination:
         raise ConfigError(f"sources and destinations are both to come from column {names[source]!r} of {path}.")
     return source, destination
+
+
+def id_columns(
+    path: Path, names: Sequence[str], wanted: Sequence[str | int] | None, shown: str, of_edges: bool
+) -> list[int]:
+    """The columns of IDs: of edges as in `edge_columns`, else the only one, or the one that is wanted."""
+    if of_edges:
+        return [*edge_columns(path, names, wanted, shown)]
+    chosen = feature_columns(path, names, None if wanted is None else [*map(str, wanted)])
+    if len(chosen) != 1:
+        raise ConfigError(f"{path}: {len(chosen)} columns were named for the IDs of nodes; expected one.")
+    return chosen
 
 
 def check_edges(src: Array, dst: Array, limits: tuple[int, int], where: str, first_row: int) -> None:
@@ -150,5 +163,5 @@ def check_edges(src: Array, dst: Array, limits: tuple[int, int], where: str, fir
             expected = f"0 to {limit - 1}" if limit < np.iinfo(np.int64).max else "0 or more"
             raise PartitionError(
                 f"{where}, row {first_row + row} (from 0): the {end} is node {ids[row]}; expected {expected}. Correct "
-                "the file, or the number of nodes."
+                f"the file, or the number of nodes.{ADVICE}"
             )

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
-from sar.common_tuples import CanonicalEtype
+from sar.common_tuples import GIVEN_ID, CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import open_chunked
 from sar.partition.ingest.edges import EdgeFormat, open_edges
-from sar.partition.ingest.features import open_features, without_nan
+from sar.partition.ingest.features import FeatureSource, open_features, without_nan
 from sar.partition.ingest.files import FORMATS, Files, detect_format, find_files
+from sar.partition.ingest.ids import map_ids
 from sar.partition.ingest.objects import ONLY_TYPE, from_object, read_any_npz
 from sar.partition.ingest.text import TextFormat
 from sar.storage.arrays import StoredArray, as_column
@@ -38,6 +40,7 @@ def open_graph(
     dtype: str | None = None,
     allow_nan: bool = False,
     allow_outside: bool = False,
+    ids: Literal["map"] | None = None,
 ) -> GraphSource:
     """Open a graph that may be larger than memory.
 
@@ -69,6 +72,10 @@ def open_graph(
         dtype: of raw edges: `int32` or `int64`.
         allow_nan: take NaN in features; never in labels and masks. Features are checked while they are read.
         allow_outside: whether a `metadata.json` may name files outside of its directory, also by links.
+        ids: `map` for edge lists whose IDs are strings, or integers with gaps: the nodes that they name are numbered,
+            and their IDs kept as the node field `id`: (N,) int64, or strings in UTF-8, (N, L) uint8 with zeros at the
+            end. A node feature `id` (or `ntype/id`) names the IDs of a table: then node i is that of row i, there may
+            be nodes without edges, and the other features' rows are in the same order. None: IDs are 0 to N - 1.
 
     Raises:
         PartitionError: files are missing, truncated or damaged, do not fit together, or hold IDs that are no nodes;
@@ -89,12 +96,16 @@ def open_graph(
     else:
         edges = {ONLY_TYPE: path}
         found = _with_types(path, format, folder, allow_nan=allow_nan, allow_outside=allow_outside)
-    if found is None:
+    if found is None and ids is not None:
+        if num_nodes is not None:
+            raise ConfigError(f"num_nodes={num_nodes} (--num-nodes) and ids={ids!r} (--ids) exclude each other.")
+        graph = _open_mapped(edges, how, node_features, folder, allow_nan=allow_nan)
+    elif found is None:
         graph = _open_edge_lists(edges, how, num_nodes, node_features, folder, allow_nan=allow_nan)
     else:
-        if num_nodes is not None or how != EdgeFormat(how.name):
+        if num_nodes is not None or ids is not None or how != EdgeFormat(how.name):
             raise ConfigError(
-                f"'{path}' says itself what is in it; expected no num_nodes, delimiter, header, columns or dtype."
+                f"'{path}' says itself what is in it; expected no num_nodes, ids, delimiter, header, columns or dtype."
             )
         nodes = open_features(node_features, found.num_nodes, folder, allow_nan=allow_nan)
         node_data = {ntype: _joined(ntype, found.node_data[ntype], nodes[ntype]) for ntype in nodes}
@@ -179,8 +190,7 @@ def _open_edge_lists(
     is_known = {ntype: count is not None for ntype, count in counts.items()}
     opened = {}
     for number, (etype, files) in enumerate(edges.items()):
-        found = find_files(files)
-        one = how if how.name else replace(how, name=detect_format(found))
+        found, one = _found(files, how)
         opened[etype] = open_edges(found, one, (counts[etype[0]], counts[etype[2]]), scratch, f"edges-{number}")
     for etype, one_type in opened.items():
         for ntype, needed in zip(etype[::2], one_type.least_nodes or (), strict=False):
@@ -188,6 +198,40 @@ def _open_edge_lists(
                 counts[ntype] = max(counts[ntype] or 0, needed)
     known = {ntype: count or 0 for ntype, count in counts.items()}
     return GraphSource(known, {etype: one_type.edges for etype, one_type in opened.items()}, columns, {})
+
+
+def _open_mapped(
+    edges: Mapping[CanonicalEtype, Files],
+    how: EdgeFormat,
+    node_features: Mapping[str, Files],
+    scratch: Path,
+    *,
+    allow_nan: bool,
+) -> GraphSource:
+    """A graph of edge lists whose nodes are numbered, and node features in the order of these numbers."""
+    types = dict.fromkeys(end for source, _, destination in edges for end in (source, destination))
+    prefix = f"{next(iter(types))}/" if len(types) == 1 else ""
+    features = {key if "/" in key else f"{prefix}{key}": files for key, files in node_features.items()}
+    tables = {}
+    for ntype in types:
+        if f"{ntype}/{GIVEN_ID}" in features:
+            table = FeatureSource.named(features.pop(f"{ntype}/{GIVEN_ID}"))
+            tables[ntype] = table.files, EdgeFormat(table.format, columns=table.inside)
+        elif unknown := [key for key in features if key.startswith(f"{ntype}/")]:
+            raise ConfigError(
+                f"whose rows '{unknown[0]}' has is not known where nodes are numbered (ids='map', --ids map); name the "
+                f"IDs of its rows, too: --node-feature {ntype}/{GIVEN_ID}=FILE#COLUMN."
+            )
+    mapped = map_ids({etype: _found(files, how) for etype, files in edges.items()}, tables, scratch)
+    columns = open_features(features, mapped.num_nodes, scratch, allow_nan=allow_nan)
+    node_data = {ntype: {GIVEN_ID: ids, **columns[ntype]} for ntype, ids in mapped.ids.items()}
+    return GraphSource(mapped.num_nodes, mapped.edges, node_data, {})
+
+
+def _found(files: Files, how: EdgeFormat) -> tuple[list[Path], EdgeFormat]:
+    """The files of edges, and their format, found out from their names where `how` has none."""
+    found = find_files(files)
+    return found, how if how.name else replace(how, name=detect_format(found))
 
 
 def _edge_type(name: str) -> CanonicalEtype:

@@ -1,7 +1,8 @@
 """Edges and features in Parquet files, read in batches through pyarrow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow
@@ -9,8 +10,10 @@ import pyarrow.parquet
 import pyarrow.types as kinds
 
 from sar.errors import PartitionError
-from sar.partition.ingest.files import check_edges, edge_columns, feature_columns
+from sar.partition.ingest.files import ADVICE, check_edges, edge_columns, feature_columns, id_columns
 from sar.storage.arrays import Array
+
+T = TypeVar("T")
 
 _BATCH_ROWS = 1 << 17
 
@@ -29,9 +32,11 @@ def parquet_edges(
     for end in ends:
         kind = file.schema_arrow.field(end).type
         if not kinds.is_integer(kind):
-            raise PartitionError(f"{path}: column {names[end]!r} is of type {kind}; expected integers, node IDs.")
+            raise PartitionError(
+                f"{path}: column {names[end]!r} is of type {kind}; expected integers, node IDs. {ADVICE}"
+            )
     row = 0
-    for src, dst in _batches(path, file, [names[end] for end in ends]):
+    for src, dst in _batches(path, file, [names[end] for end in ends], _numbers):
         src, dst = (ids.astype(np.int64, copy=False) for ids in (src, dst))
         check_edges(src, dst, limits, str(path), row)
         yield src, dst
@@ -47,12 +52,23 @@ def parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Array]:
     file = _open(path)
     every = file.schema_arrow.names
     names = [every[column] for column in feature_columns(path, every, columns)]
-    for values in _batches(path, file, names):
+    for values in _batches(path, file, names, _numbers):
         if len(values) > 1 and any(value.ndim > 1 for value in values):
             raise PartitionError(
                 f"{path} has lists in one of {', '.join(names)}; name one column of lists, or scalars."
             )
         yield values[0] if len(values) == 1 else np.stack(values, axis=1)
+
+
+def parquet_ids(path: Path, columns: Sequence[str | int] | None, of_edges: bool) -> Iterator[list[pyarrow.Array]]:
+    """The IDs of nodes in chunks: integers or strings, (n,) in each column.
+
+    Columns are as in `id_columns`. `PartitionError` where the file is missing or damaged, or holds other things.
+    """
+    file = _open(path)
+    names = file.schema_arrow.names
+    chosen = id_columns(path, names, columns, ", ".join(names), of_edges)
+    yield from _batches(path, file, [names[column] for column in chosen], _ids)
 
 
 def _open(path: Path) -> pyarrow.parquet.ParquetFile:
@@ -62,12 +78,14 @@ def _open(path: Path) -> pyarrow.parquet.ParquetFile:
         raise PartitionError(f"{path} cannot be read as a Parquet file: {error}. Copy or write it again.") from error
 
 
-def _batches(path: Path, file: pyarrow.parquet.ParquetFile, names: Sequence[str]) -> Iterator[list[Array]]:
+def _batches(
+    path: Path, file: pyarrow.parquet.ParquetFile, names: Sequence[str], convert: Callable[..., T]
+) -> Iterator[list[T]]:
     """The values of some columns, batch by batch."""
     row = 0
     try:
         for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
-            yield [_numbers(path, batch.column(name), name, row) for name in names]
+            yield [convert(path, batch.column(name), name, row) for name in names]
             row += batch.num_rows
     except (OSError, pyarrow.ArrowException) as error:
         raise PartitionError(f"{path} is damaged: {error}. Copy or write it again.") from error
@@ -75,12 +93,8 @@ def _batches(path: Path, file: pyarrow.parquet.ParquetFile, names: Sequence[str]
 
 def _numbers(path: Path, column: pyarrow.Array, name: str, first_row: int) -> Array:
     """A column of a batch: (n,), or (n, F) where rows are lists."""
+    _check_values(path, column, name, first_row)
     count, kind = len(column), column.type
-    if column.null_count:
-        row = first_row + int(np.argmax(np.asarray(column.is_null())))
-        raise PartitionError(
-            f"{path}, row {row} (from 0): column {name!r} has no value there; expected one in each row."
-        )
     row_shape: tuple[int, ...] = ()
     if kinds.is_fixed_size_list(kind):
         row_shape = (kind.list_size,)
@@ -101,3 +115,21 @@ def _numbers(path: Path, column: pyarrow.Array, name: str, first_row: int) -> Ar
         raise PartitionError(f"{path}: column {name!r} is of type {kind}{missing}; expected numbers.")
     values: Array = column.to_numpy(zero_copy_only=False)
     return values.reshape(count, *row_shape)
+
+
+def _ids(path: Path, column: pyarrow.Array, name: str, first_row: int) -> pyarrow.Array:
+    """A column of a batch: (n,) integers or strings."""
+    _check_values(path, column, name, first_row)
+    if kinds.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not (kinds.is_integer(column.type) or kinds.is_string(column.type) or kinds.is_large_string(column.type)):
+        raise PartitionError(f"{path}: column {name!r} is of type {column.type}; expected integers or strings, IDs.")
+    return column
+
+
+def _check_values(path: Path, column: pyarrow.Array, name: str, first_row: int) -> None:
+    if column.null_count:
+        row = first_row + int(np.argmax(np.asarray(column.is_null())))
+        raise PartitionError(
+            f"{path}, row {row} (from 0): column {name!r} has no value there; expected one in each row."
+        )

@@ -17,10 +17,11 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow
+import pyarrow.compute as compute
 import pyarrow.csv
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.ingest.files import check_edges, edge_columns, feature_columns
+from sar.partition.ingest.files import ADVICE, END_NAMES, check_edges, edge_columns, feature_columns, id_columns
 from sar.storage.arrays import Array, unreadable
 
 _BLOCK_BYTES = 4 << 20
@@ -101,6 +102,37 @@ def text_rows(path: Path, delimiter: str | None, columns: Sequence[str] | None =
         yield rows if kind == pyarrow.int64() else rows.astype(np.float32)
 
 
+def text_ids(
+    path: Path, columns: Sequence[str | int] | None, of_edges: bool, how: TextFormat
+) -> Iterator[list[pyarrow.Array]]:
+    """The IDs of nodes in chunks, as they stand there without the blanks around them: (n,) strings in each column.
+
+    Columns are as in `id_columns`. `PartitionError` where the file is missing or damaged, or a line, which is named,
+    lacks an ID; `ConfigError` where the first line may be names, or IDs.
+    """
+    table = _TextTable(path, how)
+    if not table.names:
+        return
+    named = any({*map(str, some)} <= {*table.names} for some in (END_NAMES if columns is None else [columns]))
+    unclear = how.header is None and table.has_header and not named
+    chosen = id_columns(path, table.names, columns, f"{table.first_fields!r} in its first line", of_edges)
+    for block in table.blocks():
+        try:
+            found = table.columns(block, chosen, pyarrow.string())
+        except pyarrow.ArrowInvalid as error:
+            raise _bad_edge(table, block, (), (), error) from error
+        texts = [compute.utf8_trim_whitespace(column.combine_chunks()) for column in found]
+        if any(compute.any(compute.equal(column, "")).as_py() for column in texts):
+            empty = (row for row in table.rows(block) if not all(row.fields[column] for column in chosen))
+            raise table.bad_row(next(empty), "has an empty ID; expected one in each column")
+        if unclear and not all(compute.all(compute.ascii_is_decimal(column)).as_py() for column in texts):
+            raise ConfigError(
+                f"{path} begins with {table.first_fields!r}: names of columns, or IDs? Say which (header=, --header, "
+                "--no-header); of a table of nodes give the first line names, and name the column: FILE#NAME."
+            )
+        yield texts
+
+
 class _TextTable:
     """A text file with rows of as many fields as its first one has."""
 
@@ -114,6 +146,7 @@ class _TextTable:
         header = not any(map(_is_number, fields)) if how.header is None else how.header
         self.names = fields if header else [str(number) for number in range(len(fields))]  # none without rows
         self.first_fields = ", ".join(fields)
+        self.has_header = header
         self._header_lines = lines if header else 0
 
     @property
@@ -141,11 +174,15 @@ class _TextTable:
 
     def parse(self, block: _Block, columns: Sequence[int], kind: pyarrow.DataType) -> list[Array]:
         """The numbers in some columns, (n,) each; `pyarrow.ArrowInvalid` where a row or a number does not fit."""
+        return [column.to_numpy() for column in self.columns(block, columns, kind)]
+
+    def columns(self, block: _Block, columns: Sequence[int], kind: pyarrow.DataType) -> list[pyarrow.ChunkedArray]:
+        """As `parse`, in Arrow's arrays."""
         text = self._rows_only(block.text)
         names = [str(number) for number in range(len(self.names))]
         chosen = [names[column] for column in columns]
         if not text:
-            return [np.empty(0, kind.to_pandas_dtype()) for _ in chosen]
+            return [pyarrow.chunked_array([], kind) for _ in chosen]
         table = pyarrow.csv.read_csv(
             pyarrow.BufferReader(text),
             pyarrow.csv.ReadOptions(use_threads=False, block_size=len(text), column_names=names),
@@ -156,7 +193,7 @@ class _TextTable:
         )
         if b'"' in text and table.num_rows != sum(map(bool, text.replace(b"\r", b"").split(b"\n"))):
             raise pyarrow.ArrowInvalid("a quotation mark is not closed on its line")
-        return [table.column(name).to_numpy() for name in chosen]
+        return [table.column(name) for name in chosen]
 
     def rows(self, block: _Block) -> Iterator[_Row]:
         """The lines one by one, slowly: to find the one that is wrong."""
@@ -165,10 +202,10 @@ class _TextTable:
             if text and text[0] not in _COMMENT_MARKS:
                 yield _Row(line, text, self._split(text))
 
-    def bad_row(self, row: _Row, problem: str) -> PartitionError:
+    def bad_row(self, row: _Row, problem: str, hint: str = "") -> PartitionError:
         shown = row.text if len(row.text) < 80 else f"{row.text[:77]}..."
         return PartitionError(
-            f"{self.path}, line {row.line}: {shown!r} {problem}. Correct the line, or name the right layout."
+            f"{self.path}, line {row.line}: {shown!r} {problem}. Correct the line, or name the right layout.{hint}"
         )
 
     def bad_block(self, block: _Block, error: Exception) -> PartitionError:
@@ -272,21 +309,23 @@ def _bad_numbers(table: _TextTable, block: _Block, columns: Sequence[int], error
 
 
 def _bad_edge(
-    table: _TextTable, block: _Block, ends: tuple[int, int], limits: tuple[int, int], error: Exception
+    table: _TextTable, block: _Block, ends: Sequence[int], limits: Sequence[int], error: Exception
 ) -> PartitionError:
     """Names the first line of a block that is no edge."""
     width = len(table.names)
     expected = " and ".join(
         f"{end} an integer from 0" + (f" to {limit - 1}" if limit < np.iinfo(np.int64).max else "")
-        for end, limit in zip(("source", "destination"), limits, strict=True)
+        for end, limit in zip(("source", "destination"), limits, strict=False)
     )
     for row in table.rows(block):
         for column, limit in zip(ends, limits, strict=True):
             field = row.fields[column] if column < len(row.fields) else "0"
             if not _INTEGER.fullmatch(field):
-                return table.bad_row(row, f"has something that is no integer; expected {expected}, {table.separated}")
+                return table.bad_row(
+                    row, f"has something that is no integer; expected {expected}, {table.separated}", ADVICE
+                )
             if len(field) > _MOST_DIGITS or not 0 <= int(field) < limit:
-                return table.bad_row(row, f"has an ID out of range; expected {expected}")
+                return table.bad_row(row, f"has an ID out of range; expected {expected}", ADVICE)
         if len(row.fields) != width:
             return table.bad_row(
                 row,

@@ -1,0 +1,260 @@
+"""Numbers for nodes that are named by strings, or by integers with gaps: `ids="map"` of `open_graph`.
+
+[Note: numbering by hash] An ID goes to one of 256 files, by a hash, so that what is in a file fits into memory, where
+its IDs are sorted; numbers go on from file to file, and depend on nothing but which IDs there are. A chunk sends each
+of its IDs once, in the order of the files, and keeps for every row the place of its ID among those sent. So the numbers
+come back with each file read once more, from front to back.
+"""
+
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+import pyarrow
+import pyarrow.compute as compute
+
+from sar.common_tuples import CanonicalEtype
+from sar.errors import PartitionError
+from sar.id_slices import pieces
+from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
+from sar.partition.ingest.edges import EdgeFormat, open_npy_edges, open_raw_edges
+from sar.partition.ingest.parquet import parquet_ids
+from sar.partition.ingest.text import text_ids
+from sar.storage.arrays import Array, ArrayFile, StoredArray, open_npy
+
+_BITS = 8  # of a hash that decide about the file
+_LONGEST = 255
+_MIXER = np.uint64(0x9E3779B97F4A7C15)
+_INTEGERS = pyarrow.int64()
+_TABLE = ""
+
+IdFiles = tuple[Sequence[Path], EdgeFormat]
+
+
+class MappedIds(NamedTuple):
+    """Nodes by their numbers."""
+
+    num_nodes: dict[str, int]
+    edges: dict[CanonicalEtype, EdgeSource]
+    ids: dict[str, Column]  # by node type, as `GIVEN_ID`
+
+
+class _NotIntegersError(Exception):
+    """Some IDs of a node type, its argument, are no integers of 64 bits in their usual form."""
+
+
+def map_ids(edges: Mapping[CanonicalEtype, IdFiles], tables: Mapping[str, IdFiles], scratch: Path) -> MappedIds:
+    """Number the nodes that edges name, by integers if all IDs of a node type are such, else by strings.
+
+    `tables` have, by node type, the IDs of its nodes, which are numbered in this order; other types' nodes get numbers
+    as in [Note: numbering by hash]. `scratch` is for the results, which have to stay as long as these are used.
+    `PartitionError` where files are missing or damaged, an ID is empty, too long, twice in a table, or not in it.
+    """
+    types = dict.fromkeys(itertools.chain(*(etype[::2] for etype in edges)), _INTEGERS)
+    while True:
+        try:
+            with tempfile.TemporaryDirectory(prefix="ids-", dir=scratch) as folder:
+                return _mapped(edges, tables, types, scratch, Path(folder))
+        except _NotIntegersError as found:
+            types[found.args[0]] = pyarrow.string()
+
+
+def _mapped(
+    edges: Mapping[CanonicalEtype, IdFiles],
+    tables: Mapping[str, IdFiles],
+    types: Mapping[str, pyarrow.DataType],
+    scratch: Path,
+    folder: Path,
+) -> MappedIds:
+    by_type = {
+        ntype: _Numbering(ntype, kind, folder / str(number), scratch / f"ids-{number}")
+        for number, (ntype, kind) in enumerate(types.items())
+    }
+    of_ends = [[(f"{number}.{end}", etype[end]) for end in (0, 2)] for number, etype in enumerate(edges)]
+    streams = [([(_TABLE, ntype)], _chunks(*table, of_edges=False)) for ntype, table in tables.items()]
+    streams += zip(of_ends, (_chunks(*files, of_edges=True) for files in edges.values()), strict=True)
+    for columns, stream in streams:
+        for chunks in stream:
+            for chunk, (name, ntype) in zip(chunks, columns, strict=True):
+                by_type[ntype].send(chunk, name)
+    counts = {ntype: numbering.number() for ntype, numbering in by_type.items()}
+    with ExitStack() as stack:
+        out = {
+            name: stack.enter_context(ArrayFile(scratch / f"edges-{name}", index_dtype(counts[ntype])))
+            for name, ntype in itertools.chain(*of_ends)
+        }
+        for ntype, numbering in by_type.items():
+            rows: Array | None = None
+            for name, found in itertools.groupby(numbering.numbers(), lambda one: one[0]):
+                numbers = (numbers for _, numbers in found)
+                if name == _TABLE:
+                    rows = numbering.rows_of(np.concatenate([*numbers]), tables[ntype][0][0])
+                for some in numbers:
+                    out[name].append(some if rows is None else rows[some])
+        sources = (ArrayEdges(out[src].array(), out[dst].array()) for (src, _), (dst, _) in of_ends)
+        mapped: dict[CanonicalEtype, EdgeSource] = dict(zip(edges, sources, strict=True))
+    for ntype, table in tables.items():
+        by_type[ntype].store(chunk for (chunk,) in _chunks(*table, of_edges=False))
+    return MappedIds(counts, mapped, {ntype: numbering.ids for ntype, numbering in by_type.items()})
+
+
+class _Numbering:
+    """The numbering of one node type; see [Note: numbering by hash]."""
+
+    ids: StoredArray  # by number, as `GIVEN_ID`; after `number`
+
+    def __init__(self, ntype: str, kind: pyarrow.DataType, folder: Path, result: Path) -> None:
+        self._ntype, self._kind, self._folder, self._result = ntype, kind, folder, result
+        self._schema = pyarrow.schema([("id", kind)])
+        self._width = 1  # bytes of the longest string
+        self._sent: list[tuple[str, int, Array]] = []  # of chunks: where to, rows, and how many IDs each file got
+        folder.mkdir()
+
+    def send(self, chunk: pyarrow.Array, name: str) -> None:
+        """Send the IDs of some rows to the files; `name` says where their numbers are to go."""
+        encoded = self._converted(chunk).dictionary_encode()
+        distinct = encoded.dictionary
+        if self._kind != _INTEGERS:
+            self._width = max(self._width, compute.max(compute.binary_length(distinct)).as_py() or 0)
+            if self._width > _LONGEST or compute.any(compute.match_substring(distinct, "\0")).as_py():
+                raise PartitionError(
+                    f"a node of type '{self._ntype}' has an ID with a byte 0, or of more than {_LONGEST} bytes; "
+                    "expected shorter IDs of other characters."
+                )
+        file_of = _file_of(distinct)
+        order = np.argsort(file_of, kind="stable")
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order))
+        counts = np.bincount(file_of, minlength=1 << _BITS).astype(np.int32)
+        batch, ends = pyarrow.record_batch([distinct.take(pyarrow.array(order))], self._schema), counts.cumsum()
+        try:
+            with self._file("places").open("ab") as opened:
+                opened.write(place[encoded.indices.to_numpy()].data)
+            for file in np.flatnonzero(counts).tolist():
+                with self._file(file).open("ab") as opened:
+                    opened.write(batch.slice(ends[file] - counts[file], counts[file]).serialize())
+        except OSError as error:
+            raise PartitionError(f"cannot write IDs to {self._folder} ({error.strerror}); make room there.") from error
+        self._sent.append((name, len(chunk), counts))
+
+    def number(self) -> int:
+        """Number the IDs of all files; how many there are."""
+
+        def of_files() -> Iterator[pyarrow.Array]:
+            count = 0
+            for file in self._files():
+                sent = self._read(file).dictionary_encode()
+                order = compute.sort_indices(sent.dictionary)
+                number = np.empty(len(order), np.int64)
+                number[order.to_numpy()] = np.arange(count, count + len(order))
+                number[sent.indices.to_numpy()].tofile(self._file(f"{file}.numbers"))
+                count += len(order)
+                yield sent.dictionary.take(order)
+
+        self.store(of_files())
+        return self.ids.shape[0]
+
+    def numbers(self) -> Iterator[tuple[str, Array]]:
+        """The numbers of the rows of all chunks, (n,) int64, and where they are to go."""
+        with ExitStack() as stack:
+            numbers = {file: stack.enter_context(self._file(f"{file}.numbers").open("rb")) for file in self._files()}
+            places = stack.enter_context(self._file("places").open("ab+"))
+            places.seek(0)
+            for name, rows, counts in self._sent:
+                found = [np.fromfile(opened, np.int64, counts[file]) for file, opened in numbers.items()]
+                yield name, np.concatenate([np.empty(0, np.int64), *found])[np.fromfile(places, np.int32, rows)]
+
+    def rows_of(self, numbers: Array, path: Path) -> Array:
+        """The row of a table, whose rows have these numbers, that each number is in; `PartitionError` unless once."""
+        rows = np.full(self.ids.shape[0], -1, index_dtype(len(numbers)))
+        rows[numbers] = np.arange(len(numbers))
+        if (again := np.flatnonzero(rows[numbers] != np.arange(len(numbers)))).size:
+            number = int(numbers[again[0]])
+            raise PartitionError(
+                f"{path} has the ID {self._shown(number)} in row {again[0]} (from 0) and in row {rows[number]}; "
+                f"expected every node of type '{self._ntype}' once. Remove one of the rows."
+            )
+        if (missing := np.flatnonzero(rows < 0)).size:
+            raise PartitionError(
+                f"edges name {len(missing)} nodes of type '{self._ntype}' that are in no row of {path}, such as "
+                f"{self._shown(int(missing[0]))}. Add rows for them, or leave these edges out."
+            )
+        return rows
+
+    def store(self, chunks: Iterable[pyarrow.Array]) -> None:
+        """Set `ids`, in a file that stays."""
+        is_text = self._kind != _INTEGERS
+        dtype, shape = (np.uint8, (self._width,)) if is_text else (np.int64, ())
+        with ArrayFile(self._result, np.dtype(dtype), shape) as file:
+            for chunk in map(self._converted, chunks):
+                rows = np.array(_bytes_of(chunk), f"S{self._width}") if is_text else chunk.to_numpy()
+                file.append(rows.view(dtype).reshape(len(rows), *shape))
+            self.ids = file.array()
+
+    def _converted(self, chunk: pyarrow.Array) -> pyarrow.Array:
+        """As integers or as strings; text is an integer where this one is written so, which is not 007."""
+        try:
+            found = chunk.cast(self._kind)
+        except pyarrow.ArrowInvalid as error:
+            raise _NotIntegersError(self._ntype) from error
+        if self._kind == _INTEGERS and not found.cast(chunk.type).equals(chunk):
+            raise _NotIntegersError(self._ntype)
+        return found
+
+    def _file(self, name: int | str) -> Path:
+        return self._folder / str(name)
+
+    def _files(self) -> list[int]:
+        """Those that have IDs, in order."""
+        found: list[int] = np.flatnonzero(sum(counts for _, _, counts in self._sent)).tolist()
+        return found
+
+    def _read(self, file: int) -> pyarrow.Array:
+        """What was sent to a file."""
+        found = [pyarrow.array([], self._kind)]
+        with pyarrow.OSFile(str(self._file(file))) as opened:
+            while opened.tell() < opened.size():
+                found.append(pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(opened), self._schema).column(0))
+        return pyarrow.concat_arrays(found)
+
+    def _shown(self, number: int) -> str:
+        (one,) = self.ids[number : number + 1]
+        return str(one) if one.ndim == 0 else repr(one.tobytes().rstrip(b"\0").decode())
+
+
+def _file_of(ids: pyarrow.Array) -> Array:
+    """The file of each ID, (n,) integers."""
+    if ids.type == _INTEGERS:
+        mixed: Array = (ids.to_numpy().view(np.uint64) * _MIXER >> np.uint64(64 - _BITS)).astype(np.int64)
+        return mixed
+    return np.fromiter(map(crc32, _bytes_of(ids)), np.int64, len(ids)) % (1 << _BITS)
+
+
+def _bytes_of(texts: pyarrow.Array) -> list[bytes]:
+    found: list[bytes] = texts.cast(pyarrow.binary()).to_pylist()
+    return found
+
+
+def _chunks(files: Sequence[Path], how: EdgeFormat, *, of_edges: bool) -> Iterator[Sequence[pyarrow.Array]]:
+    """IDs in chunks, integers or strings: (n,) of sources and of destinations, or of the nodes of a table alone."""
+    if how.name in ("text", "parquet"):
+        for file in files:
+            text = how.name == "text"
+            yield from (text_ids if text else parquet_ids)(file, how.columns, of_edges, *([how.text] if text else []))
+    elif of_edges:
+        parts = (
+            open_npy_edges(files, ambiguous_are_pairs=False) if how.name == "npy" else open_raw_edges(files, how.dtype)
+        )
+        unsigned = how.name == "npy" and any(open_npy(file)[0].dtype == np.uint64 for file in files)
+        for ends in itertools.chain(*(edges.chunks() for _, edges in parts)):
+            yield [pyarrow.array(ids.view(np.uint64) if unsigned else ids) for ids in ends]
+    else:
+        for column in (open_npy(file)[0] for file in files):
+            if len(column.shape) != 1 or column.dtype.kind not in "iu":
+                raise PartitionError(f"{files[0]} holds {column.dtype} {column.shape}; expected integers (N,), IDs.")
+            yield from ([pyarrow.array(column[rows])] for rows in pieces(column.shape[0]))
