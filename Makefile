@@ -18,7 +18,7 @@ VIRTUAL := $(addprefix .virtual-,2x4 1 1x5 2x2)
 
 venv: $(VENV)/.made
 
-demo: $(VENV)/.installed-plot
+demo: $(VENV)/.installed-all
 	$(BIN)/sar demo
 
 # The site, into site/; a broken link or a docstring that cannot be read is an error.
@@ -26,7 +26,7 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Options: BENCH="--graph rmat --repeats 5"; docs/benchmarks.md lists the other benchmarks.
-bench: $(VENV)/.installed-plot
+bench: $(VENV)/.installed-all
 	$(BIN)/python -m benchmarks $(BENCH)
 
 test: $(VENV)/.installed-test

@@ -9,6 +9,7 @@ import torch
 
 from sar.adapters.dgl.models import KINDS, LayerStack
 from sar.adapters.dgl.patched_layers import patch_dgl
+from sar.adapters.dgl.shim import has_dgl
 from sar.errors import ConfigError
 from sar.host.memory import PeakMemory
 from sar.kernels import load_kernels
@@ -45,7 +46,8 @@ def model_of(arguments: argparse.Namespace) -> MakeModel:
 
 def process_bytes() -> int:
     """What a worker's code takes, taken from this process, before it reads any graph."""
-    patch_dgl()
+    if has_dgl():
+        patch_dgl()
     load_kernels()
     torch.optim.Adam([torch.zeros(1)])  # the first optimiser loads more of torch
     return PeakMemory().baseline

@@ -121,7 +121,7 @@ def draw(workers: Sequence[Sequence[Spent]], file: str | PathLike[str]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("pictures need matplotlib, which is not installed: pip install 'sar-gnn[plot]'") from error
+        raise ConfigError("pictures need matplotlib, which is not installed: pip install matplotlib") from error
     layers = by_layer(workers)
     means = [mean_of(of_workers) for of_workers in layers]
     others = [("MB sent, mean", "#66a182", [one.moved.bytes_sent / MEGA for one in means])]

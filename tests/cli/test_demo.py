@@ -80,7 +80,7 @@ def test_demo_trains_compares_and_draws(tmp_path: Path) -> None:
             assert float(row["peak memory (MB)"]) >= 0
             assert all(cell in done.stdout for cell in row.values())
 
-    bought = [line for line in done.stdout.splitlines() if line.startswith("2 workers against 1 process: GraphSAGE ")]
+    bought = [line for line in done.stdout.splitlines() if line.startswith("2 workers beside 1 process: GraphSAGE ")]
     assert len(bought) == 1
     assert bought[0] in (tmp_path / "out" / "demo.md").read_text()
 

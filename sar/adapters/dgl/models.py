@@ -1,16 +1,28 @@
-"""GraphSAGE, GCN and GAT, made of DGL's own layers and nothing else: the same on DGL's graph as on ours."""
+"""GraphSAGE, GCN and GAT, made of DGL's own layers and nothing else: the same on DGL's graph as on ours.
+
+Where DGL is not installed they are made of `sar.nn.plain_layers`, which run on our graph alone.
+"""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sar.adapters.dgl.shim import require_dgl
+from sar.adapters.dgl.shim import has_dgl, require_dgl
 from sar.errors import ConfigError
+from sar.nn import plain_layers
 
 KINDS = ("sage", "gcn", "gat")
+
+
+def layer_makers() -> dict[str, Callable[..., nn.Module]]:
+    """What makes a layer of each kind, of its widths; of gat also of the heads, each of the second width."""
+    layers: Any = require_dgl().nn if has_dgl() else plain_layers
+    sage = partial(layers.SAGEConv, aggregator_type="mean") if has_dgl() else layers.SAGEConv
+    return dict(zip(KINDS, (sage, layers.GraphConv, layers.GATConv), strict=True))
 
 
 class LayerStack(nn.Module):
@@ -29,16 +41,12 @@ class LayerStack(nn.Module):
         hidden = tuple(widths[1:-1])
         if kind == "gat" and any(width % heads for width in hidden):
             raise ConfigError(f"hidden widths {hidden} cannot be divided among {heads} heads.")
-        conv = require_dgl().nn
+        make = layer_makers()[kind]
         self.layers = nn.ModuleList()
         for number, (width, next_width) in enumerate(itertools.pairwise(widths), start=1):
-            if kind == "gat":
-                layer_heads = 1 if number == len(widths) - 1 else heads
-                self.layers.append(conv.GATConv(width, next_width // layer_heads, layer_heads))
-            elif kind == "gcn":
-                self.layers.append(conv.GraphConv(width, next_width))
-            else:
-                self.layers.append(conv.SAGEConv(width, next_width, "mean"))
+            layer_heads = 1 if number == len(widths) - 1 else heads
+            shape = (next_width // layer_heads, layer_heads) if kind == "gat" else (next_width,)
+            self.layers.append(make(width, *shape))
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, F) -> (N, C)
         for layer in self.layers[:-1]:
@@ -58,12 +66,10 @@ class GAT(nn.Module):
     """Two attention layers (Velickovic et al., 2018), without dropout."""
 
     def __init__(self, num_features: int, num_classes: int, hidden: int = 16, num_heads: int = 4):
-        require_dgl()
-        from dgl.nn import GATConv
-
         super().__init__()
-        self.first = GATConv(num_features, hidden, num_heads)
-        self.last = GATConv(num_heads * hidden, num_classes, 1)
+        make = layer_makers()["gat"]
+        self.first = make(num_features, hidden, num_heads)
+        self.last = make(num_heads * hidden, num_classes, 1)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, F) -> (N, C)
         x = functional.elu(self.first(graph, x).flatten(1))

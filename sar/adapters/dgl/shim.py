@@ -86,6 +86,11 @@ def install_shim() -> None:
         sys.meta_path.insert(0, _StandInFinder(message))
 
 
+def has_dgl() -> bool:
+    """Whether DGL is installed; it is not imported."""
+    return importlib.util.find_spec("dgl") is not None
+
+
 def require_dgl() -> Any:
     """Import DGL and return it; a `DglError` where it is not installed, or its import fails."""
     install_shim()

@@ -205,7 +205,7 @@ def draw_traffic(report: DirectoryReport, file: str | PathLike[str]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("pictures need matplotlib, which is not installed: pip install 'sar-gnn[plot]'") from error
+        raise ConfigError("pictures need matplotlib, which is not installed: pip install matplotlib") from error
     rows, parts = np.array(report.traffic), len(report.parts)
     side = min(3.2 + 0.6 * parts, 11)
     figure = Figure(figsize=(side + 1.2, side), dpi=120, layout="constrained")

@@ -30,8 +30,8 @@ assert not sar.cli.main([*command, "--method", "multilevel", "--out", "files"])
 assert not sar.cli.main([*command, "--method", "metis", "--num-hops", "2", "--out", "metis"])
 assert not sar.cli.main(["inspect", "files"])
 assert not sar.cli.main(["chunk", "edges.npy", "--chunks", "2", "--name", "mine", "--out", "chunked"])
-assert sar.cli.main(["demo", "--nodes", "100"]) == 1
-assert sar.cli.main(["plan", "files", "--model", "gat"]) == 1
+assert not sar.cli.main(["plan", "files", "--model", "gat"])
+assert sar.cli.main(["demo", "--dataset", "karate"]) == 1
 
 sar.initialize_comms(0, 1, "127.0.0.1", "gloo", None, 0)
 sar.partition_graph(whole, "graph", 2, "memory", part_method="random")
@@ -100,7 +100,6 @@ def run(command, folder):
 def test_without_dgl(tmp_path):
     done = run(["-c", SCRIPT], tmp_path)
     assert done.stdout.endswith("trained\n")
-    assert "the demo trains layers of DGL, which is not installed" in done.stderr
     assert "`import dgl` failed with ModuleNotFoundError" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -1,0 +1,82 @@
+"""Layers of `sar plan` and the demo where DGL is not installed: with the parameters of DGL's, and the same numbers."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from sar.core.passing.attention import Recompute, attention
+from sar.core.passing.builtin import COPY_SOURCE, aggregate
+from sar.kernels.attention_operands import Score
+
+SLOPE = 0.2  # of GAT's leaky ReLU
+RELU = nn.init.calculate_gain("relu")
+
+
+class SAGEConv(nn.Module):
+    """GraphSAGE with mean aggregation (Hamilton et al., 2017)."""
+
+    def __init__(self, width: int, next_width: int) -> None:
+        super().__init__()
+        self.fc_neigh = nn.Linear(width, next_width, bias=False)
+        self.fc_self = nn.Linear(width, next_width)
+        for layer in (self.fc_self, self.fc_neigh):
+            nn.init.xavier_uniform_(layer.weight, RELU)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
+        width, next_width = self.fc_neigh.in_features, self.fc_neigh.out_features
+        if width > next_width:  # what is narrower travels
+            neighbors = aggregate(graph.call_context(), COPY_SOURCE, "mean", self.fc_neigh(x))
+        else:
+            neighbors = self.fc_neigh(aggregate(graph.call_context(), COPY_SOURCE, "mean", x))
+        out: Tensor = self.fc_self(x) + neighbors
+        return out
+
+
+class GraphConv(nn.Module):
+    """GCN: neighbours weighted by the degrees of both ends (Kipf and Welling, 2017)."""
+
+    def __init__(self, width: int, next_width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(width, next_width)))
+        self.bias = nn.Parameter(torch.zeros(next_width))
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
+        sent, received = (
+            degrees.to(x).clamp(min=1).pow(-0.5).unsqueeze(1) for degrees in (graph.out_degrees(), graph.in_degrees())
+        )
+        x = x * sent
+        if self.weight.shape[0] > self.weight.shape[1]:
+            x = aggregate(graph.call_context(), COPY_SOURCE, "sum", x @ self.weight)
+        else:
+            x = aggregate(graph.call_context(), COPY_SOURCE, "sum", x) @ self.weight
+        out: Tensor = x * received + self.bias
+        return out
+
+
+class GATConv(nn.Module):
+    """Attention with several heads, side by side (Velickovic et al., 2018)."""
+
+    def __init__(self, width: int, next_width: int, heads: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, heads * next_width, bias=False)
+        self.attn_l, self.attn_r = (nn.Parameter(torch.empty(1, heads, next_width)) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(heads * next_width))
+        for weights in (self.fc.weight, self.attn_l, self.attn_r):
+            nn.init.xavier_normal_(weights, RELU)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, H, D')
+        shape = self.attn_l.shape[1:]
+        h = self.fc(x).unflatten(1, shape)
+        attended = attention(
+            graph.call_context(),
+            Score.ADDITIVE,
+            h,
+            h,
+            attn=self.attn_l[0],
+            attn_dst=self.attn_r[0],
+            factor=SLOPE,
+            recompute=Recompute(lambda x, weight: linear(x, weight).unflatten(1, shape), (x, self.fc.weight)),
+        )
+        return attended + self.bias.view(shape)
