@@ -106,10 +106,10 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of 8GiB (powers of 1024), 500MB or 500M (powers of 1000), or a plain number."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i)?B?", text.strip(), re.IGNORECASE)
+    """Bytes of 8GiB (powers of 1024), 500MB or 500M (powers of 1000), or 500B; not of 3, which few mean as bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?=[KMGTB])([KMGT]?)(i)?B?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; expected one such as 8GiB or 500MB")
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; expected a number and a unit, such as 8GiB or 500MB")
     number, unit, binary = found.groups()
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
 

@@ -87,7 +87,10 @@ def _number_of_parts(arguments: argparse.Namespace) -> int:
 def _settings(arguments: argparse.Namespace, workers: int) -> dict[str, str]:
     """The variables to set: what the user asks for on the command line, and defaults for what is not set."""
     if (arguments.resident is None) != (arguments.spill is None):
-        raise ConfigError("--resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk.")
+        missing = "--spill" if arguments.spill is None else "--resident"
+        late = any(word.partition("=")[0] == missing for word in arguments.script_arguments)
+        after = f" {missing} stands after {arguments.script}, so the script gets it: put it before." if late else ""
+        raise ConfigError(f"--resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk.{after}")
     cores = len(os.sched_getaffinity(0))
     defaults = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "GLOO_SOCKET_IFNAME": "lo"}
     settings = {name: value for name, value in defaults.items() if name not in os.environ}

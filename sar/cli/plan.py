@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from sar.adapters.dgl.models import KINDS
 from sar.cli.graph_input import parse_bytes
 from sar.cli.model_options import add_model, model_of, process_bytes, widths_of
 from sar.train.footprint import plan_training, search_resident
-from sar.train.graph_counts import count_graph
+from sar.train.graph_counts import GraphCounts, count_graph
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,11 +38,18 @@ def run(arguments: argparse.Namespace) -> int:
         title = f"{arguments.model}, widths {' -> '.join(map(str, widths))}"
     plan = plan_training(counts, make_model, process=process)
     memory, resident = arguments.memory_per_worker, None
+    if not arguments.json:
+        print(f"{title}, mode 1, freed memory given back\n\n{plan.as_text()}", flush=True)
+        if memory is not None:
+            print(f"\n{plan.advice(memory)}", flush=True)
     if arguments.resident:
         together = max(worker.memory.total for worker in plan.workers)
-        resident = search_resident(
-            lambda parts: count(workers=parts), counts.num_workers, memory, together, make_model, process
-        )
+
+        def count_told(parts: int) -> GraphCounts:
+            print(f"sar plan: trying {parts} partitions in turns", file=sys.stderr)
+            return count(workers=parts)
+
+        resident = search_resident(count_told, counts.num_workers, memory, together, make_model, process)
     if arguments.json:
         found = {"model": described} | plan.summary()
         if memory is not None:
@@ -49,10 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
         if resident is not None:
             found |= {"resident": resident.summary()}
         print(json.dumps(found))
-    else:
-        print(f"{title}, mode 1, freed memory given back\n\n{plan.as_text()}")
-        if memory is not None:
-            print(f"\n{plan.advice(memory)}")
-        if resident is not None:
-            print(f"\n{resident.as_text()}")
+    elif resident is not None:
+        print(f"\n{resident.as_text()}")
     return 0

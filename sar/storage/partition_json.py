@@ -40,8 +40,8 @@ _REWRITE_WITH_HALO = (
     "with num_hops=1."
 )
 _EXPECTED = (
-    "expected the JSON file that dgl.distributed.partition_graph writes beside the folders part0, part1, ... Check the "
-    "path."
+    "expected the JSON file that `sar partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside "
+    "the folders part0, part1, ... Check the path, or divide the graph first."
 )
 
 IdRanges = npt.NDArray[np.int64]

@@ -113,14 +113,15 @@ class TrainingPlan:
         blocks = [
             "\n".join(f"call {k}: {layer.call}" for k, layer in enumerate(calls)),
             f"sent, MB an epoch\n{as_text(sent, left=1)}",
-            f"memory, MB at the peak of training\n{as_text(memory, left=1)}",
+            "resident memory, as ps shows it, code in files included; MB at the peak of training\n"
+            + as_text(memory, left=1),
         ]
         return "\n\n".join(block for block in blocks if block)
 
     def advice(self, memory: int) -> str:
         """Whether `memory` bytes for each worker are enough, and how many workers would be."""
         largest = max(worker.memory.total for worker in self.workers)
-        verdict = f"{len(self.workers)} workers {'fit' if largest <= memory else 'do not fit'} {mega(memory)} MB each"
+        verdict = f"{len(self.workers)} workers {'fit' if largest <= memory else 'do not fit'} {of_limit(memory)} each"
         fewest = self.fewest_workers(memory)
         if fewest is None:
             return f"{verdict}; nor would any number of workers, as code and buffers alone take more."
@@ -221,12 +222,13 @@ class ResidentSearch:
             rows.append((str(plan.parts), *map(mega, sizes)))
         who = "one process" if self.processes == 1 else f"each of {self.processes} processes"
         title = f"one partition in memory at a time, the others in a file; MB, and MB an epoch, of {who}"
-        return f"{title}\n{as_text(rows, left=1)}\n\n{self._advice()}"
+        cached = "in memory: resident, without pages of the file, which the system also keeps while memory is free"
+        return f"{title}\n{cached}\n{as_text(rows, left=1)}\n\n{self._advice()}"
 
     def _advice(self) -> str:
         if self.memory is None:
             return "say --memory-per-worker SIZE to hear which number is the fewest that fits."
-        fits = f"{mega(self.memory)} MB"
+        fits = of_limit(self.memory)
         if self.fewest == self.processes:
             return f"all partitions fit {fits} a process at once, which is faster: leave --resident out."
         if self.fewest is None:
@@ -309,3 +311,11 @@ def _memory(trial: TrialEpoch, data: int, process: int) -> MemoryPlan:
 def mega(count: float) -> str:
     """Millions of bytes."""
     return f"{count / 1e6:,.1f}"
+
+
+def of_limit(memory: int) -> str:
+    """A limit in MB, as in the tables, and as it was named where that was in powers of 1024."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if memory % size == 0:
+            return f"{memory // size} {unit} ({mega(memory)} MB)"
+    return f"{mega(memory)} MB"

@@ -20,7 +20,7 @@ from sar.errors import ConfigError
 from sar.partition.assign.assigning import Assigned, Choice
 from sar.partition.graph_source import GraphSource
 from sar.train.counted_graph import CountingGroup, counted_graph
-from sar.train.footprint import MOST, PARTS, MemoryPlan, ResidentPlan, mega, plan_resident, plan_worker
+from sar.train.footprint import MOST, PARTS, MemoryPlan, ResidentPlan, mega, of_limit, plan_resident, plan_worker
 from sar.train.graph_counts import GraphCounts, count_source, even_share
 from sar.train.trial_epoch import MakeModel
 
@@ -109,7 +109,7 @@ class PartsThatFit:
             faster = ", which is faster than in turns: leave --resident out" if self.resident else ""
             many = _how_many(parts, self.workers) + faster
         largest = f"the largest of {parts} parts takes {_described(tried[parts])}"
-        said = [many, f"planned for {self.model}, {mega(self.memory)} MB a worker", largest]
+        said = [many, f"planned for {self.model}, {of_limit(self.memory)} a worker", largest]
         if parts > self.workers:
             falling = ("data", "structure", "activations", "buffers")
             limit = max(falling, key=lambda what: int(getattr(tried[parts], what)))
@@ -124,7 +124,7 @@ class PartsThatFit:
     def _refusal(self, memory: MemoryPlan, whose: str, tried: dict[int, MemoryPlan]) -> str:
         before = "".join(f"; the largest of {parts} {mega(one.total)} MB" for parts, one in sorted(tried.items())[:-1])
         return (
-            f"no number of parts fits {mega(self.memory)} MB a worker: {whose} takes {_described(memory)}{before}. "
+            f"no number of parts fits {of_limit(self.memory)} a worker: {whose} takes {_described(memory)}{before}. "
             "Allow more memory, or make the model smaller."
         )
 
@@ -146,7 +146,7 @@ class PartsByReserve:
         room = self.memory - self.reserve
         if room <= 0:
             raise ConfigError(
-                f"{mega(self.reserve)} MB of a worker's {mega(self.memory)} MB are reserved; expected less than all."
+                f"{of_limit(self.reserve)} of a worker's {of_limit(self.memory)} are reserved; expected less than all."
             )
         counts = _count_undivided(graph, 1, 1)
         _, structure = counted_graph(counts, 0, CountingGroup(0, 1))

@@ -396,6 +396,7 @@ CASES = {
         lambda: sar.load_dgl_partition_data("/nowhere/graph.json", 0, "cpu"),
         "PartitionError",
         "Cannot read /nowhere/graph.json (No such file or directory); expected the JSON file that "
-        "dgl.distributed.partition_graph writes beside the folders part0, part1, ... Check the path.",
+        "`sar partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside the folders part0, "
+        "part1, ... Check the path, or divide the graph first.",
     ),
 }

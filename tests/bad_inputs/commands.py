@@ -72,7 +72,7 @@ CASES = {
         "IDs that are strings, or have gaps, are numbered with --ids map (ids='map').",
     ),
     "too little memory": Case(
-        command("partition edges.csv --parts 2 --out parts --memory-limit 2"),
+        command("partition edges.csv --parts 2 --out parts --memory-limit 2B"),
         "Printed",
         "sar partition: 0.0 MiB are too little to divide 3 nodes by any method: multilevel needs about 24.0 MiB; "
         "metis needs about 24.0 MiB; ldg needs about 24.0 MiB; spring needs about 48.0 MiB; random needs about "
@@ -101,7 +101,8 @@ CASES = {
         command("inspect nix"),
         "Printed",
         "sar inspect: Cannot read nix (No such file or directory); expected the JSON file that "
-        "dgl.distributed.partition_graph writes beside the folders part0, part1, ... Check the path.",
+        "`sar partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside the folders part0, "
+        "part1, ... Check the path, or divide the graph first.",
     ),
     "no partitions in the directory to inspect": Case(
         command("inspect ."),
@@ -112,7 +113,8 @@ CASES = {
         command("plan nix"),
         "Printed",
         "sar plan: Cannot read nix (No such file or directory); expected the JSON file that "
-        "dgl.distributed.partition_graph writes beside the folders part0, part1, ... Check the path.",
+        "`sar partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside the folders part0, "
+        "part1, ... Check the path, or divide the graph first.",
     ),
     "less than one worker": Case(
         command("launch --workers 0 train.py"),
@@ -124,6 +126,12 @@ CASES = {
         "Printed",
         "sar launch: --threads 0: expected at least 1.",
     ),
+    "where partitions are kept, after the script": Case(
+        command("launch --resident 1 train.py --spill here"),
+        "Printed",
+        "sar launch: --resident and --spill go together: --resident 1 --spill DIR, with DIR on a disk. --spill stands "
+        "after train.py, so the script gets it: put it before.",
+    ),
     "no script": Case(
         command("launch --workers 1 nix.py"),
         "Printed",
@@ -133,6 +141,7 @@ CASES = {
         command("launch --partition-json nix.json train.py"),
         "Printed",
         "sar launch: Cannot read nix.json (No such file or directory); expected the JSON file that "
-        "dgl.distributed.partition_graph writes beside the folders part0, part1, ... Check the path.",
+        "`sar partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside the folders part0, "
+        "part1, ... Check the path, or divide the graph first.",
     ),
 }

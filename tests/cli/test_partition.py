@@ -84,7 +84,7 @@ def test_two_thirds_of_this_machines_memory_are_kept(
         (["--parts", "2", "--node-feature", "x"], "--node-feature x: expected NAME=VALUE"),
         (["--parts", "2", "--node-feature", "x=a", "--node-feature", "x=b"], "there is a for x already"),
         (["--parts", "2", "--num-nodes", "many"], "--num-nodes many: expected a number"),
-        (["--parts", "2", "--memory-limit", "2"], "too little"),
+        (["--parts", "2", "--memory-limit", "2B"], "too little"),
         (["a:b:c=d.csv", "--parts", "2"], "edges.csv: expected NTYPE:RELATION:NTYPE=FILE"),
         (["--parts", "2", "--assign-only"], "name a directory to make, --out DIR; or with --assign-only none"),
         (["--parts", "2", "--split", "0.9,0.2,0.2"], "the split is 0.9, 0.2, 0.2; expected three shares"),
@@ -204,7 +204,10 @@ def test_as_many_parts_as_fit(tmp_path: Path, edges: Path, capsys: pytest.Captur
     assert main([*typed, "--model", "gat", "--hidden", "8", "--heads", "2", "--features", "5", "--classes", "3"]) == 0
     said = capsys.readouterr().out
     assert "\nmethod random: asked for\n2 parts: 2 workers hold one each" in f"\n{said}"
-    assert "planned for gat, layers 3, hidden 8, heads 2, 1,073.7 MB a worker\nthe largest of 2 parts takes" in said
+    assert (
+        "planned for gat, layers 3, hidden 8, heads 2, 1 GiB (1,073.7 MB) a worker\nthe largest of 2 parts takes"
+        in said
+    )
     if alone:
         assert read_assignment(tmp_path / "assigned", {"_N": 50}).num_parts == 2
     else:

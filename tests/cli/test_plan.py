@@ -37,7 +37,7 @@ def test_widths_come_from_the_directory(folder: str, capsys) -> None:
     )
     said = capsys.readouterr().out
     assert said.startswith("gat, widths 6 -> 8 -> 4, mode 1")
-    assert "2 workers fit 8,589.9 MB each" in said
+    assert "2 workers fit 8 GiB (8,589.9 MB) each" in said
     assert "1 is the fewest that would" in said
 
 
@@ -153,13 +153,13 @@ def test_an_unsound_directory_is_refused(folder: str, tmp_path: Path, capsys) ->
 
 @pytest.mark.parametrize(
     "text, expected",
-    [("8GiB", 8 * 2**30), ("500MB", 5e8), ("1.5k", 1500), ("100", 100), ("2 KiB", 2048), ("3T", 3e12)],
+    [("8GiB", 8 * 2**30), ("500MB", 5e8), ("1.5k", 1500), ("100B", 100), ("2 KiB", 2048), ("3T", 3e12)],
 )
 def test_sizes(text: str, expected: float) -> None:
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GB", "8 gallons"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1GB", "8 gallons", "3", "100i"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
         parse_bytes(text)

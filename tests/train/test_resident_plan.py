@@ -134,10 +134,10 @@ def test_the_fewest_partitions_that_fit_are_the_fastest(tmp_path: Path, capsys: 
     alone = planned()
     assert [plan["parts"] for plan in alone["plans"]] == [2, 4, 8]
     assert alone["fewest"] == 1
-    assert planned("--memory-per-worker", str(alone["together"]))["fewest"] == 1
+    assert planned("--memory-per-worker", f"{alone['together']}B")["fewest"] == 1
     limit = alone["plans"][0]["memory"]
     for memory, workers in ((limit, 1), (limit - 1, 2)):
-        found = planned("--memory-per-worker", str(memory), "--workers", str(workers))
+        found = planned("--memory-per-worker", f"{memory}B", "--workers", str(workers))
         sizes = {plan["parts"]: plan["memory"] for plan in found["plans"]} | {workers: found["together"]}
         fewest = found["fewest"]
         assert sizes[fewest] <= memory
@@ -148,11 +148,13 @@ def test_what_is_said_of_partitions_in_turns(tmp_path: Path, capsys: Any) -> Non
     directory = str(divide(GRAPH, tmp_path / "parts", "random", 2).json_file)
     for memory, said in (
         ("1GB", "all partitions fit 1,000.0 MB a process at once, which is faster"),
-        (str(FIRST_EPOCH + 4_500_000), "2 partitions are the fewest that fit 16.5 MB a process"),
-        ("1MB", "no number of partitions up to 4 fits 1.0 MB a process"),
+        (f"{FIRST_EPOCH + 4_500_000}B", "2 partitions are the fewest that fit 16.5 MB a process"),
+        ("1MiB", "no number of partitions up to 4 fits 1 MiB (1.0 MB) a process"),
     ):
         assert main(["plan", directory, *SMALL, "--memory-per-worker", memory]) == 0
-        assert said in capsys.readouterr().out
+        found = capsys.readouterr()
+        assert said in found.out
+        assert found.err.startswith("sar plan: trying 2 partitions in turns\n")
 
 
 @pytest.mark.usefixtures("small")
