@@ -38,6 +38,8 @@ POLL_SECONDS: Final = 0.05
 CONNECT_SECONDS: Final = 5.0
 HEARD_SECONDS: Final = 5.0
 """How long the process that hosts the store stays, after an error, for the others to hear of it."""
+RESOLVE_SECONDS: Final = 30.0
+"""How long the name of worker 0's host may take to be known."""
 COMPARED: Final = ("sar", "torch", "dgl")
 
 
@@ -80,6 +82,26 @@ def while_it_answers(join: Callable[[Pulse], dist.Store], rank: int, where: str)
                 "worker 0, is frozen, or its host has vanished."
             )
     return joining.result()
+
+
+def await_name(host: str) -> None:
+    """Wait until the host's name stands for an address; `CommunicationError` where that takes `RESOLVE_SECONDS`.
+
+    torch would try for minutes, and print a warning each time.
+    """
+    deadline = time.monotonic() + min(RESOLVE_SECONDS, Config.timeout)
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise CommunicationError(
+                    f"The name of worker 0's host, {host!r}, stands for no address on {socket.gethostname()} "
+                    f"({error.strerror}). Name an address (MASTER_ADDR, or master_ip_address), or add the name to DNS "
+                    "or /etc/hosts."
+                ) from error
+            time.sleep(POLL_SECONDS)
 
 
 def open_store(host: str, port: int, pulse: Pulse) -> dist.Store:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from sar.comm.allocator import set_allocator
 from sar.comm.environment import choose_interface, end_with_launcher, find_place, job_id, local_rank, set_in_part
 from sar.comm.group import Group
-from sar.comm.joining import Pulse, check_in, host_store, open_store, while_it_answers
+from sar.comm.joining import Pulse, await_name, check_in, host_store, open_store, while_it_answers
 from sar.comm.process_transport import GlooTransport, NcclTransport
 from sar.comm.rendezvous import meeting, stop_announcing
 from sar.comm.replicas import Replicas
@@ -264,12 +264,10 @@ def _start(
     agent = given_master is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     def join(pulse: Pulse) -> dist.Store:
-        if store is not None:
-            found = store
-        elif rank == 0 and not agent:
-            found = host_store(master, port)
-        else:
-            found = open_store(master, port, pulse)
+        found = store
+        if found is None:
+            await_name(master)
+            found = open_store(master, port, pulse) if rank or agent else host_store(master, port)
         return check_in(found, rank, size, job, pulse)
 
     try:

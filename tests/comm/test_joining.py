@@ -248,3 +248,24 @@ except sar.errors.CommunicationError as error:
     first, refused, second = launch(code, environments)
     assert refused == {"refused": "b"}
     assert [first["sum"], second["sum"]] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_that_stands_for_no_address(rank, monkeypatch):
+    monkeypatch.setattr(joining, "RESOLVE_SECONDS", 0.0)
+    with pytest.raises(CommunicationError, match=r"worker 0's host, 'nowhere\.invalid', .*MASTER_ADDR.*/etc/hosts"):
+        sar.initialize_comms(rank, 2, "nowhere.invalid", "gloo")
+
+
+def test_a_name_may_be_known_late(monkeypatch):
+    known, asked = socket.getaddrinfo, []
+
+    def late(*arguments):
+        asked.append(arguments)
+        if len(asked) < 3:
+            raise socket.gaierror(socket.EAI_AGAIN, "not yet")
+        return known("127.0.0.1", None)
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    joining.await_name("late.example")
+    assert len(asked) == 3
