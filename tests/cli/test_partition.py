@@ -92,7 +92,7 @@ def test_two_thirds_of_this_machines_memory_are_kept(
         (["--parts", "2", "--workers", "2"], "--reserve and --resident are for --parts"),
         (["--parts", "auto", "--model", "gcn"], "--parts auto takes --workers, and either --model or"),
         ([*AUTOMATIC, "--model", "gcn", "--reserve", "1MB"], "--parts auto takes --workers"),
-        ([*AUTOMATIC, "--reserve", "1GiB"], "1,073.7 MB of a worker's 1,073.7 MB are reserved"),
+        ([*AUTOMATIC, "--reserve", "1GiB"], "1 GiB (1,073.7 MB) of a worker's 1 GiB (1,073.7 MB) are reserved"),
         ([*AUTOMATIC, "--model", "gcn"], "there is no node feature 'feat' of one dimension"),
         ([*AUTOMATIC, "--model", "gcn", "--features", "2"], "there is no node feature 'label'"),
         ([*AUTOMATIC, "--model", "nix"], "--model nix: expected one of sage, gcn, gat, or FILE.py:FUNCTION"),
