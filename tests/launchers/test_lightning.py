@@ -4,8 +4,6 @@ import csv
 import importlib.util
 import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import torch
 from dgl.nn import GATConv
 from torch.nn import functional
 
+from tests.launchers.training import output_of
 from tests.pages.blocks import runs_of
 from tests.pages.files import graph as write_partitions
 from tests.pages.files import small_graph
@@ -50,21 +49,8 @@ def test_the_page_trains_as_one_machine(tmp_path: Path) -> None:
     [command] = [block.code.split() for block in blocks if block.code.startswith("torchrun")]
     (tmp_path / "train.py").write_text(script)
     own = {"PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", *command[1:]],
-        cwd=tmp_path,
-        env=os.environ | own,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as torchrun:
-        try:
-            said, _ = torchrun.communicate(timeout=200)
-        finally:
-            if torchrun.poll() is None:
-                os.killpg(torchrun.pid, signal.SIGKILL)
-    assert torchrun.returncode == 0, said
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    output_of([*torchrun, *command[1:]], tmp_path, os.environ | own, limit=200)
 
     [log] = (tmp_path / "logs").rglob("metrics.csv")  # one, so worker 0's
     rows = list(csv.DictReader(log.read_text().splitlines()))

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -12,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sar.cli.demo import community_graph
-from sar.partition.graph_data import write_npz
-from tests.examples.test_full_graph import run, training_of_one_process
+from tests.launchers.training import EPOCHS, make_partitions, output_of, told_losses
 from tests.pages.blocks import runs_of
 from tests.workers import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "ray_train.py"
-EPOCHS, KILLED_AFTER = 5, 3
+KILLED_AFTER = 3
 
 KILLER = f"""
 import os, signal, threading, ray_train
@@ -54,49 +51,21 @@ def environment(temporary: str) -> dict[str, str]:
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="there is no ray: pip install 'sar-gnn[ray]'")
 def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
-    file = tmp_path / "generated.npz"
-    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), file)
-    run("examples/partition_graph.py", "--dataset", str(file), "--parts", "2", "--out", str(tmp_path / "parts"))
+    expected = make_partitions(tmp_path)
     (tmp_path / "killer.py").write_text(KILLER.replace("KILLED", str(tmp_path / "killed")))
-    options = [
-        "--partition-json",
-        "parts/generated.json",
-        "--checkpoint",
-        "saved",
-        "--epochs",
-        str(EPOCHS),
-        "--cpus",
-        "2",
-    ]
+    options = f"--partition-json parts/generated.json --checkpoint saved --epochs {EPOCHS} --cpus 2".split()
     script = "import ray; ray.init(num_cpus=5, include_dashboard=False); exec(open('killer.py').read())"
-    with (
-        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as temporary,
-        subprocess.Popen(
-            [sys.executable, "-c", script, *options],
-            cwd=tmp_path,
-            env=environment(temporary),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as driver,
-    ):
-        try:
-            said, _ = driver.communicate(timeout=300)
-        finally:
-            if driver.poll() is None:
-                os.killpg(driver.pid, signal.SIGKILL)  # Ray's processes end with it
-    assert driver.returncode == 0, said
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as temporary:
+        said = output_of([sys.executable, "-c", script, *options], tmp_path, environment(temporary), limit=300)
     assert (tmp_path / "killed").exists()
-    assert set(re.findall(r"threads (\d+) (\w+)", said)) == {
-        ("2", "False")
-    }  # as many as `--cpus`, in a thread of Ray's
+    told = set(re.findall(r"threads (\d+) (\w+)", said))
+    assert told == {("2", "False")}  # as many as `--cpus`, and in a thread of Ray's
     # Ray may show what a worker prints twice. The epoch of the kill was saved before it was told, and is not run again.
-    found = set(re.findall(r"epoch (\d+): loss ([\d.]+)$", said, re.MULTILINE))
-    expected, _ = training_of_one_process(file, EPOCHS)
-    told = [epoch for epoch in range(EPOCHS) if epoch != KILLED_AFTER - 1]
-    assert sorted(int(epoch) for epoch, _ in found) == told
-    assert {int(epoch): float(loss) for epoch, loss in found} == pytest.approx({n: expected[n] for n in told}, abs=1e-4)
+    losses = set(told_losses(said))
+    assert dict(losses) == {
+        epoch: pytest.approx(expected[epoch], abs=1e-4) for epoch in range(EPOCHS) if epoch != KILLED_AFTER - 1
+    }
+    assert len(losses) == EPOCHS - 1
     assert re.search(r"^test accuracy 0\.\d{4}$", said, re.MULTILINE)
 
 

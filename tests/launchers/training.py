@@ -1,0 +1,48 @@
+"""The training that each launcher starts: of a small graph in two partitions, with the losses of DGL on one machine."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sar.cli.demo import community_graph
+from sar.partition.graph_data import write_npz
+from tests.examples.test_full_graph import run, training_of_one_process
+
+EPOCHS = 5
+
+
+def make_partitions(folder: Path) -> list[float]:
+    """Write `parts/generated.json`; returns the loss of each epoch of `full_graph.py` on it."""
+    write_npz(community_graph(400, 4000, num_features=16, num_classes=4), folder / "generated.npz")
+    options = ["--dataset", str(folder / "generated.npz"), "--parts", "2", "--out", str(folder / "parts")]
+    run("examples/partition_graph.py", *options)
+    return training_of_one_process(folder / "generated.npz", EPOCHS)[0]
+
+
+def told_losses(said: str) -> list[tuple[int, float]]:
+    """Epochs and losses that were printed, in this order."""
+    found = re.findall(r"epoch (\d+): loss ([\d.]+)", said)
+    return [(int(epoch), float(loss)) for epoch, loss in found]
+
+
+def output_of(command: Sequence[str], folder: Path, environment: Mapping[str, str], limit: float) -> str:
+    """What a command prints that has to succeed; after `limit` seconds it is killed with all that it has started."""
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=limit)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said
+    return said
