@@ -13,6 +13,7 @@ COMMANDS = {
     "chunk": "Write a graph in DGL's chunked format, as its distributed partitioning pipeline reads it.",
     "demo": "Train GraphSAGE and GAT with several workers and with one process, and compare.",
     "examples": "Copy the example scripts into a folder.",
+    "infer": "Compute outputs of a trained model for some nodes, reading no more than they depend on.",
     "inspect": "Show what is in a partition directory, and check that its files fit together.",
     "launch": "Start the workers of one host, as torchrun does, with threads and network set up.",
     "partition": "Divide a graph that may be larger than memory, and write a directory that DGL, DistDGL and sar read.",

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ def model_of(arguments: argparse.Namespace) -> MakeModel:
         raise ConfigError(f"--layers {arguments.layers}: expected at least 1.")
     if arguments.model in KINDS:
         return lambda info: LayerStack(arguments.model, widths_of(info, arguments), arguments.heads)
-    return _load(arguments.model)
+    return load_model(arguments.model, KINDS)
 
 
 def process_bytes() -> int:
@@ -63,12 +64,13 @@ def widths_of(info: GraphInfo, arguments: argparse.Namespace) -> list[int]:
     return [info.in_widths[info.ntypes[0]], *[arguments.hidden] * (arguments.layers - 1), info.num_classes]
 
 
-def _load(source: str) -> MakeModel:
-    """The function that FILE.py:FUNCTION names."""
+def load_model(source: str, kinds: Sequence[str] = ()) -> MakeModel:
+    """The function that FILE.py:FUNCTION names; `kinds` are what else the user might have named."""
     file, _, name = source.rpartition(":")
     path = Path(file)
     if not file.endswith(".py") or not name:
-        raise ConfigError(f"--model {source}: expected one of {', '.join(KINDS)}, or FILE.py:FUNCTION.")
+        one_of = f"one of {', '.join(kinds)}, or " if kinds else ""
+        raise ConfigError(f"--model {source}: expected {one_of}FILE.py:FUNCTION.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"--model {source}: there is no file {path}.")

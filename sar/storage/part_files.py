@@ -257,7 +257,13 @@ class Feature(NamedTuple):
     is_bool: bool = False
 
     def load(self, device: torch.device, position: Tensor | None, empty: Callable[..., Tensor]) -> Tensor:
-        values = self.stored.load(device, position, empty=empty)
+        return self._typed(self.stored.load(device, position, empty=empty))
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Some rows, as `StoredArray.take`."""
+        return self._typed(self.stored.take(rows))
+
+    def _typed(self, values: Tensor) -> Tensor:
         return values.clamp_(max=1).view(torch.bool) if self.is_bool else values
 
 

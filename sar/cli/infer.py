@@ -1,0 +1,51 @@
+"""`sar infer`: a trained model's outputs for some nodes of a partition directory."""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+from sar.cli.model_options import load_model
+from sar.errors import ConfigError
+from sar.train.inference import infer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `sar infer` takes."""
+    add = parser.add_argument
+    add("directory", type=Path, metavar="DIR_OR_JSON", help="a partition directory, or its JSON file")
+    model = "a function that makes the model, FILE.py:FUNCTION, as for sar plan"
+    add("--model", required=True, metavar="FILE.py:FUNCTION", help=model)
+    add("--weights", type=Path, required=True, metavar="FILE", help="a state dict, as sar.save_model writes it")
+    nodes = "(S,) IDs of the nodes in the input graph; those that sar partition --ids map has kept, where it has"
+    add("--nodes", type=Path, required=True, metavar="NPY", help=nodes)
+    add("--out", type=Path, required=True, metavar="NPY", help="for the outputs, (S, ...)")
+    add("--classes", type=int, metavar="C", help="of the model; default: one more than the greatest label")
+    add("--ntype", help="node type of the nodes; may be left out where there is one")
+    add(
+        "--hops", type=int, metavar="K", help="how far an output looks; default: as many as there are distributed calls"
+    )
+    add("--allow-outside", action="store_true", help="read files outside of the directory, too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the outputs, and return 0."""
+    try:
+        nodes = np.load(arguments.nodes, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"'{arguments.nodes}' cannot be read as an .npy file: {error}") from error
+    start = time.perf_counter()
+    found = infer(
+        arguments.directory,
+        load_model(arguments.model),
+        arguments.weights,
+        nodes,
+        ntype=arguments.ntype,
+        hops=arguments.hops,
+        num_classes=arguments.classes,
+        allow_outside=arguments.allow_outside,
+    )
+    np.save(arguments.out, found)
+    print(f"wrote {arguments.out}, {found.dtype} {found.shape}, in {time.perf_counter() - start:.1f} s")
+    return 0

@@ -1,0 +1,249 @@
+"""`sar infer`: outputs of some nodes, against DGL and PyTorch Geometric on the whole graph in one process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import sar  # isort: skip  (before dgl)
+import dgl
+import numpy as np
+import pytest
+import torch
+from dgl.nn import GATConv, GraphConv, HeteroGraphConv, SAGEConv
+from torch import nn
+
+from sar.cli import main
+from sar.errors import ConfigError, PartitionError
+from sar.storage.partition_json import read_partition_json
+from sar.train import inference
+from sar.train.inference import infer
+
+NODES = np.array([41, 3, 250, 3, 77])
+
+
+class Stack(nn.Module):
+    """Two layers of DGL's."""
+
+    def __init__(self, *layers: nn.Module, weight: str | None = None) -> None:
+        super().__init__()
+        self.layers, self.weight = nn.ModuleList(layers), weight
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, graph, x):
+        first, last = self.layers
+        options = {} if self.weight is None else {"edge_weight": graph.edata[self.weight]}
+        return last(graph, self.norm(first(graph, x, **options).flatten(1)).relu(), **options).flatten(1)
+
+
+def sparse_graph() -> dgl.DGLGraph:
+    """A graph in which two hops are few nodes, some nodes without neighbours but themselves."""
+    random = torch.Generator().manual_seed(0)
+    graph = dgl.graph((torch.randint(300, (350,), generator=random), torch.randint(280, (350,), generator=random)))
+    graph = dgl.add_self_loop(dgl.add_nodes(graph, 300 - graph.num_nodes()))
+    graph.ndata["feat"] = torch.rand(300, 5, generator=random, dtype=torch.float64)
+    graph.ndata["label"] = torch.randint(3, (300,), generator=random)
+    graph.edata["w"] = torch.rand(graph.num_edges(), generator=random, dtype=torch.float64)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def whole() -> dgl.DGLGraph:
+    return sparse_graph()
+
+
+@pytest.fixture(scope="module")
+def folder(whole, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("parts") / "p"
+    sar.partition_graph(whole, "graph", 3, path, part_method="random")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def dgl_as_it_was() -> Iterator[None]:
+    """Making a graph patches DGL's layers."""
+    sar.unpatch_dgl()
+    yield
+    sar.unpatch_dgl()
+
+
+def saved(model: nn.Module, path: Path) -> Path:
+    """Its state, with parameters that are not those that it is made with, in a file."""
+    generator = torch.Generator().manual_seed(5)
+    state = {
+        name: torch.rand(value.shape, generator=generator, dtype=torch.float64) if value.is_floating_point() else value
+        for name, value in model.state_dict().items()
+    }
+    torch.save(state, path)
+    model.double().eval().load_state_dict(state)
+    return path
+
+
+MODELS = {
+    "sage": lambda: Stack(SAGEConv(5, 8, "mean"), SAGEConv(8, 3, "pool")),
+    "gcn": lambda: Stack(GraphConv(5, 8), GraphConv(8, 3)),  # reads out-degrees of sources
+    "weighted": lambda: Stack(GraphConv(5, 8, "right"), SAGEConv(8, 3, "mean"), weight="w"),
+    "gat": lambda: Stack(GATConv(5, 4, 2), GATConv(8, 3, 1)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_as_on_the_whole_graph(name, whole, folder, tmp_path):
+    model = MODELS[name]()
+    weights = saved(model, tmp_path / "model.pt")
+    with torch.no_grad():
+        expected = model(whole, whole.ndata["feat"])[NODES].numpy()
+    for hops in (None, 2):
+        found = infer(folder, lambda info: MODELS[name](), weights, NODES, hops=hops)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+    assert np.abs(infer(folder, lambda info: MODELS[name](), weights, NODES, hops=1) - expected).max() > 1e-6
+    assert infer(folder, lambda info: MODELS[name](), weights, NODES[:0]).shape == (0, 3)
+
+
+def test_no_more_is_read_than_outputs_depend_on(whole, folder):
+    spec = read_partition_json(folder)
+    _, nodes = inference._find_nodes(spec, None, NODES)
+    found = inference._read(spec, nodes.unique(), 2)
+    expected, _ = dgl.khop_in_subgraph(whole, np.unique(NODES), k=2)
+    assert len(found.nodes) == expected.num_nodes() < 100
+    assert found.inputs["_N"].shape == (expected.num_nodes() + 1, 5)
+
+
+@pytest.mark.parametrize("layer", ["GCNConv", "GATConv", "SAGEConv"])
+def test_layers_of_pyg(layer, whole, folder, tmp_path):
+    import torch_geometric.nn as gnn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = getattr(gnn, layer)(5, 8), getattr(gnn, layer)(8, 3)  # GCN: degrees of sources
+
+        def forward(self, graph, x):
+            edges = graph if isinstance(graph, torch.Tensor) else sar.pyg.edge_index(graph)
+            return self.last(self.first(x, edges).relu(), edges)
+
+    model = Model()
+    weights = saved(model, tmp_path / "model.pt")
+    with torch.no_grad():
+        expected = model(torch.stack(whole.edges()), whole.ndata["feat"])[NODES].numpy()
+    for hops in (None, 2):
+        found = infer(folder, lambda info: Model(), weights, NODES, hops=hops)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def typed_graph(seed: int) -> dgl.DGLGraph:
+    random = torch.Generator().manual_seed(seed)
+
+    def ends(sources, destinations, count):
+        return torch.randint(sources, (count,), generator=random), torch.randint(
+            destinations, (count,), generator=random
+        )
+
+    edges = {
+        ("author", "writes", "paper"): ends(90, 120, 160),
+        ("paper", "cites", "paper"): ends(120, 120, 150),
+        ("paper", "by", "author"): ends(120, 90, 160),
+    }
+    graph = dgl.heterograph(edges, {"author": 90, "paper": 120})
+    for ntype, width in (("author", 4), ("paper", 6)):
+        rows = graph.num_nodes(ntype)
+        graph.nodes[ntype].data["feat"] = torch.rand((rows, width), generator=random, dtype=torch.float64)
+    return graph
+
+
+class Typed(nn.Module):
+    def __init__(self, etypes, widths):
+        super().__init__()
+        kinds = {"norm": "both", "allow_zero_in_degree": True}
+        self.first = HeteroGraphConv({r: SAGEConv((widths[u], widths[v]), 8, "mean") for u, r, v in etypes})
+        self.last = HeteroGraphConv({r: GraphConv(8, 3, **kinds) for _, r, _ in etypes})
+
+    def forward(self, graph, x):
+        return self.last(graph, {ntype: rows.relu() for ntype, rows in self.first(graph, x).items()})
+
+
+def test_types_and_a_graph_that_is_new(tmp_path):
+    """Trained on one graph, asked about another."""
+    old, new = typed_graph(0), typed_graph(1)
+    model = Typed(old.canonical_etypes, {"author": 4, "paper": 6})
+    weights = saved(model, tmp_path / "model.pt")
+    with torch.no_grad():
+        expected = model(new, {ntype: new.nodes[ntype].data["feat"] for ntype in new.ntypes})["paper"]
+    sar.partition_graph(new, "new", 3, tmp_path / "new", part_method="random")
+
+    def make(info):
+        assert info.num_nodes == {"author": 90, "paper": 120}
+        return Typed(info.canonical_etypes, info.in_widths)
+
+    nodes = np.array([119, 0, 55])
+    for hops in (None, 2):
+        found = infer(tmp_path / "new", make, weights, nodes, ntype="paper", hops=hops)
+        np.testing.assert_allclose(found, expected[nodes].numpy(), rtol=1e-10, atol=1e-10)
+    with pytest.raises(ConfigError, match="ntype is None"):
+        infer(tmp_path / "new", make, weights, nodes)
+
+
+MODEL = """
+import dgl.nn, torch
+
+class Model(torch.nn.Module):
+    def __init__(self, width, classes):
+        super().__init__()
+        self.conv = dgl.nn.SAGEConv(width, classes, "mean")
+
+    def forward(self, graph, x):
+        return self.conv(graph, x)
+
+def make_model(info):
+    return Model(info.in_widths["_N"], info.num_classes)
+"""
+
+
+def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("edges.csv").write_text("src,dst\nann,bo\nbo,cy\ncy,ann\ndi,ann\n")
+    Path("nodes.csv").write_text("id,a,b,label\ncy,1.5,2,0\nann,3,5,2\ndi,0,1,1\nbo,4,4,0\n")
+    features = "id=nodes.csv#id", "feat=nodes.csv#a,b", "label=nodes.csv#label"
+    more = [f"--node-feature={feature}" for feature in features]
+    assert (
+        main(["partition", "edges.csv", "--ids", "map", *more, "--method", "random", "--parts", "2", "--out", "p"]) == 0
+    )
+    Path("mymodel.py").write_text(MODEL)
+    conv = SAGEConv(2, 3, "mean")
+    torch.save({f"conv.{name}": value for name, value in conv.state_dict().items()}, "model.pt")
+    x = torch.tensor([[1.5, 2], [3, 5], [0, 1], [4, 4]])  # cy, ann, di, bo
+    graph = dgl.graph(([1, 3, 0, 2], [3, 0, 1, 1]))
+    with torch.no_grad():
+        expected = conv(graph, x)[[1, 2]].numpy()
+    np.save("nodes.npy", np.array(["ann", "di"]))
+    command = ["infer", "p", "--model", "mymodel.py:make_model", "--weights", "model.pt", "--nodes", "nodes.npy"]
+    assert main([*command, "--out", "out.npy"]) == 0
+    assert "wrote out.npy, float32 (2, 3)" in capsys.readouterr().out
+    np.testing.assert_allclose(np.load("out.npy"), expected, rtol=1e-5)
+    options = ["--hops", "1", "--ntype", "_N", "--classes", "3", "--allow-outside", "--out", "again.npy"]
+    assert main([*command, *options]) == 0
+    np.testing.assert_array_equal(np.load("again.npy"), np.load("out.npy"))
+
+    def fails(match):
+        assert main([*command, "--out", "other.npy"]) == 1
+        assert match in capsys.readouterr().err
+        assert not Path("other.npy").exists()
+
+    np.save("nodes.npy", np.array(["ann", "eve"]))
+    fails("1 of the nodes, such as b'eve', are not in p")
+    np.save("nodes.npy", np.array([1, 2]))
+    fails("the nodes are int64 (2,); expected (S,) IDs like those there, |S3")
+    np.save("nodes.npy", np.array(["ann"]))
+    torch.save({"other": torch.zeros(2)}, "model.pt")
+    fails("'model.pt' does not fit the model")
+    torch.save(conv, "model.pt")  # a pickled module is not run
+    fails("'model.pt' does not fit the model")
+
+
+def test_a_damaged_part_is_refused(whole, tmp_path):
+    sar.partition_graph(whole, "graph", 1, tmp_path / "p", part_method="random")
+    file = tmp_path / "p" / "part0" / "node_feat.dgl"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    model = MODELS["sage"]()
+    with pytest.raises(PartitionError, match="checksum"):
+        infer(tmp_path / "p", lambda info: MODELS["sage"](), saved(model, tmp_path / "model.pt"), NODES)
