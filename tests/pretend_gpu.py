@@ -44,6 +44,8 @@ _queued: list[tuple[Tensor, Tensor]] = []  # copies to the CPU that have not bee
 _storages: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
 _peak: int | None = None
 _before = _since = 0  # bytes there when they were last added up, and of tensors used since then
+_limit: int | None = None  # bytes that the device has
+_resize = torch.UntypedStorage.resize_
 
 
 class PretendTensor(Tensor):
@@ -190,14 +192,31 @@ def _what_waits(func: Any, args: Any, kwargs: dict[str, Any], here: list["Preten
 
 
 @contextmanager
-def most_bytes() -> Iterator[Callable[[], int]]:
-    """What says how many bytes have been on the device inside, at most, after an operation."""
-    global _peak, _before, _since
+def most_bytes(limit: int | None = None) -> Iterator[Callable[[], int]]:
+    """What says how many bytes have been on the device inside, at most, after an operation; and how many it has."""
+    global _peak, _before, _since, _limit
     _peak = _before = _since = 0
+    _limit = limit
+    torch.UntypedStorage.resize_ = _resize if limit is None else _resize_within_limit  # type: ignore[method-assign]
     try:
         yield lambda: _peak or 0
     finally:
-        _peak = None
+        _peak = _limit = None
+        torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
+
+
+def _there() -> int:
+    return sum(storage.nbytes() for storage in list(_storages.values()))
+
+
+def _full(nbytes: int) -> bool:
+    return _limit is not None and nbytes > _limit
+
+
+def _resize_within_limit(storage: torch.UntypedStorage, nbytes: int) -> Any:
+    if storage._cdata in _storages and _full(_there() + nbytes - storage.nbytes()):
+        raise torch.OutOfMemoryError("no memory on the device to resize a storage")
+    return _resize(storage, nbytes)
 
 
 def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -225,6 +244,9 @@ def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     made = tree_map(lambda value: _on_device(value, known) if on_device else value, made)
     if _peak is not None:
         _note_bytes([*here, *(one for one in tree_leaves(made) if isinstance(one, PretendTensor))])
+        if _full(_before):
+            made = None  # which whoever catches the error could not let go of
+            raise torch.OutOfMemoryError(f"no memory on the device for {func}")
     return made
 
 
@@ -233,8 +255,9 @@ def _note_bytes(used: list[PretendTensor]) -> None:
     global _peak, _since, _before
     _since += sum(one.untyped_storage().nbytes() for one in used)
     if _peak is not None and _before + _since > _peak:
-        _before, _since = sum(storage.nbytes() for storage in list(_storages.values())), 0
-        _peak = max(_peak, _before)
+        _before, _since = _there(), 0
+        if not _full(_before):
+            _peak = max(_peak, _before)
 
 
 def _real(value: Any) -> Any:

@@ -24,7 +24,7 @@ last bit. A second meeting ends an exchange that returns gradients, because only
 
 A caller that can (`local`) reads the rows where they lie, and adds to totals itself. Otherwise rows are copied tile by
 tile, and rounded as those that leave the process are, so that the results are those of as many processes. So they are
-brought to a GPU, where no rows of those who wait are; they wait on the host, and gradients are added to theirs there.
+brought to a GPU; gradients are added where the owner's total waits, on the GPU or on the host.
 
 [Note: reading ahead]
 Where memory is left to a file, shared rows are mapped, and the first use of a page that the system has dropped would

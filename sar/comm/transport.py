@@ -65,7 +65,7 @@ class Member(Protocol):
 class SharedTensor:
     """A tensor of one worker that others of the same process read where it lies, in memory or in a file.
 
-    Of a tensor on a GPU they read what the host has of it.
+    Of a tensor on a GPU they read a copy, there or on the host.
     """
 
     def __init__(self, rows: Tensor) -> None:

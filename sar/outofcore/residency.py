@@ -26,6 +26,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -118,7 +119,12 @@ class Residency(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = {self._use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except torch.cuda.OutOfMemoryError:
+            if func._schema.is_mutable:  # it may have changed something
+                raise
+            result = self.gpu.fitting(partial(func, *args, **kwargs))
         if args and isinstance(args[0], list) and func._schema.is_mutable:
             # Operations on lists of tensors leave that to others that they consist of, which do not do it under a mode.
             increment_version([tensor for tensor in args[0] if not tensor.is_inference()])

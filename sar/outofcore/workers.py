@@ -140,7 +140,8 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
         )
     turns = Turns(size, process.group.rank * size, (*STATE, Swapped(session.current, session.set_current)))
     files: list[SpillFile] = []
-    gpu = GpuMemory(pinned_limit(int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+    of_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    gpu = GpuMemory(pinned_limit(of_host), of_host)
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def run(place: int) -> Any:

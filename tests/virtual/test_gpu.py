@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import dgl
 import dgl.function as fn
@@ -12,11 +13,16 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 import sar
+import sar.kernels.torch as plain_kernels
 from sar import raw_memory
+from sar.adapters.dgl.models import LayerStack
 from sar.config import Config
 from sar.outofcore import gpu
 from sar.outofcore.gpu import Addresses
 from sar.outofcore.spill import SpillFile
+from sar.partition.in_memory import divide
+from sar.train.footprint import plan_resident
+from sar.train.graph_counts import count_graph
 from tests import pretend_gpu
 from tests.core import test_devices
 from tests.gpu.places import CUDA, PRETEND, Place
@@ -25,24 +31,29 @@ from tests.matrix import corner
 from tests.parity.harness import assert_close, build, deal, parameter_gradients, random_data
 from tests.parity.scenarios import SCENARIOS
 from tests.pretend_gpu import PretendGpu
+from tests.train.test_footprint import patched_dgl  # noqa: F401  a fixture
+from tests.train.test_footprint import random_graph as graph_with_features
+from tests.train.test_resident_plan import NEAR, WIDTHS
 from tests.virtual import virtual_pool
 from tests.workers import Err
 
 PARTS, NODES, EDGES, WIDTH = 8, 2000, 12_000, 64
-LEVELS = {"pinned": 0.5, "file": 0.0}
-"""Shares of the memory that may be pinned."""
+EVERYTHING = 2**40
+LEVELS = {"gpu": (EVERYTHING, 0.0), "pinned": (0, 0.5), "file": (0, 0.0)}
+"""Where what waits is: bytes that may stay on the device, and the share of the memory that may be pinned."""
 PLACES = [pytest.param(Place(pretend_gpu.NAME, 1), marks=PRETEND.marks), CUDA[0]]
 pytestmark = pytest.mark.filterwarnings("ignore:User provided device_type")
 
 
-def in_turns(given, program, device, pretended, level, least, *settings):
-    """What virtual workers of this process return, and the most bytes that have been on the device."""
-    gpu.PINNED_SHARE, virtual_pool.SPILL_ALL = LEVELS[level], least
+def in_turns(given, program, device, pretended, level, least, limit, *settings):
+    """What virtual workers of this process return, and the most bytes that have been on the device, of `limit`."""
+    stays, gpu.PINNED_SHARE = LEVELS[level]
+    gpu.gpu_limit, virtual_pool.SPILL_ALL = (lambda _: stays), least
     if pretended:
         pretend_gpu.install()
     elif device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-    with pretend_gpu.most_bytes() as most:
+    with pretend_gpu.most_bytes(limit) as most:
         given = [(one, program, device, pretended, *settings) for one in given]
         outcomes = virtual_pool._run_case(given, __name__, on_device.__name__, True)
         for outcome in outcomes:
@@ -64,12 +75,12 @@ def on_device(mine, program, device, pretended, settings=()):
         return getattr(importlib.import_module(module), name)(mine, torch.device(device))
 
 
-def run(place, parts, program, *, on_cpu=False, level="pinned", least=1, **settings):
+def run(place, parts, program, *, on_cpu=False, level="pinned", least=1, limit=None, **settings):
     """What each worker returns, and the most bytes on the device of a process."""
     each = len(parts) // place.world_size
     shares = [parts[w * each : (w + 1) * each] for w in range(place.world_size)]
     device, name = "cpu" if on_cpu else f"{place.device}:0", (program.__module__, program.__name__)
-    how = device, place.is_pretended, level, least, tuple(settings.items())
+    how = device, place.is_pretended, level, least, limit, tuple(settings.items())
     found = place.pool.run(in_turns, name, *how, per_rank=shares)
     return [one for results, _ in found for one in results], max(most for _, most in found)
 
@@ -135,6 +146,82 @@ def test_memory_and_numbers(place, model, level):
     compare(found, expected)
 
 
+def nothing_leaves(mine, device):
+    """As `sage`, where there is no room but on the device."""
+    raw_memory.tensor_file.value.gpu.place = None
+    return sage(mine, device)
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_what_fits_stays(place):
+    expected, _ = run(place, parts_of(4), sage, on_cpu=True)
+    found, _ = run(place, parts_of(4), nothing_leaves, level="gpu")
+    compare(found, expected)
+
+
+@pytest.mark.parametrize("place", PLACES[:1], indirect=True, ids=str)
+def test_a_full_device(place):
+    """All stays until the device is full; then less does, and the partition that computes has what it needs."""
+    expected, _ = run(place, parts_of(4), sage, on_cpu=True)
+    _, alone = run(place, parts_of(4), sage)
+    _, together = run(place, parts_of(4), sage, level="gpu")
+    limit = (alone + together) // 2
+    found, most = run(place, parts_of(4), sage, level="gpu", limit=limit)
+    assert alone < most <= limit < together
+    compare(found, expected)
+
+
+# -- plans
+
+CHUNK = plain_kernels.CHUNK_ELEMENTS
+
+
+def planned(mine, device):
+    """Train as plans do; the most bytes that the partitions of the process have at a call, on the device or not."""
+    json_file, make_model = mine
+    memory, waiting = raw_memory.tensor_file.value.gpu, [0]
+    leave, plain_kernels.CHUNK_ELEMENTS = memory.leave, 2**12  # which kernels for GPUs have no need of
+
+    def noted(file):
+        waiting.append(sum(known.nbytes for known in list(memory.known.values())))
+        return leave(file)
+
+    if sar.rank() == 0:
+        memory.leave = noted
+    sar.patch_dgl()
+    data = sar.load_dgl_partition_data(json_file, sar.rank(), "cpu")
+    graph = sar.construct_full_graph(data).to(device)
+    x, labels, mask = (data.node_features[f"_N/{name}"].to(device) for name in ("feat", "label", "train_mask"))
+    model, nodes = make_model(None).to(device), mask.nonzero().squeeze(1)
+    del data, mask
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        loss = torch.nn.functional.cross_entropy(model(graph, x)[nodes], labels[nodes], reduction="sum")
+        optimizer.zero_grad()
+        loss.backward()
+        sar.gather_grads(model)
+        optimizer.step()
+    plain_kernels.CHUNK_ELEMENTS = CHUNK
+    return [torch.tensor(max(waiting))]
+
+
+@pytest.mark.parametrize("kind", ["sage", corner("gcn"), corner("gat")])
+@pytest.mark.parametrize("place", PLACES[:1], indirect=True, ids=str)
+@pytest.mark.usefixtures("patched_dgl")
+def test_planned_memory(place, kind, tmp_path):
+    json_file = str(divide(graph_with_features(2 * NODES, NODES, WIDTHS[0]), tmp_path, "random", 4).json_file)
+    make_model = partial(model_in_plans, kind)
+    plan = plan_resident(count_graph(json_file), 1, make_model, 0)
+    found, most = run(place, [(json_file, make_model)] * 4, planned, least=2**13)
+    print(f"{kind}: {plan.gpu / 1e6:.1f} MB planned on the device, {most / 1e6:.1f} counted")
+    assert plan.gpu == pytest.approx(most, rel=NEAR)
+    assert plan.waiting_gpu == pytest.approx(float(found[0][0]), rel=NEAR)
+
+
+def model_in_plans(kind, info):
+    return LayerStack(kind, WIDTHS, 4)
+
+
 # -- what else runs on a device
 
 
@@ -173,15 +260,17 @@ def test_programs(place, program):
 
 @pytest.mark.parametrize("program", ON_A_DEVICE[1:4], ids=lambda program: program.__name__)
 @pytest.mark.parametrize("place", [PRETEND, CUDA[1]], indirect=True, ids=str)
-@pytest.mark.parametrize("least", [1, corner(2**13)])
-def test_two_processes(place, least, program):
-    """Where all leaves the device, and where rows and totals are so small that they stay."""
-    check(place, 2, program, least=least)
+@pytest.mark.parametrize("least, level", [(1, "pinned"), corner(2**13, "pinned"), corner(1, "gpu")])
+def test_two_processes(place, least, level, program):
+    """Where all leaves the device, where rows and totals are so small that they stay, and where all stays."""
+    check(place, 2, program, least=least, level=level)
 
 
+@pytest.mark.parametrize("level", [corner("pinned"), "gpu"])
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
-def test_rounded_rows(place):
-    check(place, 2, ON_A_DEVICE[3], wire_dtype_features=torch.bfloat16, wire_dtype_gradients=torch.float16)
+def test_rounded_rows(place, level):
+    wires = {"wire_dtype_features": torch.bfloat16, "wire_dtype_gradients": torch.float16}
+    check(place, 2, ON_A_DEVICE[3], level=level, **wires)
 
 
 def changes(mine, device):
@@ -203,9 +292,10 @@ def changes(mine, device):
     return [one.cpu() for one in (*found, x, view, weight.grad)]
 
 
+@pytest.mark.parametrize("level", ["gpu", "pinned"])
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
-def test_changes(place):
-    check(place, 3, changes)
+def test_changes(place, level):
+    check(place, 3, changes, level=level)
 
 
 everybodys = []
@@ -272,7 +362,39 @@ def test_levels(tmp_path, caplog):
     assert [one.mapping is None for one in (first, second, third)] == [True, True, False]
     del first
     assert memory.place(4096, file).mapping is None
-    told = [message.partition("leave the GPU for ")[2] for message in caplog.messages]
+    told = [message.partition(" that wait are in ")[2] for message in caplog.messages]
     assert [words.split()[0] for words in told] == ["pinned", "the"]
     assert str(tmp_path) in told[1]
+    file.close()
+
+
+def test_what_has_been_there_the_longest_stays(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "sar")
+    monkeypatch.setattr(gpu, "gpu_limit", lambda processes: 5000 * processes)
+    memory, file = gpu.GpuMemory(0, 2), SpillFile(tmp_path)
+    tensors = [torch.full((size,), size % 100, dtype=torch.uint8) for size in (4004, 4003, 6002, 3001)]
+    for tensor in tensors:
+        memory.know(tensor.untyped_storage())
+    sizes = lambda: [tensor.untyped_storage().nbytes() for tensor in tensors]  # noqa: E731
+    assert memory.leave(file) == 6002 + 3001
+    assert sizes() == [4004, 4003, 0, 0]
+    for storage in (tensors[3].untyped_storage(), tensors[0].untyped_storage()):
+        memory.known[storage._cdata].come_back()
+    assert memory.leave(file) == 3001
+    assert sizes() == [4004, 4003, 0, 0]
+    attempts = []
+
+    def call():
+        attempts.append(sizes())
+        if attempts[-1][0]:
+            raise torch.OutOfMemoryError
+        return "done"
+
+    assert memory.fitting(call) == "done"
+    assert attempts == [[4004, 4003, 0, 0], [0, 4003, 0, 0]]
+    assert "at most 0 MB" in caplog.messages[-1]
+    assert "GPU's memory" in caplog.messages[0]
+    for tensor in tensors:
+        memory.known[tensor.untyped_storage()._cdata].come_back()
+        assert tensor.unique().tolist() == [len(tensor) % 100]
     file.close()
