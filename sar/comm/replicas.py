@@ -53,6 +53,7 @@ class _Stepped(NamedTuple):
     name: str
     seen_by: list[str]  # which of `sync_params` and `gather_grads` it has been in
     checksum: int | Tensor  # a tensor, (), until the next agreement, where the parameter is not on the CPU
+    device: str  # its type
 
 
 class Replicas:
@@ -119,6 +120,13 @@ class Replicas:
             if all(checksums == theirs[0] for checksums in theirs):
                 continue
             if one.seen_by or (not any_shared and len({len(checksums) for checksums in theirs}) == 1):
+                devices = sorted({other.device for worker in workers for other in worker if other.key == key})
+                if len(devices) > 1:
+                    where = " on some workers, and on ".join(devices)
+                    raise DisagreementError(
+                        f"{one.name} is on {where} on others, where its bits cannot be compared. "
+                        "Have the model on one kind of device on all, or set Config.check_replicas = False on all."
+                    )
                 raise DisagreementError(self._message(one, theirs))
             logger.warning("%s is not on all workers alike, and is not compared", one.name)
             self._own.add(key)
@@ -159,13 +167,12 @@ class Replicas:
         self._stepped[serial] = steps
 
     def _stepped_now(self, parameter: Parameter, place: str) -> _Stepped:
-        shape = described(parameter)
-        on_cpu = parameter.device.type == "cpu"
-        checksum = zlib.crc32(as_bytes(parameter)) if on_cpu else _sum_of_bits(parameter)
+        shape, device = described(parameter), parameter.device.type
+        checksum = zlib.crc32(as_bytes(parameter)) if device == "cpu" else _sum_of_bits(parameter)
         if parameter not in self._shared:
-            return _Stepped(shape, f"{place}, {shape},", [], checksum)
+            return _Stepped(shape, f"{place}, {shape},", [], checksum, device)
         name, seen_by = self._shared[parameter]
-        return _Stepped(f"{name} {shape}", f"{name}, {shape},", seen_by, checksum)
+        return _Stepped(f"{name} {shape}", f"{name}, {shape},", seen_by, checksum, device)
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

@@ -178,6 +178,15 @@ def drift(rank):
         sar.all_sum(1)
 
 
+def step_on_two_kinds(rank):
+    """A model that is on the CPU of one worker and on the device of the other."""
+    with pretend_gpu.in_place_of(DEVICE), over("gloo", DEVICE):
+        model = nn.Linear(3, 2).to(DEVICE if rank else "cpu")
+        sar.sync_params(model)
+        torch.optim.SGD(model.parameters(), 0.1).step()
+        sar.all_sum(1)
+
+
 @pytest.mark.filterwarnings("ignore:User provided device_type")
 @pytest.mark.parametrize("place", [PRETEND], indirect=True, ids=str)
 def test_rows_that_travel_in_half_precision(place: Place):
@@ -192,3 +201,6 @@ def test_rows_that_travel_in_half_precision(place: Place):
 def test_models_on_the_device_are_compared(place: Place):
     for outcome in place.pool.outcomes(drift, per_rank=range(place.world_size)):
         assert (outcome.kind, "weight, float32[2000, 300], differs" in outcome.message) == ("DisagreementError", True)
+    for outcome in place.pool.outcomes(step_on_two_kinds, per_rank=range(place.world_size)):
+        assert outcome.kind == "DisagreementError"
+        assert "weight, float32[2, 3], is on cpu on some workers, and on gpu on others" in outcome.message
