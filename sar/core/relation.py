@@ -133,8 +133,9 @@ class Relation:
         """Bytes of the structure on this worker, with tiles and what else has been made of it so far."""
         tiles = [block for cut in self._tiles.values() for block in cut.values() if block not in self.blocks]
         tensors = [*self.halos, *self.plan.send_rows, self.in_degrees, self.out_degrees]
-        tensors += [*self._inverse_degrees.values(), *(block.cols for block in self._in_place.values())]
-        return sum(block.nbytes for block in (*self.blocks, *tiles)) + sum(tensor.nbytes for tensor in tensors)
+        tensors += self._inverse_degrees.values()
+        blocks = *self.blocks, *tiles, *self._in_place.values()
+        return sum(block.nbytes for block in blocks) + sum(tensor.nbytes for tensor in tensors)
 
     def tile(self, tile: HaloSlice) -> EdgeBlock:
         """The edges that read a tile, sources renumbered within it; cut out once and kept with those of its size."""

@@ -224,6 +224,11 @@ class _Within(EdgeBlock):
         cols = self._sources.index_select(0, block.cols)
         super().__init__(block.rows, block.indptr, cols, num_src, block.num_dst, block.edge_ids, block.edge_offset)
 
+    @property
+    def nbytes(self) -> int:
+        """As `EdgeBlock.nbytes`, without what is shared."""
+        return super().nbytes - sum(each.nbytes for each in (self.rows, self.indptr, self.edge_ids) if each is not None)
+
     def transposed(self, transpose: Callable[[EdgeBlock], Transposed], *, with_positions: bool = True) -> Transposed:
         return self._block.transposed(transpose, with_positions=with_positions)._replace(sources=self._sources)
 
