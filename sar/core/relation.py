@@ -152,10 +152,18 @@ class Relation:
             self._in_place[worker] = self.blocks[worker].within(sources)
         return self._in_place[worker]
 
+    def in_edge_order(self, values: list[Tensor]) -> Tensor:
+        """A column of the edges, (E, ...), from values of each block's edges by position, (E_block, ...)."""
+        column = torch.cat(values)
+        if all(block.edge_ids is None for block in self.blocks):
+            return column
+        ids = torch.cat([block.ids(0, block.num_edges) for block in self.blocks])
+        return torch.empty_like(column).index_copy_(0, ids, column)
+
     @cached_property
     def in_edges(self) -> tuple[Tensor, Tensor]:
         """In-edges by destination: (N_dst + 1,) offsets, and (E,) edge IDs, int64, each node's by `message_order`."""
-        destinations = torch.cat([block.destinations(0, block.num_edges) for block in self.blocks])
+        destinations = self.in_edge_order([block.destinations(0, block.num_edges) for block in self.blocks])
         edges = torch.argsort(self.message_order, stable=True)
         edges = edges[torch.argsort(destinations[edges], stable=True)]
         return to_offsets(self.in_degrees), edges

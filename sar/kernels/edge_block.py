@@ -59,9 +59,9 @@ class EdgeBlock:
         self.num_dst = num_dst
 
     @classmethod
-    def from_coo(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int, *, edge_offset: int = 0) -> EdgeBlock:
-        """A block from (E,) source and destination rows that are sorted by destination."""
-        return cls(*compress(dst, num_dst), src.to(torch.int32), num_src, num_dst, edge_offset=edge_offset)
+    def from_coo(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int, **ids: Any) -> EdgeBlock:
+        """A block from (E,) source and destination rows that are sorted by destination; `ids` as of the constructor."""
+        return cls(*compress(dst, num_dst), src.to(torch.int32), num_src, num_dst, **ids)
 
     @property
     def num_edges(self) -> int:

@@ -81,8 +81,8 @@ class EdgePredictionSampler:
     blocks)`, or `(input_nodes, pair_graph, neg_graph, blocks)` with negative pairs:
 
     - `input_nodes`: global IDs of the sources of `blocks[0]`; with several node types by type.
-    - `pair_graph`: a `DGLGraph` with the seeds as edges, in their order, with `dgl.EID` and, unless the inner sampler
-      has `copy_edata=False`, the graph's edge fields.
+    - `pair_graph`: a `DGLGraph`, or on a GPU a graph of sar's, with the seeds as edges, in their order, with `dgl.EID`
+      and, unless the inner sampler has `copy_edata=False`, the graph's edge fields.
     - `neg_graph`: for each seed (u, v) its pairs (u, v'), with any v' of v's type, equally likely.
     - `blocks`: those of the inner sampler. The destinations of the last are the nodes of both graphs, in their order.
 
@@ -222,12 +222,16 @@ class EdgePredictionSampler:
         return shifts
 
     def to_graphs(self, batch: Batch) -> tuple[Any, ...]:
-        """A sampled batch as graphs of DGL, on the output device."""
-        pairs, blocks, device = batch.pairs, self.sampler.to_graphs(batch), self.sampler.output_device
+        """A sampled batch as graphs, on the output device."""
+        pairs, blocks, device = (
+            batch.pairs,
+            self.sampler.to_graphs(batch),
+            torch.device(self.sampler.output_device or "cpu"),
+        )
         assert pairs is not None
         kinds = [pairs.positive] if pairs.negative is None else [pairs.positive, pairs.negative]
         edges = [{etype: (src, dst, fields) for etype, src, dst, fields in of_types} for of_types in kinds]
-        graphs = [make_pair_graph(pairs.nodes, of_types).to(device) for of_types in edges]
+        graphs = [make_pair_graph(pairs.nodes, of_types, device) for of_types in edges]
         return blocks[0].srcdata[NID], *graphs, blocks
 
     def to_data(self, batch: Batch, shifts: Mapping[CanonicalEtype, int]) -> Any:

@@ -76,6 +76,51 @@ def test_batches(place: Place):
         assert places == {place.device}
 
 
+def pair_results(pairs):
+    """Scores of pairs in their order, what functions make of them, and the gradient of the nodes' features."""
+    x = torch.outer(pairs.ndata[dgl.NID] + 1.0, torch.arange(1.0, 7.0).to(pairs.device)).sin().requires_grad_()
+    w = torch.arange(1.0, pairs.num_edges() + 1).to(x)
+    found = []
+    with pairs.local_scope():
+        pairs.ndata["x"], pairs.edata["w"] = x, w.unsqueeze(1)
+        pairs.apply_edges(fn.u_dot_v("x", "x", "score"))
+        pairs.apply_edges(lambda edges: {"other": (edges.src["x"] - edges.dst["x"]) * edges.data["w"]})
+        pairs.update_all(fn.u_mul_e("x", "w", "m"), fn.sum("m", "h"))
+        pairs.update_all(fn.u_mul_e("x", "w", "m"), lambda nodes: {"max": nodes.mailbox["m"].max(1).values})
+        found += [pairs.edata["score"], pairs.edata["other"], pairs.ndata["h"], pairs.ndata["max"]]
+    sum(weighted_sum(each, each.detach().cos()) for each in found).backward()
+    return [*found, x.grad, *(pairs.edata[name] for name in sorted(pairs.edata.keys()))]
+
+
+def run_pairs(mine, device):
+    """Results on the pair graphs of the CPU, which are DGL's, and on those of the device."""
+    if device == pretend_gpu.NAME:
+        pretend_gpu.install()
+    partition, data = mine
+    found = []
+    for target in (None, device):
+        with pretend_gpu.in_place_of(device):
+            torch.manual_seed(1)
+            graph = build(partition, 1)
+            graph.edata["w"] = data.edges["w"]
+            inner = sar.DistNeighborSampler([2], copy_edata=True, output_device=target)
+            edges = graph.edata[dgl.EID].flip(0)[::2]
+            _, *pairs, blocks = sar.EdgePredictionSampler(inner, negative_sampler=2).sample(graph, edges)
+            made = [each for of_pairs in pairs for each in pair_results(of_pairs)]
+            assert {each.device.type for each in made} == {target or "cpu"}
+            found.append([each.detach().cpu() for each in (*made, blocks[-1].dstdata[dgl.NID])])
+    return found
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_pairs(place: Place):
+    parts = SCENARIOS["random"](place.world_size)
+    mine = deal(parts, random_data(parts, torch.float64))
+    for expected, found in place.pool.run(run_pairs, place.device, per_rank=mine):
+        for value, wanted in zip(found, expected, strict=True):
+            assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)
+
+
 def typed_parts(workers):
     """Two node types, of which one has fewer nodes than there are edges into it, and one relation without edges."""
     torch.manual_seed(5)

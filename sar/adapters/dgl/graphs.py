@@ -25,7 +25,7 @@ from sar.core.graph.edges import source_ids
 from sar.core.graph.graph import GraphShardManager, make_graph
 from sar.core.relation import NodeSet, Relation, Structure
 from sar.errors import GraphError
-from sar.id_slices import count_ids
+from sar.id_slices import count_ids, to_offsets
 from sar.kernels import EdgeBlock
 from sar.logging_setup import logger
 from sar.nn.rows import fetch_rows
@@ -107,11 +107,16 @@ def make_block(nodes: Mapping[str, Tensor], num_dst: Mapping[str, int], edges: E
 
 
 def make_local_graph(
-    nodes: Mapping[str, Tensor], num_dst: Mapping[str, int] | None, edges: Edges, device: torch.device
+    nodes: Mapping[str, Tensor],
+    num_dst: Mapping[str, int] | None,
+    edges: Edges,
+    device: torch.device,
+    order: Mapping[CanonicalEtype, Tensor] | None = None,
 ) -> GraphShardManager:
     """As `make_block`, on a device: a graph of this worker alone, because most builds of DGL are for the CPU only.
 
-    Without `num_dst` all nodes are sources and destinations, as of `make_subgraph`.
+    Without `num_dst` all nodes are sources and destinations, as of `make_subgraph`. `order` has the position of each
+    edge in the graph's order and in fields, (E,) int64, by type; None where it is the same there.
     """
     src = _local_nodes({ntype: ids.to(device) for ntype, ids in nodes.items()})
     dst = src if num_dst is None else _local_nodes({t: ids[: num_dst[t]] for t, ids in src.ids.items()})
@@ -120,12 +125,13 @@ def make_local_graph(
     for etype, (indptr, cols, fields) in edges.items():
         counts, num_src, count = indptr.to(device).diff(), src.counts[etype[0]], len(cols)
         ends = torch.repeat_interleave(torch.arange(len(counts), device=device), counts, output_size=count)
-        block = EdgeBlock.from_coo(cols.to(device), ends, num_src, len(counts))
+        ids = None if order is None else order[etype].to(device)
+        block = EdgeBlock.from_coo(cols.to(device), ends, num_src, len(counts), edge_ids=ids)
         halo = block.cols[:0]
         plan = HaloPlan(0, [halo], torch.zeros(1, 1, dtype=torch.int64, device="cpu"), num_src)
-        order, out_degrees = torch.arange(count, device=device), count_ids(block.cols, num_src)
+        positions, out_degrees = torch.arange(count, device=device), count_ids(block.cols, num_src)
         sizes = num_src, len(counts), count
-        relations.append(Relation(etype, [block], [halo], plan, *sizes, counts, out_degrees, order))
+        relations.append(Relation(etype, [block], [halo], plan, *sizes, counts, out_degrees, positions))
         features.append({name: values.to(device) for name, values in fields.items()})
     total = sum(src.counts.values())
     structure = Structure(_alone(), device, [(0, total)], src, dst, relations, "of one worker")
@@ -148,13 +154,21 @@ def _alone() -> Group:
 
 
 @_on_the_cpu
-def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges) -> Any:
-    """A `DGLGraph` with pairs of nodes as edges, with `dgl.NID` and the edges' fields.
+def make_pair_graph(nodes: Mapping[str, Tensor], pairs: Edges, device: torch.device) -> Any:
+    """A graph with pairs of nodes as edges, with `dgl.NID` and the edges' fields: a `DGLGraph` on the CPU.
 
     Args:
         nodes: global IDs of every type, (N,) int64.
         pairs: by type: (S,) positions of sources and of destinations, int64, and fields, (S, ...) each.
+        device: of the graph.
     """
+    if device.type != "cpu":
+        order = {etype: dst.argsort(stable=True) for etype, (_, dst, _) in pairs.items()}
+        by_destination = {
+            etype: (to_offsets(torch.bincount(dst, minlength=len(nodes[etype[2]]))), src[order[etype]], fields)
+            for etype, (src, dst, fields) in pairs.items()
+        }
+        return make_local_graph(nodes, None, by_destination, device, order)
     ends = {etype: (src, dst) for etype, (src, dst, _) in pairs.items()}
     graph = require_dgl().heterograph(ends, {ntype: len(ids) for ntype, ids in nodes.items()})
     for ntype, ids in nodes.items():

@@ -136,10 +136,12 @@ class Numbering:
 def edges_of(graph: GraphShardManager) -> DistributedEdgeIndex:
     """The edge index of all edges of a graph with one edge type."""
     numbering = Numbering(graph)
-    blocks, starts = numbering.relation.blocks, numbering.starts
-    src = torch.cat([block.cols.long() + start for block, start in zip(blocks, starts, strict=True)])
-    dst = torch.cat([block.destinations(0, block.num_edges) for block in blocks])
-    index = DistributedEdgeIndex.of(torch.stack([src, dst]), numbering, numbering.relation.num_dst)
+    relation, blocks = numbering.relation, numbering.relation.blocks
+    src = relation.in_edge_order(
+        [block.cols.long() + start for block, start in zip(blocks, numbering.starts, strict=True)]
+    )
+    dst = relation.in_edge_order([block.destinations(0, block.num_edges) for block in blocks])
+    index = DistributedEdgeIndex.of(torch.stack([src, dst]), numbering, relation.num_dst)
     index.__dict__["passes"] = (graph, None)  # this very graph, in its own order
     return index
 

@@ -78,9 +78,10 @@ def _in_edges_of(structure: Structure, relation: Relation) -> InEdges:
     sources = [
         ids[block.cols.long()] for ids, block in zip(source_ids(structure, relation), relation.blocks, strict=True)
     ]
-    order = torch.argsort(torch.cat([block.destinations(0, block.num_edges) for block in relation.blocks]), stable=True)
+    destinations = [block.destinations(0, block.num_edges) for block in relation.blocks]
+    order = torch.argsort(relation.in_edge_order(destinations), stable=True)
     indptr = to_offsets(relation.in_degrees)
-    return InEdges(relation.etype, indptr.cpu(), torch.cat(sources)[order].cpu(), order.cpu())
+    return InEdges(relation.etype, indptr.cpu(), relation.in_edge_order(sources)[order].cpu(), order.cpu())
 
 
 @dataclass(frozen=True)
