@@ -143,11 +143,10 @@ class Replicas:
             "not been called (nor, perhaps, ddp_sum_hook registered). ",
         }
         missing = "".join(hint for call, hint in hints.items() if call not in one.seen_by)
-        changed = (
+        why = missing or (
             "Something has changed it on some workers only, after sync_params and gather_grads. Or a learning rate "
             "differs, as where a scheduler is stepped by a worker's own loss: sar.all_sum makes it that of all. "
         )
-        why = missing or changed
         return (
             f"{found} after optimizer.step(). {why}\nWhere a parameter is meant to differ, set Config.check_replicas = "
             "False on all workers, or make it a tensor that requires a gradient, not a torch.nn.Parameter."

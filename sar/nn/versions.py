@@ -33,8 +33,7 @@ from sar.storage.durable import put_in_place, sync
 
 MANIFEST: Final = "manifest.json"
 SHARED: Final = "shared.pt"
-LATEST: Final = "latest"
-"""What the file in the folder is called that has the name of the newest version: for people, and not read here."""
+LATEST: Final = "latest"  # has the name of the newest version, for people
 
 
 @dataclass(frozen=True)
@@ -125,11 +124,7 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
 
 
 def write_file(path: Path, contents: Any) -> None:
-    """Write what this worker alone saves, in the place of an earlier file once it is on the disk; not collective.
-
-    Raises:
-        CheckpointError: as `write_version`.
-    """
+    """Write what this worker alone saves, in the place of an earlier file once it is on the disk; not collective."""
     draft = path.with_name(f".draft-{path.name}")
     with _writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
 from sar.partition.graph_data import GraphData
 from sar.partition.graph_source import GraphSource, logged_stages
-from sar.partition.ingest.objects import as_array, from_object
+from sar.partition.ingest.objects import as_array, from_object, with_masks
 from sar.partition.pipeline import OutputOptions, run_partition
 from sar.partition.write.write import PartitionReport
 from sar.storage.arrays import Array
@@ -42,13 +42,15 @@ def partition_graph(
     *,
     seed: int = 0,
     reshuffle: bool = True,
+    split_idx: Mapping[str, Any] | None = None,
 ) -> Mapped | None:
     """Divide a graph in memory into parts, as `dgl.distributed.partition_graph` does, which has the same arguments.
 
     A part may be without nodes or edges of some type, or of any. The graph is not changed.
 
     Args:
-        g: a `DGLGraph`, a `Data` or `HeteroData` of PyTorch Geometric, or a graph of `sar.partition.graph_data`.
+        g: a `DGLGraph`, a `Data` or `HeteroData` of PyTorch Geometric (with `edge_index` or, as `T.ToSparseTensor`
+            leaves it, `adj_t`), or a graph of `sar.partition.graph_data`.
         graph_name: the directory gets `graph_name.json`.
         num_parts: P, from 1 to the number of nodes.
         out_path: directory to make; an empty one is replaced, one with something in it refused.
@@ -66,6 +68,8 @@ def partition_graph(
         use_graphbolt: only False.
         seed: of every random choice of the method.
         reshuffle: only True, as in DGL before 1.0: nodes and edges get IDs that are contiguous in each part.
+        split_idx: node IDs by `train`, `valid` (or `val`) and `test`, (K,) each or by node type, as the Open Graph
+            Benchmark's `get_idx_split()` returns them: they become `train_mask`, `val_mask` and `test_mask`.
 
     Returns:
         With `return_mapping` the original IDs of nodes and of edges, in the order of the new ones: (N,) and (E,) int64,
@@ -92,6 +96,7 @@ def partition_graph(
         if not can:
             raise ConfigError(f"{name} is {value!r}; expected {why}.")
     graph = from_object(g)
+    graph = graph if split_idx is None else with_masks(graph, split_idx)
     field = balance_edges if isinstance(balance_edges, str) else None
     balance = (IN_EDGES if field is None else f"{IN_EDGES}/{field}",) if balance_edges else ()
     options = AssigningOptions(index(num_parts) * trainers, part_method, seed, balance)

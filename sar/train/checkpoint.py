@@ -180,7 +180,7 @@ def load_checkpoint(
             if missing_ok:
                 return {"step": 0, "extra": None}
             raise CheckpointError(f"{folder} has no checkpoint; expected step-NUMBER, which save_checkpoint makes.")
-        shared, part = version.read(), version.read(group.rank % version.world_size)
+        shared, part = {"schedulers": []} | version.read(), version.read(group.rank % version.world_size)
         saved = shared["optimizers"] or shared["schedulers"] or part["loaders"]
         alone = optimizer is None and scheduler is None and loaders is None and saved
         if alone:

@@ -6,7 +6,7 @@ sample from, laid out as DGL's partitions are: own nodes first, then the halo.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -277,18 +277,12 @@ def local_subgraphs(graph: GraphShardManager, data: PartitionData, *, both_ends:
     return parts
 
 
-class _Edges(NamedTuple):
-    """Global IDs of both ends, (E,) int64, and fields, (E, ...) each."""
+def _edges_here(
+    graph: GraphShardManager, etype: CanonicalEtype, both_ends: bool
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Edges into this worker's nodes, in visible order; with `both_ends` then those out of them, to other workers.
 
-    src: Tensor
-    dst: Tensor
-    fields: dict[str, Tensor]
-
-
-def _edges_here(graph: GraphShardManager, etype: CanonicalEtype, both_ends: bool) -> _Edges:
-    """The edges into this worker's nodes, in visible order; with `both_ends` then those out of them, to other workers.
-
-    On the CPU; collective.
+    Global IDs of both ends, (E,) int64, and fields, (E, ...) each, on the CPU; collective.
     """
     structure, relation = graph._structure, graph._relation(etype)
     blocks, own = relation.blocks, structure.dst.ids[etype[2]]
@@ -304,16 +298,14 @@ def _edges_here(graph: GraphShardManager, etype: CanonicalEtype, both_ends: bool
 
     sizes = [block.num_edges for block in blocks]
     fields = sorted(graph.edges[etype].data.items())
-    return _Edges(
+    return (
         with_others([ids[b.cols.long()] for ids, b in zip(source_ids(structure, relation), blocks, strict=True)]),
         with_others([own[block.destinations(0, block.num_edges)] for block in blocks]),
         {name: with_others(values.detach().split(sizes)) for name, values in fields},
     )
 
 
-def _in_subgraph(
-    own: Mapping[str, Tensor], edges: Mapping[CanonicalEtype, _Edges], start: int, end: int, both_ends: bool
-) -> Any:
+def _in_subgraph(own: Mapping[str, Tensor], edges: Edges, start: int, end: int, both_ends: bool) -> Any:
     """The graph of the nodes with global IDs in [start, end), with these IDs; `own` are those of the worker's nodes."""
 
     def inside(ids: Tensor) -> Tensor:
@@ -336,7 +328,7 @@ def _in_subgraph(
     for ntype, ids in nodes.items():
         part.nodes[ntype].data.update({NID: ids, INNER_NODE: inside(ids)})
     for etype, rows in chosen.items():
-        part.edges[etype].data.update({name: values[rows] for name, values in edges[etype].fields.items()})
+        part.edges[etype].data.update({name: values[rows] for name, values in edges[etype][2].items()})
     return part
 
 

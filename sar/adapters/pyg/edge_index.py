@@ -171,6 +171,10 @@ class DistributedEdgeIndex(NodeNumbers):
 
     num_dst: int  # destinations
 
+    def __getattr__(self, name: str) -> Any:
+        why = "what is done with a sparse adj_t is done before partitioning: then pass edge_index"
+        raise AttributeError(f"A distributed edge_index has no {name!r}; {why}.")
+
     @classmethod
     def of(cls, ends: Tensor, numbering: Numbering, num_dst: int) -> DistributedEdgeIndex:
         return cls.over(ends, numbering=numbering, num_dst=num_dst)

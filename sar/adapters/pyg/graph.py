@@ -18,12 +18,37 @@ from sar.adapters.pyg import attention, batch_vector, layers, norms, operations,
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edges_of
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype, PartitionData
 from sar.core.graph.graph import GraphShardManager
+from sar.errors import GraphError
 
 NODE_NAMES = {"feat": "x", "label": "y"}
 EDGE_NAMES = {"feat": "edge_attr", "aggregator_weight": "edge_norm"}
 """What PyTorch Geometric calls DGL's usual fields."""
 
 Fields = Mapping[str, Mapping[str, Tensor]]
+
+
+class PartData(Data):  # type: ignore[misc]  # PyTorch Geometric has no types
+    """A worker's part of a graph with one type of nodes and edges."""
+
+    @property
+    def adj_t(self) -> Any:
+        """`edge_index`, for layers that are called with `adj_t` elsewhere; a `GraphError` where edges have weights."""
+        return _unweighted(self._store)
+
+
+class PartHeteroData(HeteroData):  # type: ignore[misc]
+    """A worker's part of a graph with several types."""
+
+    @property
+    def adj_t_dict(self) -> dict[CanonicalEtype, Any]:
+        """As `PartData.adj_t`, of each edge type."""
+        return {etype: _unweighted(store) for etype, store in self.edge_items()}
+
+
+def _unweighted(store: Any) -> Any:
+    if "edge_weight" in store:
+        raise GraphError("adj_t has no weights on a partition; pass edge_index, and beside it edge_weight.")
+    return store.edge_index
 
 
 def edge_index(graph: GraphShardManager) -> DistributedEdgeIndex | dict[CanonicalEtype, DistributedEdgeIndex]:
@@ -57,7 +82,8 @@ def make_data(partition: PartitionData, graph: GraphShardManager) -> Data | Hete
         for kind, own in enumerate(fields.values()):
             own[ORIG_ID] = original if kinds is None else original[kinds == kind]
     single = isinstance(edges, DistributedEdgeIndex)
-    data: Any = Data(edge_index=edges, num_nodes=graph.num_nodes(), graph=graph) if single else HeteroData(graph=graph)
+    alone = {"edge_index": edges, "num_nodes": graph.num_nodes()} if single else {}
+    data: Any = (PartData if single else PartHeteroData)(graph=graph, **alone)
     for ntype, values in fields.items():
         store = data if single else data[ntype]
         store.num_nodes = graph.num_nodes(ntype)

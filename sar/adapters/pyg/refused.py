@@ -33,6 +33,7 @@ TRANSFORMS: dict[str, str] = {
     **dict.fromkeys(("HalfHop", "SIGN", "ToDense", "VirtualNode"), f"makes edges or matrices of its own. {_BEFORE}"),
     **dict.fromkeys(("Delaunay", "FaceToEdge", "GenerateMeshNormals"), f"is of meshes. {_BEFORE}"),
     **dict.fromkeys(("Cartesian", "Distance", "Polar", "Spherical", "TargetIndegree"), _GREATEST),
+    "ToSparseTensor": "would make a matrix of this worker's edges. Pass edge_index, which data.adj_t of a partition is",
     "RandomNodeSplit": f"counts nodes on each worker. {_BEFORE}; sar.split_seeds gives workers equal shares of seeds",
 }
 """Transforms that raise on data with a distributed edge index, and why."""

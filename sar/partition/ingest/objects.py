@@ -6,6 +6,7 @@ Graphs of packages are read by their attributes; neither is imported.
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
-from sar.common_tuples import EID, NID, CanonicalEtype
+from sar.common_tuples import EID, NID, SPLIT, CanonicalEtype
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData, edge_ends, node_fields, read_arrays
 from sar.partition.graph_source import ArrayEdges, GraphSource
@@ -22,17 +23,19 @@ from sar.storage.arrays import Array
 from sar.storage.part_files import parse_edge_type
 
 ONLY_TYPE: CanonicalEtype = ("_N", "_E", "_N")
-_NO_FIELDS = ("edge_index", "num_nodes")
+_NO_FIELDS = ("adj_t", "edge_index", "num_nodes")
+_OF_SPLITS = {"train": SPLIT[0], "val": SPLIT[1], "valid": SPLIT[1], "test": SPLIT[2]}
 
 
 def from_object(graph: Any) -> GraphSource:
     """A graph that some package has in memory as a `GraphSource`, without a copy where its tensors are on the CPU.
 
     Args:
-        graph: a `DGLGraph`; a `Data` or `HeteroData` of PyTorch Geometric with `edge_index`; a graph of
-            `sar.partition.graph_data`; or a `GraphSource`, which stays as it is. Fields keep their names. What a `Data`
-            holds that PyTorch Geometric takes neither for an attribute of nodes nor of edges is left out, with a
-            warning. `ConfigError` for anything else, an unknown number of nodes, and sparse fields.
+        graph: a `DGLGraph`; a `Data` or `HeteroData` of PyTorch Geometric with `edge_index`, or else `adj_t`, whose
+            values become `edge_weight` unless all are 1; a graph of `sar.partition.graph_data`; or a `GraphSource`,
+            which stays as it is. Fields keep their names. What a `Data` holds that PyTorch Geometric takes neither for
+            an attribute of nodes nor of edges is left out, with a warning. `ConfigError` for anything else, an unknown
+            number of nodes, and sparse fields.
     """
     if isinstance(graph, GraphSource):
         return graph
@@ -83,9 +86,11 @@ def _from_stores(graph: Any) -> GraphSource:
         return {name: as_array(f"{kind}/{name}", store[name]) for name in names}
 
     num_nodes = {ntype: _num_nodes(ntype, store) for ntype, store in node_stores.items()}
-    edges = {etype: _edges(etype, store, num_nodes) for etype, store in edge_stores.items()}
+    edges, weights = {}, {}
+    for etype, store in edge_stores.items():
+        edges[etype], weights[etype] = _edges(etype, store, num_nodes)
     node_data = {ntype: attributes(ntype, store, store.is_node_attr) for ntype, store in node_stores.items()}
-    edge_data = {e: attributes(":".join(e), store, store.is_edge_attr) for e, store in edge_stores.items()}
+    edge_data = {e: attributes(":".join(e), store, store.is_edge_attr) | weights[e] for e, store in edge_stores.items()}
     names = {name for store in graph.stores for name in store if (id(store), name) not in kept} - set(_NO_FIELDS)
     if names:
         left_out = ", ".join(sorted(names))
@@ -99,20 +104,65 @@ def _num_nodes(ntype: str, store: Any) -> int:
     return int(count)
 
 
-def _edges(etype: CanonicalEtype, store: Any, num_nodes: Mapping[str, int]) -> ArrayEdges:
+def _edges(etype: CanonicalEtype, store: Any, num_nodes: Mapping[str, int]) -> tuple[ArrayEdges, dict[str, Array]]:
+    """The edges of a type, and their weights where a matrix has them."""
     name = ":".join(etype)
     unknown = sorted({etype[0], etype[2]} - num_nodes.keys())
     if unknown:
         raise ConfigError(f"the edges {name} join nodes of types {unknown}, which are not there; set their num_nodes.")
-    if "edge_index" not in store:
-        raise ConfigError(f"the edges {name} have {sorted(store)}; expected edge_index, (2, E) node IDs.")
-    index = as_array(f"{name}/edge_index", store["edge_index"])
-    if index.ndim != 2 or len(index) != 2 or index.dtype.kind not in "iu":
-        raise ConfigError(f"{name}/edge_index has shape {index.shape} of {index.dtype}; expected (2, E) node IDs.")
+    fields: dict[str, Array] = {}
+    where = f"{name}/edge_index" if "edge_index" in store else f"{name}/adj_t"
+    if "edge_index" in store:
+        index = as_array(where, store["edge_index"])
+        if index.ndim != 2 or len(index) != 2 or index.dtype.kind not in "iu":
+            raise ConfigError(f"{where} has shape {index.shape} of {index.dtype}; expected (2, E) node IDs.")
+        src, dst = index
+    elif "adj_t" in store:
+        dst, src, values = _entries(where, store["adj_t"])
+        if values is not None and not (values == 1).all():
+            fields["edge_weight"] = values
+    else:
+        raise ConfigError(f"the edges {name} have {sorted(store)}; expected edge_index, (2, E) node IDs, or adj_t.")
     try:
-        return ArrayEdges(*edge_ends(index[0], index[1], num_nodes[etype[0]], num_nodes[etype[2]]))
+        return ArrayEdges(*edge_ends(src, dst, num_nodes[etype[0]], num_nodes[etype[2]])), fields
     except ConfigError as error:
-        raise ConfigError(f"{name}/edge_index: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _entries(name: str, matrix: Any) -> tuple[Array, Array, Array | None]:
+    """Rows, columns and values, (E,) each, of a sparse matrix of torch, or of torch_sparse, which may lack values."""
+    if isinstance(matrix, torch.Tensor) and matrix.layout != torch.strided:
+        matrix = matrix.to_sparse_coo()
+        (row, col), values = matrix._indices(), matrix._values()  # as they are: entries of the same place stay apart
+    elif hasattr(matrix, "coo"):
+        row, col, values = matrix.coo()
+    else:
+        raise ConfigError(f"{name} is a {type(matrix).__qualname__}; expected a sparse matrix, as of T.ToSparseTensor.")
+    if values is not None and values.dim() != 1:
+        shape = tuple(values.shape)
+        raise ConfigError(f"{name} has values of shape {shape}; expected numbers: give edge_index and edge_attr.")
+    return as_array(name, row), as_array(name, col), None if values is None else as_array(name, values)
+
+
+def with_masks(graph: GraphSource, split_idx: Mapping[str, Any]) -> GraphSource:
+    """The graph with masks for lists of nodes, as `partition_graph` has them; `ConfigError` where they do not fit."""
+    node_data = {ntype: dict(fields) for ntype, fields in graph.node_data.items()}
+    for split, ids in split_idx.items():
+        if split not in _OF_SPLITS:
+            raise ConfigError(f"split_idx has {split!r}; expected node IDs by {', '.join(_OF_SPLITS)}.")
+        by_type = ids if isinstance(ids, Mapping) else dict.fromkeys(graph.num_nodes, ids)
+        if not by_type.keys() <= graph.num_nodes.keys() or (by_type is not ids and len(by_type) > 1):
+            raise ConfigError(f"split_idx[{split!r}] has to be by node type; expected some of {list(graph.num_nodes)}.")
+        for ntype, of_type in by_type.items():
+            count, mask = graph.num_nodes[ntype], _OF_SPLITS[split]
+            nodes = as_array(f"split_idx[{split!r}]", of_type)
+            are_ids = nodes.ndim == 1 and nodes.dtype.kind in "iu"
+            if not are_ids or (nodes.size and not 0 <= nodes.min() <= nodes.max() < count):
+                raise ConfigError(f"split_idx[{split!r}] has others than IDs of the {count} nodes, (K,) from 0 on.")
+            if mask in node_data.setdefault(ntype, {}):
+                raise ConfigError(f"the graph has a {mask} already, and split_idx makes one; give either.")
+            node_data[ntype][mask] = np.isin(np.arange(count), nodes)
+    return replace(graph, node_data=node_data)
 
 
 def as_array(name: str, values: Any) -> Array:
