@@ -67,3 +67,11 @@ def test_a_requeued_job_goes_on(folder: Path) -> None:
     on_cluster(script, folder, limit=400)
     # No epoch is told twice, as those before the requeue are not run again.
     assert told_losses((folder / "out").read_text()) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_names_of_nodes_that_do_not_resolve(folder: Path) -> None:
+    script = "! OMP_NUM_THREADS=1 srun --kill-on-bad-exit=1 -N2 -n2 python train.py"
+    said = on_cluster(script, folder, limit=300, hosts="")
+    assert "The name of worker 0's host, 'n1', stands for no address" in said

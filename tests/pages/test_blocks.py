@@ -21,6 +21,7 @@ from tests.workers import REPOSITORY
 WHY_NOT = {
     "installs",
     "it publishes",
+    "needs Kubernetes",
     "needs Slurm",
     "needs a GPU",
     "other tests",
