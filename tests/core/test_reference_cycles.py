@@ -90,6 +90,7 @@ def in_cycles(mine, mode, programs):
     partition, data = mine
     data.partition = partition
     found = {}
+    gc.freeze()  # what is there already, which takes a second to look through
     for program in programs:
         for once_more in (False, True):  # what is kept for good is made by then
             gc.collect()
@@ -104,6 +105,7 @@ def in_cycles(mine, mode, programs):
                 gc.set_debug(0)
                 gc.garbage.clear()
                 gc.enable()
+    gc.unfreeze()
     return found
 
 
