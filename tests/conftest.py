@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+import torch
 
 import sar  # noqa: F401  before anything imports dgl
 from sar.host.cuda import why_no_cuda
@@ -38,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)  # workers and other processes have the other cores, which idle threads would keep busy
     if config.getoption("--record-durations"):
         config.pluginmanager.register(durations.Recorder())
 

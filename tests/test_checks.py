@@ -11,7 +11,7 @@ SOURCES = ("sar", "tests", "examples", "benchmarks", "tools", "setup.py")
 CHECKS = {
     "lint": ("ruff", "check", "--no-cache", *SOURCES),
     "format": ("ruff", "format", "--check", "--no-cache", *SOURCES),
-    "types": ("mypy", "--cache-dir", "/dev/null"),
+    "types": ("mypy",),
 }
 
 

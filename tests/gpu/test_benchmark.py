@@ -14,6 +14,7 @@ from sar.host.cuda import why_no_cuda
 from sar.partition.in_memory import divide
 from tests import pretend_gpu
 from tests.gpu.places import PRETEND, Place
+from tests.matrix import corner
 from tests.python_process import run
 from tests.workers import WorkerPool
 
@@ -21,7 +22,7 @@ SMALL = ("--nodes", "200", "--edges", "2000", "--epochs", "1", "--warm-up", "1",
 IN_TURNS = ("--turns-edges", "2000", "--parts", "4")
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", [corner("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_tables(device: str, tmp_path: Path) -> None:
     options = "--device", device, *SMALL, "--turns-edges", "0", "--docs", str(tmp_path)
     done = run("-m", "benchmarks.gpu", *options, timeout=250)
