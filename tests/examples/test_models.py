@@ -26,6 +26,7 @@ from sar.partition.in_memory import divide
 from sar.partition.ingest.objects import load_dataset
 from tests.examples.test_full_graph import run
 from tests.graphs import DATA
+from tests.matrix import corner
 from tests.parity.harness import assert_close
 from tests.workers import REPOSITORY, WorkerPool
 
@@ -235,7 +236,7 @@ def rgcn(data: GraphSource, json_file: Path, num_parts: int, arguments: Any) -> 
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("graph, world_size", [(small_types, 1), (small_types, 2), (aifb, 2)])
+@pytest.mark.parametrize("graph, world_size", [corner(small_types, 1), (small_types, 2), corner(aifb, 2)])
 def test_rgcn_is_the_same_as_on_one_machine(
     pool: WorkerPool, tmp_path: Path, graph: Callable[[], GraphSource], world_size: int
 ) -> None:

@@ -164,6 +164,7 @@ CALLED = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_compiled_ahead_is_what_the_models_call_and_another_environment_finds_it(tmp_path):
     cache, environment = tmp_path / "cache", tmp_path / "environment"
     python(STEPS, cache)

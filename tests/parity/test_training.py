@@ -202,7 +202,7 @@ def test_one_graph_with_types(pool, world_size, name, model):
 
 
 @pytest.mark.parametrize("world_size", [2, corner(3)])
-@pytest.mark.parametrize("name", ["aifb_het", "acm_het"])
+@pytest.mark.parametrize("name", [corner("aifb_het"), "acm_het"])
 def test_several_relations(pool, world_size, name, tmp_path):
     graph, target = prepared(name)
     make = partial(PerRelation, graph.canonical_etypes)

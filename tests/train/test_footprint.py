@@ -183,9 +183,9 @@ def assert_bytes(pool: Any, found: list[int], planned: list[int]) -> None:
     "settings, widths",
     [
         ({}, [(7, 12, 12, 5), (7, 4, 5)]),  # the second is multiplied before it travels
-        ({"comm_buffer_bytes": 4000}, [(7, 12, 12, 5)]),
+        corner({"comm_buffer_bytes": 4000}, [(7, 12, 12, 5)]),
         ({"disable_sr": True}, [(7, 12, 12, 5)]),
-        ({"wire_dtype_features": torch.bfloat16, "wire_dtype_gradients": torch.float16}, [(7, 12, 12, 5)]),
+        corner({"wire_dtype_features": torch.bfloat16, "wire_dtype_gradients": torch.float16}, [(7, 12, 12, 5)]),
     ],
     ids=["defaults", "small tiles", "mode 2", "halves"],
 )
