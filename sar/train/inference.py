@@ -94,9 +94,10 @@ def infer(
     group = group_of_processes(torch.distributed.HashStore(), 0, 1)
     with torch.no_grad(), standing_in(group, BufferPool(group.device)):
         if hops is None:
+            graph = construct_full_graph(stand_ins.data)
             listeners.append(calls := _Calls())
             try:
-                stand_ins.run(model, construct_full_graph(stand_ins.data), dtype)
+                stand_ins.run(model, graph, dtype)
             finally:
                 listeners.remove(calls)
         found = _read(spec, wanted.unique(), calls.count if hops is None else hops)

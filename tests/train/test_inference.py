@@ -86,7 +86,9 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_as_on_the_whole_graph(name, whole, folder, tmp_path):
+def test_as_on_the_whole_graph(name, whole, folder, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(inference, "_read", lambda *call, read=inference._read: asked.append(call[2]) or read(*call))
     model = MODELS[name]()
     weights = saved(model, tmp_path / "model.pt")
     with torch.no_grad():
@@ -94,6 +96,7 @@ def test_as_on_the_whole_graph(name, whole, folder, tmp_path):
     for hops in (None, 2):
         found = infer(folder, lambda info: MODELS[name](), weights, NODES, hops=hops)
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+    assert asked == [0, 2, 0, 2]  # of stand-ins, and as many hops as there are layers
     assert np.abs(infer(folder, lambda info: MODELS[name](), weights, NODES, hops=1) - expected).max() > 1e-6
     assert infer(folder, lambda info: MODELS[name](), weights, NODES[:0]).shape == (0, 3)
 
