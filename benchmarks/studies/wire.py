@@ -76,7 +76,7 @@ def train_all(
     accuracies: dict[tuple[str, str], list[float]] = {}
     for seed, model, name in itertools.product(range(arguments.seeds), MODELS, WIRES):
         sar.Config.wire_dtype_features, sar.Config.wire_dtype_gradients = map(_dtype, WIRES[name])
-        job = argparse.Namespace(epochs=arguments.epochs, lr=0.01, seed=seed)
+        job = argparse.Namespace(epochs=arguments.epochs, lr=0.01, seed=seed, device="cpu")
         run = train(lambda _: None, job, model, partition_json, parameters)
         accuracies.setdefault((model, name), []).append(run.test_accuracy)
         if sar.rank() == 0:

@@ -78,6 +78,7 @@ def many_batches(partition):
         for blocks in loader:
             rows = blocks[0].srcdata["x"].requires_grad_()
             loss = model(blocks[1], model(blocks[0], rows).repeat(1, WIDTH // 4)).square().sum()
+            model.zero_grad()
             loss.backward()
             parameter_gradients(model)
             sampled += blocks[0].num_edges()
