@@ -72,7 +72,7 @@ def by_node(pieces):
 
 def rewrite(folder, change):
     """Make other files of the one version, by a function from the workers' contents to others, with a true manifest."""
-    [path] = folder.iterdir()
+    [path] = folder.glob("step-*")
     manifest = json.loads((path / versions.MANIFEST).read_text())
     says = json.loads(manifest["text"])
     parts = [torch.load(path / versions.part_name(rank), weights_only=True) for rank in range(says["world_size"])]
@@ -135,7 +135,8 @@ def test_a_new_save_replaces_an_old_one_and_drafts(pool, world_size, tmp_path):
     (tmp_path / ".draft-1" / "worker-6.pt").write_bytes(b"of an earlier time")
     for _ in range(2):
         pool.run(save, tmp_path, False, False, per_rank=cut(1, world_size))
-        [version] = tmp_path.iterdir()
+        version, latest = sorted(tmp_path.iterdir(), reverse=True)
+        assert latest.read_text() == f"{version.name}\n"
         names = sorted(file.name for file in version.iterdir())
         assert names == ["manifest.json", "shared.pt", *(f"worker-{rank}.pt" for rank in range(world_size))]
 

@@ -138,7 +138,7 @@ def test_what_is_balanced(tmp_path: Path, edges: tuple[Array, Array], tasks: lis
     [
         ("nix", "in_edges, or one of the node fields feat, train_mask"),
         ("feat", r"shape \(40, 3\)"),
-        ("bad", "node 7 has"),
+        ("bad", "row 7 has"),
     ],
 )
 def test_balances_that_make_no_sense_are_refused(tmp_path: Path, balance: str, words: str) -> None:
