@@ -1,6 +1,7 @@
 """`sar demo`, run as a user runs it."""
 
 import argparse
+import itertools
 import os
 import subprocess
 import time
@@ -11,18 +12,15 @@ import pytest
 from matplotlib.image import imread
 
 from sar.cli import main
-from sar.cli.demo import _graph, add_arguments, community_graph
+from sar.cli.demo import MODELS, _graph, add_arguments, community_graph
 from sar.errors import ConfigError
 from sar.partition.graph_data import write_npz
 from tests.leftovers import MARK
+from tests.matrix import corner
 from tests.python_process import run
+from tests.workers import ensure_fork_server
 
-ROWS = [
-    ("GraphSAGE", "2 workers, sar"),
-    ("GraphSAGE", "1 process, DGL"),
-    ("GAT", "2 workers, sar"),
-    ("GAT", "1 process, DGL"),
-]
+TRAINED_BY = "2 workers, sar", "1 process, DGL"
 
 
 def demo(*arguments: str, mark: str = "demo") -> subprocess.CompletedProcess[str]:
@@ -57,19 +55,26 @@ def markdown_rows(file: Path) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def test_demo_trains_compares_and_draws(tmp_path: Path) -> None:
+@pytest.mark.parametrize("models", [["GAT"], corner(["GraphSAGE", "GAT"])], ids=len)
+def test_demo_trains_compares_and_draws(
+    tmp_path: Path, models: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     mark = str(tmp_path)
-    done = demo("--nodes", "600", "--degree", "12", "--epochs", "3", "--out", str(tmp_path / "out"), mark=mark)
-    assert done.returncode == 0, done.stderr
+    ensure_fork_server()  # and what tracks resources of processes, which stays
+    monkeypatch.setenv(f"{MARK}_DEMO", mark)
+    monkeypatch.setattr("sar.cli.demo.MODELS", {model: MODELS[model] for model in models})
+    status = main(["demo", "--nodes", "600", "--degree", "12", "--epochs", "3", "--out", str(tmp_path / "out")])
+    said, errors = capfd.readouterr()
+    assert status == 0, errors
     assert processes_left(mark) == []
-    assert "600 nodes, 7,800 edges with self-loops, 64 features, 8 classes" in done.stdout
-    assert done.stderr.count("3 epochs, loss ") == 4
-    assert "%|" not in done.stderr  # no bars where there is no terminal
-    assert "validation 0." in done.stderr
+    assert "600 nodes, 7,800 edges with self-loops, 64 features, 8 classes" in said
+    assert errors.count("3 epochs, loss ") == 2 * len(models)
+    assert "%|" not in errors  # no bars where there is no terminal
+    assert "validation 0." in errors
 
     rows = markdown_rows(tmp_path / "out" / "demo.md")
-    assert [(row["model"], row["trained by"]) for row in rows] == ROWS
-    for workers, single in (rows[:2], rows[2:]):
+    assert [(row["model"], row["trained by"]) for row in rows] == list(itertools.product(models, TRAINED_BY))
+    for workers, single in zip(rows[::2], rows[1::2], strict=True):
         assert workers["test accuracy"] == single["test accuracy"]
         assert float(workers["largest logit difference"]) < 1e-4
         assert single["largest logit difference"] == ""
@@ -78,9 +83,9 @@ def test_demo_trains_compares_and_draws(tmp_path: Path) -> None:
         for row in (workers, single):
             assert 0 < float(row["s / epoch"]) < 10
             assert float(row["peak memory (MB)"]) >= 0
-            assert all(cell in done.stdout for cell in row.values())
+            assert all(cell in said for cell in row.values())
 
-    bought = [line for line in done.stdout.splitlines() if line.startswith("2 workers beside 1 process: GraphSAGE ")]
+    bought = [line for line in said.splitlines() if line.startswith(f"2 workers beside 1 process: {models[0]} ")]
     assert len(bought) == 1
     assert bought[0] in (tmp_path / "out" / "demo.md").read_text()
 

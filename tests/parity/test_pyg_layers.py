@@ -63,7 +63,7 @@ def test_in_many_tiles(pool, world_size):
     run(pool, world_size, names, (1, 2), {"comm_buffer_bytes": 1000, "pipeline_depth": 2})
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [corner(1), 2])
 def test_attention_to_features_of_any_size(pool, world_size):
     """As of DGL's layers; the last three by exponentials in their messages, in many tiles."""
     parts = partition_in_memory(random_graph(1, 30, 4000), scattered(30, world_size), world_size)
@@ -363,6 +363,6 @@ def compiled(mine):
 
 @pytest.mark.processes("torch.compile is refused among virtual workers")
 @pytest.mark.filterwarnings("ignore:Dynamo")
-@pytest.mark.parametrize("world_size", [1, corner(2)])
+@pytest.mark.parametrize("world_size", [corner(1), corner(2)])
 def test_layers_can_be_compiled(pool, world_size):
     pool.run(compiled, per_rank=random_parts(world_size).partitions)

@@ -179,7 +179,7 @@ def mapped_bytes():
     return int(rss.split()[1]) * 1024
 
 
-@pytest.mark.parametrize("world_size", [2])
+@pytest.mark.parametrize("world_size", [corner(2)])
 def test_kept_labels_do_not_keep_features(pool, given):
     for nbytes, mapped in pool.run(keep_labels, per_rank=given[1], timeout=200):
         assert nbytes > 2**28

@@ -135,7 +135,7 @@ def parts_of(count):
     return partition_in_memory(graph, assignment, count, node_features={"x": x}).partitions
 
 
-@pytest.mark.parametrize("model, level", [corner(sage, "pinned"), (gcn, "file"), (gat, "pinned")])
+@pytest.mark.parametrize("model, level", [corner(sage, "pinned"), (gcn, "file"), corner(gat, "pinned")])
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
 def test_memory_and_numbers(place, model, level):
     settings = {"level": level, "comm_buffer_bytes": 2**18}
