@@ -92,7 +92,7 @@ def test_demo_trains_compares_and_draws(
     picture = imread(tmp_path / "out" / "demo.png")
     height, width, _ = picture.shape
     assert 300 < height < 1000
-    assert 1000 < width < 3000
+    assert width == 480 * (len(models) + 1)  # curves of each model, and bars
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50  # not blank
 
 
