@@ -13,7 +13,7 @@ FAST := kernels test_architecture.py test_graphs.py test_mutants.py comm/test_co
   cli/test_inspect.py
 # With `--virtual WxV`: tests of the engine; with `--virtual W`: all that have workers.
 ON_WORKERS = $(addprefix tests/,core nn parity comm $(if $(findstring x,$*),,adapters partition sampling storage train))
-VIRTUAL := $(addprefix .virtual-,2x4 1 1x5 2x2)
+VIRTUAL := $(addprefix .virtual-,1 1x5 2x2)
 
 .PHONY: venv demo docs bench test durations test-fast test-all .all test-virtual $(VIRTUAL) mutants check clean
 
@@ -52,12 +52,12 @@ test-all: $(VENV)/.installed-test
 .all:
 	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)/kernels $(BIN)/coverage run $(QUEUE) --hypothesis-profile all --processes
 
-# The tests once more, with virtual workers: all those of a test in one process, or V in each of W processes (`WxV`).
+# The tests of `make test` once more, with virtual workers: all of a test in one process, or V in each of W processes (`WxV`).
 test-virtual: $(VENV)/.installed-test
 	$(MAKE) --keep-going $(VIRTUAL)
 
 $(VIRTUAL): .virtual-%:
-	$(BIN)/coverage run $(QUEUE) --virtual $* $(ON_WORKERS)
+	$(BIN)/coverage run $(QUEUE) -m "not slow" --virtual $* $(ON_WORKERS)
 
 # Breaks central lines, one at a time, and checks that a fast test fails on each.
 mutants: $(VENV)/.installed-test
