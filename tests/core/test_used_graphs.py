@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sar
+from tests.matrix import corner
 from tests.parity.harness import assert_close, build, check, deal, random_data
 from tests.parity.programs import gated, largest, pairwise
 from tests.parity.scenarios import SCENARIOS
@@ -80,7 +81,7 @@ def change_a_used_graph(mine, change, mode, cache):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [corner(1), 2])
 def test_a_change_of_a_used_graph(pool, world_size, change):
     parts = SCENARIOS["random"](world_size)
     mine = deal(parts, random_data(parts, torch.float64))

@@ -150,7 +150,7 @@ def directory(request, tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("num_parts, world_size", [corner(2, 2), (3, 3), (5, 2), corner(5, 1), (1, 3)])
+@pytest.mark.parametrize("num_parts, world_size", [corner(2, 2), (3, 3), (5, 2), corner(5, 1), corner(1, 3)])
 def test_relations_together(pool, num_parts, directory):
     path, node_map = directory(num_parts)
     names = list(PROGRAMS)

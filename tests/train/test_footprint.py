@@ -214,7 +214,7 @@ def rows_sent(graph: GraphData, owner: Tensor) -> list[int]:
     return owner[pairs[:, 0]].bincount(minlength=int(owner.max()) + 1).tolist()
 
 
-@pytest.mark.parametrize("parts, world_size", [(4, 2), (5, 2), (8, 3), (2, 3)])
+@pytest.mark.parametrize("parts, world_size", [corner(4, 2), (5, 2), corner(8, 3), (2, 3)])
 def test_bytes_are_those_of_the_workers_and_not_of_the_parts(
     pool, world_size, parts, directory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,7 +237,7 @@ def test_bytes_are_those_of_the_workers_and_not_of_the_parts(
         assert sum(by_part) > 1.2 * sum(rows)
 
 
-@pytest.mark.parametrize("parts, world_size", [(2, 2), (3, 3), (5, 2), (2, 3)])
+@pytest.mark.parametrize("parts, world_size", [corner(2, 2), (3, 3), (5, 2), corner(2, 3)])
 def test_bytes_of_a_heterogeneous_model(pool, world_size, parts, tmp_path: Path) -> None:
     json_file = divide(small_types(), tmp_path, "typed", parts).json_file
     plan = plan_training(count_graph(json_file, workers=world_size, num_classes=CLASSES), Typed, PROCESS)

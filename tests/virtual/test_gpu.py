@@ -258,7 +258,9 @@ def test_programs(place, program):
     check(place, 3, program)
 
 
-@pytest.mark.parametrize("program", ON_A_DEVICE[1:4], ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program", [ON_A_DEVICE[1], *map(corner, ON_A_DEVICE[2:4])], ids=lambda program: program.__name__
+)
 @pytest.mark.parametrize("place", [PRETEND, CUDA[1]], indirect=True, ids=str)
 @pytest.mark.parametrize("least, level", [(1, "pinned"), corner(2**13, "pinned"), corner(1, "gpu")])
 def test_two_processes(place, least, level, program):
