@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         nodes = np.load(arguments.nodes, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"'{arguments.nodes}' cannot be read as an .npy file: {error}") from error
+    if not arguments.out.parent.is_dir():
+        raise ConfigError(f"--out {arguments.out}: there is no folder {arguments.out.parent}; make it first.")
     start = time.perf_counter()
     found = infer(
         arguments.directory,
@@ -46,6 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         num_classes=arguments.classes,
         allow_outside=arguments.allow_outside,
     )
-    np.save(arguments.out, found)
+    try:
+        with arguments.out.open("wb") as file:
+            np.save(file, found)
+    except OSError as error:
+        raise ConfigError(f"--out {arguments.out} cannot be written ({error}); make room, or name another.") from error
     print(f"wrote {arguments.out}, {found.dtype} {found.shape}, in {time.perf_counter() - start:.1f} s")
     return 0

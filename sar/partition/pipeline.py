@@ -4,7 +4,6 @@ Under a launcher with several processes, the first one assigns; all of them writ
 """
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from sar.errors import ConfigError
+from sar.host.memory import machine_memory
 from sar.partition.assign.assigning import Assigned, AssigningOptions, Choice, assign, write_once
 from sar.partition.graph_source import GraphSource, Progress
 from sar.partition.ingest.cleanup import clean_up, with_split
@@ -161,7 +161,7 @@ def open_input(source: InputOptions, scratch: Path, memory: int | None, seed: in
 
 def _check_number_of_nodes(graph: GraphSource) -> None:
     """`ConfigError` where numbers of nodes alone do not fit into this machine's memory, as where IDs have gaps."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = machine_memory()
     if _LEAST_BYTES * graph.total_nodes > memory:
         raise ConfigError(
             f"the graph has {graph.total_nodes:,} nodes and {graph.total_edges:,} edges, and the nodes alone take "

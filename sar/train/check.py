@@ -37,21 +37,23 @@ def check_loss(model: nn.Module, loss_of: LossOf, directory: str | PathLike[str]
 
     Raises:
         ConfigError: on all workers, where the losses differ.
+        PeerError: where `loss_of` raised on another worker, such as on the whole graph.
     """
-    rank, cpu = session.rank(), torch.device("cpu")
+    group, cpu = session.current_group(), torch.device("cpu")
 
     def loss_here() -> float:
         with torch.no_grad(), torch.random.fork_rng():
             return float(loss_of(deepcopy(model), load_dgl_partition_data(str(directory), session.rank(), cpu)))
 
-    together, alone = all_sum(loss_here()), 0.0
-    if rank == 0:
-        with session.standing_in(CountingGroup(0, 1), BufferPool(cpu)):
-            alone = loss_here()
-    alone = all_sum(alone)
+    with group.guard():
+        together, alone = all_sum(loss_here()), 0.0
+        if group.rank == 0:
+            with session.standing_in(CountingGroup(0, 1), BufferPool(cpu)):
+                alone = loss_here()
+        alone = all_sum(alone)
     if not math.isclose(together, alone, rel_tol=tolerance):
         raise ConfigError(
-            f"The losses of {session.world_size()} workers add up to {together:.6g}, but one worker that has the whole "
+            f"The losses of {group.world_size} workers add up to {together:.6g}, but one worker that has the whole "
             f"graph gets {alone:.6g}. A worker's loss has to be its share (sar.Task.loss, or a sum over its nodes "
             "divided by the number of all), and what combines rows in the model, such as a mean or BatchNorm1d, has to "
             "do so over all workers (sar.all_sum, sar.convert_batchnorm)."

@@ -47,23 +47,32 @@ def batches(graph, data, device):
     return block, sar.SAINTSampler("node", 20, **given).sample(graph, seeds)
 
 
-def run(mine, device):
-    """What layers give on the batches of the CPU, and on those of the device."""
+def on_both(mine, device, make):
+    """What `make(graph, data, target)` returns for the CPU, None, and for the device."""
     if device == pretend_gpu.NAME:
         pretend_gpu.install()
     partition, data = mine
-    sar.patch_dgl()
     found = []
     for target in (None, device):
         with pretend_gpu.in_place_of(device):
             torch.manual_seed(1)
             graph = build(partition, 1)
             graph.edata["w"] = data.edges["w"]
-            made = []
-            for batch in batches(graph, data, target):
-                made += results(batch, batch.srcdata["x"], batch.edata["w"], target or "cpu")
-            found.append(([each.cpu() for each in made], {each.device.type for each in made}))
+            found.append(make(graph, data, target))
     return found
+
+
+def of_layers(graph, data, target):
+    made = []
+    for batch in batches(graph, data, target):
+        made += results(batch, batch.srcdata["x"], batch.edata["w"], target or "cpu")
+    return [each.cpu() for each in made], {each.device.type for each in made}
+
+
+def run(mine, device):
+    """What layers give on the batches of the CPU, and on those of the device."""
+    sar.patch_dgl()
+    return on_both(mine, device, of_layers)
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
@@ -92,24 +101,18 @@ def pair_results(pairs):
     return [*found, x.grad, *(pairs.edata[name] for name in sorted(pairs.edata.keys()))]
 
 
+def of_pair_graphs(graph, data, target):
+    inner = sar.DistNeighborSampler([2], copy_edata=True, output_device=target)
+    edges = graph.edata[dgl.EID].flip(0)[::2]
+    _, *pairs, blocks = sar.EdgePredictionSampler(inner, negative_sampler=2).sample(graph, edges)
+    made = [each for of_pairs in pairs for each in pair_results(of_pairs)]
+    assert {each.device.type for each in made} == {target or "cpu"}
+    return [each.detach().cpu() for each in (*made, blocks[-1].dstdata[dgl.NID])]
+
+
 def run_pairs(mine, device):
     """Results on the pair graphs of the CPU, which are DGL's, and on those of the device."""
-    if device == pretend_gpu.NAME:
-        pretend_gpu.install()
-    partition, data = mine
-    found = []
-    for target in (None, device):
-        with pretend_gpu.in_place_of(device):
-            torch.manual_seed(1)
-            graph = build(partition, 1)
-            graph.edata["w"] = data.edges["w"]
-            inner = sar.DistNeighborSampler([2], copy_edata=True, output_device=target)
-            edges = graph.edata[dgl.EID].flip(0)[::2]
-            _, *pairs, blocks = sar.EdgePredictionSampler(inner, negative_sampler=2).sample(graph, edges)
-            made = [each for of_pairs in pairs for each in pair_results(of_pairs)]
-            assert {each.device.type for each in made} == {target or "cpu"}
-            found.append([each.detach().cpu() for each in (*made, blocks[-1].dstdata[dgl.NID])])
-    return found
+    return on_both(mine, device, of_pair_graphs)
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)

@@ -10,6 +10,7 @@ from sar.cli.demo import community_graph
 from sar.errors import ConfigError
 from sar.nn.plain_layers import SAGEConv
 from sar.partition.in_memory import divide
+from tests.core.attempts import catch_and_recover
 
 RIGHT = ("right", "batch norm over all")
 WRONG = ("a mean of each worker", "centered by own nodes", "batch norm of each worker")
@@ -65,3 +66,25 @@ def test_check_loss(pool, world_size, tmp_path):
             assert 0.5 < found[0] < 5
         else:
             assert f"{world_size} workers add up to" in found[0], how
+
+
+def fail_on_the_whole_graph(folder: str):
+    """What a worker raises where the loss of the whole graph cannot be computed."""
+
+    def loss_of(model, data):
+        if sar.world_size() == 1:
+            raise ValueError("too large for one worker")
+        return model(data["feat"]).sum()
+
+    failure = catch_and_recover(sar.check_loss, nn.Linear(6, 1), loss_of, folder)
+    return failure, sar.all_sum(1)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_an_error_on_the_whole_graph_reaches_everybody(pool, world_size, tmp_path):
+    graph = community_graph(200, 1200, num_features=6, num_classes=4)
+    folder = str(divide(graph, tmp_path, "graph", 2).json_file)
+    for rank, (failure, workers) in enumerate(pool.run(fail_on_the_whole_graph, folder, timeout=30)):
+        assert workers == world_size
+        assert failure.kind == ("ValueError" if rank == 0 else "PeerError")
+        assert "too large for one worker" in failure.message

@@ -225,11 +225,13 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
     assert main([*command, *options]) == 0
     np.testing.assert_array_equal(np.load("again.npy"), np.load("out.npy"))
 
-    def fails(match):
-        assert main([*command, "--out", "other.npy"]) == 1
+    def fails(match, out="other.npy"):
+        assert main([*command, "--out", out]) == 1
         assert match in capsys.readouterr().err
         assert not Path("other.npy").exists()
 
+    fails("there is no folder missing", "missing/other.npy")
+    fails("cannot be written ([Errno 28]", "/dev/full")
     np.save("nodes.npy", np.array(["ann", "eve"]))
     fails("1 of the nodes, such as b'eve', are not in p")
     np.save("nodes.npy", np.array([1, 2]))
