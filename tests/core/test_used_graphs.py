@@ -105,7 +105,7 @@ def averaged_model():
 
 @pytest.mark.parametrize("world_size", [2])
 def test_a_copy_of_a_model_that_holds_its_graph(pool, world_size):
-    assert pool.run(averaged_model) == [([1.0], 1.0)] * 2
+    assert pool.run(averaged_model) == [([1.0], 1.0)] * world_size
 
 
 def gradients_around_self_loops(mine):

@@ -207,11 +207,11 @@ def seeds_on_worker(mine, name):
     torch.manual_seed(3)
     layer, x, edges = FLOWS[name]().double(), data.nodes["x"][flow.input_nodes], sar.pyg.edge_index(flow)
     out = layer((x, x[: len(seeds)]), edges)
+    bare = sar.pyg.edge_index(sar.construct_mfgs(partition, seeds, 1, keep_seed_nodes=False)[0])
     if len(seeds) < 5:  # whose sources may all be seeds
         return out.detach()
     with pytest.raises(GraphError, match="of this worker's"):
         layer((x, x), edges)
-    bare = sar.pyg.edge_index(sar.construct_mfgs(partition, seeds, 1, keep_seed_nodes=False)[0])
     with pytest.raises(GraphError, match="have numbers of their own"):
         utils.remove_self_loops(bare)
     return out.detach()
