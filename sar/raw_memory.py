@@ -4,6 +4,7 @@ Only threads that train partitions in turns have a `TensorFile`; those of others
 """
 
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import Any, Final, Protocol
 
@@ -44,6 +45,12 @@ def resolved(tensor: Tensor) -> Tensor:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device; from the CPU a copy not waited for, so pinned memory must stay as it is."""
     return tensor.to(device, non_blocking=tensor.device.type == "cpu")
+
+
+@cache
+def side_stream(device: torch.device) -> Any:
+    """The stream beside the one that computes; one for each device, as torch keeps what is freed for its own stream."""
+    return getattr(torch, device.type).Stream(device)
 
 
 def flat(tensor: Tensor | None) -> NDArray[Any]:

@@ -58,6 +58,7 @@ from sar.comm.rows import BufferPool, FieldRows, RowFormat
 from sar.comm.settings import SMALL_TILE, UNLIMITED_ROWS, Settings
 from sar.comm.statistics import counters
 from sar.comm.transport import Message, Shared
+from sar.raw_memory import side_stream
 
 OUT, BACK = 0, 1
 """Where a message goes: rows to a reader, or gradients to the owner of the rows."""
@@ -186,10 +187,8 @@ class Exchange:
         here: Iterator[Tile] = iter(())
         if local is not None and several:
             here = self._read_in_place(fields is not None)
-        elif several and device.type != "cpu":
-            here = self._brought(device, returns)
         elif several:
-            here = self._copied(fields is not None, keep, returns)
+            here = self._copied(device, fields is not None, keep, returns)
         return self._walk_all(here, self._walk(outward, backward), meets=several and returns is not None)
 
     def _walk_all(self, here: Iterator[Tile], travelling: Iterator[Tile], *, meets: bool) -> Iterator[Tile]:
@@ -246,45 +245,30 @@ class Exchange:
             rows, totals = ([one.rows for one in shared] for shared in owner)
             yield Tile(halo, rows if fetch else None, totals or None, index)
 
-    def _copied(self, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[Tile]:
-        """Tiles of the other workers of this process, copied and rounded; they take turns in the same buffers."""
-        out = RowFormat.of([one.rows for one in self.shared[self.group.rank].read])
-        back = RowFormat.of([] if returns is None else returns.totals)
+    def _copied(self, device: torch.device, fetch: bool, keep: bool, returns: GradientReturn | None) -> Iterator[Tile]:
+        """Tiles of the other workers of this process, on the device that computes, and rounded."""
+        out, back = (RowFormat.of([one.rows for one in shared]) for shared in self.shared[self.group.rank])
         for halo, index, owner in self._asked_ahead(self.plan.local_slices(self._local_rows)):
-            fetched = returned = rows = grads = None
-            if fetch:
-                fetched = self.parcel(halo, out, from_pool=not keep)
-                rows = [one.values for one in fetched.fields]
-                for one, copy in zip(owner.read, rows, strict=True):
-                    torch.index_select(one.rows, 0, index, out=copy)
-                out.narrowed(self.settings.wire_features).round(rows)
+            parcels: list[_Parcel] = []
+            places: Sequence[Tensor | None] = [None] * len(out.fields)
+            if device.type == "cpu":  # in buffers that tiles take turns in
+                parcels = [self.parcel(halo, back), self.parcel(halo, out, from_pool=not keep)]
+                grads, places = ([one.values for one in parcel.fields] for parcel in parcels)
+            else:
+                grads = [torch.empty((halo.rows, *one.shape), dtype=one.dtype, device=device) for one in back.fields]
+            rows = [one.read(index, device, place) for one, place in zip(owner.read, places, strict=True)]
+            out.narrowed(self.settings.wire_features).round(rows)
             if returns is not None:
-                returned = self.parcel(halo, back)
-                grads = [one.values.fill_(returns.start) for one in returned.fields]
-            yield Tile(halo, rows, grads)
-            if returns is not None and grads is not None:
+                for grad in grads:
+                    grad.fill_(returns.start)
+            yield Tile(halo, rows if fetch else None, None if returns is None else grads)
+            if returns is not None:
                 back.narrowed(self.settings.wire_gradients).round(grads)
-                for total, grad in zip(owner.added_to, grads, strict=True):
-                    returns.add(index, grad, total.rows)
-            self.give(None if keep else fetched)
-            self.give(returned)
-
-    def _brought(self, device: torch.device, returns: GradientReturn | None) -> Iterator[Tile]:
-        """Tiles of the other workers of this process, brought to the device that computes, and rounded there."""
-        out, back = (self.settings.wire_features, self.settings.wire_gradients)
-        for halo, index, owner in self._asked_ahead(self.plan.local_slices(self._local_rows)):
-            rows = [one.read(index, device) for one in owner.read]
-            RowFormat.of(rows).narrowed(out).round(rows)
-            grads = None
-            if returns is not None:
-                shapes = [((halo.rows, *one.rows.shape[1:]), one.rows.dtype) for one in owner.added_to]
-                grads = [torch.full(shape, returns.start, dtype=dtype, device=device) for shape, dtype in shapes]
-            yield Tile(halo, rows or None, grads)
-            if returns is not None and grads is not None:
-                RowFormat.of(grads).narrowed(back).round(grads)
                 for one, grad in zip(owner.added_to, grads, strict=True):
                     total = one.current()
                     returns.add(index.to(total.device), grad.to(total.device), total)
+            for parcel in parcels[: 1 if keep else 2]:
+                self.give(parcel)
 
     def _asked_ahead(self, halos: list[HaloSlice]) -> Iterator[tuple[HaloSlice, Tensor, Shared]]:
         """Each slice, its rows, and what their owner shares; see [Note: reading ahead]."""
@@ -349,7 +333,7 @@ class _Outward:
         self.transfers: deque[_Transfer] = deque()
         self.aside: AbstractContextManager[Any] = nullcontext()  # the computing stream
         if exchange.streams is not None:
-            stream = exchange.streams.Stream(device)
+            stream = side_stream(device)
             stream.wait_stream(exchange.streams.current_stream(device))
             self.aside = exchange.streams.stream(stream)
 

@@ -26,7 +26,7 @@ from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
 from sar.errors import CheckpointError, ConfigError, GraphError
 from sar.kernels import accumulation_dtype
-from sar.nn.rows import RowOwners
+from sar.nn.rows import RowOwners, added_up
 from sar.nn.versions import Rows, find_rows, newest_version, write_version
 from sar.raw_memory import to_device
 
@@ -271,10 +271,7 @@ def _initial_rows(init_func: InitFunc | None, shape: tuple[int, int], dtype: tor
 def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct IDs, ascending, and for each the sum of its values, (K, D), in float32 at least."""
     distinct, place = ids.unique(return_inverse=True)
-    values = values.to(accumulation_dtype(values.dtype))
-    sums = values.new_zeros(len(distinct), *values.shape[1:])
-    place = to_device(place, values.device)
-    return distinct, sums.index_add_(0, place, values)
+    return distinct, added_up(values, place, len(distinct))
 
 
 class SparseOptimizer(torch.optim.Optimizer):

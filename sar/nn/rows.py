@@ -125,6 +125,15 @@ def fetch_rows(graph: GraphShardManager, tensor: Tensor, node_ids: Tensor, ntype
     return _Fetch(group, owners, tensor, wanted).apply(tensor)[0]
 
 
+def added_up(values: Tensor, place: Tensor, count: int) -> Tensor:
+    """The sums of the values, (n, ...), of each of so many places, in float32 at least; the same bits in every run."""
+    values = values.to(accumulation_dtype(values.dtype))
+    sums, place = values.new_zeros(count, *values.shape[1:]), to_device(place, values.device)
+    if values.is_cpu:
+        return sums.index_add_(0, place, values)
+    return sums.index_put_((place,), values, accumulate=True)  # sorted on CUDA, where index_add_ is atomic
+
+
 class _Fetch(Collective):
     def __init__(self, group: Group, owners: RowOwners, tensor: Tensor, node_ids: Tensor) -> None:
         super().__init__(group, f"fetch_rows of {owners.ntype}, {tensor.dtype} {list(tensor.shape[1:])}")
@@ -139,9 +148,8 @@ class _Fetch(Collective):
         return ForwardOutput((rows[self.place],))
 
     def backward(self, saved: list[Tensor | None], *grads: Tensor) -> tuple[Tensor]:
-        grad = grads[0].to(accumulation_dtype(grads[0].dtype))
-        sums = grad.new_zeros(len(self.wanted), *self.shape[1:]).index_add_(0, self.place, grad)
-        total = grad.new_zeros(self.shape)
+        sums = added_up(grads[0], self.place, len(self.wanted))
+        total = sums.new_zeros(self.shape)
         for rows, theirs in zip(self.sent, self.owners.send(self.wanted, sums), strict=True):
             total.index_add_(0, rows, to_device(theirs, total.device))
         return (total,)

@@ -30,7 +30,7 @@ a stream beside the one that computes, while the tile before is computed ([Note:
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -42,11 +42,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sar.comm.transport import SharedTensor
 from sar.logging_setup import logger
 from sar.outofcore.spill import Mapping, Published, SpillFile
+from sar.raw_memory import side_stream
 
 T = TypeVar("T")
 
 GPU_SHARE: Final = 0.5
-"""Of the GPU's memory. The partition that computes has the rest, in which torch's allocator leaves gaps, too."""
+"""Of the GPU's memory, or what a process may use of it. The partition that computes has the rest, with torch's gaps."""
 PINNED_SHARE: Final = 0.5
 """Of the memory that is available. Torch's allocator of pinned memory keeps what is freed for blocks of its size."""
 _CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
@@ -176,7 +177,7 @@ class GpuMemory:
             with _disable_current_modes():
                 for known, storage in leaving:
                     known.copy_out(storage, self._file)
-                _wait_for_copies()
+                _wait_for_copies(*(storage.device for _, storage in leaving))
                 for known, storage in leaving:
                     storage.resize_(0)
                     del self.here[known.key]
@@ -191,7 +192,7 @@ class GpuMemory:
                 waiting = [(known, storage) for known, storage in self._storages() if known.away]
                 if not waiting:
                     raise
-            _wait_for_copies()
+            _wait_for_copies(*(storage.device for _, storage in waiting))
             self.stays = self._lent + sum(storage.nbytes() for _, storage in waiting) // 2
             logger.info("the GPU is full: at most %d MB of tensors that wait stay there", self.stays >> 20)
             self._settle(waiting)
@@ -245,7 +246,7 @@ class GpuMemory:
                     known.come_back()
                 copy = self.place(tensor.nbytes, file)
                 copy.bytes.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-            _wait_for_copies()
+            _wait_for_copies(tensor.device)
             return _Rows(copy, tensor)
 
     def _lend(self, tensor: Tensor, known: OnGpu | None) -> SharedTensor:
@@ -289,10 +290,10 @@ class _Rows(SharedTensor):
                 self._in_file.will_need(rows)
             self._coming = rows, *_brought(self.rows, rows, self._device)
 
-    def read(self, rows: Tensor, device: torch.device) -> Tensor:
+    def read(self, rows: Tensor, device: torch.device, place: Tensor | None = None) -> Tensor:
         coming, self._coming = self._coming, None
         if coming is None or coming[0] is not rows:
-            return super().read(rows, device)
+            return super().read(rows, device, place)
         _, values, there = coming
         if there is not None:
             stream = torch.cuda.current_stream(self._device)
@@ -338,7 +339,8 @@ def gpu_limit(workers_of_host: int) -> int:
     if not torch.cuda.is_initialized():
         return 0
     sharing = -(-workers_of_host // torch.cuda.device_count())
-    return int(GPU_SHARE * torch.cuda.mem_get_info()[1]) // sharing
+    allowed = getattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)()  # older torch does not tell
+    return int(GPU_SHARE * min(allowed, 1 / sharing) * torch.cuda.mem_get_info()[1])
 
 
 def pinned_limit(workers_of_host: int) -> int:
@@ -360,9 +362,10 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 # -- what only CUDA has: streams, events, pinned memory. Other devices copy in order.
 
 
-def _wait_for_copies() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+def _wait_for_copies(*devices: torch.device) -> None:
+    """Of devices that need not be the current one."""
+    for device in set(devices) if torch.cuda.is_initialized() else ():
+        torch.cuda.synchronize(device)
 
 
 def _brought(values: Tensor, rows: Tensor, device: torch.device) -> tuple[Tensor, Any]:
@@ -372,11 +375,6 @@ def _brought(values: Tensor, rows: Tensor, device: torch.device) -> tuple[Tensor
     torch.index_select(values, 0, rows, out=gathered)
     if not cuda:
         return gathered.to(device), None
-    side = _side_stream(device)
+    side = side_stream(device)
     with torch.cuda.stream(side):
         return gathered.to(device, non_blocking=True), side.record_event()
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)

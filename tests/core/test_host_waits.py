@@ -113,7 +113,7 @@ def train(mine: Mine, backend: str, wire: torch.dtype | None = None) -> tuple[li
             sar.Config.wire_dtype_features = sar.Config.wire_dtype_gradients = wire
             sar.sync_params(model)
             optimizers = [torch.optim.Adam(model.parameters(), 0.01), sar.nn.SparseAdam([model.embedding], 0.01)]
-            wanted = torch.arange(0, graph.num_nodes_global(), 3)
+            wanted = torch.arange(0, graph.num_nodes_global(), 3).repeat(2)
             losses.append([])
             for _ in range(EPOCHS):
                 with host_waits() as waits:

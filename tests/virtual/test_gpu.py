@@ -338,6 +338,29 @@ def test_what_may_be_pinned(tmp_path, monkeypatch):
     assert gpu.pinned_limit(2) == 2000
 
 
+def test_what_may_stay(monkeypatch):
+    """A share of what the device has; of what this process may use of it, or of what each of several has."""
+    for name, value in {"is_initialized": True, "device_count": 2, "mem_get_info": (0, 8000)}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction", raising=False)
+    assert [gpu.gpu_limit(processes) for processes in (1, 2, 16)] == [4000, 4000, 500]
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 0.25, raising=False)
+    assert [gpu.gpu_limit(processes) for processes in (1, 2, 16)] == [1000, 1000, 500]
+
+
+def test_copies_are_waited_for_on_their_own_device(tmp_path, monkeypatch):
+    """Which need not be the current one."""
+    memory, file, waited = gpu.GpuMemory(0), SpillFile(tmp_path), []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    monkeypatch.setattr(gpu, "gpu_limit", lambda processes: 0)
+    tensor = torch.ones(5000)
+    memory.know(tensor.untyped_storage())
+    assert memory.leave(file) == 20_000
+    assert waited == [tensor.device]
+    file.close()
+
+
 def writes(mine, device):
     """What a worker writes in a sum and its gradient, of narrow rows, in sizes of its graph's structure."""
     graph = sar.construct_full_graph(mine).to(device)
