@@ -1,5 +1,8 @@
 """Each kernel in Triton against plain torch, with hubs; `test_triton.py` runs this with Triton's interpreter."""
 
+import mmap
+import os
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -10,7 +13,15 @@ import sar.kernels.torch as torch_kernels
 import sar.kernels.triton as triton_kernels
 from sar.kernels import EdgeBlock, EdgeOperand, Op, Target
 from sar.kernels.attention import destination_statistics, note_scores
-from sar.kernels.attention_operands import SCORE, Attention, AttentionOperands, Gradients, OnlineSoftmaxState, Score
+from sar.kernels.attention_operands import (
+    SCORE,
+    STATISTICS,
+    Attention,
+    AttentionOperands,
+    Gradients,
+    OnlineSoftmaxState,
+    Score,
+)
 from sar.kernels.backend import Backend
 from sar.kernels.cpu.csr_view import transpose as compiled_transpose
 from sar.kernels.triton.edges import PIECE, by_destination, by_source, transpose
@@ -204,3 +215,49 @@ def test_projection() -> None:
             results.append([kernels.project(x, attn), x_grad, attn_grad])
         for found, wanted in zip(*results, strict=True):
             close(found, wanted)
+
+
+LAST, WIDE = 2**21, 1024
+"""A row whose elements begin beyond 2**31, and how many it has."""
+
+
+def first_and_last(rows: Tensor) -> Tensor:
+    """Two rows as the first and the last of a tensor of zeros, whose other rows take no memory."""
+    memory = mmap.mmap(-1, (LAST + 1) * rows[0].nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(memory, dtype=rows.dtype).view(LAST + 1, *rows.shape[1:])
+    whole[0], whole[LAST] = rows
+    return whole
+
+
+def kernels_on_two_rows(block: EdgeBlock, spread: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """What kernels make of the two rows of operands, and add to those of results, all of which are spread."""
+    x, w = (spread(torch.randn(2, WIDE, generator=torch.Generator().manual_seed(i)).half()) for i in range(2))
+    made = [spread(torch.ones(2, WIDE).half()) for _ in range(5)]
+    total, best, x_grad, of_edges, added = made
+    arg, message = spread(torch.full((2, WIDE), -1)), oracle.message("mul", x, U, w, E)
+    triton_kernels.aggregate_sum(block, message, total)
+    triton_kernels.aggregate_cmp(block, message, best, arg, True)
+    triton_kernels.aggregate_grad(block, message, "lhs", EdgeOperand.of(x, V), x_grad, None)
+    triton_kernels.edge_apply(block, message, of_edges)
+    triton_kernels.add_rows(torch.tensor([len(x) - 1, 0]), draw(2, WIDE, dtype=torch.float16), added)
+    how, attn, heads = Attention(Score.DYNAMIC, 0.3), draw(1, WIDE, dtype=torch.float16), x.unsqueeze(1)
+    ends = AttentionOperands(heads, heads, attn, None)
+    state = OnlineSoftmaxState(*(spread(torch.zeros(2, 1, *more)) for more in ((WIDE,), (), ())))
+    triton_kernels.attend(block, how, ends, state)
+    stats, grads = spread(torch.ones(2, STATISTICS, 1)), [spread(torch.ones(2, 1, WIDE)) for _ in range(2)]
+    attn_grad = torch.ones(1, WIDE)
+    triton_kernels.attend_grad(block, how, ends, state.out, stats, Gradients(*grads, attn_grad, None))
+    return [*(rows[[0, -1]] for rows in (*made, arg, *state, *grads)), attn_grad]
+
+
+@pytest.mark.skipif("CARRIED_TO" in os.environ, reason="each kernel would copy tensors of many GB")
+def test_offsets_beyond_32_bits() -> None:
+    """Of rows of sources, destinations, edges and results."""
+    ends = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([1, 0], dtype=torch.int32)
+    near = EdgeBlock(torch.tensor([0, 1], dtype=torch.int32), *ends, 2, 2, torch.tensor([1, 0]))
+    ids, rows = torch.tensor([LAST, 0]), torch.tensor([0, LAST], dtype=torch.int32)
+    far = EdgeBlock(rows, *ends, 2, LAST + 1, ids).within(rows)
+    expected = kernels_on_two_rows(near, lambda tensor: tensor)
+    for found, wanted in zip(kernels_on_two_rows(far, first_and_last), expected, strict=True):
+        wanted = torch.where(wanted == 1, LAST, wanted) if wanted.dtype == torch.int64 else wanted
+        assert torch.equal(found, wanted)
