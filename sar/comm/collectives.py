@@ -23,6 +23,8 @@ from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
 from sar.raw_memory import resolved, to_device
 
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
+
 _summed: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
 """Gradients that are sums over workers, each with the version that its parameter had then."""
 BUCKET_ELEMENTS = 2**22
@@ -176,10 +178,11 @@ def sync_params(model: Module) -> None:
     with group.guard(), torch.no_grad():
         call = "sync_params"
         _agree_on_model(group, call, model, named)
-        for tensor in [tensor.detach() for _, tensor in named] if group.world_size > 1 else []:
-            travelling = tensor.to(group.device, copy=True, memory_format=torch.contiguous_format)
+        for bucket in _buckets([tensor.detach() for _, tensor in named]) if group.world_size > 1 else []:
+            travelling = torch.cat([tensor.flatten().to(group.device) for tensor in bucket])
             group.broadcast(travelling, call)
-            tensor.copy_(travelling)
+            for tensor, given in zip(bucket, travelling.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(given.view_as(tensor))
 
 
 def gather_grads(model: Module) -> None:
@@ -201,27 +204,27 @@ def gather_grads(model: Module) -> None:
     with group.guard(), torch.no_grad():
         refuse_second_sum(model)
         call = "gather_grads"
-        _agree_on_model(group, call, model, named)
+        alike = _agree_on_model(group, call, model, named, [p.grad is not None for p in parameters])
         _refuse_sums(call, parameters)
         if group.world_size > 1 and parameters:
-            _sum_gradients(group, call, named)
+            _sum_gradients(group, call, named, alike=alike)
         for p in parameters:
             if p.grad is not None:
                 _summed[p.grad] = p._version
 
 
-def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter]]) -> None:
-    parameters = [p for _, p in named]
+def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter]], *, alike: bool) -> None:
+    """Sum them; `alike` where the same ones are there on all workers."""
     for name, p in named:
         if p.grad is not None and p.grad.layout != torch.strided:
             raise ConfigError(
                 f"{call}: the gradient of {name} is {p.grad.layout}; expected a dense one. Make the layer with "
                 "sparse=False; for rows of nodes, sar.nn.DistEmbedding has sparse gradients and optimizers."
             )
-    present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device="cpu")
-    group.all_reduce(present, dist.ReduceOp.MAX, call)
-    used = [p for p, somewhere in zip(parameters, present.tolist(), strict=True) if somewhere]
-    for bucket in _buckets(used):
+    present = torch.tensor([p.grad is not None for _, p in named], dtype=torch.int32, device="cpu")
+    if not alike:
+        group.all_reduce(present, dist.ReduceOp.MAX, call)
+    for bucket in _buckets([p for (_, p), somewhere in zip(named, present.tolist(), strict=True) if somewhere]):
         flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
         travelling = flat.to(group.device, summed_in(flat.dtype))
         group.all_reduce(travelling, dist.ReduceOp.SUM, call)
@@ -244,17 +247,20 @@ def _refuse_sums(call: str, parameters: Sequence[Tensor]) -> None:
         )
 
 
-def _agree_on_model(group: Group, call: str, model: Module, named: Sequence[tuple[str, Tensor]]) -> None:
-    """Agree on a call over tensors of a model, which have to be alike on all workers."""
+def _agree_on_model(
+    group: Group, call: str, model: Module, named: Sequence[tuple[str, Tensor]], given: Sequence[bool] = ()
+) -> bool:
+    """Agree on a call over tensors of a model, alike on all workers; return whether `given` is, too."""
     for name, tensor in named:
         if is_lazy(tensor):
             raise ConfigError(
                 f"{call}: {name} has no shape yet, as its module is lazy. Give the model an input first, on every "
                 "worker: model(graph, features)."
             )
-    layout = "; ".join(described(tensor) for _, tensor in named)
+    layout = repr(([described(tensor) for _, tensor in named], given))
     layouts = group.agree(call, int.from_bytes(blake2b(layout.encode(), digest_size=7).digest(), "little"))
-    if len(set(layouts)) > 1:
+    alike = len(set(layouts)) == 1
+    if not alike:
         own = [[name, described(tensor)] for name, tensor in named]
         models = all_gather_json(partial(group.all_gather, call=call), own)
         for of_all in zip_longest(*models, fillvalue=["nothing", ""]):
@@ -263,6 +269,7 @@ def _agree_on_model(group: Group, call: str, model: Module, named: Sequence[tupl
                 raise DisagreementError(f"The workers gave different models to {call}. The first difference:\n{lines}")
     if group.replicas is not None and group.replicas.share(model, call):
         _warn_of_own_statistics(call, model)
+    return alike
 
 
 def _warn_of_own_statistics(call: str, model: Module) -> None:
@@ -282,16 +289,16 @@ def _warn_of_own_statistics(call: str, model: Module) -> None:
             return
 
 
-def _buckets(parameters: list[Parameter]) -> list[list[Parameter]]:
-    """Cut the list where the dtype changes or a bucket would exceed `BUCKET_ELEMENTS`."""
-    buckets: list[list[Parameter]] = []
+def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
+    """What travels together: tensors of one dtype, of at most `BUCKET_ELEMENTS` together unless one has more."""
+    buckets: list[list[AnyTensor]] = []
     size = 0
-    for p in parameters:
-        if not buckets or buckets[-1][0].dtype != p.dtype or size + p.numel() > BUCKET_ELEMENTS:
+    for tensor in sorted(tensors, key=lambda tensor: str(tensor.dtype)):
+        if not buckets or buckets[-1][0].dtype != tensor.dtype or size + tensor.numel() > BUCKET_ELEMENTS:
             buckets.append([])
             size = 0
-        buckets[-1].append(p)
-        size += p.numel()
+        buckets[-1].append(tensor)
+        size += tensor.numel()
     return buckets
 
 

@@ -194,17 +194,45 @@ class Transport(ABC):
     def all_to_all(
         self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor] | None
     ) -> list[Tensor]:
-        """As `Group.exchange`: in round k from (rank - k) mod W and to (rank + k) mod W."""
+        """As `Group.exchange`: all messages are posted at once, the k-th from (rank - k) and to (rank + k) mod W."""
         buffers = list(map(resolved, buffers))
         received = list(buffers if into is None else into)
         received[self.rank] = buffers[self.rank]
+        if into is not None:
+            self._swap(group, self.device, received, buffers, call)
+            return received
+        # Bytes begin with their length. Short ones take one message, as `post` allows.
+        heads = [torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu") for _ in buffers]
+        self._swap(group, heads[0].device, heads, [one[:HEAD_BYTES] for one in buffers], call)
+        for source, head in enumerate(heads):
+            if source != self.rank:
+                length = int(head[:8].view(torch.int64))
+                counters.bytes_received -= max(HEAD_BYTES - length, 0)
+                received[source] = head[:length]
+                if length > HEAD_BYTES:
+                    received[source] = torch.cat([head, head.new_empty(length - HEAD_BYTES)])
+        rest, theirs = ([one[HEAD_BYTES:] for one in all_bytes] for all_bytes in (buffers, received))
+        self._swap(group, heads[0].device, theirs, rest, call)
+        return received
+
+    def _swap(
+        self, group: Member, device: torch.device, received: Sequence[Tensor], sent: Sequence[Tensor], call: str
+    ) -> None:
+        """Send `sent[q]` to each other worker q and receive `received[p]` from p, through memory of `device`."""
+        waits = []
         for k in range(1, self.world_size):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
-            if into is not None:
-                _swap(group, self.device, source, received[source], reader, buffers[reader], call)
-            else:
-                received[source] = _swap_unknown(group, source, reader, buffers[reader], call)
-        return received
+            outgoing, here = sent[reader].to(device).contiguous(), received[source]
+            incoming = here if here.device.type == device.type else torch.empty_like(here, device=device)
+            inbound = Message(source, incoming) if incoming.nbytes else None
+            outbound = Message(reader, outgoing) if outgoing.nbytes else None
+            waits.append((group.post(inbound, outbound, 0, call), source, incoming, reader, outgoing))
+        for (receive, send), source, incoming, reader, _ in waits:
+            for work, peer in ((receive, source), (send, reader)):
+                if work is not None:
+                    group.wait(work, peer, call)
+            if incoming is not received[source]:
+                received[source].copy_(incoming)
 
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
         """Let the workers of this process read some tensors, and add to others, until all meet here again.
@@ -212,33 +240,3 @@ class Transport(ABC):
         Those to `read` stay as they are. With `in_order` the workers go on in the order of their ranks.
         """
         return [Shared(list(map(SharedTensor, read)), list(map(SharedTensor, added_to)))]
-
-
-def _swap_unknown(group: Member, source: int, reader: int, sent: Tensor, call: str) -> Tensor:
-    """Swap bytes that begin with their length; return what came. Short ones take one message, as `post` allows."""
-    head = torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu")
-    cpu = head.device
-    _swap(group, cpu, source, head, reader, sent[:HEAD_BYTES], call)
-    length = int(head[:8].view(torch.int64))
-    counters.bytes_received -= max(HEAD_BYTES - length, 0)
-    received = head[:length]
-    if length > HEAD_BYTES:
-        received = torch.empty(length, dtype=torch.uint8, device="cpu")
-        received[:HEAD_BYTES] = head
-    _swap(group, cpu, source, received[HEAD_BYTES:], reader, sent[HEAD_BYTES:], call)
-    return received
-
-
-def _swap(
-    group: Member, device: torch.device, source: int, received: Tensor, reader: int, sent: Tensor, call: str
-) -> None:
-    """Receive from one worker while sending to another, through memory of `device`; both may be empty."""
-    outgoing = sent.to(device).contiguous()
-    incoming = received if received.device.type == device.type else torch.empty_like(received, device=device)
-    inbound = Message(source, incoming) if incoming.nbytes else None
-    outbound = Message(reader, outgoing) if outgoing.nbytes else None
-    for work, peer in zip(group.post(inbound, outbound, 0, call), (source, reader), strict=True):
-        if work is not None:
-            group.wait(work, peer, call)
-    if incoming is not received:
-        received.copy_(incoming)

@@ -386,9 +386,10 @@ def layer_results(graph: Any, data: Data, name: str) -> Results:
     return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
 
 
-def random_parts(workers: int) -> Any:
-    """A graph with self-loops, parallel edges and a node without in-edges, cut at random."""
-    return partition_in_memory(random_graph(8, 30, 150, no_in_edges=1), scattered(30, workers), workers)
+def random_parts(workers: int, *, even: bool = False) -> Any:
+    """A graph with self-loops, parallel edges and a node without in-edges, cut at random, or with nodes for each."""
+    assignment = torch.arange(30) % workers if even else scattered(30, workers)
+    return partition_in_memory(random_graph(8, 30, 150, no_in_edges=1), assignment, workers)
 
 
 PAGE = REPOSITORY / "docs" / "pyg_layers.md"

@@ -66,7 +66,7 @@ def models(graph, rows):
 
 @pytest.mark.parametrize("world_size", [2, corner(1), corner(3)])
 def test_what_is_refused(pool, world_size):
-    parts = random_parts(world_size)
+    parts = random_parts(world_size, even=True)
     run_everywhere(pool, parts, random_data(parts, torch.float64), [(refusals, ()), (greatest, ()), (models, ())], (1,))
 
 

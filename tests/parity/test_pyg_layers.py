@@ -303,7 +303,7 @@ def other_rows(graph, data):
 
 @pytest.mark.parametrize("world_size", [2])
 def test_what_is_refused(pool, world_size):
-    parts = random_parts(world_size)
+    parts = random_parts(world_size, even=True)
     cases = [(refusal, (name,)) for name in REFUSED] + [(other_operations, ()), (other_rows, ())]
     run_everywhere(pool, parts, random_data(parts, torch.float64), cases, (1,))
 

@@ -218,7 +218,7 @@ def of_this_worker(graph, data):
 
 @pytest.mark.parametrize("world_size", [2])
 def test_rows_of_one_worker(pool, world_size):
-    parts = random_parts(world_size)
+    parts = random_parts(world_size, even=True)
     run_everywhere(pool, parts, random_data(parts, torch.float64), [(of_this_worker, ())], (1,))
 
 
