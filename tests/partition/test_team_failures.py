@@ -122,6 +122,7 @@ def partition_here(folder: Path, phase: str) -> None:
         pipeline.run_partition(*options)
 
 
+@pytest.mark.processes("one worker's module is patched")
 @pytest.mark.parametrize("world_size", [2])
 def test_where_one_raises_all_end_and_nothing_is_left(pool, tmp_path):
     write_input(tmp_path)

@@ -70,6 +70,7 @@ def write_until_the_disk_is_full(folder: Path, resume: bool, full_on: int) -> No
         write(typed_graph(), folder, resume=resume)
 
 
+@pytest.mark.processes("one worker's module is patched")
 @pytest.mark.parametrize("world_size", [2])
 def test_a_full_disk_stops_all_workers(pool, tmp_path):
     first, second = pool.outcomes(write_until_the_disk_is_full, tmp_path / "parts", False, 1)
