@@ -230,7 +230,7 @@ def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter
         group.all_reduce(travelling, dist.ReduceOp.SUM, call)
         flat = to_device(travelling, flat.device)
         for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-            total = total.view_as(p).to(p)
+            total = total.view_as(p).to(p.dtype)
             p.grad = total.clone() if p.grad is None else p.grad.copy_(total)
 
 

@@ -256,7 +256,7 @@ class Exchange:
                 grads, places = ([one.values for one in parcel.fields] for parcel in parcels)
             else:
                 grads = [torch.empty((halo.rows, *one.shape), dtype=one.dtype, device=device) for one in back.fields]
-            rows = [one.read(index, device, place) for one, place in zip(owner.read, places, strict=True)]
+            rows = [one.read(index, place) for one, place in zip(owner.read, places, strict=True)]
             out.narrowed(self.settings.wire_features).round(rows)
             if returns is not None:
                 for grad in grads:

@@ -74,12 +74,9 @@ class SharedTensor:
     def will_need(self, rows: Tensor | None = None) -> None:
         """Have the system read these rows, ascending, while this process does something else; None for all."""
 
-    def read(self, rows: Tensor, device: torch.device, place: Tensor | None = None) -> Tensor:
-        """Some of the rows, on a device; they may be there already where `will_need` was given the same ones.
-
-        `place`, on the CPU, is where to put those that are there.
-        """
-        return torch.index_select(self.rows, 0, rows.to(self.rows.device), out=place).to(device)
+    def read(self, rows: Tensor, place: Tensor | None = None) -> Tensor:
+        """The rows that `will_need` has been given first since; in `place`, on the CPU, where that is given."""
+        return torch.index_select(self.rows, 0, rows.to(self.rows.device), out=place)
 
     def current(self) -> Tensor:
         """The tensor where it is now, to be changed at once."""

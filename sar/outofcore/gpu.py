@@ -28,6 +28,7 @@ a stream beside the one that computes, while the tile before is computed ([Note:
 """
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -281,20 +282,19 @@ class _Rows(SharedTensor):
         super().__init__(copy.bytes.view(tensor.dtype).view(tensor.shape))
         self._in_file = None if copy.mapping is None else Published(self.rows, copy.mapping.slot)
         self._device = tensor.device
-        self._coming: tuple[Tensor, Tensor, Any] | None = None  # which, what, and the event at which they are there
+        # Which, what, and the event at which it is there; in the order in which all of them are read.
+        self._coming: deque[tuple[Tensor, Tensor, Any]] = deque()
 
     def will_need(self, rows: Tensor | None = None) -> None:
         """See [Note: reading ahead]."""
         if rows is not None:
             if self._in_file is not None:
                 self._in_file.will_need(rows)
-            self._coming = rows, *_brought(self.rows, rows, self._device)
+            self._coming.append((rows, *_brought(self.rows, rows, self._device)))
 
-    def read(self, rows: Tensor, device: torch.device, place: Tensor | None = None) -> Tensor:
-        coming, self._coming = self._coming, None
-        if coming is None or coming[0] is not rows:
-            return super().read(rows, device, place)
-        _, values, there = coming
+    def read(self, rows: Tensor, place: Tensor | None = None) -> Tensor:
+        asked_for, values, there = self._coming.popleft()
+        assert asked_for is rows, "rows that were asked for next"
         if there is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(there)

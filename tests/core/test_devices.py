@@ -1,5 +1,11 @@
 """Workers on a device that is not the CPU: every tensor stays where the graph is, and the numbers are the CPU's."""
 
+import os
+import shutil
+from pathlib import Path
+from tempfile import gettempdir
+
+import dgl
 import dgl.function as fn
 import dgl.nn
 import pytest
@@ -8,7 +14,8 @@ import torch
 import sar
 from tests import pretend_gpu
 from tests.gpu.places import PLACES, Place
-from tests.parity.harness import assert_close, build, deal, parameter_gradients, random_data, weighted_sum
+from tests.gpu.test_batches import typed_parts
+from tests.parity.harness import assert_close, build, deal, parameter_gradients, partition_to, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS
 
 
@@ -71,7 +78,7 @@ def attention(graph, data):
         weights = sar.edge_softmax(graph, logits, norm_by=norm_by)
         weighted_sum(weights, data.edges["edge cotangent"]).backward()
         found += [weights, logits.grad.clone()]
-    return found
+    return [*found, sar.edge_softmax(graph, data.edges["e"][:3], eids=torch.tensor([2, 0, 1], device="cpu"))]
 
 
 def convolutions(graph, data):
@@ -121,6 +128,60 @@ def sampling(graph, data):
     return [*sampled, torch.tensor(graph.sampling_graph.num_edges())]
 
 
+def saved(graph, data):
+    """Rows of nodes and their optimizer, saved and loaded by others, and a model, whose file is of the CPU."""
+    folder = Path(gettempdir()) / f"on-a-device-{sar.all_max(os.getpid())}"
+    found = []
+    for _ in range(2):
+        model = torch.nn.Linear(6, 2, device="cpu").to(graph.device)
+        emb = sar.nn.DistEmbedding(graph, 6)
+        optimizer = sar.nn.SparseAdam([emb])
+        if found:
+            sar.load_checkpoint(folder, optimizer=optimizer, embeddings=emb)
+        emb(graph.node_ids()[::2]).tanh().sum().backward()
+        optimizer.step()
+        if not found:
+            sar.save_checkpoint(folder, optimizer=optimizer, embeddings=emb)
+            sar.save_model(folder / "model.pt", model)
+        found += [model.weight, emb.weight]
+    plain = torch.load(folder / "model.pt", weights_only=True)["weight"]
+    sar.all_sum(0)
+    if sar.rank() == 0:
+        shutil.rmtree(folder)
+    return [*found, plain.to(graph.device)]
+
+
+def samplers(graph, data):
+    """What they read of a graph: of all kinds, with their weights."""
+    graph.edata["w"] = data.edges["w"]
+    seeds = graph.node_ids()[:1]
+    batches = [sar.SAINTSampler(mode, 10).sample(graph, seeds) for mode in ("node", "edge")]
+    clusters = sar.ClusterGCNSampler(graph, 2)
+    batches.append(clusters.sample(graph, clusters.cluster_ids))
+    edges = sar.split_edges(graph, {graph.canonical_etypes[0]: torch.arange(graph.num_edges())[::2]})
+    pairs = sar.EdgePredictionSampler(sar.DistNeighborSampler([2]), reverse_eids=sar.reverse_edges(graph))
+    (inputs, positive, blocks) = pairs.sample(graph, graph.edata[dgl.EID][::2])
+    (subgraph,) = sar.train.local_subgraphs(graph, data.partition)
+    seeds = sar.split_seeds(graph, torch.ones(graph.num_nodes(), dtype=torch.bool))
+    loader = sar.DataLoader(
+        graph, graph.node_ids(), sar.DistNeighborSampler([2]), batch_size=7, precompute_optimized_batches=True
+    )
+    ends = [end for batch in (*batches, positive, *blocks, subgraph) for end in batch.edges()]
+    weights = [each.edata["w"] for each in (*batches, subgraph)]
+    return [*ends, inputs, edges, seeds, *weights, *(block.srcdata[dgl.NID] for (block,) in loader)]
+
+
+def pairs(graph, data):
+    """Scores of pairs, in their order, and gradients."""
+    x, ids = data.leaf("x"), graph.node_ids()
+    made = sar.pair_graph(graph, ids.flip(0), ids.roll(3) // 2)
+    made.ndata["x"] = x
+    made.apply_edges(fn.u_dot_v("x", "x", "score"))
+    scores = made.in_given_order(made.edata["score"])
+    weighted_sum(scores, scores.detach().cos()).backward()
+    return [scores, x.grad, made.in_degrees()]
+
+
 def the_graph(graph, data):
     """Structure, degrees and changed structure."""
     looped = graph.remove_self_loop().add_self_loop()
@@ -153,12 +214,14 @@ def training_helpers(graph, data):
         stop.step(value, model)
     area = torch.tensor([sar.Task(one.clamp(max=1), {"val": one < 4}).roc_auc(x[:, :2], "val"), task.roc_auc(x, "val")])
     stop.load_best(model)
-    return [*found, model.weight, area.to(x.device)]
+    rank, size, arrived = sar.rank(), sar.world_size(), torch.empty_like(x[:2])
+    sar.comm.exchange_single_tensor((rank - 1) % size, (rank + 1) % size, arrived, x.detach()[:2].clone())
+    return [*found, model.weight, area.to(x.device), arrived]
 
 
 PROGRAMS = [
     *(the_graph, builtin_messages, python_messages, attention, convolutions, batch_norm, embeddings, sampling),
-    training_helpers,
+    *(training_helpers, pairs),
 ]
 
 
@@ -187,7 +250,7 @@ def run(mine, program, device, how):
 
 
 @pytest.mark.filterwarnings("ignore:User provided device_type")
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [*PROGRAMS, saved, samplers], ids=lambda program: program.__name__)
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
 def test_on_another_device(place: Place, program):
     parts = SCENARIOS["random"](place.world_size)
@@ -197,5 +260,28 @@ def test_on_another_device(place: Place, program):
         for (expected, _), (found, places) in place.pool.run(run, program, device, how, per_rank=mine):
             for value, wanted in zip(found, expected, strict=True):
                 assert_close(value, wanted) if value.is_floating_point() else torch.testing.assert_close(value, wanted)
-            if program is not sampling:  # whose blocks are on the CPU
+            if program not in (sampling, samplers):  # whose blocks are on the CPU
                 assert set(places) == {place.device}
+
+
+def run_typed(partition, device):
+    """Outputs and degrees of a graph of several types on the CPU, made on the device, and moved there."""
+    with pretend_gpu.in_place_of(device):
+        on_cpu = sar.construct_full_graph(partition)
+        there = partition_to(partition, device)._replace(node_features=partition.node_features)
+        found = []
+        for graph in (on_cpu, sar.construct_full_graph(there), on_cpu.to(device)):
+            torch.manual_seed(1)
+            layers = {kind: dgl.nn.SAGEConv(6, 4, "mean") for kind in ("r", "s", "t")}
+            layer = dgl.nn.HeteroGraphConv(layers).to(graph.device, torch.float64)
+            inputs = {ntype: partition.node_features[f"{ntype}/x"].to(graph.device) for ntype in graph.ntypes}
+            made = layer(graph, inputs) | {f"{kind} edges": graph[kind].in_degrees() for kind in layers}
+            assert {value.device.type for value in made.values()} == {graph.device.type}
+            found.append({name: value.detach().cpu() for name, value in made.items()})
+    return found
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+def test_several_types(place: Place):
+    for expected, *found in place.pool.run(run_typed, f"{place.device}:0", per_rank=typed_parts(place.world_size)):
+        torch.testing.assert_close(found, [expected, expected])

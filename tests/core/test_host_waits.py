@@ -107,7 +107,7 @@ def train(mine: Mine, backend: str, wire: torch.dtype | None = None) -> tuple[li
             partition, data = mine
             data.partition = partition
             here = data.to(device)
-            graph = build(here.partition, 1)
+            graph = build(partition if backend == "gloo" else here.partition, 1).to(device)
             model = Model(graph).to(device)
             sar.Config.cache_constant_inputs = True
             sar.Config.wire_dtype_features = sar.Config.wire_dtype_gradients = wire

@@ -262,7 +262,7 @@ def test_programs(place, program):
     "program", [ON_A_DEVICE[1], *map(corner, ON_A_DEVICE[2:4])], ids=lambda program: program.__name__
 )
 @pytest.mark.parametrize("place", [PRETEND, CUDA[1]], indirect=True, ids=str)
-@pytest.mark.parametrize("least, level", [(1, "pinned"), corner(2**13, "pinned"), corner(1, "gpu")])
+@pytest.mark.parametrize("least, level", [(1, "pinned"), corner(2**13, "pinned"), (1, "gpu")])
 def test_two_processes(place, least, level, program):
     """Where all leaves the device, where rows and totals are so small that they stay, and where all stays."""
     check(place, 2, program, least=least, level=level)
@@ -359,6 +359,23 @@ def test_copies_are_waited_for_on_their_own_device(tmp_path, monkeypatch):
     assert memory.leave(file) == 20_000
     assert waited == [tensor.device]
     file.close()
+
+
+def test_rows_come_to_the_device_once(monkeypatch):
+    """Also where the next ones of a worker are asked for before these are read."""
+    brought = []
+    monkeypatch.setattr(
+        gpu, "_brought", lambda values, rows, device: (brought.append(values[rows]) or brought[-1], None)
+    )
+    tensor = torch.arange(40.0).view(10, 4)
+    shared = gpu._Rows(gpu._Copy(tensor.view(-1).view(torch.uint8), None), tensor)
+    slices = torch.arange(10).split(3)
+    shared.will_need(slices[0])
+    for this, following in zip(slices, (*slices[1:], None), strict=True):
+        if following is not None:
+            shared.will_need(following)
+        assert torch.equal(shared.read(this), tensor[this])
+    assert len(brought) == len(slices)
 
 
 def writes(mine, device):
