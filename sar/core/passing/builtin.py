@@ -41,6 +41,7 @@ from sar.raw_memory import empty_spillable
 SIDES = ("lhs", "rhs")
 ALL_SIDES = 0b11
 CALL_ID_BIT = 2  # from this bit on: when a result at hand was made, see [Note: hits are joint]
+ALONE = 1  # in its place, where one worker has nobody to agree with
 
 Values = Sequence[Tensor | None]
 """Operands or their gradients: of the left one, and of the right one where there is one."""
@@ -134,8 +135,8 @@ def aggregate(
     operands = [lhs] if rhs is None else _promoted(lhs, rhs)
     call = BuiltinCall(context, message, reducer, operands)
     needs_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    # Where nothing travels, comparing operands would cost as much as computing.
-    if context.settings.cache and call.distributed and reducer is not None and not needs_gradient:
+    # Of each destination's own values, comparing operands would cost as much as computing.
+    if context.settings.cache and call.source is not None and reducer is not None and not needs_gradient:
         call.constant = context.relation.constants.find((call.message, reducer, context.settings), operands)
     return call.apply(*operands)[0]
 
@@ -239,7 +240,7 @@ class BuiltinCall(Collective):
                 aggregate_cmp(block, message, combined.total, combined.argmax, self.reducer == "max")
         out = self.reduction.finish(combined)
         if self.constant is not None and not self.needed and self.group is not None:
-            self.constant.keep(out, self.group.call_id)
+            self.constant.keep(out, self.group.call_id or ALONE)
         self.kept = list(kept)
         values = [operand if read else None for operand, read in zip(operands, self.values_needed(), strict=True)]
         return ForwardOutput((out,), [*values, combined.argmax, *kept.values()])
