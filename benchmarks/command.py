@@ -87,7 +87,8 @@ def size_of(arguments: argparse.Namespace) -> GeneratedSize:
 def setting_of(module: str, argv: Sequence[str], arguments: argparse.Namespace) -> dict[str, str]:
     """What the numbers of time and memory depend on."""
     processes = (
-        f"workers of 1 thread each, allocator {arguments.allocator}; DGL in one process of {arguments.threads} threads"
+        f"workers with {arguments.threads} threads together, at least one each, allocator {arguments.allocator}; "
+        f"DGL in one process of {arguments.threads} threads"
     )
     repeats = (
         f"{arguments.repeats} interleaved with DGL's, median (min-max); "

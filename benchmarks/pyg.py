@@ -160,7 +160,10 @@ def _rows(job: Job, graph: Any, arguments: argparse.Namespace) -> list[tuple[str
     alone = [INDEX] if job.model == "GAT" else [INDEX, CSR]
     return [
         *((name, single, graph.file, 1, arguments.threads) for name in alone),
-        *((f"sar, W = {count}", worker, graph.partitions(count), count, 1) for count in arguments.workers),
+        *(
+            (f"sar, W = {count}", worker, graph.partitions(count), count, max(arguments.threads // count, 1))
+            for count in arguments.workers
+        ),
     ]
 
 

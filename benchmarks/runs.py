@@ -23,7 +23,7 @@ class Plan:
     """What to measure on a graph.
 
     job: settings that all rows share; its model, classes and mode are set for each.
-    threads: of single-process DGL; workers have one each.
+    threads: of single-process DGL, and of all workers together, but at least one each.
     time_limit: seconds for one run.
     worker: what a worker process runs.
     host: the address at which workers find each other.
@@ -93,7 +93,7 @@ def _workers(graph: Prepared, plan: Plan, job: Job, workers: int, repeat: int) -
         job,
         graph.partitions(workers),
         n_workers=workers,
-        n_threads=1,
+        n_threads=max(plan.threads // workers, 1),
         time_limit=plan.time_limit,
         host=plan.host,
     )

@@ -233,7 +233,10 @@ def _start(
     port, store, job = given_port, None, os.environ.get("SAR_JOB_ID")
     half_set = set_in_part()
     if place is None and met is None and (rank, size, master) == (None, None, None) and not half_set:
-        logger.info("no launcher and no arguments: a group of one worker; `sar launch --workers W` starts several")
+        logger.info(
+            "no launcher and no arguments: a group of one worker (threads: %d); `sar launch --workers W` starts more",
+            torch.get_num_threads(),
+        )
         rank, size = 0, 1
     unnamed = given_master is None and given_port == DEFAULT_PORT and (place is None or place.port is None)
     if size == 1 and unnamed:

@@ -189,7 +189,8 @@ def test_a_script_without_a_launcher(tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("no launcher and no arguments: a group of one worker; `sar launch --workers W`") == 1
+    said = "no launcher and no arguments: a group of one worker (threads: 1); `sar launch --workers W`"
+    assert done.stderr.count(said) == 1
 
 
 def again():
