@@ -211,9 +211,9 @@ MUTANTS = [
     ),
     Mutant(
         "one of several gradients of an embedding",
-        "sar/nn/embedding.py",
-        ".index_add_(0, place, values)",
-        ".index_copy_(0, place, values)",
+        "sar/nn/rows.py",
+        "sums.index_add_(0, place, values)",
+        "sums.index_copy_(0, place, values)",
         "tests/nn/test_embedding.py::test_lookups_of_any_nodes",
     ),
     Mutant(
