@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 where the directory is not sound."""
     make_model, process = model_of(arguments), process_bytes()
+    print(f"sar plan: reading {arguments.directory}", file=sys.stderr)
     count = partial(count_graph, arguments.directory, in_width=arguments.features, num_classes=arguments.classes)
     counts = count(workers=1 if arguments.resident and arguments.workers is None else arguments.workers)
     described: dict[str, Any] = {"source": arguments.model}

@@ -74,9 +74,10 @@ def wanted(environ: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.ar
         raise ConfigError("SAR_RESIDENT needs SAR_SPILL_DIR, a folder on a disk for what is not in memory.")
     parts = environ.get("SAR_PARTS") or _number_of_parts(argv)
     if parts is None or not str(parts).isdecimal() or int(parts) < 1:
+        found = "is not set" if parts is None else f"is {parts!r}"
         raise ConfigError(
-            f"SAR_PARTS is {parts!r}, and no argument of the script names a directory of partitions; set it to the "
-            "number of partitions."
+            f"SAR_PARTS {found}, and no argument of the script names a directory of partitions that is there; name it, "
+            "or set SAR_PARTS to the number of partitions."
         )
     return Wanted(int(parts), Path(environ["SAR_SPILL_DIR"]))
 

@@ -35,7 +35,8 @@ def test_widths_come_from_the_directory(folder: str, capsys) -> None:
     assert (
         main(["plan", folder, "--model", "gat", "--hidden", "8", "--layers", "2", "--memory-per-worker", "8GiB"]) == 0
     )
-    said = capsys.readouterr().out
+    said, told = capsys.readouterr()
+    assert told.splitlines()[0] == f"sar plan: reading {folder}"
     assert said.startswith("gat, widths 6 -> 8 -> 4, mode 1")
     assert "2 workers fit 8 GiB (8,589.9 MB) each" in said
     assert "1 is the fewest that would" in said

@@ -1,9 +1,10 @@
-"""The script of docs/howto/lightning.md under torchrun: its losses are those of DGL on one machine."""
+"""The script of docs/howto/lightning.md, with two workers and one: its losses are those of DGL on one machine."""
 
 import csv
 import importlib.util
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -50,13 +51,15 @@ def test_the_page_trains_as_one_machine(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     own = {"PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    output_of([*torchrun, *command[1:]], tmp_path, os.environ | own, limit=200)
-
-    [log] = (tmp_path / "logs").rglob("metrics.csv")  # one, so worker 0's
-    rows = list(csv.DictReader(log.read_text().splitlines()))
-    losses = [float(row["loss"]) for row in rows if row["loss"]]
-    assert len(losses) > 20
-    torch.testing.assert_close(losses, losses_on_one_machine(len(losses)), rtol=1e-5, atol=1e-6)
+    for start, version in ([sys.executable, command[-1]], 0), ([*torchrun, *command[1:]], 1):
+        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+        output_of(start, tmp_path, os.environ | own, limit=200)
+        [log] = (tmp_path / "logs").rglob(f"version_{version}/metrics.csv")  # one, so worker 0's
+        rows = list(csv.DictReader(log.read_text().splitlines()))
+        losses = [float(row["loss"]) for row in rows if row["loss"]]
+        assert len(losses) > 20
+        torch.testing.assert_close(losses, losses_on_one_machine(len(losses)), rtol=1e-5, atol=1e-6)
+    assert len(list((tmp_path / "logs").rglob("metrics.csv"))) == 2
     [test] = [float(row["test"]) for row in rows if row["test"]]
     best = max(float(row["val"]) for row in rows if row["val"])
     assert min(test, best) > 0.6
