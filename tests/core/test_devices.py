@@ -189,7 +189,11 @@ def the_graph(graph, data):
         graph.apply_edges(fn.u_sub_v("y", "y", "all"))
         graph.apply_edges(fn.copy_u("y", "some"), edges=torch.tensor([0, 2]))
         edges = [graph.edata["all"], graph.edata["some"]]
+    back = looped.to("cpu")
+    back.ndata["y"] = graph.ndata["y"].cpu()
+    back.apply_edges(fn.u_add_v("y", "y", "sums"))
     return [
+        back.edata["sums"].to(graph.device),
         graph.in_degrees(),
         graph.out_degrees(),
         looped.in_degrees(),

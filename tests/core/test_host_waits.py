@@ -96,7 +96,9 @@ def over(backend: str, device: str) -> Iterator[None]:
     group.close()
 
 
-def train(mine: Mine, backend: str, wire: torch.dtype | None = None) -> tuple[list[list[float]], Counter[str]]:
+def train(
+    mine: Mine, backend: str, wire: torch.dtype | None = None, mode: int = 1
+) -> tuple[list[list[float]], Counter[str]]:
     """The losses of each epoch on the CPU and on the device, and where the host waits in the last epoch there."""
     pretend_gpu.install()
     sar.patch_dgl()
@@ -107,7 +109,7 @@ def train(mine: Mine, backend: str, wire: torch.dtype | None = None) -> tuple[li
             partition, data = mine
             data.partition = partition
             here = data.to(device)
-            graph = build(partition if backend == "gloo" else here.partition, 1).to(device)
+            graph = build(partition if backend == "gloo" else here.partition, mode).to(device)
             model = Model(graph).to(device)
             sar.Config.cache_constant_inputs = True
             sar.Config.wire_dtype_features = sar.Config.wire_dtype_gradients = wire
@@ -191,9 +193,9 @@ def step_on_two_kinds(rank):
 @pytest.mark.parametrize("place", [PRETEND], indirect=True, ids=str)
 def test_rows_that_travel_in_half_precision(place: Place):
     parts = SCENARIOS["random"](place.world_size)
-    for backend in ("gloo", "nccl"):
+    for backend, mode in (("gloo", 1), ("nccl", 2)):
         mine = deal(parts, random_data(parts))
-        for (expected, found), _ in place.pool.run(train, backend, torch.float16, per_rank=mine):
+        for (expected, found), _ in place.pool.run(train, backend, torch.float16, mode, per_rank=mine):
             assert_close(torch.tensor(found), torch.tensor(expected))
 
 

@@ -28,7 +28,7 @@ from tests.core import test_devices
 from tests.gpu.places import CUDA, PRETEND, Place
 from tests.graphs import partition_in_memory, random_graph
 from tests.matrix import corner
-from tests.parity.harness import assert_close, build, deal, parameter_gradients, random_data
+from tests.parity.harness import assert_close, build, deal, parameter_gradients, partition_to, random_data
 from tests.parity.scenarios import SCENARIOS
 from tests.pretend_gpu import PretendGpu
 from tests.train.test_footprint import patched_dgl  # noqa: F401  a fixture
@@ -278,7 +278,7 @@ def test_rounded_rows(place, level):
 def changes(mine, device):
     """Rows that others read are changed after the call; views, and one that autograd has saved, while they wait."""
     partition, data = mine
-    graph, x = build(partition, 1).to(device), data.nodes["x"].to(device)
+    graph, x = build(partition_to(partition, device), 1), data.nodes["x"].to(device)
     weight = torch.ones(6, device=device, requires_grad=True)
     saved = x.clone()
     product = (saved * weight).sum()
