@@ -152,8 +152,10 @@ def kernels(block: EdgeBlock, dtype: torch.dtype, device: torch.device) -> Itera
     yield Kernel("maximum", lambda: aggregate_cmp(block, copy, peak, argmax, largest=True), moved)
     if dtype == torch.float32:
         size = (nodes, block.num_src)
-        csr = torch.sparse_csr_tensor(block.indptr.int(), block.cols, torch.ones(edges, device=device), size)
+        ones, by_row = torch.ones(edges, device=device), (block.indptr.int(), block.cols)
+        csr, of_weights = (torch.sparse_csr_tensor(*by_row, values, size) for values in (ones, w.squeeze(1)))
         yield Kernel("sum, torch's CSR", lambda: torch.addmm(out, csr, x, out=out), rows)
+        yield Kernel("weighted sum, torch's CSR", lambda: torch.addmm(out, of_weights, x, out=out), rows + w.nbytes)
         yield from attention_kernels(block, device)
 
 

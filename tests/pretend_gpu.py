@@ -23,15 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 NAME = "gpu"
 CPU = torch.device("cpu")
 aten = torch.ops.aten
-CROSSING = {
-    aten.copy_.default,
-    aten._to_copy.default,
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-}
-"""Operations that take tensors of both devices. Indices may be on the CPU, and numbers, tensors of no dimension."""
 COPIES = {aten.copy_.default, aten._to_copy.default}
+INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
+"""Operations that take tensors of both devices. Indices may be on the CPU, and numbers, tensors of no dimension."""
 NUMBERS = {aten._local_scalar_dense, aten.equal, aten.is_nonzero, aten.item}
 """Operations whose result is on the host."""
 SIZES = {
@@ -200,7 +194,7 @@ def _what_waits(func: Any, args: Any, kwargs: dict[str, Any], here: list["Preten
         return None
     if here and kind in NUMBERS | SIZES:
         return kind.__name__
-    if here and func in CROSSING - COPIES:
+    if here and func in INDEXED:
         indices = [index for index in args[1] if index is not None]
         if any(index.dtype == torch.bool for index in indices):
             return "a mask"
@@ -240,8 +234,10 @@ def _resize_within_limit(storage: torch.UntypedStorage, nbytes: int) -> Any:
 def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     here = [value for value in given if isinstance(value, PretendTensor)]
+    if func in INDEXED and isinstance(args[0], PretendTensor):
+        given = [args[0], *args[2:3]]  # indices may be on the CPU
     elsewhere = [value for value in given if not isinstance(value, PretendTensor) and value.dim()]
-    if here and elsewhere and func not in CROSSING:
+    if here and elsewhere and func not in COPIES:
         message = f"{func} of tensors on {NAME} and on the CPU"
         print(message, file=sys.stderr)  # an error in a backward ends the process
         raise RuntimeError(message)

@@ -162,7 +162,7 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
             return
         sent, into = ([tensor.new_empty(0)] * group.world_size for tensor in (send_tensor, recv_tensor))
         sent[send_idx] = send_tensor.detach()
-        into[recv_idx] = torch.empty_like(recv_tensor, device=group.device, memory_format=torch.contiguous_format)
+        into[recv_idx] = torch.empty_like(recv_tensor, memory_format=torch.contiguous_format)
         recv_tensor.detach().copy_(group.exchange(call, sent, into)[recv_idx])
 
 

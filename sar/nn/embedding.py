@@ -148,7 +148,7 @@ class DistEmbedding(nn.Module):
             if any(flag & 2 for flag in flags):
                 lookups = self._lookups.values()
                 ids = [torch.empty(0, dtype=torch.int64, device="cpu"), *(one.ids for one in lookups)]
-                values = [self.weight.detach()[:0], *(one.gradient.to(device) for one in lookups)]
+                values = [self.weight.detach()[:0], *(one.gradient for one in lookups)]
                 fetched, sums = _summed(torch.cat(ids), torch.cat(values))
                 used.append(self._owners.rows(torch.cat(self._owners.send(fetched, fetched))).to(device))
                 grads += [to_device(theirs, device) for theirs in self._owners.send(fetched, sums)]

@@ -131,19 +131,21 @@ def sampling(graph, data):
 def saved(graph, data):
     """Rows of nodes and their optimizer, saved and loaded by others, and a model, whose file is of the CPU."""
     folder = Path(gettempdir()) / f"on-a-device-{sar.all_max(os.getpid())}"
-    found = []
-    for _ in range(2):
-        model = torch.nn.Linear(6, 2, device="cpu").to(graph.device)
+    model, found = torch.nn.Linear(6, 2, device="cpu").to(graph.device), []
+    for _ in range(3):
         emb = sar.nn.DistEmbedding(graph, 6)
         optimizer = sar.nn.SparseAdam([emb])
-        if found:
+        if len(found) == 1:
+            emb.load(folder / "rows", optimizer=optimizer)
+        if len(found) == 2:
             sar.load_checkpoint(folder, optimizer=optimizer, embeddings=emb)
-        emb(graph.node_ids()[::2]).tanh().sum().backward()
+        emb(graph.node_ids()[::2].repeat(2)).tanh().sum().backward()
         optimizer.step()
         if not found:
+            emb.save(folder / "rows", optimizer=optimizer)
             sar.save_checkpoint(folder, optimizer=optimizer, embeddings=emb)
             sar.save_model(folder / "model.pt", model)
-        found += [model.weight, emb.weight]
+        found.append(emb.weight)
     plain = torch.load(folder / "model.pt", weights_only=True)["weight"]
     sar.all_sum(0)
     if sar.rank() == 0:
@@ -179,7 +181,8 @@ def pairs(graph, data):
     made.apply_edges(fn.u_dot_v("x", "x", "score"))
     scores = made.in_given_order(made.edata["score"])
     weighted_sum(scores, scores.detach().cos()).backward()
-    return [scores, x.grad, made.in_degrees()]
+    numbers = made.in_given_order(torch.arange(made.num_edges(), device="cpu"))
+    return [scores, x.grad, made.in_degrees(), numbers.to(graph.device)]
 
 
 def the_graph(graph, data):
@@ -269,12 +272,18 @@ def test_on_another_device(place: Place, program):
 
 
 def run_typed(partition, device):
-    """Outputs and degrees of a graph of several types on the CPU, made on the device, and moved there."""
+    """Outputs and degrees of a graph of several types on the CPU, made on the device, and moved there.
+
+    The structure is where the edges are.
+    """
     with pretend_gpu.in_place_of(device):
-        on_cpu = sar.construct_full_graph(partition)
-        there = partition_to(partition, device)._replace(node_features=partition.node_features)
+        there = partition_to(partition, device)
+        on_cpu, features_there = (
+            sar.construct_full_graph(partition._replace(node_features=each.node_features))
+            for each in (partition, there)
+        )
         found = []
-        for graph in (on_cpu, sar.construct_full_graph(there), on_cpu.to(device)):
+        for graph in (on_cpu, sar.construct_full_graph(there), on_cpu.to(device), features_there):
             torch.manual_seed(1)
             layers = {kind: dgl.nn.SAGEConv(6, 4, "mean") for kind in ("r", "s", "t")}
             layer = dgl.nn.HeteroGraphConv(layers).to(graph.device, torch.float64)
@@ -288,4 +297,4 @@ def run_typed(partition, device):
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
 def test_several_types(place: Place):
     for expected, *found in place.pool.run(run_typed, f"{place.device}:0", per_rank=typed_parts(place.world_size)):
-        torch.testing.assert_close(found, [expected, expected])
+        torch.testing.assert_close(found, [expected] * 3)

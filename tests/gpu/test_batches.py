@@ -66,6 +66,9 @@ def of_layers(graph, data, target):
     made = []
     for batch in batches(graph, data, target):
         made += results(batch, batch.srcdata["x"], batch.edata["w"], target or "cpu")
+        back = batch.to("cpu")
+        back.update_all(fn.u_mul_e("x", "w", "m"), fn.sum("m", "h"))
+        made.append(back.dstdata["h"].to(target or "cpu"))
     return [each.cpu() for each in made], {each.device.type for each in made}
 
 

@@ -6,6 +6,7 @@ from itertools import chain, pairwise
 
 import pytest
 import torch
+import triton
 
 from sar.kernels.attention_operands import Attention, Score
 from tests.matrix import corner
@@ -31,15 +32,18 @@ def launched(dtype: torch.dtype, names: set[str]) -> Iterator[Launch]:
             yield from launches(run)
 
 
-def test_every_kernel_is_compiled() -> None:
-    kernels = [launch.kernel.__name__ for launch in launched(torch.float32, ONE_OF_EACH)]
+@pytest.mark.parametrize("capability, dtype", [(80, torch.bfloat16), (90, torch.float32)])
+def test_every_kernel_is_compiled(capability: int, dtype: torch.dtype) -> None:
+    kernels = [launch.kernel.__name__ for launch in launched(dtype, ONE_OF_EACH)]
     assert len(set(kernels)) == len(kernels) == 9, kernels
-    for launch in launched(torch.float32, ONE_OF_EACH):
-        assert compiled_kernels.resources(launch, NEWEST).spilled <= 8, launch.kernel.__name__
+    for launch in launched(dtype, ONE_OF_EACH):
+        assert compiled_kernels.resources(launch, capability).spilled <= 8, launch.kernel.__name__
 
 
 @pytest.mark.slow
 def test_the_page_tells_what_kernels_take_and_loops_spill_nothing() -> None:
+    if f"Triton {triton.__version__};" not in PAGE.read_text():
+        pytest.skip("the page has what another version of Triton makes")
     page = [re.sub(" +", " ", line) for line in PAGE.read_text().splitlines()]
     header, *rows = compiled_kernels.table()
     assert header[-1] == "spilled, bytes"

@@ -128,6 +128,11 @@ def gat(mine, device):
     return training(mine, device, lambda: dgl.nn.GATConv(WIDTH, WIDTH // 4, 4, allow_zero_in_degree=True))
 
 
+def made_there(mine, device):
+    """As `gcn`, on a graph that is not moved."""
+    return gcn(partition_to(mine, device), device)
+
+
 def parts_of(count):
     graph = random_graph(0, NODES, EDGES, multi_edges=False)
     x = torch.randn(NODES, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -143,6 +148,13 @@ def test_memory_and_numbers(place, model, level):
     found, most = run(place, parts_of(PARTS), model, **settings)
     _, at_once = run(place, parts_of(1), model, **settings)
     assert 0 < most <= at_once / 6
+    compare(found, expected)
+
+
+@pytest.mark.parametrize("place", PLACES[:1], indirect=True, ids=str)
+def test_features_leave_and_halo_lists_stay(place):
+    expected, _ = run(place, parts_of(2), gcn, on_cpu=True)
+    found, _ = run(place, parts_of(2), made_there, least=2**15)
     compare(found, expected)
 
 
