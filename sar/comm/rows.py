@@ -24,6 +24,8 @@ from sar.raw_memory import to_device
 
 ALIGNMENT = 16
 """Bytes to which each field of a message is aligned, so that its rows can be viewed with their own dtype."""
+OWN_MAPPING = 2**17
+"""Bytes from which on a buffer has a mapping of its own: for less, to make one takes longer than to use it."""
 HUGE_PAGE = 2**21
 """Bytes from which on a buffer may have huge pages."""
 
@@ -148,7 +150,7 @@ def _scale(values: Tensor, dtype: torch.dtype) -> Tensor:
 class BufferPool:
     """Message buffers of one worker.
 
-    In CPU memory each has a mapping of its own: an allocator would keep most of what is freed (docs/memory.md).
+    In CPU memory large ones have mappings of their own: an allocator would keep most of what is freed (docs/memory.md).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -165,7 +167,7 @@ class BufferPool:
         fitting = [i for i, buffer in enumerate(self._free) if size <= buffer.nbytes <= 4 * size]
         if fitting:
             return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
-        if self._device.type != "cpu" or not size:
+        if self._device.type != "cpu" or size < OWN_MAPPING:
             return torch.empty(size, dtype=torch.uint8, device=self._device)
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # until the tensor goes
         if size >= HUGE_PAGE:
