@@ -66,9 +66,6 @@ def of_layers(graph, data, target):
     made = []
     for batch in batches(graph, data, target):
         made += results(batch, batch.srcdata["x"], batch.edata["w"], target or "cpu")
-        back = batch.to("cpu")
-        back.update_all(fn.u_mul_e("x", "w", "m"), fn.sum("m", "h"))
-        made.append(back.dstdata["h"].to(target or "cpu"))
     return [each.cpu() for each in made], {each.device.type for each in made}
 
 
@@ -110,6 +107,10 @@ def of_pair_graphs(graph, data, target):
     _, *pairs, blocks = sar.EdgePredictionSampler(inner, negative_sampler=2).sample(graph, edges)
     made = [each for of_pairs in pairs for each in pair_results(of_pairs)]
     assert {each.device.type for each in made} == {target or "cpu"}
+    for back in (of_pairs.to("cpu") for of_pairs in pairs):
+        back.ndata["x"] = back.ndata[dgl.NID].double()
+        back.apply_edges(fn.u_sub_v("x", "x", "difference"))
+        made.append(back.edata["difference"])
     return [each.detach().cpu() for each in (*made, blocks[-1].dstdata[dgl.NID])]
 
 
