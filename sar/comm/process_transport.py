@@ -4,10 +4,12 @@ Workers find each other, and tell each other why they give up, in the job's stor
 connection also starts the thread that watches for signs of life (`liveness.py`).
 """
 
+import os
 import re
 import time
 from abc import abstractmethod
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -28,6 +30,7 @@ from sar.logging_setup import logger
 CONNECT_TIMEOUT: Final = 40.0
 """Seconds that connecting may take once all workers are about to."""
 CLOSING_TAG: Final = 2**31 - 1
+GATHERING_TAG: Final = 2**31 - 3  # `liveness.ANSWER_TAG` is the one between
 LOST: Final = re.compile(r"\[[^ \]]*gloo/transport[^\]]*\] (.*?)(\. |\n|$)")
 """How gloo reports a connection that broke; any other error is this worker's own."""
 OVERDUE: Final = ("Timed out waiting", "timeout caused pair closure")
@@ -157,14 +160,22 @@ class ProcessTransport(Transport):
 
 
 class GlooTransport(ProcessTransport):
-    """Connections of gloo, over TCP between CPUs; arguments as of `ProcessTransport`."""
+    """Connections of gloo, over TCP between CPUs; arguments as of `ProcessTransport`.
+
+    [Note: gloo's threads]
+    A collective of gloo is run by another thread, step by step, which takes longer than to post all messages of an
+    agreement at once. And gloo's thread that receives asks again and again, without a pause, while another thread sends
+    over the same connection, whose lock that holds. Where Linux has put it in the place of that thread, because a
+    message woke it up, it asks until its time slice is over. Threads of the batch class take no other thread's place.
+    """
 
     _gloo: Any = None
 
     def _connect(self, generation: int) -> None:
         store = dist.PrefixStore(f"sar/{generation}/gloo", self._store)
         limit = timedelta(seconds=CONNECT_TIMEOUT)
-        self._gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, limit)
+        with _batch_threads():
+            self._gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, limit)
 
     def _close(self) -> None:
         for k in range(1, self.world_size):  # the first connection that is open closes all
@@ -184,8 +195,15 @@ class GlooTransport(ProcessTransport):
         return None if lost is None and not overdue else Failure(overdue, "" if lost is None else lost[1])
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        self._carrier(tensor).allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
+        """As `Transport.all_gather`: see [Note: gloo's threads]."""
+        gathered = [tensor if rank == self.rank else torch.empty_like(tensor) for rank in range(self.world_size)]
+        works = []
+        for k in range(1, self.world_size) if tensor.nbytes else ():
+            source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
+            works.append(self._gloo.recv([gathered[source]], source, GATHERING_TAG))
+            works.append(self._gloo.send([tensor], reader, GATHERING_TAG))
+        for work in works:
+            work.wait(timedelta(seconds=Config.timeout))
         return gathered
 
     def _carrier(self, tensor: Tensor) -> Any:
@@ -248,6 +266,13 @@ class NcclTransport(GlooTransport):
         super().close()
         self._nccl = None
 
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        if self._carrier(tensor) is self._gloo:
+            return super().all_gather(tensor)
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        self._nccl.allgather([gathered], [tensor], _timed(AllgatherOptions())).wait()
+        return gathered
+
     def _carrier(self, tensor: Tensor) -> Any:
         return self._nccl if tensor.device.type == self.device.type else self._gloo
 
@@ -282,6 +307,22 @@ def new_nccl(store: dist.Store, rank: int, world_size: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=Config.timeout)
     return dist.ProcessGroupNCCL(store, rank, world_size, options)
+
+
+@contextmanager
+def _batch_threads() -> Iterator[None]:
+    """Begin threads inside as ones of the batch class, where the system has it: see [Note: gloo's threads]."""
+    if not hasattr(os, "SCHED_BATCH"):
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    with suppress(OSError):  # a sandbox
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setscheduler(0, policy, parameters)
 
 
 def _timed(options: Any) -> Any:
