@@ -125,6 +125,7 @@ def typed_epoch(partition, num_workers):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2])
 def test_several_node_types(pool, world_size):
     partitions = typed_parts(world_size).partitions
@@ -148,6 +149,7 @@ def keep_all_batches(mine):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2])
 def test_batches_hold_no_descriptors(pool, given):
     for kept, descriptors in pool.run(keep_all_batches, per_rank=given[1], timeout=200):
@@ -247,6 +249,7 @@ def die_in_an_epoch(mine):
         return type(error).__name__, time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2])
 def test_dead_trainer_without_processes(pool, given):
     first, second = pool.outcomes(die_in_an_epoch, per_rank=given[1])

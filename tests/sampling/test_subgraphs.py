@@ -116,6 +116,7 @@ def metis_numbers(partition):
     return sar.ClusterGCNSampler(sar.construct_full_graph(partition), 4)._numbers
 
 
+@pytest.mark.slow
 @BACKGROUND
 @pytest.mark.parametrize("kind", [corner("clusters"), "walk"])
 @pytest.mark.parametrize("world_size", [corner(1), 2, corner(3)])

@@ -566,6 +566,7 @@ SLOWLY_FROZEN = [
     "world_size, victim, number, loading, quick",
     [(2, 1, 4, False, True), *(pytest.param(2, *case, marks=pytest.mark.slow) for case in SLOWLY_FROZEN)],
 )
+@pytest.mark.slow
 def test_a_worker_that_freezes(pool, world_size, victim, number, loading, quick, tmp_path):
     outcomes = pool.outcomes(frozen, tmp_path / "x", victim, number, loading, quick, timeout=100)
     assert outcomes[victim].kind == "Died"
