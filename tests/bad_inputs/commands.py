@@ -112,7 +112,7 @@ CASES = {
     "no directory to plan for": Case(
         command("plan nix"),
         "Printed",
-        "sar plan: Cannot read nix (No such file or directory); expected the JSON file that "
+        "sar plan: reading nix\nsar plan: Cannot read nix (No such file or directory); expected the JSON file that "
         "`sar partition`, sar.partition_graph or dgl.distributed.partition_graph writes beside the folders part0, "
         "part1, ... Check the path, or divide the graph first.",
     ),

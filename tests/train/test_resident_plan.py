@@ -154,7 +154,8 @@ def test_what_is_said_of_partitions_in_turns(tmp_path: Path, capsys: Any) -> Non
         assert main(["plan", directory, *SMALL, "--memory-per-worker", memory]) == 0
         found = capsys.readouterr()
         assert said in found.out
-        assert found.err.startswith("sar plan: trying 2 partitions in turns\n")
+        told = [f"sar plan: reading {directory}", "sar plan: trying 2 partitions in turns"]
+        assert found.err.splitlines()[:2] == told
 
 
 @pytest.mark.usefixtures("small")

@@ -152,6 +152,7 @@ def test_memory_and_numbers(place, model, level):
 
 
 @pytest.mark.parametrize("place", PLACES[:1], indirect=True, ids=str)
+@pytest.mark.slow
 def test_features_leave_and_halo_lists_stay(place):
     expected, _ = run(place, parts_of(2), gcn, on_cpu=True)
     found, _ = run(place, parts_of(2), made_there, least=2**15)
@@ -282,6 +283,7 @@ def test_two_processes(place, least, level, program):
 
 @pytest.mark.parametrize("level", [corner("pinned"), "gpu"])
 @pytest.mark.parametrize("place", PLACES, indirect=True, ids=str)
+@pytest.mark.slow
 def test_rounded_rows(place, level):
     wires = {"wire_dtype_features": torch.bfloat16, "wire_dtype_gradients": torch.float16}
     check(place, 2, ON_A_DEVICE[3], level=level, **wires)
