@@ -24,7 +24,7 @@ from benchmarks import command
 from benchmarks.graphs import prepare
 from benchmarks.models import HEAD_WIDTH, HEADS, HIDDEN
 from benchmarks.report import describe_setting, write_section
-from benchmarks.runs import LOSS_TOLERANCE
+from benchmarks.runs import LOSS_TOLERANCE, threads_each
 from sar.errors import SarError
 from sar.host.cuda import peak_memory
 from sar.host.processes import run_workers
@@ -161,7 +161,7 @@ def _rows(job: Job, graph: Any, arguments: argparse.Namespace) -> list[tuple[str
     return [
         *((name, single, graph.file, 1, arguments.threads) for name in alone),
         *(
-            (f"sar, W = {count}", worker, graph.partitions(count), count, max(arguments.threads // count, 1))
+            (f"sar, W = {count}", worker, graph.partitions(count), count, threads_each(arguments.threads, count))
             for count in arguments.workers
         ),
     ]

@@ -80,6 +80,11 @@ def describe(run: Run) -> str:
     return f"{run.repeat + 1}: {run.model}, {who}: {summary.seconds(run):.3f} s an epoch, {rise:.0f} MB at most"
 
 
+def threads_each(threads: int, workers: int) -> int:
+    """Of each worker, where all together have those of one process: at least one."""
+    return max(threads // workers, 1)
+
+
 def _single(graph: Prepared, plan: Plan, job: Job, repeat: int) -> Run:
     processes = run_workers(
         measure.single, job, graph.file, n_workers=1, n_threads=plan.threads, time_limit=plan.time_limit
@@ -93,7 +98,7 @@ def _workers(graph: Prepared, plan: Plan, job: Job, workers: int, repeat: int) -
         job,
         graph.partitions(workers),
         n_workers=workers,
-        n_threads=max(plan.threads // workers, 1),
+        n_threads=threads_each(plan.threads, workers),
         time_limit=plan.time_limit,
         host=plan.host,
     )

@@ -81,10 +81,10 @@ class Config(metaclass=_Checked):
             keeps it, which is faster for mini-batches, "system" changes nothing. The default is taken from the
             environment variable SAR_ALLOCATOR. Ignored where GLIBC_TUNABLES or a MALLOC_ variable is set, or another
             allocator is loaded.
-        cache_constant_inputs: Keep what built-in `update_all`s made of nodes' neighbours, of operands that need no
-            gradient, such as the input features, and take it again as long as all workers pass tensors of the same
-            content, whatever tensors these are. Costs the memory of these results, of which each call gets a copy, and
-            of a copy of their operands, which each call is compared with; for at most 8 contents a relation.
+        cache_constant_inputs: Keep the results of built-in `update_all`s that read sources and need no gradient, such
+            as those on input features, and take them again as long as all workers pass tensors of the same content,
+            whatever tensors these are. Costs the memory of these results, of which each call gets a copy, and of a copy
+            of their operands, which each call is compared with; for at most 8 contents a relation.
         wire_dtype_features: Round features to this on their way between workers; sums are kept in float32. float16 is
             scaled by the greatest number of each message, so that neither large nor small ones leave its range. None is
             exact.

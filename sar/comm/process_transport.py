@@ -163,10 +163,10 @@ class GlooTransport(ProcessTransport):
     """Connections of gloo, over TCP between CPUs; arguments as of `ProcessTransport`.
 
     [Note: gloo's threads]
-    A collective of gloo is run by another thread, step by step, which takes longer than to post all messages of an
-    agreement at once. And gloo's thread that receives asks again and again, without a pause, while another thread sends
-    over the same connection, whose lock that holds. Where Linux has put it in the place of that thread, because a
-    message woke it up, it asks until its time slice is over. Threads of the batch class take no other thread's place.
+    A collective of gloo runs step by step in another thread, which takes longer than to post all messages of an
+    agreement at once. gloo's receiving thread polls without a pause while another thread holds the lock of the same
+    connection, to send. If a message wakes it up and it preempts that thread, it polls until its time slice is over.
+    On Linux, threads of the batch class preempt nobody when they wake up.
     """
 
     _gloo: Any = None
@@ -202,8 +202,9 @@ class GlooTransport(ProcessTransport):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
             works.append(self._gloo.recv([gathered[source]], source, GATHERING_TAG))
             works.append(self._gloo.send([tensor], reader, GATHERING_TAG))
+        end = time.monotonic() + Config.timeout
         for work in works:
-            work.wait(timedelta(seconds=Config.timeout))
+            work.wait(timedelta(seconds=max(end - time.monotonic(), 1e-3)))
         return gathered
 
     def _carrier(self, tensor: Tensor) -> Any:
@@ -311,18 +312,20 @@ def new_nccl(store: dist.Store, rank: int, world_size: int) -> Any:
 
 @contextmanager
 def _batch_threads() -> Iterator[None]:
-    """Begin threads inside as ones of the batch class, where the system has it: see [Note: gloo's threads]."""
-    if not hasattr(os, "SCHED_BATCH"):
-        yield
-        return
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-    with suppress(OSError):  # a sandbox
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    """Start threads of the batch class inside, where the system has it: see [Note: gloo's threads].
+
+    Not where the user has chosen a class.
+    """
+    usual = hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER
     try:
+        with suppress(OSError):  # a sandbox
+            if usual:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         yield
     finally:
         with suppress(OSError):
-            os.sched_setscheduler(0, policy, parameters)
+            if usual:
+                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _timed(options: Any) -> Any:

@@ -1,5 +1,7 @@
 """Transports without processes: connections of each generation, and workers that share a process."""
 
+import os
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -166,3 +168,26 @@ def test_workers_of_a_process_in_different_calls_hear_of_each_other() -> None:
     for error in failures.values():
         assert "worker 0: another call" in str(error)
         assert "worker 2: a call" in str(error)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux's scheduling classes")
+@pytest.mark.parametrize("chosen", ["SCHED_OTHER", "SCHED_IDLE"])
+def test_threads_of_gloo_preempt_nobody(chosen: str) -> None:
+    """And the thread that starts them is as it was; a class that the user has chosen is theirs, too."""
+    found: list[set[int]] = []
+
+    def connect() -> None:
+        os.sched_setscheduler(0, getattr(os, chosen), os.sched_param(0))
+        before = set(os.listdir("/proc/self/task"))
+        transport = GlooTransport(dist.HashStore(), 0, 1)
+        transport._connect(0)
+        started = set(os.listdir("/proc/self/task")) - before
+        found.append({os.sched_getscheduler(int(thread)) for thread in started})
+        found.append({os.sched_getscheduler(0)})
+        transport.close()
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    thread.join(60)
+    expected = os.SCHED_BATCH if chosen == "SCHED_OTHER" else os.SCHED_IDLE
+    assert found == [{expected}, {getattr(os, chosen)}]

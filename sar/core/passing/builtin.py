@@ -135,7 +135,7 @@ def aggregate(
     operands = [lhs] if rhs is None else _promoted(lhs, rhs)
     call = BuiltinCall(context, message, reducer, operands)
     needs_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    # Of each destination's own values, comparing operands would cost as much as computing.
+    # Where no sources are read, comparing operands would cost as much as computing.
     if context.settings.cache and call.source is not None and reducer is not None and not needs_gradient:
         call.constant = context.relation.constants.find((call.message, reducer, context.settings), operands)
     return call.apply(*operands)[0]
