@@ -18,6 +18,9 @@ LEAST_BYTES = 2**13
 """Of a tensor that leaves memory. There are p x p blocks of edges, of which all that is smaller stays."""
 
 
+HALF_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+
+
 class TensorFile(Protocol):
     """A file in which tensors lie, mapped into memory; on one type of device."""
 
@@ -54,9 +57,13 @@ def side_stream(device: torch.device) -> Any:
 
 
 def flat(tensor: Tensor | None) -> NDArray[Any]:
-    """The elements of a tensor, row after row; shares its memory where that is contiguous."""
+    """The elements of a tensor, row after row; shares its memory where that is contiguous.
+
+    Half precisions, which compiled code has no types for, as their bits: see `sar.kernels.compiler.wide`.
+    """
     assert tensor is not None
-    return resolved(tensor).contiguous().detach().numpy().reshape(-1)
+    rows = resolved(tensor).contiguous().detach()
+    return rows.view(HALF_BITS.get(rows.dtype, rows.dtype)).numpy().reshape(-1)
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

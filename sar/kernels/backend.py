@@ -21,9 +21,10 @@ from sar.kernels.ops import EdgeMessage, EdgeOperand
 from sar.logging_setup import logger
 from sar.ranges import named, traced
 
-COMPILED_DTYPES = (torch.float32, torch.float64)
-TRITON_DTYPES = {torch.float16, torch.bfloat16, *COMPILED_DTYPES}
-"""Of which operands and results of one call may have different ones."""
+COMPILED_DTYPES = ({torch.float64}, {torch.float32, torch.bfloat16, torch.float16})
+"""Sets of which operands and results of one call may have different ones."""
+TRITON_DTYPES = set().union(*COMPILED_DTYPES)
+"""As a set of `COMPILED_DTYPES`."""
 
 
 class Backend(Protocol):
@@ -93,7 +94,8 @@ def _choose(*tensors: Tensor | None) -> Backend:
         return for_cuda()
     if devices != {"cpu"}:
         return torch_kernels
-    if len(dtypes) == 1 and dtypes.issubset(COMPILED_DTYPES):
+    known = any(dtypes <= together for together in COMPILED_DTYPES)
+    if known and (torch.float16 not in dtypes or _converts_float16()):
         return compiled()
     _say_slow(" and ".join(sorted(str(dtype) for dtype in dtypes)))
     return torch_kernels
@@ -105,6 +107,13 @@ def compiled() -> Backend:
     import sar.kernels.cpu.kernels as cpu_kernels
 
     return cpu_kernels
+
+
+@cache
+def _converts_float16() -> bool:
+    from sar.kernels.compiler import converts_float16
+
+    return converts_float16()
 
 
 @cache
@@ -129,8 +138,8 @@ def for_cuda() -> Backend:
 @cache
 def _say_slow(dtypes: str) -> None:
     logger.warning(
-        "Kernels on %s values take plain torch on the CPU, which is several times slower than the compiled ones for "
-        "float32 and float64. Convert features to float32, or use a GPU.",
+        "Kernels on %s values take plain torch on this CPU, which is several times slower than the compiled ones for "
+        "float32. Convert features to float32, or use a GPU.",
         dtypes,
     )
 

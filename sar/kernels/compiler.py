@@ -21,7 +21,8 @@ from numba.core import cgutils
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.types import void
+from numba.core.registry import cpu_target
+from numba.core.types import Integer, float32, int16, uint16, void
 from numba.extending import intrinsic
 
 from sar.kernels.code_cache import Turn, code_folder, digest_of
@@ -144,6 +145,46 @@ def prefetch(_context: Any, array: Any, index: Any, line: Any) -> Any:
         return context.get_dummy_value()
 
     return void(array, index, line), generate
+
+
+@intrinsic
+def wide(_context: Any, element: Any) -> Any:
+    """An element of an array to compute with: float32 of the bits of bfloat16 (uint16) and float16 (int16)."""
+
+    def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        [bits], [kind] = arguments, signature.args
+        if kind == uint16:
+            word = ir.IntType(32)
+            return builder.bitcast(builder.shl(builder.zext(bits, word), word(16)), ir.FloatType())
+        return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType()) if kind == int16 else bits
+
+    return (float32 if isinstance(element, Integer) else element)(element), generate
+
+
+@intrinsic
+def narrow(_context: Any, number: Any, array: Any) -> Any:
+    """A number as an element of the array, the inverse of `wide`: rounded to nearest, ties to even; NaN stays NaN."""
+
+    def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value, kind, short, word = arguments[0], signature.return_type, ir.IntType(16), ir.IntType(32)
+        if kind == int16:
+            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), short)
+        if kind != uint16:
+            return value
+        bits = builder.bitcast(value, word)
+        odd = builder.and_(builder.lshr(bits, word(16)), word(1))
+        rounded = builder.add(bits, builder.add(odd, word(0x7FFF)))
+        quiet = builder.or_(bits, word(0x400000))
+        kept = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+        return builder.trunc(builder.lshr(kept, word(16)), short)
+
+    return (array.dtype if isinstance(array.dtype, Integer) else number)(number, array), generate
+
+
+def converts_float16() -> bool:
+    """Whether the processor that code is made for converts float16; LLVM calls functions that nobody has, if not."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return "+f16c" in features.split(",") or triple.startswith("aarch64")
 
 
 class _OneFolder(_CacheLocator):

@@ -1,12 +1,16 @@
 """Has the compiled loops run, and be measured, as the Python they are.
 
 A plugin for pytest in a process of its own, with Numba's compiler off (`tests/kernels/test_plain_loops.py`): it stands
-in for the one function that emits LLVM's instructions, before anything imports it.
+in for the functions that emit LLVM's instructions, before anything imports them.
 """
 
 import os
 
+import numpy as np
+import torch
+
 from sar.kernels import compiler
+from sar.raw_memory import HALF_BITS
 
 assert os.environ.get("NUMBA_DISABLE_JIT") == "1"
 
@@ -15,4 +19,18 @@ def prefetch(array, index, line):
     pass
 
 
-compiler.prefetch = prefetch
+def wide(element):
+    """As torch widens what has these bits."""
+    dtype = HALVES.get(np.asarray(element).dtype)
+    return element if dtype is None else torch.tensor(element).view(dtype).float().numpy()[()]
+
+
+def narrow(number, array):
+    """As torch rounds it."""
+    dtype = HALVES.get(array.dtype)
+    return number if dtype is None else torch.tensor(number).to(dtype).view(HALF_BITS[dtype]).numpy()[()]
+
+
+HALVES = {torch.empty(0, dtype=bits).numpy().dtype: dtype for dtype, bits in HALF_BITS.items()}
+
+compiler.prefetch, compiler.wide, compiler.narrow = prefetch, wide, narrow

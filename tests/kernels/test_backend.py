@@ -30,7 +30,9 @@ def test_choice():
     assert backend.choose(single, None, single) is cpu_kernels
     assert backend.choose(double) is cpu_kernels
     assert backend.choose(single, double) is torch_kernels
-    assert backend.choose(half) is torch_kernels
+    assert backend.choose(half, single, half.bfloat16()) is cpu_kernels
+    assert backend.choose(half, double) is torch_kernels
+    assert backend.choose(torch.ones(2, dtype=torch.int64)) is torch_kernels
     assert backend.choose(single[:0]) is torch_kernels
     assert backend.choose(single.to("meta"), single) is meta_kernels
 
@@ -71,10 +73,10 @@ def test_the_slow_path_on_the_cpu_is_logged_once(caplog):
     backend._say_slow.cache_clear()
     with caplog.at_level(logging.WARNING, "sar"):
         for _ in range(2):
+            backend.choose(torch.ones(2, dtype=torch.int64))
             backend.choose(torch.ones(2, dtype=torch.bfloat16))
-            backend.choose(torch.ones(2))
     [record] = caplog.records
-    assert "torch.bfloat16" in record.getMessage()
+    assert "torch.int64" in record.getMessage()
     assert "float32" in record.getMessage()
 
 

@@ -251,13 +251,14 @@ class BuiltinCall(Collective):
         count = len(self.operands)
         values, argmax, rows = saved[:count], saved[count], saved[count + 1 :]
         kept = dict(zip(self.kept, rows, strict=True))
-        grad, message = grads[0].to(self.sum_dtype), self.message
-        if self.reducer == "mean" and message.op is Op.COPY and self.dtype == self.sum_dtype:
+        grad, message = grads[0], self.message
+        if self.reducer == "mean" and message.op is Op.COPY:
             # As the sum of copies times 1 / in-degree, without a copy of the gradient. Only the backward: sum and
             # division in the forward make the mean of equal rows that row, exactly.
-            weights = self.relation.inverse_degrees(self.dtype, len(message.lhs.shape))
+            weights = self.relation.inverse_degrees(self.sum_dtype, len(message.lhs.shape))
             message, values = EdgeMessage(Op.MUL, message.lhs, EdgeOperand.of(weights, Target.V)), [None, weights]
         elif self.reducer == "mean":
+            grad = grad.to(self.sum_dtype)
             grad = grad / self.relation.degrees_like(grad)
         return self.gradients(message, values, grad, self.needed, argmax, kept)[:count]
 

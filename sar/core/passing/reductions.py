@@ -69,10 +69,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        dtype = accumulation_dtype(grad.dtype)
-        out = torch.zeros(ctx.shape, dtype=dtype, device=grad.device)
+        out = torch.zeros(ctx.shape, dtype=accumulation_dtype(grad.dtype), device=grad.device)
         copies = EdgeMessage(Op.COPY, EdgeOperand(None, ctx.target, tuple(ctx.shape[1:])))
-        aggregate_grad(ctx.block.renumbered, copies, "lhs", EdgeOperand.of(grad.to(dtype), Target.E), out)
+        aggregate_grad(ctx.block.renumbered, copies, "lhs", EdgeOperand.of(grad, Target.E), out)
         return out.to(grad.dtype), None, None
 
 

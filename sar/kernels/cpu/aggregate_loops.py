@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sar.kernels.compiler import inline, inline_distinct, kernel
+from sar.kernels.compiler import inline, inline_distinct, kernel, narrow, wide
 from sar.kernels.cpu.csr_view import ONE, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row, row_of
 from sar.kernels.ops import Shape
 
@@ -98,12 +98,12 @@ def _row(table: Table, width: Index, csr: CSRView, own: Index, p: Index) -> Any:
 
 @inline
 def _set(out: Array, i: Index, value: Any) -> None:
-    out[i] = value
+    out[i] = narrow(value, out)
 
 
 @inline
 def _add(out: Array, i: Index, value: Any) -> None:
-    out[i] += value
+    out[i] = narrow(wide(out[i]) + value, out)
 
 
 @inline
@@ -143,10 +143,10 @@ def _run(operator: Any, store: Function, helper: Any) -> Function:
 def _runs(store: Function, helper: Any = inline) -> dict[int, Function]:
     """Functions of one run by operation."""
     return {
-        COPY: _run(lambda sign, x, y: sign * x, store, helper),
-        ADD: _run(lambda sign, x, y: x + sign * y, store, helper),
-        MUL: _run(lambda sign, x, y: x * y, store, helper),
-        DIV: _run(lambda sign, x, y: x / y, store, helper),
+        COPY: _run(lambda sign, x, y: sign * wide(x), store, helper),
+        ADD: _run(lambda sign, x, y: wide(x) + sign * wide(y), store, helper),
+        MUL: _run(lambda sign, x, y: wide(x) * wide(y), store, helper),
+        DIV: _run(lambda sign, x, y: wide(x) / wide(y), store, helper),
     }
 
 
@@ -162,12 +162,12 @@ def _run_where(operator: Any) -> Function:
         if arg.size == 0:
             for i in range(layout.length):
                 here, there = a.at + i * layout.a_step, out.at + i * layout.out_step
-                out.values[there] += operator(sign, a.values[here], b.values[b.at + i * layout.b_step], c[there])
+                _add(out.values, there, operator(sign, a.values[here], b.values[b.at + i * layout.b_step], c[there]))
         else:
             for i in range(layout.length):
                 here, there = a.at + i * layout.a_step, out.at + i * layout.out_step
                 value = operator(sign, a.values[here], b.values[b.at + i * layout.b_step], c[there])
-                out.values[there] += value if arg[here] == edge_id else a.values.dtype.type(0)
+                _add(out.values, there, value if arg[here] == edge_id else np.float32(0))
 
     return run
 
@@ -178,7 +178,7 @@ def _combine(runs: dict[int, Function]) -> Function:
 
     @inline
     def combine(formula: Formula, a: Row, b: Row, out: Row, *rest: Any) -> None:
-        layout, sign = formula.layout, a.values.dtype.type(formula.sign)
+        layout, sign = formula.layout, np.float32(formula.sign)
         for h in range(u64(layout.a_offsets.size)):
             at_a = Row(a.values, a.at + layout.a_offsets[h])
             at_b = Row(b.values, b.at + layout.b_offsets[h])
@@ -236,10 +236,10 @@ _combine_add_others = _combine({op: _adding[op] for op in (ADD, DIV)})
 _combine_best = _combine(_runs(_keep_best))
 _combine_where = _combine(
     {
-        COPY: _run_where(lambda sign, x, y, z: sign * x),
-        MUL: _run_where(lambda sign, x, y, z: x * y),
-        DIV: _run_where(lambda sign, x, y, z: x / y),
-        DIV_RHS: _run_where(lambda sign, x, y, z: -x * y / (z * z)),
+        COPY: _run_where(lambda sign, x, y, z: sign * wide(x)),
+        MUL: _run_where(lambda sign, x, y, z: wide(x) * wide(y)),
+        DIV: _run_where(lambda sign, x, y, z: wide(x) / wide(y)),
+        DIV_RHS: _run_where(lambda sign, x, y, z: -wide(x) * wide(y) / (wide(z) * wide(z))),
     }
 )
 
@@ -289,4 +289,4 @@ def add_rows(rows: Any, values: Array, out: Array, width: Index) -> None:
 @inline_distinct
 def _add_row(width: Index, out: Array, to: Index, values: Array, at: Index) -> None:
     for k in range(width):
-        out[to + k] += values[at + k]
+        _add(out, to + k, wide(values[at + k]))
