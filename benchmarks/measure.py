@@ -14,7 +14,8 @@ from torch.nn import functional
 
 import sar
 from benchmarks.bounds import bytes_needed
-from benchmarks.floors import aggregation_seconds, dense_seconds
+from benchmarks.clock import Time
+from benchmarks.floors import aggregation_time, dense_time
 from benchmarks.models import Model
 from sar.adapters.dgl.models import dgl_graph
 from sar.host.memory import PeakMemory
@@ -71,7 +72,7 @@ class Traffic:
     sent, received: bytes by the library's counters.
     needed: bytes that it has to send at least: `bytes_needed`, and the parameters' gradients once.
     waited: seconds by the library's counter.
-    dense, aggregation: seconds of an epoch's parts alone, all workers at once.
+    dense, aggregation: seconds of an epoch's parts alone, all workers at once; `_processor`: of processors.
     """
 
     sent: float
@@ -80,6 +81,8 @@ class Traffic:
     waited: float
     dense: float
     aggregation: float
+    dense_processor: float
+    aggregation_processor: float
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Measurement:
     """What one process reports.
 
     losses: of all epochs, over all workers; seconds: of the epochs after the first `Job.warm_up`.
+    processor, system: seconds of processors an epoch, and of these in the system; the mean of the same epochs.
     resident, rise: bytes of resident memory just before the first epoch, and of the peak above that.
     construction, traffic: of sar's workers only.
     """
@@ -94,6 +98,8 @@ class Measurement:
     num_nodes: int
     losses: list[float]
     seconds: list[float]
+    processor: float
+    system: float
     resident: int
     rise: int
     construction: Construction | None = None
@@ -109,7 +115,7 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measurement:
     del data
     task = _Task(graph, fields, int(fields["train_mask"].sum()), lambda model: None)
     run = _train(_model(job, task), task, job)
-    return Measurement(graph.num_nodes(), run.losses, run.seconds, run.resident, run.rise)
+    return Measurement(graph.num_nodes(), *run[:-1])
 
 
 def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measurement:
@@ -133,7 +139,7 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measurem
     losses = torch.tensor(run.losses, dtype=torch.float64)
     sar.comm.all_reduce(losses, dist.ReduceOp.SUM)
     traffic = _traffic(model, task, job, run.moved)
-    return Measurement(graph.num_nodes(), losses.tolist(), run.seconds, run.resident, run.rise, construction, traffic)
+    return Measurement(graph.num_nodes(), losses.tolist(), *run[1:-1], construction, traffic)
 
 
 class _Task(NamedTuple):
@@ -150,6 +156,8 @@ class _Run(NamedTuple):
 
     losses: list[float]
     seconds: list[float]
+    processor: float
+    system: float
     resident: int
     rise: int
     moved: list[sar.comm.Statistics]
@@ -166,7 +174,9 @@ def _train(model: Model, task: _Task, job: Job) -> _Run:
     x, labels, train = (task.fields[key] for key in FIELDS)
     losses, seconds, moved = [], [], []
     memory = PeakMemory()
-    for _ in range(job.warm_up + job.epochs):
+    for epoch in range(job.warm_up + job.epochs):
+        if epoch == job.warm_up:
+            timed = Time.now()
         before, start = sar.comm.statistics(), time.perf_counter()
         loss = functional.cross_entropy(model(task.graph, x)[train], labels[train], reduction="sum") / task.n_train
         optimizer.zero_grad()
@@ -176,7 +186,9 @@ def _train(model: Model, task: _Task, job: Job) -> _Run:
         losses.append(loss.item())
         seconds.append(time.perf_counter() - start)
         moved.append(sar.comm.statistics() - before)
-    return _Run(losses, seconds[job.warm_up :], memory.baseline, memory.above_baseline(), moved[job.warm_up :])
+    took = timed.since()
+    spent = took.processor / job.epochs, took.system / job.epochs
+    return _Run(losses, seconds[job.warm_up :], *spent, memory.baseline, memory.above_baseline(), moved[job.warm_up :])
 
 
 def _construct(partition_json: Path) -> tuple[Any, dict[str, Tensor], Construction]:
@@ -213,16 +225,16 @@ def _traffic(model: Model, task: _Task, job: Job, moved: list[sar.comm.Statistic
     _meet()
     x, labels, train = (task.fields[key] for key in FIELDS)
     sar.Config.check_replicas = False  # from here on every worker trains by itself
-    dense = median(dense_seconds(model, x, labels, train) for _ in range(job.epochs))
+    dense = [dense_time(model, x, labels, train) for _ in range(job.epochs)]
     _meet()
-    aggregation = median(aggregation_seconds(relation, layers) for _ in range(job.epochs))
+    aggregation = [aggregation_time(relation, layers) for _ in range(job.epochs)]
     return Traffic(
         median(epoch.bytes_sent for epoch in moved),
         median(epoch.bytes_received for epoch in moved),
         needed,
         median(epoch.seconds_waited for epoch in moved),
-        dense,
-        aggregation,
+        *(median(one.wall for one in parts) for parts in (dense, aggregation)),
+        *(median(one.processor for one in parts) for parts in (dense, aggregation)),
     )
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from benchmarks.results import Results, Run
-from benchmarks.summary import Row, single_rise, single_seconds, summarise
+from benchmarks.results import SINGLE, Results, Run
+from benchmarks.summary import Row, processor, single_rise, single_seconds, summarise
 from sar.partition.inspect.text_tables import as_markdown
 
 MEGA = 1e6
@@ -16,6 +16,7 @@ HEADER = (
     "s / epoch",
     "/ DGL",
     "/ floor",
+    "cost / DGL",
     "MB at peak",
     "share",
     "MB sent",
@@ -23,6 +24,7 @@ HEADER = (
     "s waited",
     "loss differs by",
 )
+COST = ("model", "trained by", "mode", "processor s", "/ DGL", "dense", "aggregation", "the rest", "of all, system")
 CONSTRUCTION = ("graph", "workers", "load (s)", "construct (s)", "together", "peak (MB)", "graph (MB)", "kernels (s)")
 
 
@@ -33,6 +35,10 @@ def main_section(results: Results, picture: str) -> str:
             f"{describe_graph(results)}\n\n{describe_setting(results.setting)}",
             as_markdown(table(results)),
             f"![Epoch time, memory and bytes of each model on {results.graph}]({picture})",
+            "Cost: processor seconds of an epoch, of all workers together; medians. Dense layers and aggregation are "
+            "measured alone, so the rest is what the exchange adds: packing and adding rows, fresh memory, agreements, "
+            "and gloo's threads.",
+            as_markdown(cost_table(results)),
             "Construction, medians: times of the slowest worker, and the highest memory of any above `PartitionData`; "
             "`kernels` is the compiler of the CPU kernels, loaded once a process, before the rest.",
             as_markdown(construction_table(results)),
@@ -58,8 +64,8 @@ def table(results: Results) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [HEADER]
     for model in results.models():
         alone = f"{single_rise(results, model) / MEGA:.0f}"
-        blank = ("",) * (len(HEADER) - 7)
-        rows.append((model, "1 process, DGL", "", single_seconds(results, model).text(), "1", "", alone, *blank))
+        blank = ("",) * (len(HEADER) - 8)
+        rows.append((model, "1 process, DGL", "", single_seconds(results, model).text(), "1", "", "1", alone, *blank))
         rows += [_cells(summarise(results, model, *row)) for row in results.rows(model)]
     return rows
 
@@ -67,11 +73,12 @@ def table(results: Results) -> list[tuple[str, ...]]:
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.model,
-        f"{row.workers} worker{'s' * (row.workers > 1)}, sar",
+        _who(row.workers),
         str(row.mode),
         row.seconds.text(),
         row.over_single.text(),
         row.over_floor.text(),
+        row.cost.text(),
         f"{max(row.rise) / MEGA:.0f}",
         row.share.text(),
         f"{row.sent / MEGA:.1f}",
@@ -79,6 +86,31 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.waited:.2f}",
         f"{row.difference:.0e}",
     )
+
+
+def _who(workers: int) -> str:
+    return f"{workers} worker{'s' * (workers > 1)}, sar" if workers else "1 process, DGL"
+
+
+def cost_table(results: Results) -> list[tuple[str, ...]]:
+    """Processor seconds of an epoch, of all workers together, and where they go; `COST` first."""
+    rows: list[tuple[str, ...]] = [COST]
+    for model in results.models():
+        single = median(map(processor, results.find(model, SINGLE)))
+        for workers, mode in [(SINGLE, 0), *results.rows(model)]:
+            runs = results.find(model, workers, mode)
+            spent = median(map(processor, runs))
+            system = median(sum(process.system for process in run.processes) for run in runs)
+            parts: tuple[str, ...] = ("",) * 3
+            if workers:
+                dense, aggregation = (
+                    median(sum(getattr(process.traffic, part) for process in run.processes) for run in runs)
+                    for part in ("dense_processor", "aggregation_processor")
+                )
+                parts = f"{dense:.2f}", f"{aggregation:.2f}", f"{spent - dense - aggregation:.2f}"
+            cells = f"{spent:.2f}", f"{spent / single:.2f}", *parts, f"{system:.2f}"
+            rows.append((model, _who(workers), str(mode or ""), *cells))
+    return rows
 
 
 def construction_table(results: Results) -> list[tuple[str, ...]]:

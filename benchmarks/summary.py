@@ -36,6 +36,7 @@ class Row:
 
     seconds: of the median epoch of the slowest worker; floor: dense layers + aggregation of the slowest.
     over_single, over_floor: ratios to single-process DGL and to the floor.
+    cost: ratio of all workers' processor seconds to those of single-process DGL.
     rise: peak memory over the state before the first epoch, of each worker, in bytes, median.
     share: see `bounds.share`.
     sent, needed: bytes of the busiest worker an epoch, and what it has to send at least.
@@ -49,6 +50,7 @@ class Row:
     seconds: Spread
     over_single: Spread
     over_floor: Spread
+    cost: Spread
     rise: list[float]
     share: Spread
     sent: float
@@ -60,6 +62,11 @@ class Row:
 def seconds(run: Run) -> float:
     """The median epoch of the slowest process."""
     return max(median(process.seconds) for process in run.processes)
+
+
+def processor(run: Run) -> float:
+    """Processor seconds of an epoch, of all processes together."""
+    return sum(process.processor for process in run.processes)
 
 
 def floor(run: Run) -> float:
@@ -88,6 +95,7 @@ def summarise(results: Results, model: str, workers: int, mode: int) -> Row:
         Spread.of(seconds(run) for run, _ in pairs),
         Spread.of(seconds(run) / seconds(alone) for run, alone in pairs),
         Spread.of(seconds(run) / floor(run) for run, _ in pairs),
+        Spread.of(processor(run) / processor(alone) for run, alone in pairs),
         [median(run.processes[rank].rise for run, _ in pairs) for rank in range(workers)],
         Spread.of(_share(run, alone) for run, alone in pairs),
         median(traffic.sent for traffic in busiest),

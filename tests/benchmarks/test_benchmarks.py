@@ -19,7 +19,7 @@ from benchmarks import growth, network, runs
 from benchmarks.command import shown
 from benchmarks.graphs import GeneratedSize, prepare
 from benchmarks.measure import Construction, Job, Measurement, Traffic
-from benchmarks.report import write_section
+from benchmarks.report import cost_table, write_section
 from benchmarks.results import SINGLE, Results, Run, load, save
 from benchmarks.runs import Plan
 from benchmarks.studies import verification, wire
@@ -41,8 +41,9 @@ def benchmark(module: str, *arguments: str | Path, timeout: float = 200) -> subp
 
 def measured(seconds: float, rise: int, worker: bool = True, loss: float = 1.0) -> Measurement:
     construction = Construction(0.5, 0.25, 0.5, 20_000_000, 10_000_000) if worker else None
-    traffic = Traffic(50e6, 60e6, 40_000_000, 0.1, 0.4, 0.1) if worker else None
-    return Measurement(500, [2 * loss, loss], [seconds, 9 * seconds, seconds], 10**9, rise, construction, traffic)
+    traffic = Traffic(50e6, 60e6, 40_000_000, 0.1, 0.4, 0.1, 0.3, 0.2) if worker else None
+    spent = [seconds, 9 * seconds, seconds]
+    return Measurement(500, [2 * loss, loss], spent, 0.75 * seconds, 0.25, 10**9, rise, construction, traffic)
 
 
 def made_up(edges: int = 1000, seconds: float = 1.0) -> Results:
@@ -102,9 +103,18 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     assert row.seconds == Spread(1.5, 1, 2)  # medians of the epochs, then of the repeats
     assert row.over_single == Spread(0.5, 0.5, 0.5)
     assert row.over_floor == Spread(3, 2, 4)
+    assert row.cost == Spread(0.75, 0.75, 0.75)
     assert row.rise == [60e6, 70e6]
     assert row.share.median == pytest.approx(1.4)
     assert (row.sent, row.needed, row.difference) == (50e6, 40e6, 0)
+
+
+def test_where_processor_seconds_go() -> None:
+    """Of both workers together: 2 * 0.75 * 1.5 seconds, beside 0.75 * 3 * 1 of DGL's process."""
+    *_, single, one, two = cost_table(made_up())
+    assert single[1:] == ("1 process, DGL", "", "2.25", "1.00", "", "", "", "0.25")
+    assert one[1:] == ("1 worker, sar", "1", "1.12", "0.50", "0.30", "0.20", "0.62", "0.25")
+    assert two[1:] == ("2 workers, sar", "1", "2.25", "1.00", "0.60", "0.40", "1.25", "0.50")
 
 
 def test_spread_shows_what_varies() -> None:
