@@ -103,7 +103,7 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     assert row.seconds == Spread(1.5, 1, 2)  # medians of the epochs, then of the repeats
     assert row.over_single == Spread(0.5, 0.5, 0.5)
     assert row.over_floor == Spread(3, 2, 4)
-    assert row.cost == Spread(0.75, 0.75, 0.75)
+    assert row.cost == Spread(1, 1, 1)
     assert row.rise == [60e6, 70e6]
     assert row.share.median == pytest.approx(1.4)
     assert (row.sent, row.needed, row.difference) == (50e6, 40e6, 0)
