@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numba.extending
 from llvmlite import ir
 from numba.core import cgutils
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
@@ -23,11 +24,13 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.registry import cpu_target
 from numba.core.types import Integer, float32, int16, uint16, void
-from numba.extending import intrinsic
 
 from sar.kernels.code_cache import Turn, code_folder, digest_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.extending.intrinsic
+"""The decorated function gets one argument more than its callers give, the first."""
 
 CACHE_LINE = 64  # bytes
 

@@ -94,7 +94,7 @@ def look_ahead(whose: int, csr: CSRView, p: Index, operand: Array, width: Index,
 def prefetch_row(array: Array, start: Index, width: Index) -> None:
     """Ask for the first LEAD cache lines of array[start : start + width]."""
     for line in range(min((width * u64(array.itemsize) + CACHE_LINE - ONE) // CACHE_LINE, LEAD)):
-        prefetch(array, start, line)  # type: ignore[call-arg]  # Numba gives the first one
+        prefetch(array, start, line)
 
 
 def transpose(block: EdgeBlock) -> Transposed:
