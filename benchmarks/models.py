@@ -9,7 +9,7 @@ from torch.nn import functional
 from benchmarks.bounds import Exchanged
 from sar.adapters.dgl.shim import require_dgl
 
-MODELS = ("SAGE", "GCN", "GAT")
+MODELS = ("SAGE", "GCN", "GIN", "GAT")
 HIDDEN, HEADS, HEAD_WIDTH = 256, 4, 32
 
 
@@ -17,6 +17,7 @@ class Model(nn.Module):
     """Three layers with ReLU between them, no dropout.
 
     SAGE: Hamilton et al. (2017), mean aggregation, hidden width 256. GCN: Kipf and Welling (2017), likewise.
+    GIN: Xu et al. (2019), sums, and one linear layer in place of an MLP.
     GAT: Velickovic et al. (2018), 4 heads of width 32, side by side, and one head at the end.
     """
 
@@ -32,6 +33,8 @@ class Model(nn.Module):
         layer: nn.Module
         if self.name == "GAT":
             layer = conv.GATConv(width, out, 1) if last else conv.GATConv(width, HEAD_WIDTH, HEADS)
+        elif self.name == "GIN":
+            layer = conv.GINConv(nn.Linear(width, out), "sum")
         else:
             layer = conv.SAGEConv(width, out, "mean") if self.name == "SAGE" else conv.GraphConv(width, out)
         return layer
@@ -54,6 +57,8 @@ class Model(nn.Module):
         layers = list(pairwise(self.widths))
         if self.name == "GAT":
             return [Exchanged(out, values_read=True) for _, out in layers]
+        if self.name == "GIN":
+            return [Exchanged(i, constant=k == 0) for k, (i, _) in enumerate(layers)]
         # SAGEConv and GraphConv multiply first where that makes rows narrower, and the product needs a gradient.
         return [Exchanged(min(i, o), constant=k == 0 and i <= o) for k, (i, o) in enumerate(layers)]
 
@@ -62,6 +67,8 @@ class Model(nn.Module):
             return layer.fc_self(x) + layer.fc_neigh(x)  # type: ignore[no-any-return]
         if self.name == "GCN":
             return x @ layer.weight + layer.bias  # type: ignore[no-any-return]
+        if self.name == "GIN":
+            return layer.apply_func(x + x)  # type: ignore[no-any-return]
         return layer.fc(x) + layer.bias  # type: ignore[no-any-return]
 
     def _activate(self, x: Tensor, index: int) -> Tensor:

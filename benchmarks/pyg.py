@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
 import sar
 from benchmarks import command
@@ -65,6 +65,7 @@ class Model(nn.Module):
         kinds: dict[str, Callable[[int, int, bool], nn.Module]] = {
             "SAGE": lambda i, o, last: SAGEConv(i, o),
             "GCN": lambda i, o, last: GCNConv(i, o, add_self_loops=False, cached=True),
+            "GIN": lambda i, o, last: GINConv(nn.Linear(i, o)),
             "GAT": lambda i, o, last: GATConv(i, *((o, 1) if last else (HEAD_WIDTH, HEADS)), add_self_loops=False),
         }
         widths = pairwise([num_features, hidden, hidden, num_classes])

@@ -4,8 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sar.adapters.dgl.shim import install_shim, require_dgl
+from sar.comm.allocator import ask_for_huge_pages
 
 install_shim()  # before anything imports dgl
+ask_for_huge_pages()  # before anything makes a tensor
 
 from sar import comm, common_tuples, core, nn, train  # noqa: E402
 from sar.adapters.dgl.dist_graph import convert_dist_graph  # noqa: E402

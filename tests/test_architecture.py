@@ -46,7 +46,7 @@ LEVELS = {
 FACADES = ("sar/__init__.py", "sar/core/__init__.py", "sar/core/sampling.py")
 """Files of public names and nothing else. They import what they name, wherever it is; only they and cli import them."""
 
-CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim", "comm.session.workers_of_process"]}
+CALLED_AT_IMPORT = {"sar/__init__.py": ["install_shim", "ask_for_huge_pages", "comm.session.workers_of_process"]}
 """Calls of sar's own functions that importing a file makes; in general there are none."""
 
 

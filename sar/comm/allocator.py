@@ -1,11 +1,11 @@
-"""How this process's allocator deals with freed memory, set once by `initialize_comms`.
+"""How this process's allocator deals with freed memory, set once by `initialize_comms`; huge pages, by `import sar`.
 
 [Note: allocator]
 glibc gives a large block a mapping of its own, which goes back to the system when it is freed, but raises the size from
 which it does so to that of any such block freed (up to 32 MB). After one epoch nearly all tensors come from heaps, in
 which freed blocks stay, and resident memory is several times the live tensors. Fixed thresholds keep it near them.
 Fresh mappings cost page faults, which huge pages make cheap: torch asks for them where an environment variable says so
-when the first tensor is made.
+when the first tensor is made, and `import torch_geometric` makes one.
 
 Mini-batches ask for blocks of the same sizes over and over: for them, "kept" does the opposite. Tensors of workers that
 share a process have mappings of their own from a smaller size on, which become pages of a file ([Note: memory of the
@@ -32,7 +32,12 @@ _PARAMETERS = {
     "spilled": {_M_MMAP_THRESHOLD: SMALL, _M_TRIM_THRESHOLD: SMALL, _M_TOP_PAD: 0, _M_ARENA_MAX: 1},
     "kept": {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1},
 }
-_HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+
+
+def ask_for_huge_pages() -> None:
+    """Let torch ask for huge pages for large tensors, unless the user has chosen: see [Note: allocator]."""
+    if _left_alone(os.environ) is None:
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def set_allocator(*, spilled: bool = False) -> None:
@@ -54,7 +59,6 @@ def set_allocator(*, spilled: bool = False) -> None:
     refused = [name for name, value in _PARAMETERS[policy].items() if not mallopt(name, value)]
     if refused:
         logger.warning("glibc refuses the parameters %s of mallopt; expect more memory in use.", refused)
-    os.environ.setdefault(_HUGE_PAGES, "1")
     logger.info("allocator: freed memory is %s", "kept" if policy == "kept" else "given back")
 
 

@@ -43,6 +43,7 @@ thread.start()
 thread.join()
 """
 
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
 
 
@@ -81,6 +82,29 @@ def test_another_allocator_is_left_alone(tmp_path: Path) -> None:
     stays, log = measure(LD_PRELOAD=str(library))
     assert "allocator left as it is: another allocator is loaded" in log
     assert stays[1] > 50e6
+
+
+FAULTS = """
+import resource
+import sar
+import torch, {module}
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+before = faults()
+torch.full((2**24,), 1.0)
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif("[never]" in HUGE_PAGES.read_text() if HUGE_PAGES.exists() else True, reason="no huge pages here")
+@pytest.mark.parametrize("module", ["numpy", "torch_geometric"])
+def test_large_tensors_have_huge_pages(module: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("THP_")}
+    faults = [
+        int(subprocess.check_output([sys.executable, "-c", FAULTS.format(module=module)], env=each, timeout=120))
+        for each in (environment, environment | {"THP_MEM_ALLOC_ENABLE": "0"})
+    ]
+    assert faults[0] < faults[1] / 4, faults  # 64 MB: 32 huge pages or 16,384
 
 
 @pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_"])
