@@ -1,4 +1,4 @@
-"""Epochs of SAGE, GCN, GIN and GAT on one GPU beside PyTorch Geometric's, and single kernels: `python -m benchmarks.gpu`.
+"""Epochs of four models on one GPU beside PyTorch Geometric's, and single kernels: `python -m benchmarks.gpu`.
 
 All in one process, but for a graph that is trained with partitions in turns (`gpu_turns.py`). The tables go into
 docs/gpus.md. `--device cpu` tries the benchmark where there is no GPU.
