@@ -258,7 +258,7 @@ def _run_all(graph: Prepared, jobs: dict[str, Job], arguments: argparse.Namespac
 def _train(loader: str, job: Job, graph: Prepared, repeat: int, time_limit: float) -> Run:
     """A run of a loader, whose name says what allocator it has."""
     kind = loader.removesuffix(KEEPING)
-    default = "system" if kind in (DISTDGL, SINGLE) else "least"
+    default = "system" if kind in (DISTDGL, SINGLE) else "auto"
     job = replace(job, allocator="kept" if loader.endswith(KEEPING) else default)
     if kind == DISTDGL:
         trainers, servers = _cluster(job, graph, time_limit)

@@ -23,7 +23,7 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pipeline_depth": _integer_from(0),
     "max_collective_size": _integer_from(0),
     "comm_buffer_bytes": _integer_from(1),
-    "allocator": (lambda value: value in ("least", "kept", "system"), "'least', 'kept' or 'system'"),
+    "allocator": (lambda value: value in ("auto", "least", "kept", "system"), "'auto', 'least', 'kept' or 'system'"),
     "cache_constant_inputs": _SWITCH,
     "wire_dtype_features": _WIRE,
     "wire_dtype_gradients": _WIRE,
@@ -78,9 +78,9 @@ class Config(metaclass=_Checked):
         comm_buffer_bytes: Bytes that all exchange buffers of a worker together may take in modes 1 and 2 (kept rows not
             counted).
         allocator: What `initialize_comms` has glibc's allocator do with freed memory: "least" gives it back, "kept"
-            keeps it, which is faster for mini-batches, "system" changes nothing. The default is taken from the
-            environment variable SAR_ALLOCATOR. Ignored where GLIBC_TUNABLES or a MALLOC_ variable is set, or another
-            allocator is loaded.
+            keeps it, which is faster for mini-batches, "auto", the default, keeps it from the first `DataLoader` on,
+            "system" changes nothing. The environment variable SAR_ALLOCATOR sets another default. Ignored where
+            GLIBC_TUNABLES or a MALLOC_ variable is set, or another allocator is loaded.
         cache_constant_inputs: Keep the results of built-in `update_all`s that read sources and need no gradient, such
             as those on input features, and take them again as long as all workers pass tensors of the same content,
             whatever tensors these are. Costs the memory of these results, of which each call gets a copy, and of a copy
@@ -102,7 +102,7 @@ class Config(metaclass=_Checked):
     pipeline_depth: ClassVar[int] = 1
     max_collective_size: ClassVar[int] = 0
     comm_buffer_bytes: ClassVar[int] = 32 * 2**20
-    allocator: ClassVar[str] = os.environ.get("SAR_ALLOCATOR", "least")
+    allocator: ClassVar[str] = os.environ.get("SAR_ALLOCATOR", "auto")
     cache_constant_inputs: ClassVar[bool] = False
     wire_dtype_features: ClassVar[torch.dtype | None] = None
     wire_dtype_gradients: ClassVar[torch.dtype | None] = None

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--partition-json", type=Path, metavar="FILE", help=named)
     add(
         "--allocator",
-        choices=("least", "kept", "system"),
-        help="default of the script's Config.allocator: freed memory is given back (the default), or kept, which is "
-        "faster for mini-batches, or the allocator stays as it is",
+        choices=("auto", "least", "kept", "system"),
+        help="default of the script's Config.allocator: freed memory is given back, or kept, which is faster "
+        "for mini-batches, or kept from the first of these on (the default), or the allocator stays as it is",
     )
     resident = "partitions that a worker has in memory at a time; it trains one after the other"
     add("--resident", type=int, metavar="1", help=resident)

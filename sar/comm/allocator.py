@@ -7,9 +7,9 @@ which freed blocks stay, and resident memory is several times the live tensors. 
 Fresh mappings cost page faults, which huge pages make cheap: torch asks for them where an environment variable says so
 when the first tensor is made, and `import torch_geometric` makes one.
 
-Mini-batches ask for blocks of the same sizes over and over: for them, "kept" does the opposite. Tensors of workers that
-share a process have mappings of their own from a smaller size on, which become pages of a file ([Note: memory of the
-file]).
+Mini-batches ask for blocks of the same sizes over and over: for them, "kept" does the opposite. "auto" is "least" until
+there is a loader of mini-batches, and then "kept". Tensors of workers that share a process have mappings of their own
+from a smaller size on, which become pages of a file ([Note: memory of the file]).
 """
 
 import ctypes
@@ -27,9 +27,10 @@ SMALL = 2**14
 
 # The parameters of `mallopt`, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
+_MANY = 2**16  # mappings; glibc's own maximum
 _PARAMETERS = {
-    "least": {_M_MMAP_THRESHOLD: LARGE, _M_TRIM_THRESHOLD: 2**21, _M_ARENA_MAX: 1},
-    "spilled": {_M_MMAP_THRESHOLD: SMALL, _M_TRIM_THRESHOLD: SMALL, _M_TOP_PAD: 0, _M_ARENA_MAX: 1},
+    "least": {_M_MMAP_MAX: _MANY, _M_MMAP_THRESHOLD: LARGE, _M_TRIM_THRESHOLD: 2**21, _M_ARENA_MAX: 1},
+    "spilled": {_M_MMAP_MAX: _MANY, _M_MMAP_THRESHOLD: SMALL, _M_TRIM_THRESHOLD: SMALL, _M_TOP_PAD: 0, _M_ARENA_MAX: 1},
     "kept": {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1},
 }
 
@@ -40,12 +41,15 @@ def ask_for_huge_pages() -> None:
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def set_allocator(*, spilled: bool = False) -> None:
+def set_allocator(*, spilled: bool = False, batches: bool = False) -> None:
     """Set glibc's allocator as `Config.allocator` says, unless the user has set it: see [Note: allocator].
 
-    `spilled` is for workers that share a process: it is set in any case; a ConfigError says that it is not glibc's.
+    With `batches`, "auto" keeps memory. `spilled` is for workers that share a process: it is set in any case; a
+    ConfigError says that it is not glibc's.
     """
     policy = "spilled" if spilled else Config.allocator
+    if policy == "auto":
+        policy = "kept" if batches else "least"
     if policy == "system":
         return
     if (reason := _left_alone({} if spilled else os.environ)) is not None:

@@ -293,6 +293,15 @@ class Group:
         """
         return self._transport.all_to_all(self, call, buffers, into)
 
+    def start_exchange(
+        self, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
+    ) -> Callable[[], list[Tensor]]:
+        """As `exchange`, but what it returns waits, and other calls may come before: in this generation, by all alike.
+
+        Buffers must live, and stay as they are, until then.
+        """
+        return self._transport.start_all_to_all(self, call, buffers, into)
+
     def share(
         self, read: Sequence[Tensor], added_to: Sequence[Tensor], call: str, *, in_order: bool = False
     ) -> dict[int, Shared]:

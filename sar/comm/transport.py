@@ -193,14 +193,12 @@ class Transport(ABC):
     ) -> list[Tensor]:
         """As `Group.exchange`: all messages are posted at once, the k-th from (rank - k) and to (rank + k) mod W."""
         buffers = list(map(resolved, buffers))
-        received = list(buffers if into is None else into)
-        received[self.rank] = buffers[self.rank]
         if into is not None:
-            self._swap(group, self.device, received, buffers, call)
-            return received
+            return self.start_all_to_all(group, call, buffers, into)()
+        received = buffers.copy()
         # Bytes begin with their length. Short ones take one message, as `post` allows.
         heads = [torch.empty(HEAD_BYTES, dtype=torch.uint8, device="cpu") for _ in buffers]
-        self._swap(group, heads[0].device, heads, [one[:HEAD_BYTES] for one in buffers], call)
+        self._swap(group, heads[0].device, heads, [one[:HEAD_BYTES] for one in buffers], call)()
         for source, head in enumerate(heads):
             if source != self.rank:
                 length = int(head[:8].view(torch.int64))
@@ -209,13 +207,29 @@ class Transport(ABC):
                 if length > HEAD_BYTES:
                     received[source] = torch.cat([head, head.new_empty(length - HEAD_BYTES)])
         rest, theirs = ([one[HEAD_BYTES:] for one in all_bytes] for all_bytes in (buffers, received))
-        self._swap(group, heads[0].device, theirs, rest, call)
+        self._swap(group, heads[0].device, theirs, rest, call)()
         return received
+
+    def start_all_to_all(
+        self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
+    ) -> Callable[[], list[Tensor]]:
+        """As `Group.start_exchange`."""
+        received = list(into)
+        received[self.rank] = resolved(buffers[self.rank])
+        finish = self._swap(group, self.device, received, list(map(resolved, buffers)), call)
+
+        def wait() -> list[Tensor]:
+            finish()
+            return received
+
+        return wait
 
     def _swap(
         self, group: Member, device: torch.device, received: Sequence[Tensor], sent: Sequence[Tensor], call: str
-    ) -> None:
-        """Send `sent[q]` to each other worker q and receive `received[p]` from p, through memory of `device`."""
+    ) -> Callable[[], None]:
+        """Begin to send `sent[q]` to each other worker q and to receive `received[p]` from p, through memory of
+        `device`; what it returns waits for all of it.
+        """
         waits = []
         for k in range(1, self.world_size):
             source, reader = (self.rank - k) % self.world_size, (self.rank + k) % self.world_size
@@ -224,12 +238,16 @@ class Transport(ABC):
             inbound = Message(source, incoming) if incoming.nbytes else None
             outbound = Message(reader, outgoing) if outgoing.nbytes else None
             waits.append((group.post(inbound, outbound, 0, call), source, incoming, reader, outgoing))
-        for (receive, send), source, incoming, reader, _ in waits:
-            for work, peer in ((receive, source), (send, reader)):
-                if work is not None:
-                    group.wait(work, peer, call)
-            if incoming is not received[source]:
-                received[source].copy_(incoming)
+
+        def finish() -> None:
+            for (receive, send), source, incoming, reader, _ in waits:
+                for work, peer in ((receive, source), (send, reader)):
+                    if work is not None:
+                        group.wait(work, peer, call)
+                if incoming is not received[source]:
+                    received[source].copy_(incoming)
+
+        return finish
 
     def share(self, read: Sequence[Tensor], added_to: Sequence[Tensor], *, in_order: bool) -> list[Shared]:
         """Let the workers of this process read some tensors, and add to others, until all meet here again.

@@ -214,6 +214,13 @@ class InProcessTransport(Transport):
                     received[source].view(-1).view(torch.uint8).copy_(message)
         return received
 
+    def start_all_to_all(
+        self, group: Member, call: str, buffers: Sequence[Tensor], into: Sequence[Tensor]
+    ) -> Callable[[], list[Tensor]]:
+        """As `Transport.start_all_to_all`; messages are there at once."""
+        received = self.all_to_all(group, call, buffers, into)
+        return lambda: received
+
     def _all_to_all(self, mine: list[SharedTensor]) -> list[Tensor]:
         """The bytes that every worker sent to this one, by rank; `mine[q]` goes to worker q."""
         size = self._turns.size

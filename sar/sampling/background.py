@@ -176,7 +176,7 @@ def run(descriptor: int, number: int) -> None:
     """Be process `number` of the trainer at the other end of the channel, until that closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer's to handle
     torch.set_num_threads(1)
-    set_allocator()
+    set_allocator(batches=True)
     channel = Connection(descriptor)
     orders: queue.Queue[list[Order]] = queue.Queue()
     try:

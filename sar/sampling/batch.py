@@ -1,7 +1,7 @@
 """A mini-batch in plain tensors: what all workers sample together, with features, before DGL or PyG has it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from sar.common_tuples import CanonicalEtype
 from sar.kernels.neighbor_sampling import Numbering, copy_rows
 from sar.sampling import batch_memory
 from sar.sampling.neighbors import SampledLayer
-from sar.sampling.owner_requests import columns_of, exchange_requests, message_bytes
+from sar.sampling.owner_requests import columns_of, message_bytes, respond_to_requests
 from sar.sampling.worker_graph import Features, WorkerGraph
 
 
@@ -86,49 +86,66 @@ def sample_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) 
     Seeds are distinct: what the method takes, such as global IDs, (S,) int64, or rows of seed edges, (S, 7), see
     [Note: seed edges]. There may be none. `key` has 63 bits, which belong to this worker and batch.
     """
-    graph = source.graph
     with group.guard():
-        group.agree(f"{graph.signature}: a batch")
-        layers, pairs = source.method.draw(group, graph, seeds, key)
-        outputs = {ntype: nodes[: layers[-1].num_dst[ntype]] for ntype, nodes in layers[-1].nodes.items()}
-        features = _fetch_features(group, graph, layers[0].nodes, outputs, source.cache)
-        return Batch(layers, pairs, graph.num_nodes, *features)
+        group.agree(f"{source.graph.signature}: a batch")
+        return start_batch(group, source, seeds, key)()
+
+
+def start_batch(group: Group, source: SamplingSource, seeds: Tensor, key: int) -> Callable[[], Batch]:
+    """As `sample_batch`, after the agreement, inside `group.guard()`; what it returns waits for remote features.
+
+    Until then these travel, while the worker does something else. It may be called in the same generation only.
+    """
+    graph = source.graph
+    layers, pairs = source.method.draw(group, graph, seeds, key)
+    outputs = {ntype: nodes[: layers[-1].num_dst[ntype]] for ntype, nodes in layers[-1].nodes.items()}
+    features = _start_fetching(group, graph, layers[0].nodes, outputs, source.cache)
+    return lambda: Batch(layers, pairs, graph.num_nodes, *features())
 
 
 @dataclass
 class _FeatureRequest:
-    """Features of one node type that are wanted."""
+    """Features of one node type that are wanted; by owner, what is still to come from there."""
 
     ntype: str
     tables: dict[str, Tensor]  # features of this worker's nodes, by name
-    out: dict[str, Tensor]  # where the wanted rows go, by name
-    nodes: list[Tensor]  # by owner, the global IDs of the wanted nodes
-    positions: list[Tensor]  # by owner, their rows of `out`
+    count: int  # of the wanted nodes
+    nodes: list[Tensor]  # by owner, their global IDs
+    positions: list[Tensor]  # by owner, their places among the wanted ones
+    cached: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # rows of the cache, and such places
 
 
-def _fetch_features(
+def _start_fetching(
     group: Group,
     graph: WorkerGraph,
     input_nodes: Mapping[str, Tensor],
     output_nodes: Mapping[str, Tensor],
     cache: FeatureCache | None,
-) -> tuple[Features, Features, int, int]:
-    """As the last four of `Batch`; nodes are global IDs of every type, (n,) int64 each.
+) -> Callable[[], tuple[Features, Features, int, int]]:
+    """Ask for features of nodes, global IDs of every type, (n,) int64 each; gives what waits for the last four of
+    `Batch`.
 
     Own rows are copied; remote ones come from the cache of input features, or from their owners.
     """
     inputs, outputs = (
-        [_copy_own_rows(group, graph, ntype, tables, nodes[ntype]) for ntype, tables in features.items()]
+        [_wanted(group, graph, ntype, tables, nodes[ntype]) for ntype, tables in features.items()]
         for features, nodes in ((graph.inputs, input_nodes), (graph.outputs, output_nodes))
     )
     others = [worker for worker in range(group.world_size) if worker != group.rank]
     hits = 0
     if cache is not None:
-        hits = sum(_copy_cached_rows(cache, wanted, worker) for wanted in inputs for worker in others)
+        hits = sum(_find_cached(cache, wanted, worker) for wanted in inputs for worker in others)
     misses = sum(len(wanted.nodes[worker]) for wanted in inputs for worker in others)
-    if inputs or outputs:
-        _fetch_remote_rows(group, graph, [*inputs, *outputs])
-    return {w.ntype: w.out for w in inputs}, {w.ntype: w.out for w in outputs}, hits, misses
+    everything = [*inputs, *outputs]
+    messages = _ask_owners(group, graph, everything) if everything else list
+
+    def finish() -> tuple[Features, Features, int, int]:
+        rows = [_copy_rows_here(graph, group.rank, wanted, cache) for wanted in everything]
+        _copy_remote_rows(group.rank, everything, rows, messages())
+        found = [(wanted.ntype, out) for wanted, out in zip(everything, rows, strict=True)]
+        return dict(found[: len(inputs)]), dict(found[len(inputs) :]), hits, misses
+
+    return finish
 
 
 def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
@@ -136,48 +153,54 @@ def fill_cache(group: Group, graph: WorkerGraph, nbytes: int) -> FeatureCache:
     nodes = _most_read_nodes(graph, nbytes)
     no_outputs = dict.fromkeys(graph.outputs, torch.empty(0, dtype=torch.int64, device="cpu"))
     group.agree(f"{graph.signature}: filling the cache")
-    cache = FeatureCache({}, _fetch_features(group, graph, nodes, no_outputs, None)[0])
+    cache = FeatureCache({}, _start_fetching(group, graph, nodes, no_outputs, None)()[0])
     for ntype, known in nodes.items():
         cache.rows[ntype] = Numbering(len(known), graph.num_nodes)
         cache.rows[ntype].add(known)
     return cache
 
 
-def _copy_own_rows(
-    group: Group, graph: WorkerGraph, ntype: str, tables: dict[str, Tensor], nodes: Tensor
-) -> _FeatureRequest:
-    """What is wanted of one type, with the rows in it that are on this worker."""
-    out = {name: batch_memory.empty((len(nodes), *table.shape[1:]), table.dtype) for name, table in tables.items()}
+def _wanted(group: Group, graph: WorkerGraph, ntype: str, tables: dict[str, Tensor], nodes: Tensor) -> _FeatureRequest:
     asked, workers = graph.sort_by_owner(nodes), range(group.world_size)
     by_owner, positions = [asked.of(p) for p in workers], [asked.positions_of(p) for p in workers]
-    rows = graph.rows(ntype, by_owner[group.rank])
-    for name, table in tables.items():
-        copy_rows(table, rows, out[name], positions[group.rank])
-    return _FeatureRequest(ntype, tables, out, by_owner, positions)
+    return _FeatureRequest(ntype, tables, len(nodes), by_owner, positions)
 
 
-def _copy_cached_rows(cache: FeatureCache, wanted: _FeatureRequest, worker: int) -> int:
-    """Copy what the cache has of one worker's nodes, and leave the rest to be fetched; the number of nodes it had."""
+def _find_cached(cache: FeatureCache, wanted: _FeatureRequest, worker: int) -> int:
+    """Note what the cache has of one worker's nodes, and leave the rest to be fetched; the number of nodes it has."""
     nodes, positions = wanted.nodes[worker], wanted.positions[worker]
     rows = cache.rows[wanted.ntype].find(nodes)
     known = rows >= 0
-    for name, table in cache.features[wanted.ntype].items():
-        copy_rows(table, rows[known], wanted.out[name], positions[known])
+    wanted.cached.append((rows[known], positions[known]))
     wanted.nodes[worker] = nodes[~known]
     wanted.positions[worker] = positions[~known]
     return int(known.sum())
 
 
-def _fetch_remote_rows(group: Group, graph: WorkerGraph, wanted: Sequence[_FeatureRequest]) -> None:
-    """Fetch the remote rows: one message with all types' nodes to each owner, and one with all their rows back."""
-    formats = [FieldFormat.of(table) for w in wanted for table in w.tables.values()]
+def _copy_rows_here(
+    graph: WorkerGraph, rank: int, wanted: _FeatureRequest, cache: FeatureCache | None
+) -> dict[str, Tensor]:
+    """The wanted features by name, (count, ...) each, with the rows in them that are on this worker."""
+    own = graph.rows(wanted.ntype, wanted.nodes[rank])
+    found = {}
+    for name, table in wanted.tables.items():
+        out = found[name] = batch_memory.empty((wanted.count, *table.shape[1:]), table.dtype)
+        copy_rows(table, own, out, wanted.positions[rank])
+        for rows, positions in wanted.cached:
+            assert cache is not None
+            copy_rows(cache.features[wanted.ntype][name], rows, out, positions)
+    return found
 
-    def lengths(nodes: Sequence[Tensor]) -> list[int]:
-        """Rows of every table for these nodes of every type."""
-        return [len(ids) for w, ids in zip(wanted, nodes, strict=True) for _ in w.tables]
+
+def _ask_owners(group: Group, graph: WorkerGraph, wanted: Sequence[_FeatureRequest]) -> Callable[[], list[Tensor]]:
+    """Ask for remote rows: one message with all types' nodes to each owner, and one with all their rows back.
+
+    Gives what waits for the messages of every worker, empty for this one.
+    """
+    formats = _formats(wanted)
 
     def respond(request: list[Tensor]) -> Tensor:
-        sizes = lengths(request)
+        sizes = _lengths(wanted, request)
         message = batch_memory.empty([message_bytes(formats, sizes)], torch.uint8)
         columns = iter(columns_of(message, formats, sizes))
         for w, nodes in zip(wanted, request, strict=True):
@@ -187,17 +210,34 @@ def _fetch_remote_rows(group: Group, graph: WorkerGraph, wanted: Sequence[_Featu
         return message
 
     requests = [[w.nodes[worker] for w in wanted] for worker in range(group.world_size)]
-    sizes = [message_bytes(formats, lengths(nodes)) for nodes in requests]
+    sizes = [message_bytes(formats, _lengths(wanted, nodes)) for nodes in requests]
     sizes[group.rank] = 0
     into = [batch_memory.empty([size], torch.uint8) for size in sizes]
-    responses = exchange_requests(group, f"{graph.signature}: features", requests, respond, into)
-    for worker, message in enumerate(responses):
-        if worker == group.rank:
-            continue
-        columns = iter(columns_of(message, formats, lengths(requests[worker])))
-        for w in wanted:
-            for out in w.out.values():
-                copy_rows(next(columns), None, out, w.positions[worker])
+    call = f"{graph.signature}: features"
+    return group.start_exchange(f"{call}: responses", respond_to_requests(group, call, requests, respond), into)
+
+
+def _copy_remote_rows(
+    rank: int, wanted: Sequence[_FeatureRequest], found: Sequence[dict[str, Tensor]], messages: Sequence[Tensor]
+) -> None:
+    """Copy the rows of every other worker's message to their places."""
+    for worker, message in enumerate(messages):
+        if worker != rank:
+            lengths = _lengths(wanted, [w.nodes[worker] for w in wanted])
+            columns = iter(columns_of(message, _formats(wanted), lengths))
+            for w, rows in zip(wanted, found, strict=True):
+                for out in rows.values():
+                    copy_rows(next(columns), None, out, w.positions[worker])
+
+
+def _formats(wanted: Sequence[_FeatureRequest]) -> list[FieldFormat]:
+    """What a message has, table after table."""
+    return [FieldFormat.of(table) for w in wanted for table in w.tables.values()]
+
+
+def _lengths(wanted: Sequence[_FeatureRequest], nodes: Sequence[Tensor]) -> list[int]:
+    """Rows of every table for these nodes of every type."""
+    return [len(ids) for w, ids in zip(wanted, nodes, strict=True) for _ in w.tables]
 
 
 def _most_read_nodes(graph: WorkerGraph, nbytes: int) -> dict[str, Tensor]:

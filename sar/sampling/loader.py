@@ -1,7 +1,16 @@
-"""The loader: batches of a worker's seeds, in step with all other workers."""
+"""The loader: batches of a worker's seeds, in step with all other workers.
+
+[Note: one batch ahead]
+Before a batch is given out, the next one is drawn and its remote features are sent for: they travel while the worker
+computes, without a thread or process for that. Where the loop changes fields, which torch notes, the workers sample the
+batch once more, with the same draws, and no further ones ahead in this epoch. Messages that nobody will look at,
+because a loop was left, are waited for all the same: their memory has to live as long.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -9,14 +18,29 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
+from sar.comm.allocator import set_allocator
+from sar.comm.group import Group
 from sar.core.graph.graph import GraphShardManager
-from sar.errors import ConfigError
+from sar.errors import CommunicationError, ConfigError
 from sar.kernels.neighbor_sampling import derive_key
 from sar.sampling.background import SamplingProcesses
-from sar.sampling.batch import Batch, random_key, sample_batch
+from sar.sampling.batch import Batch, SamplingSource, random_key, start_batch
 from sar.sampling.edge_sampler import EdgePredictionSampler
 from sar.sampling.sampler import DistNeighborSampler, GraphSampler
 from sar.sampling.seed_batches import OptimizedBatches, SeedBatches
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """A batch whose remote features are on their way."""
+
+    source: SamplingSource
+    generation: int  # of the group when it was started
+    wait: Callable[[], Batch]
+
+    def arrived(self, group: Group) -> Batch | None:
+        """Wait for it; None where the connections it came over are closed."""
+        return self.wait() if group.generation == self.generation and group.stopped is None else None
 
 
 class DataLoader:
@@ -104,6 +128,8 @@ class DataLoader:
                 seeds, batch_size, drop_last=drop_last, shuffle=shuffle, seed=self._seed, optimized=optimized
             )
             graph_sampler.prepare(full_graph_manager, contents=True)
+        if len(session.current_group().local_peers) == 1:  # else the allocator is that of what is left to a file
+            set_allocator(batches=True)
 
     def __len__(self) -> int:
         """The number of batches in an epoch, the same on every worker."""
@@ -160,9 +186,26 @@ class DataLoader:
                 self._epoch, self._batch, self._begun = self._epoch + 1, 0, False
 
     def _sample(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
-        for number, (seeds, key) in enumerate(batches):
-            source = self._sampler.prepare(self._graph, contents=number == 0)
-            yield sample_batch(session.current_group(), source, seeds, key)
+        """Sample batches one ahead: see [Note: one batch ahead]."""
+        group, ahead, changed = session.current_group(), None, False
+        try:
+            for number, (seeds, key) in enumerate(batches):
+                with group.guard():
+                    source = self._sampler.prepare(self._graph, contents=number == 0)
+                    batch = None if ahead is None else ahead.arrived(group)
+                    stale = ahead is not None and (batch is None or ahead.source is not source)
+                    changed |= any(group.agree(f"{source.graph.signature}: a batch", stale))
+                    if batch is None or changed:
+                        batch = start_batch(group, source, seeds, key)()
+                    ahead = None
+                    if number + 1 < len(batches) and not changed:
+                        following = start_batch(group, source, *batches[number + 1])
+                        ahead = _Ahead(source, group.generation, following)
+                yield batch
+        finally:
+            if ahead is not None:
+                with suppress(CommunicationError):  # which the next call raises
+                    ahead.arrived(group)
 
     def _sample_ahead(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
         group = session.current_group()

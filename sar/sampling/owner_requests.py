@@ -53,18 +53,13 @@ class NodesByOwner:
         return indptr, [column.index_select(0, order) for column in columns]
 
 
-def exchange_requests(
-    group: Group,
-    call: str,
-    requests: Sequence[Sequence[Tensor]],
-    respond: Callable[[list[Tensor]], Tensor],
-    into: Sequence[Tensor] | None = None,
+def respond_to_requests(
+    group: Group, call: str, requests: Sequence[Sequence[Tensor]], respond: Callable[[list[Tensor]], Tensor]
 ) -> list[Tensor]:
-    """Send every other worker a request, respond to theirs, and return their responses, empty for this worker.
+    """Send every other worker a request, and return the messages (uint8) that `respond` makes of theirs.
 
-    The workers have agreed on the call, inside `group.guard()`; `call` names it in errors. Requests, one for every
-    worker, have as many int64 columns each. `respond` makes a message (uint8) of a request: by `pack`, or of a size
-    that the asker knows and has room for in `into`.
+    There is one for every worker, empty for this one. The workers have agreed on the call, inside `group.guard()`;
+    `call` names it in errors. Requests, one for every worker, have as many int64 columns each.
     """
     formats = [ID_FORMAT] * len(requests[0])
     others = [p for p in range(group.world_size) if p != group.rank]
@@ -74,7 +69,7 @@ def exchange_requests(
     arrived = group.exchange(f"{call}: requests", messages)
     for p in others:
         messages[p] = respond(unpack(arrived[p], formats))
-    return group.exchange(f"{call}: responses", messages, into)
+    return messages
 
 
 def request_columns(
@@ -86,9 +81,10 @@ def request_columns(
 ) -> list[list[Tensor]]:
     """The columns, of these formats, with which every worker responds, this one too.
 
-    The rest is as for `exchange_requests`.
+    The rest is as for `respond_to_requests`.
     """
-    messages = exchange_requests(group, call, requests, lambda request: pack(respond(request)))
+    responses = respond_to_requests(group, call, requests, lambda request: pack(respond(request)))
+    messages = group.exchange(f"{call}: responses", responses)
     own = respond(list(requests[group.rank]))
     return [own if worker == group.rank else unpack(message, formats) for worker, message in enumerate(messages)]
 
@@ -103,7 +99,7 @@ def look_up(
 ) -> list[Tensor]:
     """What the owners of nodes respond to their part of `columns`, (n,) int64: a row for each node, in the given order.
 
-    The rest is as for `exchange_requests`.
+    The rest is as for `respond_to_requests`.
     """
     requests = [[column[asked.positions_of(p)] for column in columns] for p in range(group.world_size)]
     responses = request_columns(group, call, requests, respond, formats)

@@ -92,7 +92,7 @@ CASES = {
     "another allocator": Case(
         setting("allocator", "most"),
         "ConfigError",
-        "Config.allocator is 'most'; expected 'least', 'kept' or 'system'.",
+        "Config.allocator is 'most'; expected 'auto', 'least', 'kept' or 'system'.",
     ),
     "a rank that is a word": Case(
         environment(RANK="one", WORLD_SIZE="2"),

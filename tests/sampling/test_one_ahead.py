@@ -1,0 +1,140 @@
+"""Without background processes a batch's features travel while the one before it is used, which nobody else notices."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import sar
+from sar.comm import session
+from sar.sampling.loader import _Ahead
+from tests.core.attempts import catch_and_recover
+from tests.sampling.cases import describe, node_features
+from tests.sampling.scenes import parts_of
+
+SIZES = [23, 17]
+
+
+def make_loader(graph, features, seed=3, **options):
+    sampler = sar.DistNeighborSampler([2, 2], input_node_features={"x": features}, **options)
+    return sar.DataLoader(graph, graph.node_ids(), sampler, 5, shuffle=True, seed=seed)
+
+
+def change_fields(partition):
+    """All features of a batch, and the weights of its edges, when the loop sets both anew in every step."""
+    graph = sar.construct_full_graph(partition)
+    features = torch.zeros(graph.num_nodes(), 2)
+    graph.edata["w"] = torch.ones(graph.num_edges())
+    found = []
+    for step, blocks in enumerate(make_loader(graph, features, prob="w")):
+        found.append((blocks[0].srcdata["x"].unique().tolist(), [block.num_edges() for block in blocks]))
+        features += 1
+        if step == 1:
+            graph.edata["w"].zero_()
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_changes_show_in_the_next_batch(pool, world_size):
+    for found in pool.run(change_fields, per_rank=parts_of(SIZES).partitions):
+        assert [values for values, _ in found] == [[0], [1], [2], [3], [4]]
+        assert [sum(edges) > 0 for _, edges in found] == [True, True, False, False, False]
+
+
+def allocator_settings(partition):
+    """With what the allocator is set when a loader is made, and the number of workers in this process."""
+    graph, calls = sar.construct_full_graph(partition), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sar.sampling.loader.set_allocator", lambda **how: calls.append(how))
+        make_loader(graph, node_features(partition))
+    return calls, len(session.current_group().local_peers)
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_memory_is_kept_where_the_worker_is_alone(pool, world_size):
+    [(calls, workers)] = pool.run(allocator_settings, per_rank=parts_of([10]).partitions)
+    assert calls == ([{"batches": True}] if workers == 1 else [])
+
+
+def batches_of(loader):
+    return [describe(blocks) for blocks in loader]
+
+
+def other_calls_between(partition):
+    """Batches as they come undisturbed, and with other calls and loaders between them; sums of these calls."""
+    graph, features = sar.construct_full_graph(partition), node_features(partition)
+    plain = [batches_of(make_loader(graph, features, seed)) for seed in (3, 4)]
+    for _ in make_loader(graph, features):
+        break  # the next batch is on its way
+    together, sums = ([], []), []
+    for both in zip(make_loader(graph, features), make_loader(graph, features, 4), strict=True):
+        for kept, blocks in zip(together, both, strict=True):
+            kept.append(describe(blocks))
+        sums.append(sar.all_sum(sar.rank() + 1))
+        next(iter(make_loader(graph, features)))
+    return plain, together, sums
+
+
+def recover_between(partition):
+    """Batches of an undisturbed loader, and of one in whose loop the group failed and recovered."""
+    graph, features = sar.construct_full_graph(partition), node_features(partition)
+    found = []
+    for step, blocks in enumerate(make_loader(graph, features)):
+        found.append(describe(blocks))
+        if step == 1:
+            assert catch_and_recover(fail_on_one) is not None
+    return [batches_of(make_loader(graph, features))], [found], [3] * len(found)
+
+
+def fail_on_one():
+    with session.current_group().guard():
+        assert sar.rank() == 0, "on purpose"
+        sar.all_sum(1)
+
+
+@pytest.mark.parametrize("program", [other_calls_between, recover_between])
+@pytest.mark.parametrize("world_size", [2])
+def test_calls_between_batches(pool, world_size, program):
+    for plain, disturbed, sums in pool.run(program, per_rank=parts_of(SIZES).partitions):
+        assert len(plain[0]) == 5
+        assert sums == [3] * 5
+        assert all(map(equal, plain, disturbed))
+
+
+@pytest.mark.parametrize("generation, stopped", [(1, None), (0, "a reason")])
+def test_closed_connections_are_not_waited_for(generation, stopped):
+    group = SimpleNamespace(generation=generation, stopped=stopped)
+    assert _Ahead(None, 0, lambda: pytest.fail("waited")).arrived(group) is None
+
+
+def equal(one, other):
+    """Whether two structures of lists, dictionaries and tensors are the same."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def bytes_by_batch(partition):
+    """What arrives from when a batch is asked for to when the next one is; the sizes of rows that are remote."""
+    graph = sar.construct_full_graph(partition)
+    wide = torch.ones(graph.num_nodes(), 5000)
+    start, end = partition.node_ranges[sar.rank()]
+    arrived, remote, before = [], [], sar.comm.statistics()
+    for blocks in make_loader(graph, wide):
+        nodes, now = blocks[0].srcdata["_ID"], sar.comm.statistics()
+        arrived.append((now - before).bytes_received)
+        remote.append(int(((nodes < start) | (nodes >= end)).sum()) * 20_000)
+        before = now
+    return arrived, remote
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_features_of_the_next_batch_are_sent_for(pool, world_size):
+    for arrived, remote in pool.run(bytes_by_batch, per_rank=parts_of(SIZES).partitions):
+        ahead = [remote[0] + remote[1], *remote[2:], 0]
+        assert all(0 < rows < found < rows + 20_000 for found, rows in zip(arrived[:-1], ahead, strict=False))
+        assert arrived[-1] < 20_000
