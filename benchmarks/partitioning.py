@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> None:
     arguments.docs.mkdir(parents=True, exist_ok=True)
     draw_partitioning([_bar(row) for row in rows if row.edge_cut is not None], arguments.docs / PICTURE)
     picture = f"![Edge cut, time and memory of each method]({PICTURE})"
-    parts = describe_setting(conditions), as_markdown(cells), picture
+    parts = describe_setting(conditions), as_markdown(by_method(rows)), picture
     write_section(arguments.docs / "benchmarks.md", "partitioning", "\n\n".join(parts))
 
 
@@ -133,6 +133,24 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         others = ("" if value is None else f"{value:.2f}" for value in (row.replication, row.nodes, row.in_edges))
         cells.append((row.graph, row.method, row.balance, *took, gave, *others))
     return cells
+
+
+def by_method(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A line for each method and balance, with a column for each graph: seconds, MB at peak, edge cut."""
+    graphs = list(dict.fromkeys(row.graph for row in rows))
+    lines = [("method", "balanced", *(f"{graph}: s, MB, cut" for graph in graphs), "largest part / mean")]
+    for method, balance in dict.fromkeys((row.method, row.balance) for row in rows):
+        found = {row.graph: row for row in rows if (row.method, row.balance) == (method, balance)}
+        sizes = [row.nodes if balance == "nodes" else row.in_edges for row in found.values()]
+        largest = max((size for size in sizes if size is not None), default=None)
+        cells = (_short(found[graph]) if graph in found else "" for graph in graphs)
+        lines.append((method, balance, *cells, "" if largest is None else f"{largest:.2f}"))
+    return lines
+
+
+def _short(row: Row) -> str:
+    cut = "" if row.edge_cut is None else f", {100 * row.edge_cut:.1f} %"
+    return f"{median(row.seconds):.2f}, {median(row.peaks) / MEGA:.0f}{cut}"
 
 
 def measure(_: Callable[[Any], None], job: Job) -> Row:

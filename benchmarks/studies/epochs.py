@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
     conditions = setting(command.shown("benchmarks.studies", ["epochs", *argv]), options)
     cells = table(rows)
     print(f"\n{as_text(cells)}")
-    section = f"{describe_setting(conditions)}\n\n{as_markdown(cells)}"
+    section = f"{describe_setting(conditions)}\n\n{as_markdown(by_method(rows))}"
     write_section(arguments.docs / "benchmarks.md", "epoch of methods", section)
 
 
@@ -85,6 +85,17 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         took = Spread.of(row.seconds).text(), f"{row.sent / MEGA:.1f}", f"{median(row.waited):.2f}"
         cells.append((row.graph, row.method, f"{row.replication:.2f}", row.model, *took))
     return cells
+
+
+def by_method(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A line for each method and model, with a column for each graph: seconds of an epoch, and MB sent."""
+    graphs = list(dict.fromkeys(row.graph for row in rows))
+    lines = [("method", "model", *(f"{graph}: s / epoch, MB sent" for graph in graphs))]
+    for method, model in dict.fromkeys((row.method, row.model) for row in rows):
+        of_graph = {row.graph: row for row in rows if (row.method, row.model) == (method, model)}
+        cells = (f"{Spread.of(of_graph[name].seconds).text()}, {of_graph[name].sent / MEGA:.1f}" for name in graphs)
+        lines.append((method, model, *cells))
+    return lines
 
 
 def _measure_all(arguments: argparse.Namespace, work: Path) -> list[Row]:

@@ -96,12 +96,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 def factor_table(results: Sequence[GraphResult], numbers: Sequence[str]) -> list[tuple[str, ...]]:
-    """A line for each graph and method."""
-    lines = [("graph", "nodes", "edges", "method", *(f"{number} parts" for number in numbers))]
+    """A line for each graph and least or greatest number of parts, with a column for each method."""
+    lines = [("graph", "nodes", "edges", "parts", *results[0].factors)]
     for one in results:
-        for method, factors in one.factors.items():
-            size = f"{one.nodes:,}", f"{one.edges:,}"
-            lines.append((one.graph, *size, method, *(f"{factor:.2f}" for factor in factors)))
+        for index in sorted({0, len(numbers) - 1}):
+            factors = (f"{of_method[index]:.2f}" for of_method in one.factors.values())
+            lines.append((one.graph, f"{one.nodes:,}", f"{one.edges:,}", numbers[index], *factors))
     return lines
 
 

@@ -69,7 +69,9 @@ def test_from_the_command_line_to_the_page_and_back(
         ["--graphs", "small", "--methods", "reading", "ldg", "--balance", "nodes", "--parts", "2", *paths]
     )
     page = (tmp_path / "docs" / "benchmarks.md").read_text()
-    assert re.search(r"\| *small *\| *ldg *\| *nodes *\|", page)
+    assert re.search(r"\| method *\| balanced *\| *small: s, MB, cut *\|", page)
+    assert re.search(r"\| reading *\| *\| *\d\.\d\d, \d+ *\| *\|", page)
+    assert re.search(r"\| ldg *\| *nodes *\| *\d\.\d\d, \d+, \d\d\.\d % *\| *1\.\d\d *\|", page)
     assert str(tmp_path) not in page
     assert imread(tmp_path / "docs" / partitioning.PICTURE).std() > 0
     (tmp_path / "docs" / "benchmarks.md").unlink()
