@@ -60,14 +60,21 @@ class Run(NamedTuple):
 
 
 def measure(
-    partition_json: Path, model: str, parts: int, spill: Path, *options: str, threads: int = 1, base: int = 0
+    partition_json: Path,
+    model: str,
+    parts: int,
+    spill: Path,
+    *options: str,
+    threads: int = 1,
+    base: int = 0,
+    script: str = "out_of_core_training",
 ) -> Run:
-    """Train in a process of its own, with `parts` virtual workers where there are more than one."""
+    """Run a script of this folder in a process of its own, with `parts` virtual workers where there are several."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parents[1])}
     environment |= {"THP_MEM_ALLOC_ENABLE": "1"}  # as in a script that sets sar up before it makes a tensor
     if parts > 1:
         environment |= {"SAR_RESIDENT": "1", "SAR_SPILL_DIR": str(spill), "SAR_PARTS": str(parts)}
-    command = [sys.executable, "-m", "benchmarks.out_of_core_training", str(partition_json), "--model", model, *options]
+    command = [sys.executable, "-m", f"benchmarks.{script}", str(partition_json), "--model", model, *options]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     timer = threading.Timer(LIMIT_SECONDS, process.kill)
     timer.start()
@@ -115,7 +122,7 @@ class Cold(NamedTuple):
         return self.warm + run.written * 2**20 / self.write + run.read * 2**20 / self.read
 
 
-def measure_cold(file: Path, model: str, parts: int, spill: Path, *options: str, **how: int) -> tuple[Run, Cold]:
+def measure_cold(file: Path, model: str, parts: int, spill: Path, *options: str, **how: Any) -> tuple[Run, Cold]:
     """Train without a page cache of the spilled tensors, and measure what that is compared with."""
     warm = measure(file, model, parts, spill, *options, **how)
     most = round((warm.written + 1) * 2**20)  # as much as an epoch writes
@@ -210,7 +217,8 @@ def main() -> None:
     for model in arguments.models:
         base = round(measure(small.partitions(1), model, 1, arguments.work, *options[:4]).megabytes * 2**20)
         for parts in arguments.parts:
-            file, how = graph.partitions(parts), {"threads": arguments.threads, "base": base}
+            file = graph.partitions(parts)
+            how: dict[str, Any] = {"threads": arguments.threads, "base": base}
             cold = None
             limits = ["--limit", str(arguments.limit)] if arguments.limit is not None and parts > 1 else []
             limited = arguments.group is not None and parts > 1

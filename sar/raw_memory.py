@@ -22,9 +22,13 @@ HALF_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
 
 class TensorFile(Protocol):
-    """A file in which tensors lie, mapped into memory; on one type of device."""
+    """A file in which tensors lie, mapped into memory; on one type of device.
+
+    at_hand: bytes of all partitions' rows that stay in memory from one turn to the next; the same on all workers.
+    """
 
     device: str
+    at_hand: float
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor in the file, contents undefined."""
@@ -80,6 +84,12 @@ def as_bytes(tensor: Tensor) -> memoryview:
 def spills(device: torch.device | str) -> bool:
     """Whether tensors of this thread on a device lie in a file."""
     return _file_for(device) is not None
+
+
+def at_hand(device: torch.device) -> float:
+    """`TensorFile.at_hand` of this thread's file; no limit where tensors are not in a file."""
+    file = _file_for(device)
+    return float("inf") if file is None else file.at_hand
 
 
 def empty_spillable(

@@ -74,6 +74,21 @@ class HaloPlan:
             local_rows = [one.read[0].rows for one in shared.values()]
         return cls(group.rank, send_rows, counts[:, :-1].T, int(counts[:, -1].sum()) // group.world_size, local_rows)
 
+    @property
+    def rows_of_process(self) -> int:
+        """Of all workers of a process, about; equal on all workers."""
+        return self.mean_rows * self._per_process
+
+    def times_read(self, step: int) -> float:
+        """How often a row is read by other workers of its process, on average, where one brings `step` with it."""
+        pairs = [
+            min(count * step, self.mean_rows)
+            for owner, counts in enumerate(self.halo_counts)
+            for reader, count in enumerate(counts)
+            if owner != reader and owner // self._per_process == reader // self._per_process
+        ]
+        return sum(pairs) / max(self.mean_rows * self.world_size, 1)
+
     def rows_of(self, halo: HaloSlice) -> Tensor:
         """Which of the owner's rows a slice is made of; the owner is this worker or another one of its process."""
         if halo.owner == self.rank:

@@ -8,6 +8,7 @@ import resource
 from pathlib import Path
 
 _LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
+_CONTROL_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def machine_memory() -> int:
@@ -17,6 +18,28 @@ def machine_memory() -> int:
         with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
             most = min(most, int(Path(file).read_text()))
     return most
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take, of the machine and in its control groups; page cache is not taken."""
+    free = [_numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024]
+    with contextlib.suppress(OSError):
+        of = dict(line.split(":", 2)[1:] for line in _OWN_GROUP.read_text().splitlines())
+        top = _CONTROL_GROUPS / ("memory" if "memory" in of else "")
+        own = top / of.get("memory", of.get("", "")).lstrip("/")
+        for group in {own, *own.parents, top}:
+            with contextlib.suppress(OSError, KeyError, ValueError):  # there is none, or it says "max"
+                found = _numbers(group / "memory.stat")
+                if "total_rss" in found:  # the first version of control groups
+                    free.append(found["hierarchical_memory_limit"] - found["total_rss"])
+                else:
+                    free.append(int((group / "memory.max").read_text()) - found["anon"])
+    return max(min(free), 0)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """What lines of a name, a number and perhaps a unit say."""
+    return {words[0]: int(words[1]) for words in map(str.split, file.read_text().splitlines())}
 
 
 class PeakMemory:

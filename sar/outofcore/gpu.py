@@ -32,7 +32,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
@@ -41,6 +40,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sar.comm.transport import SharedTensor
+from sar.host.memory import available_memory
 from sar.logging_setup import logger
 from sar.outofcore.spill import Mapping, Published, SpillFile
 from sar.raw_memory import side_stream
@@ -51,11 +51,6 @@ GPU_SHARE: Final = 0.5
 """Of the GPU's memory, or what a process may use of it. The partition that computes has the rest, with torch's gaps."""
 PINNED_SHARE: Final = 0.5
 """Of the memory that is available. Torch's allocator of pinned memory keeps what is freed for blocks of its size."""
-_CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
-_LIMITS: Final = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),  # in the first version of control groups
-)
 _GIVES_ADDRESSES: Final = {
     *(torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.__deepcopy__, torch.Tensor.__dlpack__),
     torch.Tensor.__cuda_array_interface__.__get__,
@@ -78,6 +73,7 @@ class _Copy(NamedTuple):
         """Fill (n,) bytes of the GPU, before whatever is computed next."""
         if self.mapping is not None:
             self.mapping.populate()
+            self.mapping.slot.file.read += self.mapping.slot.nbytes
         wanted.copy_(self.bytes, non_blocking=self.mapping is None)
 
 
@@ -345,13 +341,7 @@ def gpu_limit(workers_of_host: int) -> int:
 
 def pinned_limit(workers_of_host: int) -> int:
     """Bytes that each of so many processes may pin: see [Note: three levels]."""
-    with open("/proc/meminfo") as file:
-        free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    for names in _LIMITS:
-        with suppress(OSError, ValueError):  # there is none, or it says "max"
-            most, used = (int((_CONTROL_GROUP / name).read_text()) for name in names)
-            free = min(free, most - used)
-    return int(PINNED_SHARE * max(free, 0)) // workers_of_host
+    return int(PINNED_SHARE * available_memory()) // workers_of_host
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

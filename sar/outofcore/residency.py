@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sar import raw_memory
 from sar.comm.transport import SharedTensor
-from sar.outofcore.gpu import Addresses, GpuMemory
+from sar.outofcore.gpu import Addresses, GpuMemory, OnGpu
 from sar.outofcore.spill import Mapping, Pages, Published, SpillFile, has_its_own_pages
 
 FIRST_PURGE: Final = 4096
@@ -72,6 +72,7 @@ class _Known:
         """Be at hand, for whoever uses it now."""
         if self.pages is not None:
             self.pages.populate()
+            self.pages.slot.file.read += self.pages.slot.nbytes
             self.away = False
 
 
@@ -79,15 +80,16 @@ class Residency(TorchDispatchMode):
     """What a worker has in memory, and a `TensorFile`: see [Note: leaving memory] and [Note: tensors in files].
 
     The file is the worker's own, what is on a GPU that of the process. `left` counts bytes that were out of memory when
-    the turn last passed.
+    the turn last passed; `at_hand` is as of `TensorFile`.
     """
 
     device = "cpu"
 
-    def __init__(self, file: SpillFile, gpu: GpuMemory) -> None:
+    def __init__(self, file: SpillFile, gpu: GpuMemory, at_hand: float) -> None:
         super().__init__()
         self.file = file
         self.gpu = gpu
+        self.at_hand = at_hand
         self.left = 0
         self._storages: dict[int, _Known] = {}  # by what tells storages apart, `_cdata`
         self._purge_at = FIRST_PURGE
@@ -134,8 +136,11 @@ class Residency(TorchDispatchMode):
 
     def _use(self, tensor: Tensor) -> int:
         """Have a tensor at hand that an operation uses; return what tells its storage from others."""
-        key: int = tensor.untyped_storage()._cdata
-        known = self._storages.get(key) if tensor.is_cpu else self.gpu.known.get(key)
+        storage = tensor.untyped_storage()
+        key: int = storage._cdata
+        known: _Known | OnGpu | Mapping | None = (self._storages if tensor.is_cpu else self.gpu.known).get(key)
+        if known is None and tensor.is_cpu:
+            known = self._in_file.get(storage.data_ptr())
         if known is not None and known.away:
             known.come_back()
         return key
@@ -171,6 +176,7 @@ class Residency(TorchDispatchMode):
                 self.left += known.nbytes
         for mapping in list(self._in_file.values()):
             mapping.renew()
+            mapping.away = True
         if _free_mkl is not None:
             _free_mkl()
         self.left += self.gpu.leave(self.file)

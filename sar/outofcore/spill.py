@@ -38,6 +38,8 @@ from sar.comm.transport import SharedTensor
 from sar.errors import ConfigError, SpillError
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
+AT_ONCE: Final = 2**22
+"""Bytes up to which all of a mapping is read when it is used; else the system reads ahead, up to 8 MB, where it can."""
 READ_AHEAD: Final = 2**17
 """Bytes that Linux reads when asked once, at least, with any disk's settings; it leaves out what is beyond."""
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
@@ -188,7 +190,6 @@ class Pages:
         """Have all of it at hand, as far as there is memory."""
         self.slot.will_need(0, self.slot.nbytes)
         self._advise(_MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
-        self.slot.file.read += self.slot.nbytes
 
     @property
     def _begin(self) -> int:
@@ -214,9 +215,18 @@ class Mapping(Pages):
     def __init__(self, slot: Slot, begin: int = 0) -> None:
         super().__init__(slot, slot.map(mmap.MAP_SHARED) + slot.shift)
         self.begin = begin  # the slot's byte with which tensors begin
+        self.away = False  # whether its owner's turn has passed since it was used
+        if slot.nbytes <= AT_ONCE:
+            self.visit_rows()
 
     def __del__(self) -> None:
         _libc.munmap(_Address(self._begin), _Size(self.slot.paged))
+
+    def come_back(self) -> None:
+        """Be at hand, for whoever uses it now; the system reads what is large as it is used."""
+        if self.away and self.slot.nbytes <= AT_ONCE:
+            self.populate()
+        self.away = False
 
     def visit_rows(self) -> None:
         """Have the system read no page beside those used and those asked for."""

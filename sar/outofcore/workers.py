@@ -38,6 +38,7 @@ from sar.comm.replicas import Replicas
 from sar.comm.rows import BufferPool
 from sar.config import Config
 from sar.errors import CommunicationTimeout, ConfigError, PeerError
+from sar.host.memory import available_memory
 from sar.logging_setup import logger
 from sar.outofcore.gpu import GpuMemory, pinned_limit
 from sar.outofcore.residency import Residency
@@ -47,6 +48,8 @@ from sar.outofcore.transport import InProcessTransport
 from sar.outofcore.turns import Swapped, Turns
 
 POLL_SECONDS = 0.1
+AT_HAND = 0.25
+"""Of the memory that is available when the turns begin: what rows may take that all partitions read."""
 GRACE = 10.0
 """Seconds that the workers have to end after an error."""
 BUSY = 0.05
@@ -144,9 +147,12 @@ def run_in_turns(size: int, work: Callable[[int], Any], folder: Path | None) -> 
     of_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     gpu = GpuMemory(pinned_limit(of_host), of_host)
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    with process.group.guard():
+        mine = torch.tensor(max(AT_HAND * available_memory() / of_host, 1), dtype=torch.float64, device="cpu")
+        at_hand = float(torch.stack(process.group.all_gather(mine, "memory that is available")).min())
 
     def run(place: int) -> Any:
-        residency = Residency(files[place], gpu) if files else None
+        residency = Residency(files[place], gpu, at_hand) if files else None
         group = Group(InProcessTransport(process.group, turns, place, residency))
         group.replicas = Replicas(of_thread=True)
         session.set_current(process._replace(group=group, pool=BufferPool(group.device)))

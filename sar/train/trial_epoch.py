@@ -165,6 +165,7 @@ class MetaMemory(TorchDispatchMode):
     """
 
     device = "meta"
+    at_hand = float("inf")
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ the greatest score and the sum of exponentials of its destination, and returns o
 """
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from sar.comm.exchange import GradientReturn, LocalFields
 from sar.comm.halo_plan import HaloSlice
 from sar.core.collective import CallContext, Collective, ForwardOutput, widest_row, zero_total
 from sar.core.eager import uncompiled
+from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.errors import GraphError
 from sar.kernels import accumulation_dtype, add_rows
 from sar.kernels.attention import (
@@ -99,6 +100,10 @@ def attention(
                 f"Attention got parameters {tuple(parameters.shape)} for features {tuple(x.shape)}; "
                 f"expected {tuple(x.shape[1:])}."
             )
+    if not dropout:
+        by_head = x, None if y is x else y, *(p if p is None else p.unsqueeze(0) for p in (attn, attn_dst)), edge_weight
+        if len(blocks := column_blocks(context, x, by_head)) > 1:
+            return in_blocks(partial(_of_heads, context, score, factor), blocks)
     seed = int(torch.randint(2**62, (), device="cpu")) + context.structure.part * SEED_STEP if dropout else 0
     how = Attention(score, factor, dropout, seed % 2**64)
     signature = context.signature(f"attention, {score.name} {factor} {dropout}: {x.dtype} {x.shape[1:]}")
@@ -107,6 +112,16 @@ def attention(
     call = _AttentionCall(context, how, None if recompute is None else recompute.function, signature)
     inputs = Inputs(x, None if y is x else y, attn, attn_dst, edge_weight)
     return call.apply(*inputs, *(() if recompute is None else recompute.tensors))[0]
+
+
+def _of_heads(
+    context: CallContext, score: Score, factor: float, x: Tensor, y: Tensor | None, *others: Tensor | None
+) -> Tensor:
+    """`attention` of some heads, whose parameters are (1, h, D)."""
+    attn, attn_dst, edge_weight = others
+    attn, attn_dst = (p if p is None else p[0] for p in (attn, attn_dst))
+    ends = x, x if y is None else y
+    return attention(context, score, *ends, attn=attn, attn_dst=attn_dst, factor=factor, edge_weight=edge_weight)
 
 
 class _AttentionCall(Collective):

@@ -10,6 +10,7 @@ instead.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import uncompiled
+from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.core.passing.reductions import Reduction
 from sar.core.relation import Constant
 from sar.errors import GraphError
@@ -133,6 +135,14 @@ def aggregate(
         The messages combined at their destinations, (N_dst, *message), or written to the edges, (E, *message).
     """
     operands = [lhs] if rhs is None else _promoted(lhs, rhs)
+    of = {side.target: operand for side, operand in ((message.lhs, lhs), (message.rhs, rhs)) if side is not None}
+    rows, by_column = of.get(Target.U), reducer is not None and message.op is not Op.DOT
+    if by_column and rows is not None and all(operand.dim() <= rows.dim() for operand in operands):
+        return in_blocks(partial(_aggregate, context, message, reducer), column_blocks(context, rows, operands))
+    return _aggregate(context, message, reducer, *operands)
+
+
+def _aggregate(context: CallContext, message: Message, reducer: str | None, *operands: Tensor) -> Tensor:
     call = BuiltinCall(context, message, reducer, operands)
     needs_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
     # Where no sources are read, comparing operands would cost as much as computing.
