@@ -40,7 +40,9 @@ def publish(results: Results, docs: Path) -> None:
     docs.mkdir(parents=True, exist_ok=True)
     picture = f"benchmarks-{results.graph}.png"
     draw_results(results, docs / picture)
-    write_section(docs / "benchmarks.md", results.graph, main_section(results, picture))
+    write_section(
+        docs / "benchmarks.md", results.graph, main_section(results, picture, details=results.graph in GENERATED)
+    )
 
 
 def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Results]:

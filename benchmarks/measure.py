@@ -1,5 +1,6 @@
 """What the measured processes do: train one model with plain DGL, or with sar on one part of the graph."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,8 +107,14 @@ class Measurement:
     traffic: Traffic | None = None
 
 
+def without_huge_pages() -> None:
+    """Before a tensor is made: take back what `import sar` asks torch for, which others' users have not."""
+    os.environ["THP_MEM_ALLOC_ENABLE"] = "0"
+
+
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measurement:
     """Train on the whole graph with plain DGL."""
+    without_huge_pages()
     data = read_npz(graph_file)
     graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes)
     fields = {key: torch.from_numpy(data.node_data[key]) for key in FIELDS}

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import sar
+from benchmarks.measure import without_huge_pages
 from benchmarks.models import Model
 from sar.adapters.dgl.models import dgl_graph
 from sar.adapters.dgl.shim import require_dgl
@@ -97,6 +98,7 @@ class _Loader(NamedTuple):
 
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
     """DGL's loader on the whole graph."""
+    without_huge_pages()
     _set_allocator(job)
     warnings.filterwarnings("ignore", "Dataloader CPU affinity")
     dgl = require_dgl()
@@ -187,6 +189,7 @@ def whole_graph(_: Callable[[Any], None], job: Job, partition_json: Path) -> Mea
 
 def distdgl(job: Job) -> Measured:
     """DistDGL's loader and DDP, as its users write it."""
+    without_huge_pages()
     _set_allocator(job)
     distributed, dataloading = require_dgl().distributed, require_dgl().dataloading
     distributed.initialize(os.environ["DGL_IP_CONFIG"])

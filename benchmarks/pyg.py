@@ -22,6 +22,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 import sar
 from benchmarks import command
 from benchmarks.graphs import prepare
+from benchmarks.measure import without_huge_pages
 from benchmarks.models import HEAD_WIDTH, HEADS, HIDDEN
 from benchmarks.report import describe_setting, write_section
 from benchmarks.runs import LOSS_TOLERANCE, threads_each
@@ -80,6 +81,7 @@ class Model(nn.Module):
 
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
     """Train on the whole graph in one process."""
+    without_huge_pages()
     data = read_npz(graph_file)
     ends = torch.from_numpy(data.src).long(), torch.from_numpy(data.dst).long()
     x, y, mask = (torch.from_numpy(data.node_data[name]) for name in ("feat", "label", "train_mask"))

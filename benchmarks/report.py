@@ -28,13 +28,15 @@ COST = ("model", "trained by", "mode", "processor s", "/ DGL", "dense", "aggrega
 CONSTRUCTION = ("graph", "workers", "load (s)", "construct (s)", "together", "peak (MB)", "graph (MB)", "kernels (s)")
 
 
-def main_section(results: Results, picture: str) -> str:
-    """Everything about one graph."""
-    return "\n\n".join(
-        [
-            f"{describe_graph(results)}\n\n{describe_setting(results.setting)}",
-            as_markdown(table(results)),
-            f"![Epoch time, memory and bytes of each model on {results.graph}]({picture})",
+def main_section(results: Results, picture: str, *, details: bool) -> str:
+    """One graph; with `details` also where processor seconds go, and construction."""
+    parts = [
+        f"{describe_graph(results)}\n\n{describe_setting(results.setting)}",
+        as_markdown(table(results)),
+        f"![Epoch time, memory and bytes of each model on {results.graph}]({picture})",
+    ]
+    if details:
+        parts += [
             "Cost: processor seconds of an epoch, of all workers together; medians. Dense layers and aggregation are "
             "measured alone, so the rest is what the exchange adds: packing and adding rows, fresh memory, agreements, "
             "and gloo's threads.",
@@ -43,7 +45,7 @@ def main_section(results: Results, picture: str) -> str:
             "`kernels` is the compiler of the CPU kernels, loaded once a process, before the rest.",
             as_markdown(construction_table(results)),
         ]
-    )
+    return "\n\n".join(parts)
 
 
 def describe_graph(results: Results) -> str:
@@ -55,8 +57,10 @@ def describe_graph(results: Results) -> str:
 
 
 def describe_setting(setting: Mapping[str, str]) -> str:
-    """A list of what the numbers depend on."""
-    return "\n".join(f"- {key}: {value}" for key, value in setting.items())
+    """A list of what the numbers depend on; machine, versions and date in one line."""
+    together = "machine", "versions", "date"
+    lines = [f"{key}: {value}" for key, value in setting.items() if key not in together]
+    return "\n".join(f"- {line}" for line in [*lines, "; ".join(setting[key] for key in together if key in setting)])
 
 
 def table(results: Results) -> list[tuple[str, ...]]:
