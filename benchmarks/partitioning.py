@@ -17,7 +17,7 @@ from benchmarks import command
 from benchmarks.edge_files import GeneratedEdges, graph_of, prepare
 from benchmarks.edge_partitioners import method_named, method_names
 from benchmarks.plots import draw_partitioning
-from benchmarks.report import MEGA, describe_setting, write_section
+from benchmarks.report import MEGA, by_graph, describe_setting, write_section
 from benchmarks.results import read, save, setting
 from benchmarks.studies.quality import measure_quality
 from sar.adapters.dgl.shim import require_dgl
@@ -137,15 +137,17 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def by_method(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """A line for each method and balance, with a column for each graph: seconds, MB at peak, edge cut."""
-    graphs = list(dict.fromkeys(row.graph for row in rows))
-    lines = [("method", "balanced", *(f"{graph}: s, MB, cut" for graph in graphs), "largest part / mean")]
-    for method, balance in dict.fromkeys((row.method, row.balance) for row in rows):
-        found = {row.graph: row for row in rows if (row.method, row.balance) == (method, balance)}
-        sizes = [row.nodes if balance == "nodes" else row.in_edges for row in found.values()]
-        largest = max((size for size in sizes if size is not None), default=None)
-        cells = (_short(found[graph]) if graph in found else "" for graph in graphs)
-        lines.append((method, balance, *cells, "" if largest is None else f"{largest:.2f}"))
-    return lines
+    (_, _, *graphs), *lines = by_graph(rows, ("method", "balance"), "s, MB, cut", _short)
+    header = "method", "balanced", *graphs, "largest part / mean"
+    return [header, *((*line, _largest(rows, *line[:2])) for line in lines)]
+
+
+def _largest(rows: Sequence[Row], method: str, balance: str) -> str:
+    """Of what a method keeps equal, the largest part over the mean, on the worst graph."""
+    of_method = [row for row in rows if (row.method, row.balance) == (method, balance)]
+    sizes = [row.nodes if balance == "nodes" else row.in_edges for row in of_method]
+    largest = max((size for size in sizes if size is not None), default=None)
+    return "" if largest is None else f"{largest:.2f}"
 
 
 def _short(row: Row) -> str:

@@ -1,8 +1,9 @@
 """The generated parts of docs/benchmarks.md: tables, and the settings under which they were measured."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.results import SINGLE, Results, Run
 from benchmarks.summary import Row, processor, single_rise, single_seconds, summarise
@@ -134,6 +135,19 @@ def construction_table(results: Results) -> list[tuple[str, ...]]:
 
 def _most(run: Run, field: str) -> float:
     return max(float(getattr(process.construction, field)) for process in run.processes)
+
+
+def by_graph(rows: Iterable[Any], keys: Sequence[str], shown: str, cell: Callable[[Any], str]) -> list[tuple[str, ...]]:
+    """A line for each combination of some fields of the rows, with a cell for each graph; names come first.
+
+    `shown` says what is in a cell.
+    """
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        found.setdefault(tuple(getattr(row, key) for key in keys), {})[row.graph] = cell(row)
+    graphs = list(dict.fromkeys(graph for cells in found.values() for graph in cells))
+    lines = [(*key, *(cells.get(graph, "") for graph in graphs)) for key, cells in found.items()]
+    return [(*keys, *(f"{graph}: {shown}" for graph in graphs)), *lines]
 
 
 def write_section(page: Path, name: str, text: str) -> None:

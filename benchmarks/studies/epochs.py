@@ -16,7 +16,7 @@ from benchmarks.edge_partitioners import method_named, method_names
 from benchmarks.graphs import GeneratedSize, Prepared, prepare
 from benchmarks.measure import Job
 from benchmarks.models import MODELS
-from benchmarks.report import MEGA, describe_setting, write_section
+from benchmarks.report import MEGA, by_graph, describe_setting, write_section
 from benchmarks.results import Run, setting
 from benchmarks.studies.quality import measure_quality
 from benchmarks.summary import Spread, seconds
@@ -74,7 +74,8 @@ def main(argv: Sequence[str]) -> None:
     conditions = setting(command.shown("benchmarks.studies", ["epochs", *argv]), options)
     cells = table(rows)
     print(f"\n{as_text(cells)}")
-    section = f"{describe_setting(conditions)}\n\n{as_markdown(by_method(rows))}"
+    lines = by_graph(rows, ("method", "model"), "s / epoch, MB sent", _short)
+    section = f"{describe_setting(conditions)}\n\n{as_markdown(lines)}"
     write_section(arguments.docs / "benchmarks.md", "epoch of methods", section)
 
 
@@ -87,15 +88,8 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return cells
 
 
-def by_method(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A line for each method and model, with a column for each graph: seconds of an epoch, and MB sent."""
-    graphs = list(dict.fromkeys(row.graph for row in rows))
-    lines = [("method", "model", *(f"{graph}: s / epoch, MB sent" for graph in graphs))]
-    for method, model in dict.fromkeys((row.method, row.model) for row in rows):
-        of_graph = {row.graph: row for row in rows if (row.method, row.model) == (method, model)}
-        cells = (f"{Spread.of(of_graph[name].seconds).text()}, {of_graph[name].sent / MEGA:.1f}" for name in graphs)
-        lines.append((method, model, *cells))
-    return lines
+def _short(row: Row) -> str:
+    return f"{Spread.of(row.seconds).text()}, {row.sent / MEGA:.1f}"
 
 
 def _measure_all(arguments: argparse.Namespace, work: Path) -> list[Row]:

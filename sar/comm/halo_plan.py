@@ -51,6 +51,7 @@ class HaloPlan:
         self.local_rows = local_rows  # where several workers share a process, each one's `send_rows`, in one piece
         self._per_process = max(len(local_rows), 1)
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile, the latest used last
+        self._times_read: dict[int, float] = {}  # by step, of which there are as many as widths of rows
 
     def to(self, device: torch.device) -> "HaloPlan":
         """The plan on a device; itself where workers share a process, as rows of those that wait are on the CPU."""
@@ -81,13 +82,15 @@ class HaloPlan:
 
     def times_read(self, step: int) -> float:
         """How often a row is read by other workers of its process, on average, where one brings `step` with it."""
-        pairs = [
-            min(count * step, self.mean_rows)
-            for owner, counts in enumerate(self.halo_counts)
-            for reader, count in enumerate(counts)
-            if owner != reader and owner // self._per_process == reader // self._per_process
-        ]
-        return sum(pairs) / max(self.mean_rows * self.world_size, 1)
+        if step not in self._times_read:
+            pairs = [
+                min(count * step, self.mean_rows)
+                for owner, counts in enumerate(self.halo_counts)
+                for reader, count in enumerate(counts)
+                if owner != reader and owner // self._per_process == reader // self._per_process
+            ]
+            self._times_read[step] = sum(pairs) / max(self.mean_rows * self.world_size, 1)
+        return self._times_read[step]
 
     def rows_of(self, halo: HaloSlice) -> Tensor:
         """Which of the owner's rows a slice is made of; the owner is this worker or another one of its process."""

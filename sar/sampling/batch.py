@@ -221,10 +221,10 @@ def _copy_remote_rows(
     rank: int, wanted: Sequence[_FeatureRequest], found: Sequence[dict[str, Tensor]], messages: Sequence[Tensor]
 ) -> None:
     """Copy the rows of every other worker's message to their places."""
+    formats = _formats(wanted)
     for worker, message in enumerate(messages):
         if worker != rank:
-            lengths = _lengths(wanted, [w.nodes[worker] for w in wanted])
-            columns = iter(columns_of(message, _formats(wanted), lengths))
+            columns = iter(columns_of(message, formats, _lengths(wanted, [w.nodes[worker] for w in wanted])))
             for w, rows in zip(wanted, found, strict=True):
                 for out in rows.values():
                     copy_rows(next(columns), None, out, w.positions[worker])
