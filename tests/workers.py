@@ -337,6 +337,7 @@ def _serve(
 def _join(channel: Connection, rank: int, world_size: int, backend: str) -> Callable[[], None]:
     """Join the process group, at a port that rank 0 got from the kernel, and return what resets the global state."""
     import sar
+    from sar.comm.allocator import set_allocator
 
     port = 0 if rank == 0 else pickle.loads(channel.recv_bytes())
     limit = datetime.timedelta(seconds=START_LIMIT)
@@ -352,6 +353,7 @@ def _join(channel: Connection, rank: int, world_size: int, backend: str) -> Call
     def reset() -> None:
         for name, value in defaults.items():
             setattr(sar.Config, name, value)
+        set_allocator()  # a loader of mini-batches in an earlier case kept freed memory
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
         torch.manual_seed(0)
