@@ -19,11 +19,10 @@ from benchmarks.edge_partitioners import method_named, method_names
 from benchmarks.report import describe_setting, write_section
 from benchmarks.results import setting
 from benchmarks.studies.quality import measure_quality
-from sar.partition.assign.assigning import AUTO, SPRING
+from sar.partition.assign.assigning import SPRING
 from sar.partition.assign.spring import merged_clusters
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.inspect.text_tables import as_markdown, as_text
-from sar.storage.arrays import Array
 
 GENERATED = "sbm", "rmat"
 REAL = "amazon_computers", "coauthor_cs", "dblp_citation", "tolokers", "soc_epinions", "web_notredame", "road_bay"
@@ -34,31 +33,12 @@ PARTS = 4, 8, 16, 32
 
 
 @dataclass(frozen=True)
-class Clusters:
-    """Clusters with nodes in them: how many, and mean and standard deviation of their numbers of nodes."""
-
-    count: int
-    mean: float
-    deviation: float
-
-    @classmethod
-    def of(cls, sizes: Array) -> "Clusters":
-        """Of all sizes that are not 0."""
-        sizes = sizes[sizes > 0]
-        return cls(len(sizes), float(sizes.mean()), float(sizes.std()))
-
-    def cells(self) -> tuple[str, str]:
-        """For a table."""
-        return f"{self.count:,}", f"{self.mean:,.0f} ± {self.deviation:,.0f}"
-
-
-@dataclass(frozen=True)
 class GraphResult:
     """One graph.
 
     factors: (nodes + halo nodes of all parts) / nodes, by method, one for each number of parts.
     uneven: the largest part's nodes over the mean, the greatest of all these.
-    clustered, merged: SPRING's clusters before and after merging.
+    clustered, merged: how many clusters of SPRING's have nodes before and after merging.
     """
 
     graph: str
@@ -66,14 +46,14 @@ class GraphResult:
     edges: int
     factors: dict[str, list[float]]
     uneven: float
-    clustered: Clusters
-    merged: Clusters
+    clustered: int
+    merged: int
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, and write the tables."""
+    """Measure, and write the table."""
     size = GeneratedEdges(nodes=100_000, edges=2_000_000)
-    methods = [name for name in method_names() if name != AUTO]
+    methods = method_names()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.studies replication", description=__doc__)
     command.add_paths(parser)
     command.add_graphs(parser, "--graphs", GENERATED, REAL)
@@ -88,31 +68,26 @@ def main(argv: Sequence[str]) -> None:
     numbers = [str(number) for number in arguments.parts]
     shown = command.shown("benchmarks.studies", ["replication", *argv])
     conditions = setting(shown, {"parts": ", ".join(numbers)})
-    tables = [factor_table(results, numbers), cluster_table(results)]
-    print("\n\n".join(map(as_text, tables)))
-    compared = f"Clusters of nodes with {numbers[0]} parts in view:"
-    sections = [describe_setting(conditions), as_markdown(tables[0]), compare(results), compared]
-    write_section(arguments.docs / "benchmarks.md", "replication", "\n\n".join([*sections, as_markdown(tables[1])]))
+    table = factor_table(results, numbers)
+    print(as_text(table))
+    sections = [describe_setting(conditions), as_markdown(table), f"{compare(results)} {merging(results)}"]
+    write_section(arguments.docs / "benchmarks.md", "replication", "\n\n".join(sections))
 
 
 def factor_table(results: Sequence[GraphResult], numbers: Sequence[str]) -> list[tuple[str, ...]]:
-    """A line for each graph and least or greatest number of parts, with a column for each method."""
+    """A line for each graph, with the factors of the least and the greatest number of parts of each method."""
+    ends = sorted({0, len(numbers) - 1})
     lines = [("graph", "nodes", "edges", "parts", *results[0].factors)]
     for one in results:
-        for index in sorted({0, len(numbers) - 1}):
-            factors = (f"{of_method[index]:.2f}" for of_method in one.factors.values())
-            lines.append((one.graph, f"{one.nodes:,}", f"{one.edges:,}", numbers[index], *factors))
+        factors = (", ".join(f"{of_method[i]:.2f}" for i in ends) for of_method in one.factors.values())
+        lines.append((one.graph, f"{one.nodes:,}", f"{one.edges:,}", ", ".join(numbers[i] for i in ends), *factors))
     return lines
 
 
-def cluster_table(results: Sequence[GraphResult]) -> list[tuple[str, ...]]:
-    """A line for each graph."""
-    header = ("graph", "clusters", "nodes in one", "merged clusters", "nodes in one of them", "fewer by")
-    lines: list[tuple[str, ...]] = [header]
-    for one in results:
-        times = f"{one.clustered.count / one.merged.count:,.1f} x"
-        lines.append((one.graph, *one.clustered.cells(), *one.merged.cells(), times))
-    return lines
+def merging(results: Sequence[GraphResult]) -> str:
+    """How many times fewer clusters there are after merging."""
+    times = [one.clustered / one.merged for one in results]
+    return f"Merging leaves {min(times):,.1f} to {max(times):,.1f} times fewer clusters."
 
 
 def compare(results: Sequence[GraphResult]) -> str:
@@ -164,7 +139,6 @@ def measure(name: str, edges: Path, num_nodes: int, arguments: argparse.Namespac
             quality = measure_quality(graph, part_of, parts)
             factors[method].append(quality.replication_factor)
             uneven = max(uneven, quality.balance["nodes"])
-    _, merging = merged_clusters(AssignmentTask(graph, arguments.parts[0], Path("unused"), arguments.seed))
-    clustered = Clusters.of(np.bincount(merging.of_node))
-    merged = Clusters.of(merging.weights[:, 0].astype(np.int64))
-    return GraphResult(name, num_nodes, graph.total_edges, factors, uneven, clustered, merged)
+    _, of_clusters = merged_clusters(AssignmentTask(graph, arguments.parts[0], Path("unused"), arguments.seed))
+    clustered, merged = len(np.unique(of_clusters.of_node)), np.count_nonzero(of_clusters.weights[:, 0])
+    return GraphResult(name, num_nodes, graph.total_edges, factors, uneven, clustered, int(merged))
