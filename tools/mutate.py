@@ -163,8 +163,8 @@ MUTANTS = [
     Mutant(
         "one worker's gradient only",
         "sar/core/collective.py",
-        "call.needed = reduce(or_, call.all_flags)",
-        "call.needed = call.flags()",
+        "self.needed = reduce(or_, self.all_flags)",
+        "self.needed = self.flags()",
         "tests/core/test_gradient_rules.py::test_an_edge_gradient_wanted_on_one_rank_only",
     ),
     Mutant(

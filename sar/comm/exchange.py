@@ -10,9 +10,10 @@ exist at a time, or twice as many where one exchange both fetches rows and retur
 makes their sum fit `Config.comm_buffer_bytes`. After the last step their memory goes back to the system, because the
 layers' own tensors are largest between exchanges.
 
-The own shard is computed first. It takes longer than a tile, and no gradients are on their way yet: so the buffers of
-gradients and of the tile that is computed hold further rows meanwhile. For the same reason gradients are waited for
-only when their buffers are needed, after more rows are posted.
+The own edges are computed while the first messages travel: rows, or where only gradients do, those of the first tiles.
+Of rows there are more at first: the buffers of gradients and of the tile that is computed hold them, too, as no
+gradients are on their way yet. For the same reason gradients are waited for only when their buffers are needed, after
+more rows are posted.
 
 [Note: rows of the same process]
 Workers of one process (`Transport.local_peers`) have their turns one after the other. All let the others read their
@@ -47,6 +48,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -74,6 +76,10 @@ class Tile(NamedTuple):
     # Where `rows` have a row for each of the sender's nodes, which of them the tile's are, (tile rows,) ascending;
     # `grads` are the sender's totals then.
     sources: Tensor | None = None
+
+
+OWN_ROWS = Tile(None, None, None)
+"""In the place of a tile, for edges that read this worker's own rows."""
 
 
 class LocalFields(NamedTuple):
@@ -153,10 +159,12 @@ class Exchange:
         keep: bool = False,
         local: LocalFields | None = None,
         returns: GradientReturn | None = None,
+        own_first: bool = False,
     ) -> Iterator[Tile]:
         """Iterate over the tiles that this worker receives, and return gradients: see [Note: one exchange].
 
-        The first transfers are posted at once, the rest as the iterator is consumed.
+        The first transfers are posted at once, the rest as the iterator is consumed. `OWN_ROWS` stands where the own
+        edges are to be computed.
 
         Args:
             device: where rows and gradients are computed on.
@@ -166,6 +174,7 @@ class Exchange:
             local: given where the caller can read the rows of workers of the same process where they lie, by
                 `Tile.sources`; with the columns that only these need.
             returns: where gradients go; None to return none.
+            own_first: let `OWN_ROWS` come first, as it does wherever rows are fetched.
         """
         self._number = self.group.calls
         crosses = device.type not in ("cpu", "meta") and self.group.device.type == "cpu"
@@ -184,12 +193,14 @@ class Exchange:
         backward = None if returns is None else _Backward(self, device, returns)
         if outward is not None:
             outward.post(self.first)
-        here: Iterator[Tile] = iter(())
+        own_first = own_first or several or outward is not None
+        here: Iterator[Tile] = iter((OWN_ROWS,) if own_first else ())
         if local is not None and several:
-            here = self._read_in_place(fields is not None)
+            here = chain(here, self._read_in_place(fields is not None))
         elif several:
-            here = self._copied(device, fields is not None, keep, returns)
-        return self._walk_all(here, self._walk(outward, backward), meets=several and returns is not None)
+            here = chain(here, self._copied(device, fields is not None, keep, returns))
+        travelling = self._walk(outward, backward, own_after=-1 if own_first else self.depth + 1)
+        return self._walk_all(here, travelling, meets=several and returns is not None)
 
     def _walk_all(self, here: Iterator[Tile], travelling: Iterator[Tile], *, meets: bool) -> Iterator[Tile]:
         """The tiles of this process, and then those of others; their buffers are gone before the workers meet."""
@@ -202,8 +213,11 @@ class Exchange:
             for total in totals:
                 total.will_need()
 
-    def _walk(self, outward: "_Outward | None", backward: "_Backward | None") -> Iterator[Tile]:
+    def _walk(self, outward: "_Outward | None", backward: "_Backward | None", own_after: int) -> Iterator[Tile]:
+        """The tiles that travel, and after so many steps, or the last one, the own edges; not where that is below 0."""
         for i, step in enumerate(self.steps):
+            if i == own_after:
+                yield OWN_ROWS
             rows = grads = None
             if outward is not None:
                 outward.post(i + self.depth + 1)
@@ -217,6 +231,8 @@ class Exchange:
                 backward.post(step)
             if outward is not None:
                 outward.finish()
+        if own_after >= len(self.steps):
+            yield OWN_ROWS
         if backward is not None:
             backward.accumulate_received(0)
         self.pool.clear()

@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import _StopRecomputationError
 
+from sar.comm.beside import Beside, blocked_since
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import FollowedCall, counters, followed
 from sar.comm.transport import LEFT_EARLY, Message, Shared, Transport, Wait
@@ -77,6 +78,7 @@ class Group:
         self._known = True  # whether a call has raised what stopped the group
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
+        self._beside: Beside[Any] | None = None  # what has not ended of the latest call
         self._latest = "no distributed call yet"
         self._lock = threading.Lock()
 
@@ -123,6 +125,7 @@ class Group:
             raise self._stop_error()
         if self.stopped is None:  # an error of others has not come here yet; or there is none, which they then hear
             self.abort(sys.exc_info()[1] or CommunicationError(f"Worker {self.rank} called sar.recover({step})."))
+        self._end_beside()
         with self._lock:
             self.generation += 1
             self.stopped = None
@@ -206,6 +209,7 @@ class Group:
         self.follow(call)
         if self.world_size == 1:
             return [flags]
+        self._end_beside()
         self._claim(call)
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
@@ -227,6 +231,27 @@ class Group:
             with self.guard():
                 self.replicas.compare(list(models), partial(self.all_gather, call=call))
         return list(all_flags)
+
+    def run_beside(self, rest: Callable[[], T]) -> Callable[[], T]:
+        """Run the rest of the agreed call in another thread; what this gives waits for its end, for the result.
+
+        This thread goes on once the rest mostly waits. The next agreement waits for its end, too.
+        """
+        beside: Beside[T] = Beside(rest, self.abort)
+        self._beside = beside
+        beside.wait_for_waiting()
+
+        def result() -> T:
+            beside.wait()
+            self._beside = None
+            return beside.result()
+
+        return result
+
+    def _end_beside(self) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.wait()
 
     def follow(self, call: str) -> None:
         """Tell those who follow calls that one begins, which ends with the innermost `guard`."""
@@ -337,7 +362,7 @@ class Group:
             self._explain(error, call, who)
         finally:
             if self._alone:
-                counters.seconds_waited += time.perf_counter() - start
+                counters.seconds_waited += max(time.perf_counter() - blocked_since(start), 0.0)
 
     @contextmanager
     def _waiting(self, call: str, who: str) -> Iterator[None]:

@@ -41,8 +41,8 @@ class Abandonable(threading.Thread, Generic[T]):
 
     _all: ClassVar["WeakSet[Abandonable[Any]]"] = WeakSet()
 
-    def __init__(self, function: Callable[[], T]) -> None:
-        super().__init__(name="sar-store", daemon=True)
+    def __init__(self, function: Callable[[], T], name: str = "sar-store") -> None:
+        super().__init__(name=name, daemon=True)
         self._function = function
         self._results: list[T] = []
         self._error: BaseException | None = None

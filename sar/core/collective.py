@@ -12,6 +12,14 @@ unpacks it first, before it communicates: there torch notices fields that were c
 checkpointed forward again. Unless the graph is retained, the list is then the only owner: what a backward takes out of
 it and lets go of is free.
 
+[Note: two halves]
+What a layer computes beside a call (`Collective.apply_beside`) can hide the wire. The call is two nodes of autograd
+then, tied by an empty tensor. The first agrees and computes the own edges, while another thread has the first messages
+on their way. That thread goes on with the rest, and the second node waits for its end. Autograd runs nodes in the
+reverse order of their making, so in the backward, too, the layer's own computation stands between the halves. What
+travels, and in which order, is as in one node. Where an error comes between the halves, the other thread still does
+what the other workers wait for.
+
 [Note: second derivatives]
 There are none, and to ask for one raises. torch's `once_differentiable` is not enough: where the loss is linear in a
 result, or where autograd is asked for the gradients of some inputs only, it leaves out this call's part in silence. So
@@ -19,18 +27,19 @@ a gradient that is made to be differentiated again depends, by a node that raise
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.exchange import Exchange, Tile
+from sar.comm.beside import mostly_waits
+from sar.comm.exchange import OWN_ROWS, Exchange, Tile
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.settings import Settings
@@ -41,8 +50,7 @@ from sar.kernels import EdgeBlock, accumulation_dtype
 from sar.ranges import named
 from sar.raw_memory import empty_spillable
 
-OWN_ROWS = Tile(None, None, None)
-"""In the place of a tile, for edges that read this worker's own rows."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class CallContext:
         return Exchange(self.group, plan, self.settings, widest, pool, signature, both_ways=both_ways)
 
     def tiles(self, received: Iterable[Tile] | None) -> Iterator[tuple[EdgeBlock, Tile]]:
-        """All edges of the relation, with the tile that they read: the own shard first, while the first tiles travel.
+        """All edges of the relation, with the tile that they read; the own ones while the first messages travel.
 
         Edges that read this worker's rows come with `OWN_ROWS`. `received` is the exchange, which has begun; None where
         nothing travels.
@@ -78,11 +86,13 @@ class CallContext:
         if received is None:
             yield from ((block, OWN_ROWS) for block in self.relation.blocks)
             return
-        with named("own edges"):
-            yield self.relation.blocks[self.structure.part], OWN_ROWS
         for tile in received:
             halo = tile.halo
-            assert halo is not None
+            if halo is None:
+                with named("own edges"):
+                    yield self.relation.blocks[self.structure.part], tile
+                mostly_waits()
+                continue
             with named(f"tile {halo.begin}-{halo.end} of worker {halo.owner}"):
                 if tile.sources is None:
                     yield self.relation.tile(halo), tile
@@ -118,6 +128,9 @@ class Collective(ABC):
         self.needs: tuple[bool, ...] = ()  # whether each input needs a gradient on this worker
         self.all_flags: list[int] = []  # of every worker; see `flags`
         self.needed = 0  # what needs a gradient on any worker; bit i is input i, unless `flags` says otherwise
+        self.dtypes: list[torch.dtype | None] = []  # of the inputs
+        self.number = 0  # of the forward; see `Group.call_id`
+        self._rest: Callable[[], Any] | None = None
         self.given = torch.empty(0, device="cpu")  # stands for all inputs: see [Note: second derivatives]
 
     @abstractmethod
@@ -144,6 +157,16 @@ class Collective(ABC):
         results: tuple[Tensor, ...] = _Node.apply(anchor, self, *inputs)
         return results
 
+    def apply_beside(self, work: Callable[[], T], *inputs: Tensor | None) -> tuple[tuple[Tensor, ...], T]:
+        """As `apply`, where the call is distributed, and what `work` makes meanwhile: see [Note: two halves]."""
+        with self.guard():
+            anchor = torch.empty(0, requires_grad=torch.is_grad_enabled(), device="cpu")
+            (self.given,) = _NotTwice.apply([self.given], *inputs)
+            tie = _FirstHalf.apply(anchor, self, *inputs)
+            made = work()
+            results: tuple[Tensor, ...] = _SecondHalf.apply(tie, self)
+        return results, made
+
     def begin(self, what: str, flags: int = 0, *, communicates: bool) -> list[int]:
         """Begin one direction, with an agreement where it communicates; return all workers' flags, or one's own."""
         if self.group is not None and communicates:
@@ -156,21 +179,20 @@ class Collective(ABC):
         """The group's guard, where there is a group."""
         return nullcontext() if self.group is None else self.group.guard()
 
+    # -- what the nodes of autograd have in common
 
-class _Node(torch.autograd.Function):
-    """See [Note: one worker's gradient is everybody's] and [Note: saved tensors]."""
+    def begin_forward(self, ctx: Any, inputs: Sequence[Tensor | None]) -> None:
+        """Agree on the forward."""
+        self.needs = ctx.needs_input_grad[2:]
+        self.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
+        self.all_flags = self.begin(self.signature, self.flags(), communicates=self.distributed)
+        self.needed = reduce(or_, self.all_flags)
+        self.number = 0 if self.group is None else self.group.call_id
 
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        call.needs = ctx.needs_input_grad[2:]
-        with call.guard():
-            call.all_flags = call.begin(call.signature, call.flags(), communicates=call.distributed)
-            call.needed = reduce(or_, call.all_flags)
-            ctx.number = 0 if call.group is None else call.group.call_id
-            made = call.forward(*inputs)
-        ctx.call = call
-        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
-        if call.needed:
+    def end_forward(self, ctx: Any, made: ForwardOutput) -> tuple[Tensor, ...]:
+        """Save what the backward needs; give the results."""
+        ctx.call = self
+        if self.needed:
             ctx.save_for_backward(*made.saved)
             constants = [r for r in made.results if not r.is_floating_point() and not r.is_complex()]
             ctx.mark_non_differentiable(*made.constants, *constants)
@@ -178,17 +200,81 @@ class _Node(torch.autograd.Function):
             ctx.mark_non_differentiable(*made.results)
         return made.results
 
+    def begin_backward(self, ctx: Any) -> list[Any]:
+        """Agree on the backward; give what was saved for it."""
+        saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
+        ctx.maybe_clear_saved_tensors()
+        self.begin(f"{BACKWARD}{self.signature}; call {self.number}", communicates=self.backward_communicates)
+        return saved
+
+    def end_backward(self, made: Sequence[Tensor | None], *grads: Tensor) -> Any:
+        """The gradients of what a node was given: an anchor, the call, and its inputs."""
+        wanted = zip(made, self.dtypes, self.needs, strict=True)
+        found = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)]
+        return _NotTwice.apply(found, self.given, *grads) if torch.is_grad_enabled() else tuple(found)
+
+    def run_beside(self, rest: Callable[[], Any]) -> None:
+        """Run the rest of a direction beside this thread, until `take_rest`."""
+        assert self.group is not None
+        self._rest = self.group.run_beside(rest)
+
+    def take_rest(self) -> Any:
+        """What `run_beside` has made; nothing is left of it here."""
+        rest, self._rest = self._rest, None
+        assert rest is not None
+        with self.guard():
+            return rest()
+
+
+class _Node(torch.autograd.Function):
+    """See [Note: one worker's gradient is everybody's] and [Note: saved tensors]."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        with call.guard():
+            call.begin_forward(ctx, inputs)
+            made = call.forward(*inputs)
+        return call.end_forward(ctx, made)
+
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         call: Collective = ctx.call
         with torch.no_grad(), call.guard():
-            saved = list(ctx.saved_tensors)  # unpacked once, as checkpoints require
-            ctx.maybe_clear_saved_tensors()
-            call.begin(f"{BACKWARD}{call.signature}; call {ctx.number}", communicates=call.backward_communicates)
-            made = call.backward(saved, *grads)
-        wanted = zip(made, ctx.dtypes, call.needs, strict=True)
-        found = [None, None, *(g.to(dtype) if need and g is not None else None for g, dtype, need in wanted)]
-        return _NotTwice.apply(found, call.given, *grads) if torch.is_grad_enabled() else tuple(found)
+            made = call.backward(call.begin_backward(ctx), *grads)
+        return call.end_backward(made, *grads)
+
+
+class _FirstHalf(torch.autograd.Function):
+    """What begins a forward, and ends its backward: see [Note: two halves]."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: Collective, *inputs: Tensor | None) -> Tensor:
+        with call.guard():
+            call.begin_forward(ctx, inputs)
+            call.run_beside(partial(call.forward, *inputs))
+        ctx.call = call
+        return torch.empty_like(anchor)
+
+    @staticmethod
+    def backward(ctx: Any, tie: Tensor) -> Any:
+        call: Collective = ctx.call
+        return call.end_backward(call.take_rest(), tie)
+
+
+class _SecondHalf(torch.autograd.Function):
+    """What ends a forward, and begins its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tie: Tensor, call: Collective) -> tuple[Tensor, ...]:
+        return call.end_forward(ctx, call.take_rest())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        call: Collective = ctx.call
+        with torch.no_grad(), call.guard():
+            call.run_beside(partial(call.backward, call.begin_backward(ctx), *grads))
+        tie = torch.empty(0, device="cpu")
+        return *(_NotTwice.apply([tie], call.given, *grads) if torch.is_grad_enabled() else (tie,)), None
 
 
 class _NotTwice(torch.autograd.Function):

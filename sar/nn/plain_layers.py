@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sar.core.passing.attention import Recompute, attention
-from sar.core.passing.builtin import COPY_SOURCE, aggregate
+from sar.core.passing.builtin import COPY_SOURCE, aggregate, mean_of_sources
 from sar.kernels.attention_operands import Score
 
 SLOPE = 0.2  # of GAT's leaky ReLU
@@ -26,11 +26,9 @@ class SAGEConv(nn.Module):
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
         width, next_width = self.fc_neigh.in_features, self.fc_neigh.out_features
-        if width > next_width:  # what is narrower travels
-            neighbors = aggregate(graph.call_context(), COPY_SOURCE, "mean", self.fc_neigh(x))
-        else:
-            neighbors = self.fc_neigh(aggregate(graph.call_context(), COPY_SOURCE, "mean", x))
-        out: Tensor = self.fc_self(x) + neighbors
+        rows = self.fc_neigh(x) if width > next_width else x  # what is narrower travels
+        mean, own = mean_of_sources(graph.call_context(), rows, lambda: self.fc_self(x))
+        out: Tensor = own + (mean if width > next_width else self.fc_neigh(mean))
         return out
 
 

@@ -86,6 +86,8 @@ def test_rows_and_gradients_arrive_in_any_order_of_messages(workers, depth, tile
             group.calls += 1
             returns = GradientReturn([total], add) if give else None
             for tile, rows, grads, _ in exchange.exchange_tiles(CPU, [x[rank]] if fetch else None, returns=returns):
+                if tile is None:  # the own edges' turn
+                    continue
                 sent = x[tile.owner][plans[tile.owner].send_rows[rank][tile.begin : tile.end]]
                 if fetch:
                     assert torch.equal(rows[0], sent)

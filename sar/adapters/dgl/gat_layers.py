@@ -71,7 +71,7 @@ def _say_once(layer: str) -> None:
 @in_one_pass
 def gat_conv(layer: Any, graph: GraphShardManager, feat: Features, edge_weight: Tensor | None = None) -> Tensor:
     """`GATConv`: scores are leaky_relu(attn_l . W h_src + attn_r . W h_dst)."""
-    source, destination = _ends(graph, feat, layer.feat_drop)
+    source, destination = ends_of(graph, feat, layer.feat_drop)
     project_src, project_dst = (layer.fc_src, layer.fc_dst) if hasattr(layer, "fc_src") else (layer.fc, layer.fc)
     x = _heads(layer, project_src(source))
     y = _heads(layer, project_dst(destination)) if isinstance(feat, tuple) else _own(graph, x)
@@ -93,7 +93,7 @@ def gat_conv(layer: Any, graph: GraphShardManager, feat: Features, edge_weight: 
 @in_one_pass
 def gatv2_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor:
     """`GATv2Conv`: scores are attn . leaky_relu(W_src h_src + W_dst h_dst)."""
-    source, destination = _ends(graph, feat, layer.feat_drop)
+    source, destination = ends_of(graph, feat, layer.feat_drop)
     x = _heads(layer, layer.fc_src(source))
     shared = layer.fc_dst is layer.fc_src and not isinstance(feat, tuple)
     y = _own(graph, x) if shared else _heads(layer, layer.fc_dst(destination))
@@ -126,7 +126,7 @@ def dot_gat_conv(layer: Any, graph: GraphShardManager, feat: Features) -> Tensor
     return attention(graph.call_context(), Score.DOT, x, y, factor=layer._out_feats**-0.5, recompute=recompute)
 
 
-def _ends(graph: GraphShardManager, feat: Features, drop: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def ends_of(graph: GraphShardManager, feat: Features, drop: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Features of the sources and the destinations, after dropout."""
     if isinstance(feat, tuple):
         return drop(feat[0]), drop(feat[1])

@@ -20,14 +20,14 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from sar.adapters.dgl.gat_layers import dot_gat_conv, gat_conv, gatv2_conv
+from sar.adapters.dgl.gat_layers import dot_gat_conv, ends_of, gat_conv, gatv2_conv
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.collectives import all_max
 from sar.comm.group import Group
 from sar.config import Config
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL, INSTEAD
-from sar.core.passing.builtin import copy_to_edges
+from sar.core.passing.builtin import copy_to_edges, mean_of_sources
 from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import GraphError
 from sar.kernels import compile_ahead
@@ -39,6 +39,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Forward = Callable[..., Any]
 _FORWARD = "forward"
+
+
+def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Tensor:
+    """`SAGEConv`: the part of the nodes themselves is computed while their neighbours' rows travel."""
+    if layer._aggre_type != "mean" or edge_weight is not None:
+        return original(layer, graph, feat, edge_weight)  # type: ignore[no-any-return]
+    with graph.local_scope():
+        source, destination = ends_of(graph, feat, layer.feat_drop)
+        first = layer._in_src_feats > layer._out_feats  # what is narrower travels
+        graph.srcdata["h"] = layer.fc_neigh(source) if first else source
+        mean, own = mean_of_sources(graph.call_context(), graph.srcdata["h"], partial(layer.fc_self, destination))
+        out: Tensor = own + (mean if first else layer.fc_neigh(mean))
+    out = out if layer.activation is None else layer.activation(out)
+    return out if layer.norm is None else layer.norm(out)
 
 
 def edge_weight_norm(original: Forward, layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
@@ -175,6 +189,7 @@ class LayerPatch(NamedTuple):
 
 
 PATCHED_LAYERS = [
+    LayerPatch("conv.SAGEConv", sage_conv),
     LayerPatch("conv.GATConv", gat_conv),
     LayerPatch("conv.GATv2Conv", gatv2_conv),
     LayerPatch("conv.DotGatConv", dot_gat_conv),

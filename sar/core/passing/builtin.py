@@ -19,6 +19,7 @@ from torch import Tensor
 from sar.comm.exchange import GradientReturn, LocalFields, Tile
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
+from sar.comm.settings import SMALL_TILE
 from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.passing.column_blocks import column_blocks, in_blocks
@@ -48,6 +49,7 @@ ALONE = 1  # in its place, where one worker has nobody to agree with
 Values = Sequence[Tensor | None]
 """Operands or their gradients: of the left one, and of the right one where there is one."""
 
+T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 REDUCERS = ("sum", "mean", "max", "min")
@@ -142,13 +144,30 @@ def aggregate(
     return _aggregate(context, message, reducer, *operands)
 
 
+@uncompiled
+def mean_of_sources(context: CallContext, x: Tensor, beside: Callable[[], T]) -> tuple[Tensor, T]:
+    """The mean of each node's sources, (N_dst, ...), of (N_src, ...) rows, and what `beside` makes while they travel.
+
+    A collective call.
+    """
+    travels = context.relation.plan.most_sent * RowFormat.of([x]).row_bytes
+    if x.device.type != "cpu" or len(context.group.local_peers) > 1 or travels < SMALL_TILE:
+        return aggregate(context, COPY_SOURCE, "mean", x), beside()
+    results, made = _call(context, COPY_SOURCE, "mean", [x]).apply_beside(beside, x)
+    return results[0], made
+
+
 def _aggregate(context: CallContext, message: Message, reducer: str | None, *operands: Tensor) -> Tensor:
+    return _call(context, message, reducer, operands).apply(*operands)[0]
+
+
+def _call(context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> "BuiltinCall":
     call = BuiltinCall(context, message, reducer, operands)
     needs_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
     # Where no sources are read, comparing operands would cost as much as computing.
     if context.settings.cache and call.source is not None and reducer is not None and not needs_gradient:
         call.constant = context.relation.constants.find((call.message, reducer, context.settings), operands)
-    return call.apply(*operands)[0]
+    return call
 
 
 @uncompiled

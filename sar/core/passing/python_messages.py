@@ -285,7 +285,8 @@ class PythonCall(Collective):
             returns = GradientReturn(totals, add_rows) if totals else None
             exchange, fetch = self.context.exchange(widest_row(src), self.signature), not self.context.settings.keep
             device = self.context.structure.device
-            received = exchange.exchange_tiles(device, src if fetch else None, returns=returns)
+            # In the order of the forward, in which the function drew its random numbers.
+            received = exchange.exchange_tiles(device, src if fetch else None, returns=returns, own_first=True)
         given = iter(saved[first_kept:])
         kept = {halo: [next(given) for _ in range(self.num_src)] for halo in self.kept}
         with self.state.restored():

@@ -1,0 +1,167 @@
+"""Calls in two halves: what stands between them is computed while messages travel, and may fail there."""
+
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import dgl.nn
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import sar
+from sar.comm.beside import Beside
+from sar.core.passing import builtin
+from tests.core.attempts import catch, fail_on_all_ranks
+from tests.matrix import corner
+from tests.parity.harness import build, check, deal, parameter_gradients, random_data, weighted_sum
+from tests.parity.scenarios import SCENARIOS
+
+pytestmark = pytest.mark.processes("workers of one process make such calls in one piece")
+
+
+@contextmanager
+def in_two_halves():
+    """Calls of any size; gives what is waited for, and when."""
+    events = []
+
+    def wait(beside):
+        events.append("wait")
+        wait_for_end(beside)
+
+    wait_for_end = Beside.wait
+    with patch.object(builtin, "SMALL_TILE", 0), patch.object(Beside, "wait", wait):
+        yield events
+
+
+def train(graph, data, how):
+    """Two layers: one whose products travel, and one whose inputs do."""
+    torch.manual_seed(1)
+    model = nn.ModuleList(dgl.nn.SAGEConv(*widths, "mean") for widths in ((6, 4), (4, 6))).to(torch.float64)
+    x = data.leaf("x")
+    if how == "frozen":
+        x = x.detach()
+        model[0].requires_grad_(False)
+    h = x
+    for layer in model:
+        block = lambda h, layer=layer: layer(graph, h).tanh()  # noqa: E731
+        h = checkpoint(block, h, use_reentrant=False) if how == "checkpointed" else block(h)
+    loss = weighted_sum(h, data.nodes["cotangent"])
+    if how == "twice":
+        loss.backward(retain_graph=True)
+    loss.backward()
+    with torch.inference_mode():
+        evaluated = model[0](graph, data.nodes["x"])
+    gradients = parameter_gradients(model)
+    if x.grad is not None:
+        gradients["node x.grad"] = x.grad
+    return {"node h": h, "node evaluated": evaluated, **gradients}
+
+
+def train_in_two_halves(graph, data, how):
+    """The same bits as in one piece."""
+    if not dist.is_initialized():
+        return train(graph, data, how)
+    sar.patch_dgl()
+    expected = train(graph, data, how)
+    with in_two_halves() as events:
+        made = train(graph, data, how)
+    assert events
+    assert made.keys() == expected.keys()
+    assert all(torch.equal(made[name], expected[name]) for name in expected)
+    return made
+
+
+@pytest.mark.parametrize("scenario", ["isolated", "first worker without nodes"])
+@pytest.mark.parametrize("world_size", [corner(2), 3])
+def test_results_and_gradients(pool, world_size, scenario):
+    parts = SCENARIOS[scenario](world_size)
+    cases = [(train_in_two_halves, (how,)) for how in ("", "frozen", "checkpointed", "twice")]
+    check(pool, parts, random_data(parts, torch.float64), cases)
+
+
+def add_own(graph, x, in_forward, in_backward):
+    """The mean of the sources' x and each node's own x; both functions are called between the halves."""
+
+    def own():
+        in_forward()
+        made = 2 * x
+        made.register_hook(lambda grad: in_backward())
+        return made
+
+    mean, made = builtin.mean_of_sources(graph.call_context(), x, own)
+    return mean + made
+
+
+def what_happens(mine):
+    partition, data = mine
+    graph = build(partition, 1)
+    with in_two_halves() as events:
+        out = add_own(graph, data.leaf("x"), lambda: events.append("forward"), lambda: events.append("backward"))
+        weighted_sum(out, data.nodes["cotangent"]).backward()
+    return events
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_the_second_half_comes_after_what_stands_between(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    for events in pool.run(what_happens, per_rank=deal(parts, random_data(parts, torch.float64))):
+        assert events == ["forward", "wait", "backward", "wait"]
+
+
+def fail_on_worker_1(*_):
+    if sar.rank() == 1:
+        raise ValueError("on purpose")
+
+
+def nothing():
+    pass
+
+
+def error_in_the_forward(graph, data):
+    with in_two_halves():
+        add_own(graph, data.leaf("x"), fail_on_worker_1, nothing)
+        sar.all_sum(1.0)
+
+
+def error_in_the_other_thread(graph, data):
+    with in_two_halves(), patch.object(builtin, "aggregate_sum", fail_on_worker_1):
+        add_own(graph, data.leaf("x"), nothing, nothing)
+        sar.all_sum(1.0)
+
+
+@pytest.mark.parametrize("program", [error_in_the_forward, error_in_the_other_thread])
+@pytest.mark.parametrize("world_size", [2])
+def test_an_error_reaches_everybody(pool, world_size, program):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), program)
+    assert failures[1].kind == "ValueError"
+    assert "CommunicationError" in failures[0].bases
+    assert all("on purpose" in failure.message for failure in failures)
+
+
+def error_in_the_backward(mine):
+    """All go on in step after it: worker 1 has sent what the other waits for."""
+    partition, data = mine
+    graph, x = build(partition, 1), data.leaf("x")
+
+    def step(x, in_backward):
+        weighted_sum(add_own(graph, x, nothing, in_backward), data.nodes["cotangent"]).backward()
+
+    step(x, nothing)
+    with in_two_halves() as events:
+        failure = catch(step, data.leaf("x"), fail_on_worker_1)
+        again = data.leaf("x")
+        step(again, nothing)
+    assert torch.equal(x.grad, again.grad)
+    return failure, events
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_an_error_in_the_backward_is_one_worker_s_own(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    of_0, of_1 = pool.run(error_in_the_backward, per_rank=deal(parts, random_data(parts, torch.float64)))
+    assert of_0[0] is None
+    assert "on purpose" in of_1[0].message
+    # Worker 1 waits for the end of the first backward in the agreement after it.
+    assert of_0[1] == of_1[1] == ["wait"] * 4
