@@ -1,6 +1,5 @@
 """The rest of an agreed call in a thread of its own, beside the thread that computes what does not depend on it."""
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from sar.comm.statistics import counters
 from sar.comm.store_notes import Abandonable
 
 T = TypeVar("T")
@@ -17,8 +17,7 @@ class Beside(Abandonable[T]):
     """Runs `rest` without gradients, and tells `failed` of an error; all waits inside are bounded."""
 
     def __init__(self, rest: Callable[[], T], failed: Callable[[BaseException], None]) -> None:
-        self.mostly_waits = threading.Event()
-        self.blocks_since = 0.0  # since when the thread that computes has waited for this one
+        self.mostly_waits = threading.Event()  # set once that is what is left
         self._failed = failed
         self._inference = torch.is_inference_mode_enabled()
         super().__init__(rest, "sar-call")
@@ -30,25 +29,14 @@ class Beside(Abandonable[T]):
             self._failed(self._error)
         self.mostly_waits.set()
 
-    def wait_for_waiting(self) -> None:
-        """Until what is left is mostly to wait, or nothing is."""
-        self.mostly_waits.wait()
-        self.blocks_since = math.inf
-
     def wait(self) -> None:
-        """Until it has ended."""
-        self.blocks_since = time.perf_counter()
+        """Wait for its end; counts as waiting, as what this thread waits for itself does not."""
+        start = time.perf_counter()
         self.join()
+        counters.seconds_waited += time.perf_counter() - start
 
 
-def mostly_waits() -> None:
-    """Say, inside a call, that what is left of it is mostly to wait."""
+def current() -> Beside[object] | None:
+    """This thread, if it is beside the one that computes."""
     thread = threading.current_thread()
-    if isinstance(thread, Beside):
-        thread.mostly_waits.set()
-
-
-def blocked_since(start: float) -> float:
-    """Since when the thread that computes is blocked, where this one has waited since `start`."""
-    thread = threading.current_thread()
-    return max(start, thread.blocks_since) if isinstance(thread, Beside) else start
+    return thread if isinstance(thread, Beside) else None

@@ -48,7 +48,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -194,17 +193,21 @@ class Exchange:
         if outward is not None:
             outward.post(self.first)
         own_first = own_first or several or outward is not None
-        here: Iterator[Tile] = iter((OWN_ROWS,) if own_first else ())
+        here: Iterator[Tile] = iter(())
         if local is not None and several:
-            here = chain(here, self._read_in_place(fields is not None))
+            here = self._read_in_place(fields is not None)
         elif several:
-            here = chain(here, self._copied(device, fields is not None, keep, returns))
+            here = self._copied(device, fields is not None, keep, returns)
         travelling = self._walk(outward, backward, own_after=-1 if own_first else self.depth + 1)
-        return self._walk_all(here, travelling, meets=several and returns is not None)
+        return self._walk_all(own_first, here, travelling, meets=several and returns is not None)
 
-    def _walk_all(self, here: Iterator[Tile], travelling: Iterator[Tile], *, meets: bool) -> Iterator[Tile]:
+    def _walk_all(
+        self, own_first: bool, here: Iterator[Tile], travelling: Iterator[Tile], *, meets: bool
+    ) -> Iterator[Tile]:
         """The tiles of this process, and then those of others; their buffers are gone before the workers meet."""
         totals = self.shared[self.group.rank].added_to
+        if own_first:
+            yield OWN_ROWS
         yield from here
         yield from travelling
         self.shared = {}

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import _StopRecomputationError
 
-from sar.comm.beside import Beside, blocked_since
+from sar.comm import beside
 from sar.comm.replicas import Replicas
 from sar.comm.statistics import FollowedCall, counters, followed
 from sar.comm.transport import LEFT_EARLY, Message, Shared, Transport, Wait
@@ -78,7 +78,7 @@ class Group:
         self._known = True  # whether a call has raised what stopped the group
         self._owner: tuple[int, str] | None = None  # the thread in a call, and the call
         self._followed: list[FollowedCall] = []  # calls in progress, the innermost last
-        self._beside: Beside[Any] | None = None  # what has not ended of the latest call
+        self._beside: beside.Beside[Any] | None = None  # what has not ended of the latest call
         self._latest = "no distributed call yet"
         self._lock = threading.Lock()
 
@@ -237,21 +237,20 @@ class Group:
 
         This thread goes on once the rest mostly waits. The next agreement waits for its end, too.
         """
-        beside: Beside[T] = Beside(rest, self.abort)
-        self._beside = beside
-        beside.wait_for_waiting()
+        thread: beside.Beside[T] = beside.Beside(rest, self.abort)
+        self._beside = thread
+        thread.mostly_waits.wait()
 
         def result() -> T:
-            beside.wait()
-            self._beside = None
-            return beside.result()
+            self._end_beside()
+            return thread.result()
 
         return result
 
     def _end_beside(self) -> None:
-        beside, self._beside = self._beside, None
-        if beside is not None:
-            beside.wait()
+        if self._beside is not None:
+            self._beside.wait()
+            self._beside = None
 
     def follow(self, call: str) -> None:
         """Tell those who follow calls that one begins, which ends with the innermost `guard`."""
@@ -361,8 +360,8 @@ class Group:
         except RuntimeError as error:
             self._explain(error, call, who)
         finally:
-            if self._alone:
-                counters.seconds_waited += max(time.perf_counter() - blocked_since(start), 0.0)
+            if self._alone and beside.current() is None:
+                counters.seconds_waited += time.perf_counter() - start
 
     @contextmanager
     def _waiting(self, call: str, who: str) -> Iterator[None]:

@@ -1,7 +1,6 @@
 """Who reads which rows of whom, cut into tiles: the unit of exchange and of computation."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -92,11 +91,6 @@ class HaloPlan:
             ]
             self._times_read[step] = sum(pairs) / max(self.mean_rows * self.world_size, 1)
         return self._times_read[step]
-
-    @cached_property
-    def most_sent(self) -> int:
-        """Rows that the busiest worker sends to others; equal on all workers."""
-        return max(sum(counts) - counts[owner] for owner, counts in enumerate(self.halo_counts))
 
     def rows_of(self, halo: HaloSlice) -> Tensor:
         """Which of the owner's rows a slice is made of; the owner is this worker or another one of its process."""

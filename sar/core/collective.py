@@ -14,11 +14,10 @@ it and lets go of is free.
 
 [Note: two halves]
 What a layer computes beside a call (`Collective.apply_beside`) can hide the wire. The call is two nodes of autograd
-then, tied by an empty tensor. The first agrees and computes the own edges, while another thread has the first messages
-on their way. That thread goes on with the rest, and the second node waits for its end. Autograd runs nodes in the
-reverse order of their making, so in the backward, too, the layer's own computation stands between the halves. What
-travels, and in which order, is as in one node. Where an error comes between the halves, the other thread still does
-what the other workers wait for.
+then, tied by an empty tensor. The first agrees, and waits until another thread has posted the first messages and
+computed the own edges. The second waits for the rest of what that thread does. Autograd runs nodes in the reverse order
+of their making, so in the backward, too, the layer's own computation stands between the halves. What travels, and in
+which order, is as in one node. After an error between the halves, the thread still does what other workers wait for.
 
 [Note: second derivatives]
 There are none, and to ask for one raises. torch's `once_differentiable` is not enough: where the loss is linear in a
@@ -32,13 +31,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sar.comm import session
-from sar.comm.beside import mostly_waits
+from sar.comm import beside, session
 from sar.comm.exchange import OWN_ROWS, Exchange, Tile
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat, RowFormat
@@ -49,8 +47,6 @@ from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype
 from sar.ranges import named
 from sar.raw_memory import empty_spillable
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,8 @@ class CallContext:
             if halo is None:
                 with named("own edges"):
                     yield self.relation.blocks[self.structure.part], tile
-                mostly_waits()
+                if (thread := beside.current()) is not None:
+                    thread.mostly_waits.set()
                 continue
             with named(f"tile {halo.begin}-{halo.end} of worker {halo.owner}"):
                 if tile.sources is None:
@@ -157,7 +154,7 @@ class Collective(ABC):
         results: tuple[Tensor, ...] = _Node.apply(anchor, self, *inputs)
         return results
 
-    def apply_beside(self, work: Callable[[], T], *inputs: Tensor | None) -> tuple[tuple[Tensor, ...], T]:
+    def apply_beside(self, work: Callable[[], Tensor], *inputs: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor]:
         """As `apply`, where the call is distributed, and what `work` makes meanwhile: see [Note: two halves]."""
         with self.guard():
             anchor = torch.empty(0, requires_grad=torch.is_grad_enabled(), device="cpu")

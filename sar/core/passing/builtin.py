@@ -49,7 +49,6 @@ ALONE = 1  # in its place, where one worker has nobody to agree with
 Values = Sequence[Tensor | None]
 """Operands or their gradients: of the left one, and of the right one where there is one."""
 
-T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 REDUCERS = ("sum", "mean", "max", "min")
@@ -145,13 +144,13 @@ def aggregate(
 
 
 @uncompiled
-def mean_of_sources(context: CallContext, x: Tensor, beside: Callable[[], T]) -> tuple[Tensor, T]:
+def mean_of_sources(context: CallContext, x: Tensor, beside: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
     """The mean of each node's sources, (N_dst, ...), of (N_src, ...) rows, and what `beside` makes while they travel.
 
     A collective call.
     """
-    travels = context.relation.plan.most_sent * RowFormat.of([x]).row_bytes
-    if x.device.type != "cpu" or len(context.group.local_peers) > 1 or travels < SMALL_TILE:
+    small = context.relation.plan.mean_rows * RowFormat.of([x]).row_bytes < SMALL_TILE
+    if small or context.group.world_size == 1 or len(context.group.local_peers) > 1 or x.device.type != "cpu":
         return aggregate(context, COPY_SOURCE, "mean", x), beside()
     results, made = _call(context, COPY_SOURCE, "mean", [x]).apply_beside(beside, x)
     return results[0], made
