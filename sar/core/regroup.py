@@ -11,10 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.common_tuples import EID, ETYPE, NID, NTYPE, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, PartitionData, ShardEdgesAndFeatures
 from sar.errors import PartitionError
+from sar.id_slices import pieces, to_offsets
+from sar.kernels import index_dtype
 from sar.raw_memory import empty_spillable
-from sar.storage.part_files import DST, LocalGraph, PartFile, check_node_ids
+from sar.storage.part_files import DST, SRC, LocalGraph, PartFile, check_node_ids
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path
 
 
@@ -76,6 +78,55 @@ def node_costs(graph: LocalGraph, own: tuple[int, int]) -> Tensor:
     costs = torch.ones(own[1] - own[0], dtype=torch.int64, device="cpu")
     costs[graph.node_id[graph.is_inner] - own[0]] += in_degrees[graph.is_inner]
     return costs
+
+
+class VisibleEdges(NamedTuple):
+    """In-edges of a partition's own nodes, in visible order, with global IDs, (E,) int64 each."""
+
+    src: Tensor
+    dst: Tensor
+    edge_id: Tensor
+    orig_edge_id: Tensor | None  # in the input graph, where `graph.dgl` has them
+    bounds: Tensor  # (num_parts + 1,) edges from partition p are [bounds[p], bounds[p + 1])
+
+
+def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
+    """Take the edges of a partition out of `graph`, sorted; `node_ranges`: [start, end) of each partition's nodes."""
+    # Memory: temporaries are cut into chunks, and every column of the graph is let go once it is sorted. So where edges
+    # are in the order of their IDs, as sar writes them, at most 12 bytes an edge are held beside the graph.
+    from sar.kernels.cpu.csr_view import sorted_places  # loads the compiler
+
+    columns, rows = graph.edges, graph.owned
+    edge_id = columns[EID][rows]
+    if not bool((edge_id[1:] > edge_id[:-1]).all()):
+        order = edge_id.argsort()
+        rows = order if isinstance(rows, slice) else rows[order]
+    for name in columns:
+        columns[name] = columns[name][rows]
+    del edge_id
+    ends = torch.tensor([end for _, end in node_ranges], device="cpu")
+    start, end = node_ranges[part]
+    bound = len(ends) * (end - start)
+    keys = torch.empty(len(columns[EID]), dtype=index_dtype(bound), device="cpu")  # source partition, then destination
+    counts = torch.zeros(len(ends), dtype=torch.int64, device="cpu")
+    for chunk in pieces(len(keys)):
+        src, dst = (graph.node_id.index_select(0, columns[name][chunk]) for name in (SRC, DST))
+        source_part = torch.searchsorted(ends, src, right=True)
+        counts += torch.bincount(source_part, minlength=len(ends))
+        keys[chunk] = source_part * (end - start) + dst - start
+    places = sorted_places(keys, bound)
+    del keys
+
+    def sort(name: str, global_id: Tensor | None = None) -> Tensor:
+        """A column, int64; with `global_id`, what its values stand for."""
+        result, column = torch.empty(len(places), dtype=torch.int64, device="cpu"), columns.pop(name)
+        for chunk in pieces(len(places)):
+            values = column[chunk] if global_id is None else global_id.index_select(0, column[chunk])
+            result.scatter_(0, places[chunk].long(), values)
+        return result
+
+    src, dst, edge_id = sort(SRC, graph.node_id), sort(DST, graph.node_id), sort(EID)
+    return VisibleEdges(src, dst, edge_id, sort(ORIG_ID) if ORIG_ID in columns else None, to_offsets(counts))
 
 
 def deal_parts(sizes: Sequence[int], workers: int) -> list[range]:

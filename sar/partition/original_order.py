@@ -17,7 +17,7 @@ from torch import Tensor
 from sar import comm
 from sar.comm.session import current_group
 from sar.common_tuples import CanonicalEtype
-from sar.core.regroup import WorkerShare
+from sar.core.regroup import WorkerShare, order_edges
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.id_slices import first_of_equals, pieces
 from sar.partition.graph_source import Column
@@ -31,7 +31,6 @@ from sar.storage.part_files import (
     canonical_edge_types,
     check_edge_ids,
     check_node_ids,
-    order_edges,
     parse_edge_type,
     types_of,
 )

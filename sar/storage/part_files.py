@@ -7,6 +7,7 @@ destination, then edge ID: the visible order.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, SPLIT, CanonicalEtype
 from sar.errors import PartitionError
-from sar.id_slices import pieces, to_offsets
+from sar.id_slices import pieces
 from sar.logging_setup import logger
 from sar.storage.arrays import StoredArray
 from sar.storage.graph_files import StoredGraph, open_graph
@@ -41,6 +42,13 @@ class LocalGraph:
     is_inner: Tensor  # (N,) whether the partition owns the node
     orig_node_id: Tensor | None  # (N,) IDs in the input graph, which DGL wrote up to 0.9
     edges: dict[str, Tensor]  # (E,) each: `src`, `dst` (local nodes), `_ID` (global), and `orig_id` where DGL wrote it
+
+    @cached_property
+    def owned(self) -> slice | Tensor:
+        """The edges into own nodes; a slice where they come first, as DGL writes them."""
+        inner = self.is_inner.index_select(0, self.edges[DST])
+        count = np.count_nonzero(inner.numpy())
+        return slice(count) if bool(inner[:count].all()) else inner.nonzero().squeeze(1)
 
     def own_nodes(self) -> tuple[Tensor, Tensor | None]:
         """The IDs of the partition's own nodes, ascending; and those in the input graph, where they are there."""
@@ -106,7 +114,7 @@ def check_node_ids(spec: PartitionJson, part: int, graph: LocalGraph) -> None:
 
 def has_all_edges(graph: LocalGraph, start: int, end: int) -> bool:
     """Whether the edges into the partition's own nodes have each of the IDs `start` to `end` - 1 once."""
-    edge_id = graph.edges[EID][_owned(graph)]
+    edge_id = graph.edges[EID][graph.owned]
     if len(edge_id) != end - start:
         return False
     seen = torch.zeros(end - start, dtype=torch.bool, device="cpu")
@@ -114,7 +122,7 @@ def has_all_edges(graph: LocalGraph, start: int, end: int) -> bool:
         number = edge_id[chunk] - start
         if not bool(((number >= 0) & (number < end - start)).all()):
             return False
-        seen[number] = True
+        seen.scatter_(0, number, True)
     return bool(seen.all())
 
 
@@ -183,69 +191,6 @@ def _infer_edge_types(names: dict[int, CanonicalEtype | None], spec: PartitionJs
             ends = torch.stack([graph.edges[end][edges[0]] for end in (SRC, DST)]).long()
             src_type, dst_type = types_of(graph.node_id[ends].view(-1), spec.node_ranges).tolist()
             names[type_id] = (spec.node_types[src_type], spec.edge_types[type_id], spec.node_types[dst_type])
-
-
-class VisibleEdges(NamedTuple):
-    """In-edges of a partition's own nodes, in visible order, with global IDs, (E,) int64 each."""
-
-    src: Tensor
-    dst: Tensor
-    edge_id: Tensor
-    orig_edge_id: Tensor | None  # in the input graph, where `graph.dgl` has them
-    bounds: Tensor  # (num_parts + 1,) edges from partition p are [bounds[p], bounds[p + 1])
-
-
-def order_edges(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> VisibleEdges:
-    """Take the edges of a partition out of `graph`, sorted; `node_ranges`: [start, end) of each partition's nodes."""
-    # Memory: temporaries are cut into chunks, and every column of the graph is let go once it is sorted. So beside the
-    # graph at most 20 bytes an edge are held while sorting, and 16 afterwards.
-    columns = graph.edges
-    rows, bounds = _visible_rows(graph, node_ranges, part)
-    return VisibleEdges(
-        src=_pick(columns.pop(SRC), rows, graph.node_id),
-        dst=_pick(columns.pop(DST), rows, graph.node_id),
-        edge_id=_pick(columns.pop(EID), rows),
-        orig_edge_id=_pick(columns.pop(ORIG_ID), rows) if ORIG_ID in columns else None,
-        bounds=bounds,
-    )
-
-
-def _owned(graph: LocalGraph) -> slice | Tensor:
-    """The edges into own nodes; a slice where they come first, as DGL writes them."""
-    inner = graph.is_inner[graph.edges[DST].long()]
-    count = int(inner.sum())
-    return slice(count) if bool(inner[:count].all()) else inner.nonzero().squeeze(1)
-
-
-def _visible_rows(graph: LocalGraph, node_ranges: list[tuple[int, int]], part: int) -> tuple[Tensor, Tensor]:
-    """Row numbers of the partition's edges in visible order, (E,), and the shards' bounds."""
-    src, dst, owned = graph.edges[SRC], graph.edges[DST], _owned(graph)
-    edge_id = graph.edges[EID][owned]
-    count = len(edge_id)
-    start, end = node_ranges[part]
-    ends = torch.tensor([end for _, end in node_ranges], device="cpu")
-    place = torch.empty(count, dtype=torch.int64, device="cpu")  # by source partition, then destination
-    counts = torch.zeros(len(node_ranges), dtype=torch.int64, device="cpu")
-    for chunk in pieces(count):
-        at = chunk if isinstance(owned, slice) else owned[chunk]
-        source_part = torch.searchsorted(ends, graph.node_id[src[at].long()], right=True)
-        counts += torch.bincount(source_part, minlength=len(node_ranges))
-        place[chunk] = source_part * (end - start) + graph.node_id[dst[at].long()] - start
-    if bool((edge_id[1:] > edge_id[:-1]).all()):
-        order = torch.from_numpy(np.argsort(place.numpy(), kind="stable"))
-    else:
-        order = torch.from_numpy(np.lexsort((edge_id.numpy(), place.numpy())))
-    bounds = to_offsets(counts)
-    return order if isinstance(owned, slice) else owned[order], bounds
-
-
-def _pick(column: Tensor, rows: Tensor, global_id: Tensor | None = None) -> Tensor:
-    """Rows of a column, int64; with `global_id`, what the column's values stand for."""
-    result = torch.empty(len(rows), dtype=torch.int64, device="cpu")
-    for chunk in pieces(len(rows)):
-        values = column[rows[chunk]]
-        result[chunk] = values if global_id is None else global_id[values.long()]
-    return result
 
 
 class Feature(NamedTuple):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, PartitionData
 from sar.core.build import check_partition
-from sar.core.regroup import deal_parts, deal_workers, equal_runs, regroup
+from sar.core.regroup import deal_parts, deal_workers, equal_runs, order_edges, regroup
 from sar.errors import PartitionError
+from sar.storage.part_files import DST, SRC, LocalGraph
 from tests.graphs import partition_in_memory, random_graph
 from tests.hetero_graphs import partition_hetero
 
@@ -131,3 +132,27 @@ def test_shares_are_about_equal() -> None:
     costs = torch.tensor([5, 1, 1, 1, 1, 1])
     assert equal_runs(costs, 2) == [(0, 1), (1, 6)]
     assert list(accumulate(end - begin for begin, end in equal_runs(torch.zeros(4), 3)))[-1] == 4
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+@pytest.mark.parametrize("own_first", [True, False])
+def test_edges_are_put_into_visible_order(monkeypatch: Any, own_first: bool, by_id: bool) -> None:
+    monkeypatch.setattr("sar.kernels.cpu.csr_view.DIGIT_BITS", 3)
+    random = torch.Generator().manual_seed(0)
+    node_id = torch.randperm(20, generator=random)
+    is_inner = (node_id >= 6) & (node_id < 13)
+    src, dst = torch.randint(20, (2, 90), generator=random)
+    if own_first:
+        src, dst = (end[is_inner[dst].sort(descending=True, stable=True).indices] for end in (src, dst))
+    ids = torch.randperm(90, generator=random).sort().values if by_id else torch.randperm(90, generator=random)
+    edges = {SRC: src.int(), DST: dst, EID: ids + 7, ORIG_ID: ids * 3}
+    ranges = [(0, 6), (6, 13), (13, 13), (13, 20)]
+    known = (node_id[src], node_id[dst], edges[EID], edges[ORIG_ID])
+    rows = list(zip(*(column.tolist() for column in known), strict=True))
+    part_of = [0] * 6 + [1] * 7 + [3] * 7
+    expected = sorted((row for row in rows if 6 <= row[1] < 13), key=lambda row: (part_of[row[0]], *row[1:3]))
+    found = order_edges(LocalGraph(node_id, is_inner, None, edges), ranges, 1)
+    assert found.orig_edge_id is not None
+    columns = (found.src, found.dst, found.edge_id, found.orig_edge_id)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
+    assert found.bounds.tolist() == [sum(part_of[row[0]] < p for row in expected) for p in range(5)]

@@ -14,7 +14,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
-from sar.core.regroup import WorkerShare, regroup, renumber
+from sar.core.regroup import VisibleEdges, WorkerShare, order_edges, regroup, renumber
 from sar.errors import DglError, PartitionError
 from sar.id_slices import pieces
 from sar.kernels import compile_ahead
@@ -26,11 +26,9 @@ from sar.storage.part_files import (
     FeatureFiles,
     LocalGraph,
     PartFile,
-    VisibleEdges,
     canonical_edge_types,
     check_edge_ids,
     check_node_ids,
-    order_edges,
     types_of,
 )
 from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read_partition_json
@@ -255,10 +253,11 @@ def _shards(
     edge_ranges = files.spec.edge_ranges
     features = files.features()
     orig_ids = files.original_ids()
+    several = bool(orig_ids) and len(edge_types) > 1
     fields = ShardFields(edges, edge_ranges, device)
-    ids_of_all_types = torch.empty(len(edges.edge_id) if orig_ids else 0, dtype=torch.int64, device=device)
+    ids_of_all_types = torch.empty(len(edges.edge_id) if several else 0, dtype=torch.int64, device=device)
     # Original IDs come first, so that a feature of that name takes their place; those from files are filled in below.
-    if orig_ids:
+    if several:
         fields.add(ORIG_ID, ids_of_all_types)
     elif edges.orig_edge_id is not None:
         fields.add(ORIG_ID, edges.orig_edge_id)
@@ -271,7 +270,11 @@ def _shards(
         rows, bounds = fields.rows_of(type_id)
         position = _positions(edges.edge_id[rows], int(edge_ranges[files.part, type_id, 0]))
         for one in ids_here:
-            ids_of_all_types[rows] = one.stored.load(device, position)
+            ids = one.stored.load(device, position).long()
+            if several:
+                ids_of_all_types[rows] = ids
+            else:
+                fields.add(ORIG_ID, ids)
         for one in features_here:
             fields.add_feature(etype, one.name, one.load(device, position, empty_spillable), bounds)
     return fields.cut()
@@ -282,5 +285,6 @@ def _positions(edge_id: Tensor, first: int) -> Tensor:
     count = len(edge_id)
     position = torch.empty(count, dtype=torch.int32 if count < 2**31 else torch.int64, device="cpu")
     for chunk in pieces(count):
-        position[edge_id[chunk] - first] = torch.arange(chunk.start, chunk.stop, dtype=position.dtype, device="cpu")
+        numbers = torch.arange(chunk.start, chunk.stop, dtype=position.dtype, device="cpu")
+        position.scatter_(0, edge_id[chunk] - first, numbers)
     return position

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sar.kernels import compiler
 from sar.kernels.compiler import inline, kernel, prefetch
@@ -29,6 +30,7 @@ AHEAD = u64(8)  # edges between asking for a row and using it
 LEAD = u64(8)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
 
 NO_INDICES = np.empty(0, np.int32)
+DIGIT_BITS = 22  # of numbers to sort: what is counted at once is 16 MB, of which caches hold what comes up often
 
 
 class CSRView(NamedTuple):
@@ -125,3 +127,31 @@ def _sort_by_column(rows: Any, indptr: Any, cols: Any, by_col: Any, dst: Any, po
     begin = by_col.dtype.type(0)
     for column in range(u64(by_col.size)):
         begin, by_col[column] = by_col[column], begin
+
+
+def sorted_places(numbers: Tensor, bound: int) -> Tensor:
+    """Where each of some numbers goes when they are sorted, (n,) int32 or int64; equal ones stay in their order.
+
+    They are from 0 to below `bound`, (n,) integers on the CPU, and counted digit by digit, the last one first.
+    """
+    places = torch.arange(len(numbers), dtype=index_dtype(len(numbers)), device="cpu")
+    for shift in range(0, (bound - 1).bit_length(), DIGIT_BITS):
+        ordered = numbers if shift == 0 else torch.empty_like(numbers).scatter_(0, places.long(), numbers)
+        table = np.zeros(min((bound - 1 >> shift) + 1, 2**DIGIT_BITS) + 1, np.int64)
+        step = torch.empty_like(places)
+        _places_by_digit(ordered.numpy(), u64(shift), u64(2**DIGIT_BITS - 1), table, step.numpy())
+        places = step if shift == 0 else step.index_select(0, places)
+    return places
+
+
+@kernel
+def _places_by_digit(numbers: Any, shift: Index, mask: Index, ends: Any, places: Any) -> None:
+    """Counting sort by the bits of `mask` behind the last `shift`; `ends`: zeros, one more than there are digits."""
+    for i in range(u64(numbers.size)):
+        ends[((u64(numbers[i]) >> shift) & mask) + ONE] += 1
+    for digit in range(ONE, u64(ends.size)):
+        ends[digit] += ends[digit - ONE]
+    for i in range(u64(numbers.size)):
+        digit = (u64(numbers[i]) >> shift) & mask
+        places[i] = ends[digit]
+        ends[digit] += 1
