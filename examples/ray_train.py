@@ -46,7 +46,8 @@ def train(config: dict[str, Any]) -> float:
     sar.initialize_comms()  # takes the process group that Ray has made
     data = sar.load_dgl_partition_data(config["partition_json"], sar.rank(), "cpu")
     graph = sar.construct_full_graph(data)
-    x, task = data["feat"], sar.Task.of(data)
+    x: Any = data["feat"]
+    task = sar.Task.of(data)
 
     sar.seed(0)
     model = GraphSAGE(x.shape[1], config["hidden"], task.num_classes)

@@ -45,7 +45,7 @@ def test_training_goes_on_after_a_kill(tmp_path: Path, script: str, options: lis
         arguments = ["--partition-json", str(tmp_path / "parts" / "generated.json"), "--epochs", str(EPOCHS)]
         folder = tmp_path / name
         said[name] = run(*torchrun, *program, *arguments, *options, "--checkpoint", str(folder))
-        assert sorted(os.listdir(folder)) == [f"step-{step:06d}" for step in (EPOCHS - 1, EPOCHS)]
+        assert sorted(os.listdir(folder)) == ["latest", *(f"step-{step:06d}" for step in (EPOCHS - 1, EPOCHS))]
         models[name] = torch.load(folder / f"step-{EPOCHS:06d}" / "shared.pt", weights_only=True)["model"]
     lines = {name: re.findall(r"^epoch \d+: loss .*$", text, re.MULTILINE) for name, text in said.items()}
     assert len(lines["undisturbed"]) == EPOCHS
