@@ -256,7 +256,7 @@ def test_metis_gets_no_parallel_edges(tmp_path):
     indptr, neighbours, weights = _adjacency_lists(csr, 1.0, 0)
     assert indptr.tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 4]
     assert neighbours.tolist() == [1, 0, 3, 2]
-    assert weights.tolist() == [60] * 4
+    assert weights.tolist() == [30] * 4
 
 
 def test_metis_cuts_a_grid_with_both_directions_stored_along_a_line(tmp_path):

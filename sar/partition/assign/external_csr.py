@@ -1,11 +1,13 @@
 """Neighbour lists on disk, for methods that look at neighbourhoods of graphs larger than memory.
 
-The lists are those of the symmetrised graph: every edge in both directions, self-loops dropped. Parallel edges stay as
+The lists are those of the symmetrised graph: every edge in both directions, self-loops dropped. Where each edge is
+stored with its reverse they are those of the edges as stored, so that none is there twice. Parallel edges stay as
 repeated neighbours; where lists are contracted, they become one neighbour with a weight.
 
-[Note: two passes] One pass counts degrees, which gives the place of every list in the file. The second writes the
-edges, both ways round, into buckets: ranges of nodes whose lists fill a buffer. Then each bucket is brought into order
-in memory and appended to the lists. So all writing and all later reading is sequential, into and out of buffers.
+[Note: two passes] One pass counts degrees, which gives the place of every list in the file, and sums a hash of each
+edge less that of its reverse: 0 where each is stored with its reverse. The second writes the entries into buckets:
+ranges of nodes whose lists fill a buffer. Then each bucket is brought into order in memory and appended to the lists.
+So all writing and all later reading is sequential, into and out of buffers.
 """
 
 import errno
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sar.errors import ConfigError
-from sar.partition.assign.task import AssignmentTask, check_ends, compiled
+from sar.partition.assign.task import AssignmentTask, check_ends, compiled, draw
 from sar.partition.graph_source import GraphSource
 from sar.storage.arrays import Array
 
@@ -75,16 +77,28 @@ class ExternalCsr:
         node = _node_dtype(graph.total_nodes)
         edges_read = 0
 
-        def pieces() -> Iterator[tuple[Array, Array, None]]:
+        def edges() -> Iterator[tuple[Array, Array]]:
             nonlocal edges_read
             for src, dst in graph.chunks(PIECE):
                 check_ends(src, dst, graph.total_nodes, edges_read % graph.total_edges)
-                ends = np.stack([src, dst], axis=1, dtype=node)
-                yield ends.reshape(-1), ends[:, ::-1].reshape(-1), None
+                yield src, dst
                 edges_read += len(src)
                 progress(edges_read / (2 * graph.total_edges))
 
-        return _build(folder, graph.total_nodes, pieces, bucket, weighted=False)
+        def pieces() -> Iterator[tuple[Array, Array, None]]:
+            for src, dst in edges():
+                if each_with_reverse:
+                    yield dst, src, None
+                else:
+                    ends = np.stack([src, dst], axis=1, dtype=node)
+                    yield ends.reshape(-1), ends[:, ::-1].reshape(-1), None
+
+        indptr, excess = np.zeros(graph.total_nodes + 1, np.int64), np.zeros(1, np.uint64)
+        for src, dst in edges():
+            _count_ends(src, dst, indptr, excess)
+        each_with_reverse = not excess[0]
+        indptr //= 1 + each_with_reverse
+        return _build(folder, indptr, pieces, bucket, weighted=False)
 
     @property
     def num_nodes(self) -> int:
@@ -96,7 +110,7 @@ class ExternalCsr:
 
     @property
     def num_entries(self) -> int:
-        """The length of all lists together: twice the edges that are no loops."""
+        """The length of all lists together."""
         return int(self.indptr[-1])
 
     @property
@@ -129,7 +143,10 @@ class ExternalCsr:
                 yield own, cluster[window.neighbours].astype(node), weights
 
         node = _node_dtype(num_clusters)
-        return _build(folder, num_clusters, pieces, bucket, weighted=True)
+        indptr = np.zeros(num_clusters + 1, np.int64)
+        for own, others, _ in pieces():
+            _count(own, others, indptr)
+        return _build(folder, indptr, pieces, bucket, weighted=True)
 
 
 def lists_on_disk(task: AssignmentTask, share: float) -> ExternalCsr:
@@ -182,11 +199,8 @@ def _largest(indptr: Array, bounds: list[int]) -> int:
     return int(np.diff(indptr[bounds]).max(initial=0))
 
 
-def _build(folder: Path, num_nodes: int, pieces: Pieces, bucket: int, weighted: bool) -> ExternalCsr:
-    """[Note: two passes]. Pieces have both directions of every edge; weighted parallel edges are merged."""
-    indptr = np.zeros(num_nodes + 1, np.int64)
-    for own, others, _ in pieces():
-        _count(own, others, indptr)
+def _build(folder: Path, indptr: Array, pieces: Pieces, bucket: int, weighted: bool) -> ExternalCsr:
+    """The second of [Note: two passes]. `indptr[v + 1]` is the length of list v; weighted parallel edges are merged."""
     np.cumsum(indptr, out=indptr)
     folder.mkdir()
     unsorted = folder / "unsorted"
@@ -258,6 +272,16 @@ def _count(own: Array, others: Array, indptr: Array) -> None:
     for i in range(own.size):
         if own[i] != others[i]:
             indptr[own[i] + 1] += 1
+
+
+@compiled
+def _count_ends(src: Array, dst: Array, indptr: Array, excess: Array) -> None:
+    """Add to indptr[v + 1] the ends of edges at node v, and to `excess` hashes of the edges less those of reverses."""
+    for i in range(src.size):
+        if src[i] != dst[i]:
+            indptr[src[i] + 1] += 1
+            indptr[dst[i] + 1] += 1
+            excess[0] += draw(np.uint64(0), src[i], dst[i]) - draw(np.uint64(0), dst[i], src[i])
 
 
 @compiled
