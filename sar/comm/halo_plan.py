@@ -1,6 +1,7 @@
 """Who reads which rows of whom, cut into tiles: the unit of exchange and of computation."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -50,6 +51,8 @@ class HaloPlan:
         self.mean_rows = mean_rows  # of a worker, averaged over all
         self.local_rows = local_rows  # where several workers share a process, each one's `send_rows`, in one piece
         self._per_process = max(len(local_rows), 1)
+        # Where in an owner's `local_rows` those of each reader begin.
+        self._begins = [list(accumulate(counts, initial=0)) for counts in self.halo_counts if local_rows]
         self._schedules: dict[int, list[Step]] = {}  # by rows of a tile, the latest used last
         self._times_read: dict[int, float] = {}  # by step, of which there are as many as widths of rows
 
@@ -96,7 +99,7 @@ class HaloPlan:
         """Which of the owner's rows a slice is made of; the owner is this worker or another one of its process."""
         if halo.owner == self.rank:
             return self.send_rows[halo.reader][halo.begin : halo.end]
-        before = sum(self.halo_counts[halo.owner][: halo.reader])
+        before = self._begins[halo.owner][halo.reader]
         return self.local_rows[halo.owner % self._per_process][before + halo.begin : before + halo.end]
 
     def local_slices(self, tile_rows: int) -> list[HaloSlice]:
