@@ -66,8 +66,9 @@ def flat(tensor: Tensor | None) -> NDArray[Any]:
     Half precisions, which compiled code has no types for, as their bits: see `sar.kernels.compiler.wide`.
     """
     assert tensor is not None
-    rows = resolved(tensor).contiguous().detach()
-    return rows.view(HALF_BITS.get(rows.dtype, rows.dtype)).numpy().reshape(-1)
+    rows = resolved(tensor).contiguous().detach()  # in which a mode sees that the tensor is used
+    with torch._C._DisableTorchDispatch():  # else it would see three operations more, each slower than all of this
+        return rows.view(HALF_BITS.get(rows.dtype, rows.dtype)).numpy().reshape(-1)
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

@@ -171,12 +171,13 @@ class Residency(TorchDispatchMode):
             storage = known.storage()
             if storage is None:
                 del self._storages[key]
-            elif self._put_away(known, storage) is not None:
+            elif known.away or self._put_away(known, storage) is not None:
                 known.away = True
                 self.left += known.nbytes
         for mapping in list(self._in_file.values()):
-            mapping.renew()
-            mapping.away = True
+            if not mapping.away:
+                mapping.renew()
+                mapping.away = True
         if _free_mkl is not None:
             _free_mkl()
         self.left += self.gpu.leave(self.file)

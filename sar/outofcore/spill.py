@@ -30,12 +30,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sar.comm.transport import SharedTensor
 from sar.errors import ConfigError, SpillError
+from sar.raw_memory import flat
 
 PAGE: Final = mmap.ALLOCATIONGRANULARITY
 AT_ONCE: Final = 2**22
@@ -46,7 +46,7 @@ _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """Types of file systems that are themselves in memory, from linux/magic.h."""
 _MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ = 0x10, 1, 22  # from linux/mman.h
 _IS_MMAPPED = 2  # from glibc's malloc.c
-_OWN_PAGES = (2, 4, 6)
+_OWN_PAGES: Final = {2, 4, 6}
 """In memory and not of a file, or swapped out: what Linux's pagemap says in bits 61 to 63."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -205,8 +205,8 @@ class Pages:
                 found = os.pread(file.fileno(), 8 * self.slot.paged // PAGE, 8 * (self._begin // PAGE))
         except OSError:
             return True
-        kinds = np.frombuffer(found, np.uint64) >> np.uint64(61)
-        return len(kinds) * PAGE < self.slot.paged or bool(np.isin(kinds, _OWN_PAGES).any())
+        kinds = {byte >> 5 for byte in set(found[7::8])}
+        return len(found) // 8 * PAGE < self.slot.paged or not kinds.isdisjoint(_OWN_PAGES)
 
 
 class Mapping(Pages):
@@ -258,7 +258,7 @@ class Published(SharedTensor):
         """See [Note: reading ahead]."""
         if len(self.rows) and (rows is None or len(rows)):
             row = self.rows.nbytes // len(self.rows)
-            first, end = (0, len(self.rows)) if rows is None else (int(rows[0]), int(rows[-1]) + 1)
+            first, end = (0, len(self.rows)) if rows is None else (int(i) for i in flat(rows)[[0, -1]] + (0, 1))
             self.slot.will_need(self.begin + first * row, (end - first) * row)
 
 
