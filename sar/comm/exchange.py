@@ -30,7 +30,8 @@ brought to a GPU; gradients are added where the owner's total waits, on the GPU 
 [Note: reading ahead]
 Where memory is left to a file, shared rows are mapped, and the first use of a page that the system has dropped would
 wait for the disk. So before a tile is computed the system is asked for the next one, and for where its gradients go. It
-does not read their neighbours, too: where memory is short these would take the place of what is needed next.
+does not read their neighbours, too: where memory is short these would take the place of what is needed next. It is no
+longer asked once some turns have passed in which nothing was read from a disk, and again from the next time on.
 
 [Note: rows of a device]
 Where rows are on a device and travel through CPU memory, each message has pinned memory of its own, from torch, which

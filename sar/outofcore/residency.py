@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import prod
+from resource import RUSAGE_SELF, getrusage
 from typing import Any, Final
 
 import torch
@@ -91,6 +92,7 @@ class Residency(TorchDispatchMode):
         self.gpu = gpu
         self.at_hand = at_hand
         self.left = 0
+        self._reads = 0  # of this process from disks, as of this worker's last turn
         self._storages: dict[int, _Known] = {}  # by what tells storages apart, `_cdata`
         self._purge_at = FIRST_PURGE
         self._in_file: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()  # by address
@@ -180,6 +182,9 @@ class Residency(TorchDispatchMode):
                 mapping.away = True
         if _free_mkl is not None:
             _free_mkl()
+        usage, before = getrusage(RUSAGE_SELF), self._reads
+        self._reads = usage.ru_inblock + usage.ru_majflt  # the latter where a file system does not count blocks
+        self.file.quiet = self.file.quiet + 1 if self._reads == before else 0
         self.left += self.gpu.leave(self.file)
 
     def _put_away(self, known: _Known, storage: torch.UntypedStorage) -> Pages | None:

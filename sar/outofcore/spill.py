@@ -42,6 +42,8 @@ AT_ONCE: Final = 2**22
 """Bytes up to which all of a mapping is read when it is used; else the system reads ahead, up to 8 MB, where it can."""
 READ_AHEAD: Final = 2**17
 """Bytes that Linux reads when asked once, at least, with any disk's settings; it leaves out what is beyond."""
+QUIET_TURNS: Final = 32
+"""Turns in which nothing is read from a disk, after which it is not asked to read ahead, until something is."""
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """Types of file systems that are themselves in memory, from linux/magic.h."""
 _MAP_FIXED, _MADV_RANDOM, _MADV_POPULATE_READ = 0x10, 1, 22  # from linux/mman.h
@@ -59,6 +61,7 @@ class SpillFile:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written = self.read = 0  # bytes so far; read are those that came back, from wherever the system had them
+        self.quiet = 0  # turns since the process last read from a disk
         self.size = self._kept = 0  # bytes of the file, and of its part that stays as it is
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         found = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
@@ -141,6 +144,8 @@ class Slot:
 
     def will_need(self, begin: int, nbytes: int) -> None:
         """Have the system read a part of it, while this process does something else."""
+        if self.file.quiet >= QUIET_TURNS:
+            return
         begin += self.begin + self.shift
         end = begin + nbytes
         for piece in range(begin, end, READ_AHEAD):
@@ -166,12 +171,13 @@ class Pages:
         self.slot = slot
         self.address = address
         self.frozen = False  # whether others may read the slot, so that what is written here stays here
+        self._fresh = True  # whether the system has yet to connect these pages with the slot's
 
     def fill(self, slot: Slot) -> "Pages":
         """Take in what is here now, and be another slot's that nobody else reads."""
         slot.write(self.address, pages=True)
         slot.map(mmap.MAP_SHARED, self._begin)
-        self.slot, self.frozen = slot, False  # the old one goes when its pages have gone
+        self.slot, self.frozen, self._fresh = slot, False, True  # the old one goes when its pages have gone
         return self
 
     def freeze(self) -> None:
@@ -179,7 +185,7 @@ class Pages:
         self.renew()
         if not self.frozen:
             self.slot.map(mmap.MAP_PRIVATE, self._begin)
-            self.frozen = True
+            self.frozen = self._fresh = True
 
     def renew(self) -> None:
         """Move where something has been written since others may read the slot."""
@@ -189,7 +195,9 @@ class Pages:
     def populate(self) -> None:
         """Have all of it at hand, as far as there is memory."""
         self.slot.will_need(0, self.slot.nbytes)
-        self._advise(_MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
+        if self._fresh or self.slot.file.quiet < QUIET_TURNS:
+            self._advise(_MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
+            self._fresh = False
 
     @property
     def _begin(self) -> int:

@@ -1,4 +1,7 @@
-"""Of published rows that the system has dropped, those asked for come back, and no others."""
+"""Of published rows that the system has dropped, those asked for come back, and no others.
+
+The system is not asked where the process has not read from a disk for some turns.
+"""
 
 import ctypes
 import os
@@ -7,7 +10,9 @@ import time
 import pytest
 import torch
 
-from sar.outofcore.spill import PAGE, Published, SpillFile
+from sar.outofcore.gpu import GpuMemory, pinned_limit
+from sar.outofcore.residency import Residency
+from sar.outofcore.spill import PAGE, QUIET_TURNS, Published, SpillFile
 
 ROWS = 4096
 """One in each page."""
@@ -54,3 +59,27 @@ def test_rows_asked_for(published):
     assert len(there) > 1000
     assert set(there) <= set(range(50, 3002))
     assert published.rows[[50, 3000], 0].tolist() == [50, 3000]
+
+
+def test_nothing_is_asked_for_while_no_disk_is_read(published):
+    if resident(published):
+        pytest.skip("this file system keeps what it is told to drop")
+    published.slot.file.quiet = QUIET_TURNS
+    published.will_need(torch.tensor([50, 700, 3000]))
+    time.sleep(0.3)
+    assert not resident(published)
+
+
+def test_turns_are_counted_in_which_no_disk_is_read(published):
+    if resident(published):
+        pytest.skip("this file system keeps what it is told to drop")
+    file = published.slot.file
+    residency = Residency(file, GpuMemory(pinned_limit(1), 1), 1.0)
+    residency.leave()
+    assert file.quiet == 0  # what this process has read so far is new
+    for _ in range(20):  # another test's thread may read
+        residency.leave()
+    assert file.quiet > 0
+    assert published.rows[1000, 5] == 1000
+    residency.leave()
+    assert file.quiet == 0
