@@ -155,7 +155,7 @@ def kernels_in(cache):
 CALLED = {
     "add_rows",
     "_sort_by_column",
-    "accumulate",
+    "accumulate_rows",
     "attend",
     "source_gradients",
     "project",

@@ -149,6 +149,19 @@ def test_pool_works_after_a_fork_and_does_not_keep_the_process() -> None:
     assert (process.stdout.split(), process.returncode) == (["999", "3", "0"], 0), process.stderr
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_sums_are_those_of_one_edge_after_the_other(dtype: torch.dtype) -> None:
+    """To the last bit, so that they do not depend on where blocks end; copies and rows with a number for each head."""
+    block, random = power_law_block(20, 100), torch.Generator().manual_seed(1)
+    x, w = (torch.randn(*shape, generator=random).to(dtype) for shape in ((20, 2, 17), (100, 2, 1)))
+    for message in (oracle.message("copy_lhs", x, U), oracle.message("mul", x, U, w, E)):
+        together, apart = torch.zeros(2, 20, 2, 17)
+        aggregate_sum(block, message, together)
+        for edge in block.pieces(1):
+            aggregate_sum(edge, message, apart)
+        assert torch.equal(together, apart)
+
+
 def use_kernels(dtype: torch.dtype, heads: int) -> list[int]:
     """Run every kind of kernel on a shard and a tile; how many versions of each kernel there are now."""
     block = power_law_block(20, 50)
@@ -162,7 +175,7 @@ def use_kernels(dtype: torch.dtype, heads: int) -> list[int]:
             message = EdgeMessage(Op.MUL, EdgeOperand(None, target, (heads, 3)), EdgeOperand.of(w, E))
             for edge_ids in (None, arg):
                 aggregate_grad(tile, message, "lhs", EdgeOperand.of(x, V), out, arg=edge_ids)
-    kernels = (loops.accumulate, loops.compare, loops.assign, loops.accumulate_where)
+    kernels = (loops.accumulate, loops.accumulate_rows, loops.compare, loops.assign, loops.accumulate_where)
     return [len(kernel.signatures) for kernel in kernels]
 
 

@@ -63,7 +63,7 @@ def run_all(length, a, x, y, sums, rows):
     sums[0] += dot(length, a, one, x, one)
     sums[1] += dot_leaky(length, a, one, x, one, y, one, slope)
     add_scaled(length, rows, one, a, one, factor)
-    add_four_scaled(length, rows, one + step, a, one, one, one, np.uint64(0), x, np.uint64(0), np.uint64(0))
+    add_four_scaled(length, rows, one + step, a, (one, one, one, np.uint64(0)), (x[0], x[0], x[0], x[0]))
     add_leaky(length, rows, one + np.uint64(2) * step, x, one, y, one, slope, factor)
     add_slopes(length, rows, one + np.uint64(3) * step, a, one, x, one, y, one, slope, factor)
     scale(length, rows, one + np.uint64(4) * step, factor)
@@ -102,8 +102,9 @@ def test_four_rows_are_added_as_one_after_the_other(dtype, length):
 
 @kernel
 def add_together(length, out, rows, factors):
-    zero, one, two, three = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
-    add_four_scaled(length, out, zero, rows, zero, length, two * length, three * length, factors, zero, one)
+    zero, two, three = np.uint64(0), np.uint64(2), np.uint64(3)
+    four = factors[0], factors[1], factors[2], factors[3]
+    add_four_scaled(length, out, zero, rows, (zero, length, two * length, three * length), four)
 
 
 @kernel

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sar.kernels.compiler import inline, inline_distinct, kernel, narrow, wide
-from sar.kernels.cpu.csr_view import ONE, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row, row_of
+from sar.kernels.cpu.csr_view import ONE, OTHER, ZERO, Array, CSRView, Index, edge_row, look_ahead, own_row, row_of
+from sar.kernels.cpu.rows import FOUR, THREE, TWO, add_four_scaled, add_scaled
 from sar.kernels.ops import Shape
 
 # Operations: sign * a, a + sign * b, a * b (dot is this with a summed last dimension), a / b, and as a derivative only
@@ -254,6 +255,42 @@ def assign(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -
 def accumulate(csr: CSRView, p: Index, formula: Formula, a: Row, b: Row, out: Row) -> None:
     """Add op(a, b) to rows of out, for COPY and MUL."""
     _combine_add(formula, a, b, out)
+
+
+@inline
+def _factor(formula: Formula, h: Index, b: Table, csr: CSRView, own: Index, p: Index) -> Any:
+    """What edge p multiplies run h of its row of a with: a number of b, or the sign."""
+    if formula.op == COPY:
+        return np.float32(formula.sign)
+    return wide(b.values[row_of(b.whose, csr, own, p) * formula.layout.b_width + formula.layout.b_offsets[h]])
+
+
+@kernel
+def accumulate_rows(begin: int, end: int, csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
+    """As `accumulate`, where each run of an OTHER row of a is multiplied with one number and added to an OWN row.
+
+    Four edges at a time, so that own rows are loaded and stored less often, in the order of edges.
+    """
+    layout, other, width = formula.layout, csr.other, formula.layout.a_width
+    for group in range(u64(begin), u64(end)):
+        own, p, last = own_row(csr, group), u64(csr.indptr[group]), u64(csr.indptr[group + ONE])
+        while p < last:
+            step = FOUR if p + FOUR <= last else ONE
+            for q in range(p, p + step):
+                look_ahead(OTHER, csr, q, a.values, width)
+                if formula.op != COPY:
+                    look_ahead(b.whose, csr, q, b.values, layout.b_width)
+            for h in range(u64(layout.a_offsets.size)):
+                o, c = own * layout.out_width + layout.out_offsets[h], layout.a_offsets[h]
+                i, w = u64(other[p]) * width + c, _factor(formula, h, b, csr, own, p)
+                if step == ONE:
+                    add_scaled(layout.length, out.values, o, a.values, i, w)
+                else:
+                    j, x = u64(other[p + ONE]) * width + c, _factor(formula, h, b, csr, own, p + ONE)
+                    k, y = u64(other[p + TWO]) * width + c, _factor(formula, h, b, csr, own, p + TWO)
+                    m, z = u64(other[p + THREE]) * width + c, _factor(formula, h, b, csr, own, p + THREE)
+                    add_four_scaled(layout.length, out.values, o, a.values, (i, j, k, m), (w, x, y, z))
+            p += step
 
 
 @_over_edges

@@ -164,8 +164,9 @@ def add_rows(chunk: Chunk, to: Heads, rows: Array, factors: Array, out: Array) -
                 i, j = u64(other[p]) * width, u64(other[p + ONE]) * width
                 k, m = u64(other[p + TWO]) * width, u64(other[p + THREE]) * width
                 for h in range(heads):
-                    c = h * to.dim
-                    add_four_scaled(to.dim, out, o + c, rows, i + c, j + c, k + c, m + c, factors, f + h, heads)
+                    c, g = h * to.dim, f + h
+                    four = factors[g], factors[g + heads], factors[g + TWO * heads], factors[g + THREE * heads]
+                    add_four_scaled(to.dim, out, o + c, rows, (i + c, j + c, k + c, m + c), four)
                 p += FOUR
             else:
                 look_ahead(OTHER, csr, p, rows, width, AHEAD)

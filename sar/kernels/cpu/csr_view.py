@@ -26,8 +26,8 @@ Index = Any  # uint64
 
 u64 = np.uint64
 ZERO, ONE, CACHE_LINE = u64(0), u64(1), u64(compiler.CACHE_LINE)
-AHEAD = u64(8)  # edges between asking for a row and using it
-LEAD = u64(8)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
+AHEAD = u64(16)  # edges between asking for a row and using it
+LEAD = u64(16)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
 
 NO_INDICES = np.empty(0, np.int32)
 DIGIT_BITS = 22  # of numbers to sort: what is counted at once is 16 MB, of which caches hold what comes up often

@@ -37,8 +37,7 @@ _OPERATIONS = {  # compiled operation and its sign
 def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
     """Compiled kernel of `sar.kernels.aggregate_sum`."""
     csr = by_destination(block, with_edges=_of_edges(*message.operands))
-    formula, *operands = _operands(message)
-    _run(_adding(formula), csr, formula, *operands, Table(flat(out), OWN))
+    _add(csr, *_operands(message), Table(flat(out), OWN))
 
 
 def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
@@ -81,7 +80,7 @@ def aggregate_grad(
     b = Table(flat(other.values), whose[other.target])
     to = Table(flat(out), whose[operand.target])
     if arg is None and code != loops.DIV_RHS:
-        _run(_adding(formula), csr, formula, a, b, to)
+        _add(csr, formula, a, b, to)
     else:
         denominator = flat(operand.values) if code == loops.DIV_RHS else to.values  # else not read
         edge_ids = NO_INDICES if arg is None else flat(arg)
@@ -93,8 +92,14 @@ def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
     loops.add_rows(flat(rows), flat(values), flat(out), np.uint64(values.shape[1:].numel()))
 
 
-def _adding(formula: Formula) -> Any:
-    return loops.accumulate if formula.op in (loops.COPY, loops.MUL) else loops.accumulate_others
+def _add(csr: CSRView, formula: Formula, a: Table, b: Table, out: Table) -> None:
+    op, layout = formula.op, formula.layout
+    by_rows = a.whose == OTHER and out.whose == OWN and layout.a_step and layout.out_step
+    if by_rows and (op == loops.COPY or (op == loops.MUL and not layout.b_step)):
+        kernel = loops.accumulate_rows
+    else:
+        kernel = loops.accumulate if op in (loops.COPY, loops.MUL) else loops.accumulate_others
+    _run(kernel, csr, formula, a, b, out)
 
 
 def _run(kernel: Any, csr: CSRView, formula: Formula, *arguments: object) -> None:

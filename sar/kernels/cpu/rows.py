@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from sar.kernels.compiler import inline_distinct, inline_in_order
+from sar.kernels.compiler import inline_distinct, inline_in_order, narrow, wide
 from sar.kernels.cpu.csr_view import Array, Index
 
 u64, f32, i32 = np.uint64, np.float32, np.int32
-TWO, THREE = u64(2), u64(3)
+TWO, THREE, FOUR = u64(2), u64(3), u64(4)
+
+Four = tuple[Any, Any, Any, Any]  # of each of four rows
 
 # Of the exponential. A float32 of the size of ROUND has no fraction; the two parts of ln 2 have more digits than one.
 LEAST, GREATEST, ROUND, LOG2_E = f32(-87), f32(88), f32(1.5 * 2.0**23), f32(1.4426950408889634)
@@ -71,18 +73,16 @@ def dot_leaky(length: Index, a: Array, ia: Index, x: Array, ix: Index, y: Array,
 def add_scaled(length: Index, out: Array, o: Index, a: Array, i: Index, factor: Any) -> None:
     """out[o + c] += factor * a[i + c] for c < length."""
     for c in range(length):
-        out[o + c] += factor * a[i + c]
+        out[o + c] = narrow(wide(out[o + c]) + factor * wide(a[i + c]), out)
 
 
 @inline_in_order
-def add_four_scaled(
-    length: Index, out: Array, o: Index, a: Array, i: Index, j: Index, k: Index, m: Index,
-    factors: Array, f: Index, step: Index,
-) -> None:  # fmt: skip
-    """`add_scaled` of four rows, at i, j, k and m, one after the other; their factors are `step` apart from f on."""
-    w, x, y, z = factors[f], factors[f + step], factors[f + TWO * step], factors[f + THREE * step]
+def add_four_scaled(length: Index, out: Array, o: Index, a: Array, rows: Four, factors: Four) -> None:
+    """`add_scaled` of four rows, one after the other."""
+    (i, j, k, m), (w, x, y, z) = rows, factors
     for c in range(length):
-        out[o + c] = out[o + c] + w * a[i + c] + x * a[j + c] + y * a[k + c] + z * a[m + c]
+        total = wide(out[o + c]) + w * wide(a[i + c]) + x * wide(a[j + c]) + y * wide(a[k + c]) + z * wide(a[m + c])
+        out[o + c] = narrow(total, out)
 
 
 @inline_distinct
