@@ -12,6 +12,7 @@ import pytest
 from benchmarks.edge_partitioners import method_named, method_names
 from sar.cli.demo import community_graph
 from sar.errors import ConfigError
+from sar.partition.assign import assigning
 from sar.partition.assign.assigning import ENTRY_POINTS, METHODS
 from sar.partition.assign.task import AssignmentTask
 from sar.partition.graph_data import GraphData
@@ -131,7 +132,7 @@ def test_edges_that_end_outside_are_told(name: str, edge: tuple[int, int]) -> No
 def test_unknown_names_are_told() -> None:
     with pytest.raises(ConfigError, match="no partition method 'springs'; expected one of random, spring, ldg"):
         method_named("springs")
-    assert method_names()[: len(METHODS)] == list(METHODS)
+    assert assigning.method_names()[: len(METHODS)] == list(METHODS)
 
 
 @pytest.fixture
