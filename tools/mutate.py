@@ -49,6 +49,13 @@ MUTANTS = [
         "tests/kernels/test_aggregate.py::test_sum",
     ),
     Mutant(
+        "fourth edge of four taken for the third",
+        "sar/kernels/cpu/aggregate_loops.py",
+        "(i, j, k, m), (w, x, y, z)",
+        "(i, j, k, k), (w, x, y, z)",
+        "tests/kernels/test_numba_cpu.py::test_sums_are_those_of_one_edge_after_the_other",
+    ),
+    Mutant(
         "first edge of a node left out, Triton",
         "sar/kernels/triton/edge_kernels.py",
         "begin = tl.load(edges.begin + group)",
