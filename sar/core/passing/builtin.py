@@ -149,8 +149,11 @@ def mean_of_sources(context: CallContext, x: Tensor, beside: Callable[[], Tensor
 
     A collective call.
     """
+    group = context.group
     small = context.relation.plan.mean_rows * RowFormat.of([x]).row_bytes < SMALL_TILE
-    if small or context.group.world_size == 1 or len(context.group.local_peers) > 1 or x.device.type != "cpu":
+    # Another thread would be on another CUDA device, and in a stream of its own.
+    on_cpu = x.device.type == group.device.type == "cpu"
+    if small or group.world_size == 1 or len(group.local_peers) > 1 or not on_cpu:
         return aggregate(context, COPY_SOURCE, "mean", x), beside()
     results, made = _call(context, COPY_SOURCE, "mean", [x]).apply_beside(beside, x)
     return results[0], made
