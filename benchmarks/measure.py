@@ -91,7 +91,7 @@ class Measurement:
     """What one process reports.
 
     losses: of all epochs, over all workers; seconds: of the epochs after the first `Job.warm_up`.
-    processor, system: seconds of processors an epoch, and of these in the system; the mean of the same epochs.
+    processor: seconds of processors an epoch; the mean of the same epochs.
     resident, rise: bytes of resident memory just before the first epoch, and of the peak above that.
     construction, traffic: of sar's workers only.
     """
@@ -100,7 +100,6 @@ class Measurement:
     losses: list[float]
     seconds: list[float]
     processor: float
-    system: float
     resident: int
     rise: int
     construction: Construction | None = None
@@ -164,7 +163,6 @@ class _Run(NamedTuple):
     losses: list[float]
     seconds: list[float]
     processor: float
-    system: float
     resident: int
     rise: int
     moved: list[sar.comm.Statistics]
@@ -193,9 +191,8 @@ def _train(model: Model, task: _Task, job: Job) -> _Run:
         losses.append(loss.item())
         seconds.append(time.perf_counter() - start)
         moved.append(sar.comm.statistics() - before)
-    took = timed.since()
-    spent = took.processor / job.epochs, took.system / job.epochs
-    return _Run(losses, seconds[job.warm_up :], *spent, memory.baseline, memory.above_baseline(), moved[job.warm_up :])
+    spent = timed.since().processor / job.epochs
+    return _Run(losses, seconds[job.warm_up :], spent, memory.baseline, memory.above_baseline(), moved[job.warm_up :])
 
 
 def _construct(partition_json: Path) -> tuple[Any, dict[str, Tensor], Construction]:

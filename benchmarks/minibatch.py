@@ -1,8 +1,4 @@
-"""Mini-batches by this library's loader, DistDGL's, and DGL's in one process: `python -m benchmarks.minibatch`.
-
-Time and memory on one graph; on a real one, accuracy after equal epochs and the time to an accuracy, beside training on
-the whole graph.
-"""
+"""Mini-batches by this library's loader, DistDGL's, and DGL's in one process: `python -m benchmarks.minibatch`."""
 
 import argparse
 import json
@@ -20,18 +16,16 @@ from benchmarks.report import MEGA, describe_setting, write_section
 from benchmarks.results import read, save, setting
 from benchmarks.summary import Spread
 from examples.distdgl_cluster import ClusterError, run_cluster
-from sar.errors import ConfigError, SarError
+from sar.errors import SarError
 from sar.host.processes import run_workers
 from sar.partition.inspect.text_tables import as_markdown, as_text
 
-SAR, CACHED, DISTDGL, SINGLE, WHOLE = "sar", "sar, feature cache", "DistDGL", "DGL, 1 process", "sar, whole graph"
+SAR, CACHED, DISTDGL, SINGLE = "sar", "sar, feature cache", "DistDGL", "DGL, 1 process"
 LOADERS = SAR, CACHED, DISTDGL, SINGLE
 KEEPING = ", memory kept"
 """Ends the name of a loader whose processes keep freed memory."""
-NEAR = 0.98
-"""The accuracy to reach, as a fraction of the least among the runs' best ones, so that all reach it."""
 
-SPEED_HEADER = (
+HEADER = (
     "batches from",
     "s / epoch",
     "/ DistDGL",
@@ -42,7 +36,6 @@ SPEED_HEADER = (
     "MB of a trainer",
     "MB of a server",
 )
-ACCURACY_HEADER = ("trained by", "epochs", "s / epoch", "accuracy at the end", "best", "s to the same accuracy")
 
 
 @dataclass(frozen=True)
@@ -56,12 +49,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Part:
-    """The runs on one graph.
-
-    graph: in words.
-    batch_size: of each trainer.
-    """
+class Results:
+    """All runs; `graph` in words, `batch_size` of each trainer."""
 
     graph: str
     batch_size: int
@@ -79,23 +68,22 @@ class Part:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, or read earlier results, and write the tables."""
+    """Measure, or read earlier results, and write the table."""
     arguments = _parser().parse_args(argv)
     with command.work_directory(arguments.work) as work:
-        parts = load(arguments.earlier) if arguments.earlier else _measure(argv, arguments, work)
-    text = []
-    for part, rows in zip(parts, (speed_table(parts[0]), accuracy_table(parts[1])), strict=True):
-        print(f"\n{part.graph}\n{as_text(rows)}")
-        text += [f"{part.graph}\n\n{describe_setting(part.setting)}", as_markdown(rows)]
+        results = load(arguments.earlier) if arguments.earlier else _measure(argv, arguments, work)
+    rows = table(results)
+    print(f"\n{results.graph}\n{as_text(rows)}")
+    text = results.graph, describe_setting(results.setting), as_markdown(rows)
     write_section(arguments.docs / "benchmarks.md", "minibatch", "\n\n".join(text))
 
 
-def speed_table(part: Part) -> list[tuple[str, ...]]:
-    """Time and memory by loader; `SPEED_HEADER` first."""
-    rows: list[tuple[str, ...]] = [SPEED_HEADER]
-    for loader in part.loaders:
-        runs = part.of(loader)
-        others = part.of(DISTDGL + KEEPING if loader.endswith(KEEPING) else DISTDGL)
+def table(results: Results) -> list[tuple[str, ...]]:
+    """Time and memory by loader; `HEADER` first."""
+    rows: list[tuple[str, ...]] = [HEADER]
+    for loader in results.loaders:
+        runs = results.of(loader)
+        others = results.of(DISTDGL + KEEPING if loader.endswith(KEEPING) else DISTDGL)
         beside = [(run, other) for run in runs for other in others if other.repeat == run.repeat]
         seconds = [_seconds(run) for run in runs]
         seeds = sum(trainer.seeds for trainer in runs[0].trainers)
@@ -107,7 +95,7 @@ def speed_table(part: Part) -> list[tuple[str, ...]]:
                 loader,
                 Spread.of(seconds).text(),
                 Spread.of(_seconds(a) / _seconds(b) for a, b in beside).text() if beside else "",
-                Spread.of(seeds / part.batch_size / value for value in seconds).text(1),
+                Spread.of(seeds / results.batch_size / value for value in seconds).text(1),
                 f"{median(map(sum, per_batch)):.1f}",
                 Spread.of(fetching).text(1),
                 Spread.of(computing).text(1),
@@ -118,39 +106,9 @@ def speed_table(part: Part) -> list[tuple[str, ...]]:
     return rows
 
 
-def accuracy_table(part: Part) -> list[tuple[str, ...]]:
-    """Test accuracy and the time to one that all reach; `ACCURACY_HEADER` first."""
-    goal = NEAR * min(max(run.trainers[0].accuracies) for run in part.runs)
-    rows: list[tuple[str, ...]] = [(*ACCURACY_HEADER[:-1], f"s to {goal:.3f}")]
-    for loader in part.loaders:
-        runs = part.of(loader)
-        accuracies = [run.trainers[0].accuracies for run in runs]
-        rows.append(
-            (
-                loader,
-                str(len(accuracies[0])),
-                Spread.of(_seconds(run) for run in runs).text(3),
-                Spread.of(of_run[-1] for of_run in accuracies).text(4),
-                Spread.of(max(of_run) for of_run in accuracies).text(4),
-                Spread.of(seconds_to(goal, run) for run in runs).text(),
-            )
-        )
-    return rows
-
-
-def seconds_to(goal: float, run: Run) -> float:
-    """Seconds of training until the accuracy on the whole graph reached `goal`."""
-    total = 0.0
-    for epoch, accuracy in enumerate(run.trainers[0].accuracies):
-        total += max(trainer.seconds[epoch] for trainer in run.trainers)
-        if accuracy >= goal:
-            return total
-    raise ConfigError(f"{run.loader} never reaches an accuracy of {goal:.3f}.")
-
-
-def load(file: Path) -> list[Part]:
+def load(file: Path) -> Results:
     """Read what was measured, as `benchmarks.results.read` does."""
-    return read(file, lambda parts: [Part(**part | {"runs": [_run(run) for run in part["runs"]]}) for part in parts])
+    return read(file, lambda found: Results(**found | {"runs": [_run(run) for run in found["runs"]]}))
 
 
 def _run(run: dict[str, Any]) -> Run:
@@ -178,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.minibatch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.add_paths(parser)
-    parser.add_argument("--graph", default="rmat", metavar="NAME", help="for time and memory (%(default)s)")
+    parser.add_argument("--graph", default="rmat", metavar="NAME", help="(%(default)s)")
     parser.add_argument("--nodes", type=int, default=size.nodes, metavar="N", help="of the generated graph")
     parser.add_argument("--edges", type=int, default=size.edges, metavar="N", help="of the generated graph")
     parser.add_argument("--features", type=int, default=size.features, metavar="F", help="where random (%(default)s)")
@@ -188,18 +146,13 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=("default", "kept"),
         default=["default"],
-        help="for time and memory: sar's default allocator beside DGL's, `Config.allocator = 'kept'` in all trainers, "
-        "or both (%(default)s)",
+        help="sar's default allocator beside DGL's, `Config.allocator = 'kept'` in all trainers, or both (%(default)s)",
     )
     parser.add_argument("--workers", type=int, default=2, metavar="W", help="trainers, and threads alone (%(default)s)")
     parser.add_argument("--samplers", type=int, default=0, metavar="N", help="processes a trainer (%(default)s)")
     parser.add_argument("--fanouts", type=int, nargs=3, default=[15, 10, 5], metavar="K", help="(15 10 5)")
     parser.add_argument("--batch-size", type=int, default=1000, metavar="N", help="of a trainer (%(default)s)")
     parser.add_argument("--epochs", type=int, default=4, metavar="N", help="that are timed, after one (%(default)s)")
-    parser.add_argument("--real", default="amazon_computers", metavar="NAME", help="for accuracy (%(default)s)")
-    parser.add_argument("--real-batch-size", type=int, default=250, metavar="N", help="of a trainer (%(default)s)")
-    parser.add_argument("--real-epochs", type=int, default=20, metavar="N", help="with batches (%(default)s)")
-    parser.add_argument("--whole-epochs", type=int, default=150, metavar="N", help="on the whole graph (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of every run (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of graph, split and parameters (%(default)s)")
     parser.add_argument("--time-limit", type=float, default=600, metavar="S", help="for one run (%(default)s)")
@@ -207,14 +160,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> list[Part]:
-    """Measure on both graphs; results are saved after each run."""
+def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> Results:
+    """Measure everything; results are saved after each run."""
     size = GeneratedSize(arguments.nodes, arguments.edges, arguments.features)
-    fast, real = (
-        prepare(name, size, arguments.data, work, arguments.seed) for name in (arguments.graph, arguments.real)
-    )
+    graph = prepare(arguments.graph, size, arguments.data, work, arguments.seed)
     job = Job(
-        num_classes=fast.num_classes,
+        num_classes=graph.num_classes,
         fanouts=arguments.fanouts,
         batch_size=arguments.batch_size,
         trainers=arguments.workers,
@@ -222,30 +173,16 @@ def _measure(argv: Sequence[str], arguments: argparse.Namespace, work: Path) -> 
         epochs=arguments.epochs,
         learning_rate=0.01,
         seed=arguments.seed,
-        evaluate=False,
     )
-    long = replace(
-        job,
-        num_classes=real.num_classes,
-        batch_size=arguments.real_batch_size,
-        epochs=arguments.real_epochs,
-        evaluate=True,
-    )
-    whole = replace(long, epochs=arguments.whole_epochs)
     shown = command.shown("benchmarks.minibatch", argv)
-    parts = [
-        Part(_words(fast), job.batch_size, setting(shown, _options(job, arguments))),
-        Part(_words(real), long.batch_size, setting(shown, _options(long, arguments))),
-    ]
+    results = Results(_words(graph), job.batch_size, setting(shown, _options(job, arguments)))
     endings = [KEEPING if memory == "kept" else "" for memory in arguments.memory]
-    plan = [(parts[0], fast, {loader + ending: job for ending in endings for loader in arguments.loaders})]
-    plan.append((parts[1], real, dict.fromkeys(arguments.loaders, long) | {WHOLE: whole}))
-    for part, graph, jobs in plan:
-        for run in _run_all(graph, jobs, arguments):
-            part.runs.append(run)
-            print(f"{graph.name} {run.repeat + 1}: {run.loader}: {_seconds(run):.3f} s an epoch", flush=True)
-            save(parts, work / "minibatch.json")
-    return parts
+    jobs = {loader + ending: job for ending in endings for loader in arguments.loaders}
+    for run in _run_all(graph, jobs, arguments):
+        results.runs.append(run)
+        print(f"{graph.name} {run.repeat + 1}: {run.loader}: {_seconds(run):.3f} s an epoch", flush=True)
+        save(results, work / "minibatch.json")
+    return results
 
 
 def _run_all(graph: Prepared, jobs: dict[str, Job], arguments: argparse.Namespace) -> Iterator[Run]:
@@ -267,7 +204,6 @@ def _train(loader: str, job: Job, graph: Prepared, repeat: int, time_limit: floa
         SINGLE: (minibatch_training.single, 1, graph.file),
         SAR: (minibatch_training.worker, job.trainers, graph.partitions(job.trainers)),
         CACHED: (minibatch_training.caching_worker, job.trainers, graph.partitions(job.trainers)),
-        WHOLE: (minibatch_training.whole_graph, job.trainers, graph.partitions(job.trainers)),
     }
     target, processes, file = targets[kind]
     trainers = run_workers(

@@ -32,9 +32,6 @@ from sar.partition.graph_data import read_npz
 
 GRAPH_NAME = "graph"
 
-UNLABELLED = -100
-"""What `cross_entropy` leaves out."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -43,7 +40,6 @@ class Job:
     fanouts: of each layer; batch_size: of each trainer.
     trainers: how many there are; one process alone takes batches that many times as large.
     samplers: background processes of each trainer.
-    evaluate: take the test accuracy on the whole graph after each epoch.
     allocator: `Config.allocator`, of DGL's processes too.
     """
 
@@ -55,7 +51,6 @@ class Job:
     epochs: int
     learning_rate: float
     seed: int
-    evaluate: bool
     allocator: str = "least"
 
 
@@ -63,9 +58,8 @@ class Job:
 class Measured:
     """What one trainer reports, by epoch where it is a list.
 
-    seconds: without evaluation; fetching: those until the next batch was there, with its features.
+    fetching: seconds until the next batch was there, with its features.
     batches, seeds: of an epoch.
-    accuracies: on the whole graph's test nodes, if asked for.
     resident: peak of resident memory while training, in bytes; shared memory counts.
     """
 
@@ -73,27 +67,13 @@ class Measured:
     fetching: list[float]
     batches: int
     seeds: int
-    accuracies: list[float]
     resident: int
 
 
 Batch = tuple[Any, Tensor, Tensor]
-"""Blocks (or the graph), features of the input nodes, and labels of the outputs, `UNLABELLED` if not to train on."""
-
-
-class _Loader(NamedTuple):
-    """Where batches come from, and how trainers work together.
-
-    epoch: the batches of one epoch.
-    loss: of logits and labels; its gradients are summed over trainers by `gather_gradients`, or averaged by DDP.
-    gather_gradients: called after the backward.
-    accuracy: of a model on all test nodes.
-    """
-
-    epoch: Callable[[], Iterable[Batch]]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    gather_gradients: Callable[[Model], None]
-    accuracy: Callable[[Model], float]
+"""Blocks, features of the input nodes, and labels of the outputs."""
+Epoch = Callable[[], Iterable[Batch]]
+"""Gives the batches of an epoch."""
 
 
 def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
@@ -105,7 +85,7 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
     data = read_npz(graph_file)
     graph = dgl_graph(torch.from_numpy(data.src), torch.from_numpy(data.dst), data.num_nodes).formats("csc")
     graph.ndata.update({key: torch.from_numpy(data.node_data[key]) for key in ("feat", "label")})
-    train, test = (torch.from_numpy(data.node_data[f"{part}_mask"]) for part in ("train", "test"))
+    train = torch.from_numpy(data.node_data["train_mask"])
     del data
     sampler = dgl.dataloading.NeighborSampler(job.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
     loader = dgl.dataloading.DataLoader(
@@ -121,18 +101,17 @@ def single(_: Callable[[Any], None], job: Job, graph_file: Path) -> Measured:
         for _, _, blocks in loader:
             yield blocks, blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
 
-    def accuracy(model: Model) -> float:
-        right = model(graph, graph.ndata["feat"]).argmax(1) == graph.ndata["label"]
-        return float(right[test].double().mean())
-
     model = _model(job, graph.ndata["feat"].shape[1])
-    return _train(model, model, _Loader(epoch, functional.cross_entropy, lambda _: None, accuracy), job)
+    return _train(model, model, epoch, job)
 
 
 def worker(_: Callable[[Any], None], job: Job, partition_json: Path, cached: float = 0) -> Measured:
     """The library's loader; it keeps features of remote nodes, up to the fraction `cached` of the worker's own."""
     _set_allocator(job)
-    graph, x, labels, masks = _part(partition_json)
+    sar.initialize_comms()
+    data = sar.load_dgl_partition_data(str(partition_json), sar.rank(), "cpu")
+    x, labels, train = (sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label", "train_mask"))
+    graph = sar.construct_full_graph(data)
     sampler = sar.DistNeighborSampler(
         job.fanouts,
         input_node_features={"feat": x},
@@ -142,7 +121,7 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path, cached: flo
     )
     loader = sar.DataLoader(
         graph,
-        sar.split_seeds(graph, masks["train"]),  # as many for each trainer, like DistDGL's `node_split`
+        sar.split_seeds(graph, train),  # as many for each trainer, like DistDGL's `node_split`
         sampler,
         job.batch_size,
         shuffle=True,
@@ -154,37 +133,15 @@ def worker(_: Callable[[Any], None], job: Job, partition_json: Path, cached: flo
         for blocks in loader:
             yield blocks, blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
 
-    def accuracy(model: Model) -> float:
-        return _accuracy(model, graph, x, labels, masks["test"])
-
     # Blocks are a trainer's own and shares are equal, so that DDP serves as it does with DistDGL.
     model = _model(job, x.shape[1])
     ddp = DistributedDataParallel(model)
-    return _train(model, ddp, _Loader(epoch, functional.cross_entropy, lambda _: None, accuracy), job)
+    return _train(model, ddp, epoch, job)
 
 
 def caching_worker(report: Callable[[Any], None], job: Job, partition_json: Path) -> Measured:
     """The library's loader with a cache of a quarter of the worker's own features."""
     return worker(report, job, partition_json, cached=0.25)
-
-
-def whole_graph(_: Callable[[Any], None], job: Job, partition_json: Path) -> Measured:
-    """No loader: every epoch is one step on the whole graph, with gradients summed over workers."""
-    _set_allocator(job)
-    graph, x, labels, masks = _part(partition_json)
-    targets = labels.masked_fill(~masks["train"], UNLABELLED)
-    count = masks["train"].sum()
-    sar.comm.all_reduce(count, dist.ReduceOp.SUM)
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(logits, targets, reduction="sum") / count
-
-    def accuracy(model: Model) -> float:
-        return _accuracy(model, graph, x, labels, masks["test"])
-
-    model = _model(job, x.shape[1])
-    sar.sync_params(model)
-    return _train(model, model, _Loader(lambda: [(graph, x, targets)], loss, sar.gather_grads, accuracy), job)
 
 
 def distdgl(job: Job) -> Measured:
@@ -207,34 +164,12 @@ def distdgl(job: Job) -> Measured:
             for inputs, seeds, blocks in loader:
                 yield blocks, graph.ndata["feat"][inputs], graph.ndata["label"][seeds]
 
-    def accuracy(model: Model) -> float:
-        sar.initialize_comms()
-        part: Any = sar.convert_dist_graph(graph)
-        return _accuracy(model, part, part.ndata["feat"], part.ndata["label"], part.ndata["test_mask"].bool())
-
-    return _train(model, ddp, _Loader(epoch, functional.cross_entropy, lambda _: None, accuracy), job)
+    return _train(model, ddp, epoch, job)
 
 
 def _set_allocator(job: Job) -> None:
     sar.Config.allocator = job.allocator
     set_allocator()
-
-
-def _part(partition_json: Path) -> tuple[Any, Tensor, Tensor, dict[str, Tensor]]:
-    """This worker's part of the graph, its features, labels and masks."""
-    sar.initialize_comms()
-    data = sar.load_dgl_partition_data(str(partition_json), sar.rank(), "cpu")
-    x, labels = (sar.suffix_key_lookup(data.node_features, key) for key in ("feat", "label"))
-    masks = {part: sar.suffix_key_lookup(data.node_features, f"{part}_mask") for part in ("train", "test")}
-    return sar.construct_full_graph(data), x, labels, masks
-
-
-def _accuracy(model: Model, graph: Any, x: Tensor, labels: Tensor, test: Tensor) -> float:
-    """Over all workers."""
-    right = (model(graph, x).argmax(1) == labels)[test]
-    counts = torch.tensor([int(right.sum()), len(right)])
-    sar.comm.all_reduce(counts, dist.ReduceOp.SUM)
-    return float(counts[0] / counts[1])
 
 
 def _model(job: Job, num_features: int) -> Model:
@@ -251,39 +186,30 @@ class _Epoch(NamedTuple):
     seeds: int
 
 
-def _train(model: Model, forward: Callable[[Any, Tensor], Tensor], loader: _Loader, job: Job) -> Measured:
-    """The training loop, the same for all; `forward` is the model, or DDP around it."""
+def _train(model: Model, forward: Callable[[Any, Tensor], Tensor], epoch: Epoch, job: Job) -> Measured:
+    """The training loop, the same for all; `forward` is the model, or DDP around it, which averages gradients."""
     initial = copy.deepcopy(model.state_dict())
-    _train_epoch(model, forward, loader, torch.optim.Adam(model.parameters()))  # loads and compiles code
+    _train_epoch(forward, epoch, torch.optim.Adam(model.parameters()))  # loads and compiles code
     model.load_state_dict(initial)
     optimizer = torch.optim.Adam(model.parameters(), lr=job.learning_rate)
-    epochs, accuracies = [], []
     memory = PeakMemory()
-    resident = 0
-    for _ in range(job.epochs):
-        epochs.append(_train_epoch(model, forward, loader, optimizer))
-        resident = max(resident, memory.baseline + memory.above_baseline())
-        if job.evaluate:
-            with torch.no_grad():
-                accuracies.append(loader.accuracy(model))
-    seconds, fetching = [epoch.seconds for epoch in epochs], [epoch.fetching for epoch in epochs]
-    return Measured(seconds, fetching, epochs[-1].batches, epochs[-1].seeds, accuracies, resident)
+    epochs = [_train_epoch(forward, epoch, optimizer) for _ in range(job.epochs)]
+    resident = memory.baseline + memory.above_baseline()
+    seconds, fetching = [one.seconds for one in epochs], [one.fetching for one in epochs]
+    return Measured(seconds, fetching, epochs[-1].batches, epochs[-1].seeds, resident)
 
 
-def _train_epoch(
-    model: Model, forward: Callable[[Any, Tensor], Tensor], loader: _Loader, optimizer: torch.optim.Optimizer
-) -> _Epoch:
+def _train_epoch(forward: Callable[[Any, Tensor], Tensor], epoch: Epoch, optimizer: torch.optim.Optimizer) -> _Epoch:
     batches = seeds = 0
     fetching = 0.0
     start = mark = time.perf_counter()
-    for graphs, x, labels in loader.epoch():
+    for blocks, x, labels in epoch():
         fetching += time.perf_counter() - mark
-        loss = loader.loss(forward(graphs, x), labels)
+        loss = functional.cross_entropy(forward(blocks, x), labels)
         optimizer.zero_grad()
         loss.backward()
-        loader.gather_gradients(model)
         optimizer.step()
-        batches, seeds = batches + 1, seeds + int((labels != UNLABELLED).sum())
+        batches, seeds = batches + 1, seeds + len(labels)
         mark = time.perf_counter()
     end = time.perf_counter()
     return _Epoch(end - start, fetching + end - mark, batches, seeds)

@@ -140,34 +140,27 @@ def draw_partitioning(bars: Sequence[Mapping[str, Any]], file: Path) -> None:
     figure.savefig(file)
 
 
-def draw_averaging(
-    graphs: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]]], file: Path
-) -> None:
-    """Test accuracy by epoch and by second: a column of two panels for each graph, a line for each method.
+def draw_averaging(graphs: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float]]]], file: Path) -> None:
+    """Test accuracy by epoch: a panel for each graph, a line for each method.
 
     Args:
-        graphs: by graph and method: epochs, seconds and accuracies so far, of equal lengths.
+        graphs: by graph and method: epochs so far and accuracies, of equal lengths.
         file: gets the picture.
     """
-    figure = Figure(figsize=(4.6 * len(graphs), 7.6), dpi=80, layout="constrained")
-    colors = [IDEAL, *MODES.values(), DGL]
-    panels = figure.subplots(2, len(graphs), squeeze=False)
-    for (graph, methods), (by_epoch, by_second) in zip(graphs.items(), panels.T, strict=True):
-        for color, (method, (epochs, seconds, accuracies)) in zip(colors, methods.items(), strict=False):
-            style = "--" if "batches" in method else "-"
-            for axes, places in ((by_epoch, epochs), (by_second, seconds)):
-                axes.plot(places, accuracies, style, color=color, label=method, linewidth=1.5)
-        best = max(max(accuracies) for _, _, accuracies in methods.values())
-        by_epoch.set_title(graph, fontsize=12)
-        for axes, label in ((by_epoch, "epochs"), (by_second, "seconds of training")):
-            axes.set_xlabel(label)
-            axes.set_xscale("log")
-            axes.set_ylim(best - 0.4, best + 0.03)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(alpha=0.25)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("test accuracy")
-    panels[0, 0].legend(frameon=False, fontsize=9, loc="lower right")
+    figure = Figure(figsize=(4.6 * len(graphs), 3.8), dpi=80, layout="constrained")
+    panels = figure.subplots(1, len(graphs), squeeze=False)[0]
+    for (graph, methods), axes in zip(graphs.items(), panels, strict=True):
+        for color, (method, line) in zip([IDEAL, *MODES.values(), DGL], methods.items(), strict=False):
+            axes.plot(*line, "--" if "batches" in method else "-", color=color, label=method, linewidth=1.5)
+        best = max(max(accuracies) for _, accuracies in methods.values())
+        axes.set_title(graph, fontsize=12)
+        axes.set_xlabel("epochs")
+        axes.set_xscale("log")
+        axes.set_ylim(best - 0.4, best + 0.03)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("test accuracy")
+    panels[0].legend(frameon=False, fontsize=9, loc="lower right")
     figure.savefig(file)
 
 

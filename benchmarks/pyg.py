@@ -26,6 +26,7 @@ from benchmarks.measure import without_huge_pages
 from benchmarks.models import HEAD_WIDTH, HEADS, HIDDEN
 from benchmarks.report import describe_setting, write_section
 from benchmarks.runs import LOSS_TOLERANCE, threads_each
+from benchmarks.summary import Spread
 from sar.errors import SarError
 from sar.host.cuda import peak_memory
 from sar.host.processes import run_workers
@@ -188,10 +189,9 @@ def _rise(found: list[list[Measured]]) -> float:
 
 
 def _row(key: tuple[str, str], found: list[list[Measured]], alone: list[list[Measured]]) -> tuple[str, ...]:
-    spread = [_seconds([run]) for run in found]
     return (
         *key,
-        f"{_seconds(found):.3f} ({min(spread):.3f}-{max(spread):.3f})",
+        Spread.of(_seconds([run]) for run in found).text(3),
         f"{_seconds(found) / _seconds(alone):.2f}",
         f"{_rise(found):.0f}",
         f"{_rise(found) * len(found[0]) / _rise(alone):.2f}",

@@ -25,7 +25,6 @@ HEADER = (
     "s waited",
     "loss differs by",
 )
-COST = ("model", "trained by", "mode", "processor s", "/ DGL", "dense", "aggregation", "the rest", "of all, system")
 CONSTRUCTION = ("graph", "workers", "load (s)", "construct (s)", "together", "peak (MB)", "graph (MB)", "kernels (s)")
 
 
@@ -38,9 +37,8 @@ def main_section(results: Results, picture: str, *, details: bool) -> str:
     ]
     if details:
         parts += [
-            "Cost: processor seconds of an epoch, of all workers together; medians. Dense layers and aggregation are "
-            "measured alone, so the rest is what the exchange adds: packing and adding rows, fresh memory, agreements, "
-            "and gloo's threads.",
+            "Cost: processor seconds of an epoch, of all workers together: dense layers + aggregation, both measured "
+            "alone, + what the exchange adds (packing and adding rows, fresh memory, agreements, gloo's threads).",
             as_markdown(cost_table(results)),
             "Construction, medians: times of the slowest worker, and the highest memory of any above `PartitionData`; "
             "`kernels` is the compiler of the CPU kernels, loaded once a process, before the rest.",
@@ -58,10 +56,11 @@ def describe_graph(results: Results) -> str:
 
 
 def describe_setting(setting: Mapping[str, str]) -> str:
-    """A list of what the numbers depend on; machine, versions and date in one line."""
-    together = "machine", "versions", "date"
-    lines = [f"{key}: {value}" for key, value in setting.items() if key not in together]
-    return "\n".join(f"- {line}" for line in [*lines, "; ".join(setting[key] for key in together if key in setting)])
+    """What the numbers depend on, in two lines: the command, and all else."""
+    command, *others = (
+        value if key in ("machine", "versions", "date") else f"{key}: {value}" for key, value in setting.items()
+    )
+    return f"- {command}\n- {'; '.join(others)}"
 
 
 def table(results: Results) -> list[tuple[str, ...]]:
@@ -98,24 +97,26 @@ def _who(workers: int) -> str:
 
 
 def cost_table(results: Results) -> list[tuple[str, ...]]:
-    """Processor seconds of an epoch, of all workers together, and where they go; `COST` first."""
-    rows: list[tuple[str, ...]] = [COST]
+    """Processor seconds of an epoch by model and processes, and where they go; the header first."""
+    rows, columns = [], list(dict.fromkeys(row for model in results.models() for row in results.rows(model)))
     for model in results.models():
-        single = median(map(processor, results.find(model, SINGLE)))
-        for workers, mode in [(SINGLE, 0), *results.rows(model)]:
-            runs = results.find(model, workers, mode)
-            spent = median(map(processor, runs))
-            system = median(sum(process.system for process in run.processes) for run in runs)
-            parts: tuple[str, ...] = ("",) * 3
-            if workers:
-                dense, aggregation = (
-                    median(sum(getattr(process.traffic, part) for process in run.processes) for run in runs)
-                    for part in ("dense_processor", "aggregation_processor")
-                )
-                parts = f"{dense:.2f}", f"{aggregation:.2f}", f"{spent - dense - aggregation:.2f}"
-            cells = f"{spent:.2f}", f"{spent / single:.2f}", *parts, f"{system:.2f}"
-            rows.append((model, _who(workers), str(mode or ""), *cells))
-    return rows
+        single = f"{median(map(processor, results.find(model, SINGLE))):.2f}"
+        rows.append((model, single, *(_parts_of_cost(results.find(model, *column)) for column in columns)))
+    modes = {mode for _, mode in columns}
+    names = (_who(workers) + f", mode {mode}" * (len(modes) > 1) for workers, mode in columns)
+    return [("model", _who(SINGLE), *names), *rows]
+
+
+def _parts_of_cost(runs: Sequence[Run]) -> str:
+    """As `0.84 + 0.22 + 0.30`: dense layers, aggregation, and the rest; empty where nothing ran."""
+    if not runs:
+        return ""
+    dense, aggregation = (
+        median(sum(getattr(process.traffic, part) for process in run.processes) for run in runs)
+        for part in ("dense_processor", "aggregation_processor")
+    )
+    rest = median(map(processor, runs)) - dense - aggregation
+    return f"{dense:.2f} + {aggregation:.2f} + {rest:.2f}"
 
 
 def construction_table(results: Results) -> list[tuple[str, ...]]:
