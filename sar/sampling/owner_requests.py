@@ -28,7 +28,7 @@ class NodesByOwner:
         if len(ends) == 1:
             return cls(nodes, [0, len(nodes)], torch.arange(len(nodes), device="cpu"))
         owners = torch.searchsorted(torch.tensor(ends, device="cpu"), nodes, right=True)
-        order = torch.argsort(owners, stable=True)
+        order = torch.from_numpy(owners.short().numpy().argsort(kind="stable"))  # a radix sort, as they have 16 bits
         begin = to_offsets(torch.bincount(owners, minlength=len(ends))).tolist()
         return cls(nodes.index_select(0, order), begin, order)
 
