@@ -45,8 +45,7 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device:
     Raises:
         ConfigError: where tensors of this dtype cannot be combined, or the tensor is on another device.
     """
-    group = current_group()
-    with group.guard():
+    with current_group().guard() as group:
         _check_device(group, tensor, move_to_comm_device)
         _combine(group, tensor, op, group.device)
 
@@ -78,8 +77,7 @@ def all_to_all(recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_c
     Raises:
         ConfigError: where a tensor's size is not the one that its sender has.
     """
-    group = current_group()
-    with group.guard():
+    with current_group().guard() as group:
         if len(recv_tensors) != group.world_size or len(send_tensors) != group.world_size:
             raise ConfigError(
                 f"all_to_all got {len(recv_tensors)} tensors to receive into and {len(send_tensors)} to send; "
@@ -106,8 +104,7 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
     Raises:
         ConfigError: where the tensors differ in dtype or trailing shape, or lengths are not those expected.
     """
-    group = current_group()
-    with group.guard():
+    with current_group().guard() as group:
         if len(tensors) != group.world_size:
             raise ConfigError(
                 f"exchange_tensors got {len(tensors)} tensors; expected one for each of {group.world_size}."
@@ -135,8 +132,7 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
         recv_tensor: where the data goes, of the size that `recv_idx` sends.
         send_tensor: what to send.
     """
-    group = current_group()
-    with group.guard():
+    with current_group().guard() as group:
         call = f"exchange_single_tensor of {str(send_tensor.dtype).removeprefix('torch.')}"
         if recv_tensor.dtype != send_tensor.dtype:
             raise ConfigError(
@@ -174,8 +170,7 @@ def sync_params(model: Module) -> None:
         DisagreementError: where the workers' models differ in the number, shapes or dtypes of these.
     """
     named = [*model.named_parameters(), *model.named_buffers()]
-    group = current_group()
-    with group.guard(), torch.no_grad():
+    with current_group().guard() as group, torch.no_grad():
         call = "sync_params"
         _agree_on_model(group, call, model, named)
         for bucket in _buckets([tensor.detach() for _, tensor in named]) if group.world_size > 1 else []:
@@ -200,8 +195,7 @@ def gather_grads(model: Module) -> None:
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = [p for _, p in named]
-    group = current_group()
-    with group.guard(), torch.no_grad():
+    with current_group().guard() as group, torch.no_grad():
         refuse_second_sum(model)
         call = "gather_grads"
         alike = _agree_on_model(group, call, model, named, [p.grad is not None for p in parameters])
@@ -346,8 +340,7 @@ def all_max(x: T) -> T:
 
 
 def _over_all(name: str, x: T, combine: Callable[[Group, Tensor, torch.device], Tensor]) -> T:
-    group = current_group()
-    with group.guard():
+    with current_group().guard() as group:
         form = _form(name, x)
         if not isinstance(x, Tensor | Real):  # of these `all_reduce` agrees on all that matters
             group.agree(f"{name} of {form}")

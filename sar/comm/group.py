@@ -181,13 +181,13 @@ class Group:
         self._transport.close()
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Pass an error raised inside on to all other workers, once; a call agreed on inside ends with it."""
+    def guard(self) -> Iterator["Group"]:
+        """Pass an error raised inside on to all other workers, once, and end a call agreed on inside; gives itself."""
         me = threading.get_ident()
         before = self._owner if self._owner is not None and self._owner[0] == me else None
         outer = len(self._followed)
         try:
-            yield
+            yield self
         except _StopRecomputationError:  # how torch's checkpointing leaves a forward that it has seen enough of
             raise
         except BaseException as error:

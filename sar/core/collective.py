@@ -172,7 +172,7 @@ class Collective(ABC):
             self.group.follow(what)
         return [flags]
 
-    def guard(self) -> AbstractContextManager[None]:
+    def guard(self) -> AbstractContextManager[object]:
         """The group's guard, where there is a group."""
         return nullcontext() if self.group is None else self.group.guard()
 

@@ -81,8 +81,7 @@ class DistEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             if not isinstance(embedding_dim, int) or embedding_dim < 1:
                 raise ConfigError(f"embedding_dim is {embedding_dim!r}; expected an integer of at least 1.")
             self._owners = RowOwners(graph, ntype)
@@ -114,8 +113,7 @@ class DistEmbedding(nn.Module):
         """
         if node_ids is None:
             return self.weight
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             group.agree(f"lookup in a {self._call}")
             wanted, place = self._owners.checked(node_ids).unique(return_inverse=True)
             rows, _ = self._owners.fetch(self.weight.detach(), wanted)
@@ -131,8 +129,7 @@ class DistEmbedding(nn.Module):
         Which rows were used, (U,) int64 ascending, and their gradients, (U, D); None where no worker used any. A
         collective call, which the optimizers make.
         """
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             flags = group.agree(
                 f"gradients of a {self._call}", (self.weight.grad is not None) | bool(self._lookups) << 1
             )

@@ -113,8 +113,7 @@ def fetch_rows(graph: GraphShardManager, tensor: Tensor, node_ids: Tensor, ntype
     Raises:
         GraphError: for a tensor of another length, IDs that are not of nodes of this type, or a message flow graph.
     """
-    group = session.current_group()
-    with group.guard():
+    with session.current_group().guard() as group:
         owners = RowOwners(graph, ntype)
         if tensor.dim() == 0 or len(tensor) != len(owners.node_ids):
             raise GraphError(
@@ -242,8 +241,7 @@ def pair_graph(
         GraphError: for a message flow graph, or IDs that are not of nodes of the right type.
         FieldError: for an unknown type.
     """
-    group = session.current_group()
-    with group.guard():
+    with session.current_group().guard() as group:
         kind = etype if isinstance(etype, tuple) and len(etype) == 3 else graph._relation(etype).etype
         sources, destinations = RowOwners(graph, kind[0]), RowOwners(graph, kind[2])
         src, dst = sources.checked(src), destinations.checked(dst)

@@ -55,8 +55,7 @@ def save_model(path: str | os.PathLike[str], model: nn.Module) -> None:
         CheckpointError: where parameters differ between workers, or the file cannot be written.
         CommunicationError: where another worker raised, or saves something else.
     """
-    group = session.current_group()
-    with group.guard():
+    with session.current_group().guard() as group:
         _differing_buffers(group, model, {"model": dict(model.named_parameters())})
         if group.rank == 0:
             write_file(Path(path), _plain_state(model))

@@ -52,8 +52,7 @@ class EarlyStopping:
         Raises:
             DisagreementError: where the workers' values differ, as a metric of each worker's own nodes does.
         """
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             call = "EarlyStopping.step"
             group.agree(call)
             own = torch.tensor(float(value), dtype=torch.float64, device="cpu")
@@ -76,8 +75,7 @@ class EarlyStopping:
         Raises:
             ConfigError: where no model is kept.
         """
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             group.agree("EarlyStopping.load_best")
             if self._model is None:
                 raise ConfigError("No model is kept: pass it to step(value, model), with a value that is not NaN.")

@@ -54,8 +54,7 @@ class LocalTrainer:
         parts: Sequence[Any],
         counts: Sequence[int] | None = None,
     ) -> None:
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard():
             if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
                 raise ConfigError("DistributedDataParallel averages gradients by itself; pass the model that is in it.")
             self.model, self.parts = model, parts
@@ -84,8 +83,7 @@ class LocalTrainer:
             CommunicationError: where another worker raised, or makes another call. The slowest may take
                 `Config.timeout` longer than the fastest. After an error the model is what it was before the round.
         """
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             group.agree(f"a round of {epochs} epochs for each partition")
             begin = self._read()
             try:

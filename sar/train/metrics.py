@@ -49,8 +49,7 @@ def roc_auc(positive: Tensor, negative: Tensor) -> float:
     Returns:
         From 0 to 1; NaN where all workers together lack either.
     """
-    group = session.current_group()
-    with group.guard():
+    with session.current_group().guard() as group:
         negative = torch.where(negative.isnan(), torch.inf, negative.detach())
         positive = torch.where(positive.isnan(), -torch.inf, positive.detach())
         everywhere = torch.cat(exchange_tensors([negative] * group.world_size)).to(positive.device).sort().values

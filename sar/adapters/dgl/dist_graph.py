@@ -49,8 +49,7 @@ def convert_dist_graph(dist_graph: Any) -> GraphShardManager:
             its server is not the partition that its partition book names.
         CommunicationError: where another worker raised, or holds another graph.
     """
-    group = session.current_group()
-    with group.guard():
+    with session.current_group().guard() as group:
         group.agree("convert_dist_graph")
         if not isinstance(dist_graph, require_dgl().distributed.DistGraph):
             raise GraphError(

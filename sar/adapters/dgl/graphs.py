@@ -251,8 +251,7 @@ def local_subgraphs(graph: GraphShardManager, data: PartitionData, *, both_ends:
         GraphError: for a message flow graph, or node features of another length.
         CommunicationError: where another worker raised, or has other features.
     """
-    group = session.current_group()
-    with group.guard():
+    with session.current_group().guard() as group:
         if graph.is_block:
             raise GraphError("A message flow graph has only some of the edges; give that of construct_full_graph.")
         group.agree(f"subgraphs of partitions, with {'all edges' if both_ends else 'in-edges'}")

@@ -52,8 +52,7 @@ def construct_mfgs(
         GraphError: for seeds that are not integers, not of this partition, of an unknown type, or given twice.
         PartitionError, CommunicationError: as `construct_full_graph`.
     """
-    group = session.current_group()
-    with group.guard():
+    with session.current_group().guard() as group:
         graph = agree_on_graph(partition_data, group)
         check_edge_ids(list(graph.shards.values()), group)
         group.agree(f"construct_mfgs of {n_layers} layers, keep_seed_nodes {keep_seed_nodes}")

@@ -33,7 +33,7 @@ class Writers:
         """All workers after `sar.initialize_comms`; else this process alone."""
         return cls(comm.rank(), comm.world_size()) if comm.is_initialized() else cls()
 
-    def guard(self) -> AbstractContextManager[None]:
+    def guard(self) -> AbstractContextManager[object]:
         """Passes an error raised inside on to all other processes."""
         return current_group().guard() if self.size > 1 else contextlib.nullcontext()
 
