@@ -5,6 +5,7 @@ path: the worker holds the messages of all its edges.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -51,6 +52,7 @@ class RowView(Mapping[str, Tensor]):
         return len(self._fields)
 
 
+@dataclass(eq=False, repr=False)
 class EdgeBatch:
     """The edges that a message function is called with.
 
@@ -58,23 +60,14 @@ class EdgeBatch:
     themselves. `exponentials` is for layers that weigh their messages: see [Note: softmax in a message].
     """
 
-    def __init__(
-        self,
-        src: Fields,
-        dst: Fields,
-        data: Fields,
-        canonical_etype: CanonicalEtype,
-        size: int,
-        find_edges: Callable[[], tuple[Tensor, Tensor, Tensor]],
-        exponentials: Callable[[Tensor], Tensor] = Tensor.exp,
-    ) -> None:
-        self.exponentials = exponentials
-        self.src = src
-        self.dst = dst
-        self.data = data
-        self.canonical_etype = canonical_etype
-        self._size = size
-        self._find_edges = find_edges
+    src: Fields
+    dst: Fields
+    data: Fields
+    canonical_etype: CanonicalEtype
+    _size: int
+    # Gives the global IDs of sources and destinations, and edge IDs (`_ID`), (E_batch,) int64 each.
+    edges: Callable[[], tuple[Tensor, Tensor, Tensor]]
+    exponentials: Callable[[Tensor], Tensor] = Tensor.exp
 
     def __len__(self) -> int:
         """Number of edges."""
@@ -82,20 +75,16 @@ class EdgeBatch:
 
     batch_size = __len__
 
-    def edges(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Global IDs of sources and destinations, and edge IDs (`_ID`), (E_batch,) int64 each."""
-        return self._find_edges()
 
-
+@dataclass(eq=False, repr=False)
 class NodeBatch:
     """The destination nodes that a reduce or apply function is called with."""
 
-    def __init__(self, nodes: Tensor, data: Fields, mailbox: Fields | None, ntype: str) -> None:
-        self._nodes = nodes
-        self.data = data  # fields of the nodes, (N_batch, ...)
-        # Messages of each node's in-edges, (N_batch, degree, ...), in the order of `Relation.message_order`.
-        self.mailbox = mailbox
-        self.ntype = ntype
+    _nodes: Tensor
+    data: Fields  # of the nodes, (N_batch, ...)
+    # Messages of each node's in-edges, (N_batch, degree, ...), in the order of `Relation.message_order`.
+    mailbox: Fields | None
+    ntype: str
 
     def __len__(self) -> int:
         """Number of nodes."""

@@ -80,7 +80,7 @@ class Combined:
     """The messages so far: their reduction, and of maxima and minima the edges that they come from, -1 for none."""
 
     total: Tensor
-    argmax: Tensor | None
+    argmax: Any  # a tensor, or None
 
 
 class Reduction:
@@ -97,7 +97,7 @@ class Reduction:
         relation, device = self.relation, self.relation.in_degrees.device
         if self.reducer is None:
             return Combined(torch.empty(relation.num_edges, *self.shape, dtype=self.dtype, device=device), None)
-        fill = {"max": -torch.inf, "min": torch.inf}.get(self.reducer, 0.0)
+        fill = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "min": torch.inf, "amin": torch.inf}.get(self.reducer, -torch.inf)
         shape, argmax = (relation.num_dst, *self.shape), None
         total = torch.full(shape, fill, dtype=accumulation_dtype(self.dtype), device=device)
         if self.reducer in ("max", "min"):
@@ -188,9 +188,7 @@ class _LikeTorch(Reduction):
     """
 
     def start(self) -> Combined:
-        fill = {"amax": -torch.inf, "amin": torch.inf}.get(self.reducer or "", 1.0)
-        shape, device = (self.relation.num_dst, *self.shape), self.relation.in_degrees.device
-        total = torch.full(shape, fill, dtype=accumulation_dtype(self.dtype), device=device)
+        total = super().start().total
         return Combined(total, torch.zeros_like(total))
 
 
@@ -198,7 +196,6 @@ class Extreme(_LikeTorch):
     """Maxima or minima. Of `Combined.argmax`, the number of messages equal to the result, the backward makes shares."""
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
-        assert combined.argmax is not None
         rows, place = places(block, message)
         message = message.to(combined.total.dtype)
         before = combined.total[rows]
@@ -208,15 +205,13 @@ class Extreme(_LikeTorch):
         combined.total[rows] = best
 
     def finish(self, combined: Combined) -> Tensor:
-        assert combined.argmax is not None
         # NaN equals no message, and makes shares of the gradient NaN, as torch's.
         total = combined.total.masked_fill_((combined.argmax == 0) & ~combined.total.isnan(), 0)
         # torch counts the 0 that the result starts from, wherever it equals the result, but gives it no share.
         combined.argmax = torch.stack([total, combined.argmax + (total == 0)])
         return total.to(self.dtype)
 
-    def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
-        assert argmax is not None
+    def message_grad(self, grad: Tensor, argmax: Any, block: EdgeBlock, message: Tensor) -> Tensor:
         rows, place = places(block, message)
         total, share = argmax[0, rows], grad[rows] / argmax[1, rows]
         return (share.gather(0, place) * (message == total.gather(0, place))).to(self.dtype)
@@ -226,7 +221,6 @@ class Product(_LikeTorch):
     """Products. `total` leaves out messages that are 0; `Combined.argmax` counts them."""
 
     def add(self, combined: Combined, message: Tensor, block: EdgeBlock) -> None:
-        assert combined.argmax is not None
         rows, place = places(block, message)
         message = message.to(combined.total.dtype)
         zero = message == 0
@@ -234,13 +228,11 @@ class Product(_LikeTorch):
         combined.argmax[rows] = combined.argmax[rows].scatter_add(0, place, zero.to(message.dtype))
 
     def finish(self, combined: Combined) -> Tensor:
-        assert combined.argmax is not None
         total, zeros = combined.total, combined.argmax
         combined.argmax = torch.stack([total, zeros])
         return total.masked_fill(zeros > 0, 0).to(self.dtype)
 
-    def message_grad(self, grad: Tensor, argmax: Tensor | None, block: EdgeBlock, message: Tensor) -> Tensor:
-        assert argmax is not None
+    def message_grad(self, grad: Tensor, argmax: Any, block: EdgeBlock, message: Tensor) -> Tensor:
         rows, place = places(block, message)
         others, zeros = (grad[rows] * argmax[0, rows]).gather(0, place), argmax[1, rows].gather(0, place)
         zero = message == 0
