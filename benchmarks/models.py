@@ -64,12 +64,12 @@ class Model(nn.Module):
 
     def _linear(self, layer: Any, x: Tensor) -> Tensor:
         if self.name == "SAGE":
-            return layer.fc_self(x) + layer.fc_neigh(x)  # type: ignore[no-any-return]
+            return layer.fc_self(x) + layer.fc_neigh(x)
         if self.name == "GCN":
-            return x @ layer.weight + layer.bias  # type: ignore[no-any-return]
+            return x @ layer.weight + layer.bias
         if self.name == "GIN":
-            return layer.apply_func(x + x)  # type: ignore[no-any-return]
-        return layer.fc(x) + layer.bias  # type: ignore[no-any-return]
+            return layer.apply_func(x + x)
+        return layer.fc(x) + layer.bias
 
     def _activate(self, x: Tensor, index: int) -> Tensor:
         return x if index == len(self.layers) - 1 else functional.relu(x)

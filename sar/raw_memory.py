@@ -82,6 +82,11 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return bytes_of(tensor).numpy().data
 
 
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are summed: half precisions in float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 def spills(device: torch.device | str) -> bool:
     """Whether tensors of this thread on a device lie in a file."""
     return _file_for(device) is not None

@@ -16,12 +16,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter, is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sar.comm.ddp import refuse_second_sum, summed_in
+from sar.comm.ddp import refuse_second_sum
 from sar.comm.group import Group
 from sar.comm.replicas import all_gather_json, described
 from sar.comm.session import current_group
 from sar.errors import ConfigError, DisagreementError
-from sar.raw_memory import resolved, to_device
+from sar.raw_memory import accumulation_dtype, resolved, to_device
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
@@ -60,7 +60,7 @@ def _combine(group: Group, tensor: Tensor, op: Any, device: torch.device) -> Non
     group.agree(call)
     if group.world_size > 1:
         given = tensor.detach()
-        travelling = resolved(given).to(device, summed_in(given.dtype)).contiguous()
+        travelling = resolved(given).to(device, accumulation_dtype(given.dtype)).contiguous()
         group.all_reduce(travelling, op, call)
         if travelling is not given:
             given.copy_(to_device(travelling, given.device))
@@ -220,7 +220,7 @@ def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter
         group.all_reduce(present, dist.ReduceOp.MAX, call)
     for bucket in _buckets([p for (_, p), somewhere in zip(named, present.tolist(), strict=True) if somewhere]):
         flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
-        travelling = flat.to(group.device, summed_in(flat.dtype))
+        travelling = flat.to(group.device, accumulation_dtype(flat.dtype))
         group.all_reduce(travelling, dist.ReduceOp.SUM, call)
         flat = to_device(travelling, flat.device)
         for p, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
@@ -344,8 +344,7 @@ def _over_all(name: str, x: T, combine: Callable[[Group, Tensor, torch.device], 
         form = _form(name, x)
         if not isinstance(x, Tensor | Real):  # of these `all_reduce` agrees on all that matters
             group.agree(f"{name} of {form}")
-        combined: T = _leaf_by_leaf(x, partial(combine, group), group.device)
-        return combined
+        return _leaf_by_leaf(x, partial(combine, group), group.device)
 
 
 def _form(name: str, x: Any) -> str:

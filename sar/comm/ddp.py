@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sar.comm.statistics import counters
 from sar.errors import ConfigError
+from sar.raw_memory import accumulation_dtype
 
 REGISTER = "ddp_model.register_comm_hook(None, sar.ddp_sum_hook)"
 
@@ -33,14 +34,8 @@ def ddp_sum_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucke
     counters.bytes_sent += bucket.buffer().nbytes
     counters.bytes_received += bucket.buffer().nbytes
     dtype = bucket.buffer().dtype
-    work: Any = dist.all_reduce(bucket.buffer().to(summed_in(dtype)), group=process_group, async_op=True)
-    summed: Future[Tensor] = work.get_future().then(lambda done: done.value()[0].to(dtype))
-    return summed
-
-
-def summed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of workers are combined: half precisions in float32."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    work: Any = dist.all_reduce(bucket.buffer().to(accumulation_dtype(dtype)), group=process_group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0].to(dtype))
 
 
 def refuse_averaging() -> None:

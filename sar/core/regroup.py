@@ -57,8 +57,7 @@ class WorkerShare(NamedTuple):
 
 def _edges(spec: PartitionJson) -> list[int]:
     """Into the nodes of each partition."""
-    edges: list[int] = (spec.edge_ranges[..., 1] - spec.edge_ranges[..., 0]).sum(axis=1).tolist()
-    return edges
+    return (spec.edge_ranges[..., 1] - spec.edge_ranges[..., 0]).sum(axis=1).tolist()
 
 
 def _divided(spec: PartitionJson, part: int, workers: int) -> list[WorkerShare]:

@@ -17,7 +17,8 @@ from sar.kernels.aggregate import (
 from sar.kernels.ahead import compile_ahead
 from sar.kernels.backend import load_kernels
 from sar.kernels.edge_block import EdgeBlock, index_dtype
-from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, accumulation_dtype, operand_values_needed
+from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, operand_values_needed
+from sar.raw_memory import accumulation_dtype
 
 __all__ = [
     "EdgeBlock",

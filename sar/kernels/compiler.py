@@ -104,8 +104,7 @@ def kernel(function: F) -> F:
     """Compile an entry point and keep its code on disk."""
     folder = Path(__file__).parent
     sources = folder / "cpu", Path(__file__), folder / "attention_operands.py"
-    compiled: F = compile_cached(function, numba.njit, {**_OPTIONS, "pipeline_class": _ENTRY_POINT}, *sources)
-    return compiled
+    return compile_cached(function, numba.njit, {**_OPTIONS, "pipeline_class": _ENTRY_POINT}, *sources)
 
 
 def inline(function: F) -> F:
@@ -128,8 +127,7 @@ def inline_in_order(function: F) -> F:
 
 def _helper(function: F, pipeline: Any, fastmath: tuple[str, ...]) -> F:
     options = {**_OPTIONS, "fastmath": set(fastmath), "no_cpython_wrapper": True, "pipeline_class": pipeline}
-    compiled: F = numba.njit(forceinline=True, **options)(function)
-    return compiled
+    return numba.njit(forceinline=True, **options)(function)
 
 
 @intrinsic

@@ -196,8 +196,7 @@ class EdgeBlock:
         if name not in self._kept:
             value = make()
             self._kept[name] = moved_to_file(value) if isinstance(value, Tensor) else value
-        made: T = self._kept[name]
-        return made
+        return self._kept[name]
 
     def to(self, device: torch.device | str) -> EdgeBlock:
         """The block with its structure on `device`."""

@@ -6,6 +6,8 @@ what the others read, so that this is seen ([Note: leaving memory]).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,19 +16,26 @@ from sar.kernels.edge_block import EdgeBlock, Transposed, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Target
 
 
-def aggregate_sum(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> None:
-    """As `sar.kernels.aggregate_sum`."""
+def _read(*given: Any) -> None:
+    for tensor in given:
+        if isinstance(tensor, Tensor):
+            tensor.detach()
+
+
+add_rows = project_grad = head_sums = _read
+
+
+def _read_by_destination(block: EdgeBlock) -> None:
+    _read(block.rows, block.indptr, block.cols)
+
+
+def aggregate_sum(block: EdgeBlock, message: EdgeMessage, *others: Any) -> None:
+    """As `sar.kernels.aggregate_sum`, and other kernels that go through the edges by destination."""
     _read_by_destination(block)
-    _read(out, *message.tensors)
+    _read(*others, *message.tensors)
 
 
-edge_apply = aggregate_sum
-
-
-def aggregate_cmp(block: EdgeBlock, message: EdgeMessage, out: Tensor, arg: Tensor, largest: bool) -> None:
-    """As `sar.kernels.aggregate_cmp`."""
-    _read_by_destination(block)
-    _read(out, arg, *message.tensors)
+aggregate_cmp = edge_apply = aggregate_sum
 
 
 def aggregate_grad(
@@ -41,25 +50,10 @@ def aggregate_grad(
     _read(out, arg, grad.values, *message.tensors)
 
 
-def add_rows(rows: Tensor, values: Tensor, out: Tensor) -> None:
-    """As `sar.kernels.add_rows`."""
-    _read(rows, values, out)
-
-
 def project(x: Tensor, attn: Tensor) -> Tensor:
     """As `sar.kernels.attention.project`."""
     _read(x, attn)
     return x.new_empty(x.shape[:2])
-
-
-def project_grad(x: Tensor, attn: Tensor, grad: Tensor, x_grad: Tensor, attn_grad: Tensor) -> None:
-    """As `sar.kernels.attention.project_grad`."""
-    _read(x, attn, grad, x_grad, attn_grad)
-
-
-def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
-    """As that of the compiled kernels."""
-    _read(grad, out, stats)
 
 
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
@@ -76,16 +70,6 @@ def attend_grad(
     if how.score is not Score.ADDITIVE:
         _read_by_destination(block)
     _read(grad, stats, *operands, *grads)
-
-
-def _read(*tensors: Tensor | None) -> None:
-    for tensor in tensors:
-        if tensor is not None:
-            tensor.detach()
-
-
-def _read_by_destination(block: EdgeBlock) -> None:
-    _read(block.rows, block.indptr, block.cols)
 
 
 def _transpose(block: EdgeBlock) -> Transposed:

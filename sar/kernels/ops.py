@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-import torch
 from torch import Tensor
 
 from sar.errors import GraphError
@@ -106,11 +105,6 @@ class EdgeMessage:
 def aligned_message_shape(op: Op, full: Shape) -> Shape:
     """The shape of a message in the dimensions of its operands' product space."""
     return (*full[:-1], 1) if op is Op.DOT else full
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of `dtype` are summed: half precisions in float32."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def operand_values_needed(op: Op, wrt: str) -> tuple[bool, bool]:

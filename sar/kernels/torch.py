@@ -289,5 +289,4 @@ def dropout_factors(how: Attention, ids: Tensor, heads: int, dtype: torch.dtype)
 
 def _shift(z: Tensor, bits: int) -> Tensor:
     """Shift right without the sign."""
-    shifted: Tensor = (z >> bits) & (2 ** (64 - bits) - 1)
-    return shifted
+    return (z >> bits) & (2 ** (64 - bits) - 1)

@@ -28,8 +28,7 @@ class SAGEConv(nn.Module):
         width, next_width = self.fc_neigh.in_features, self.fc_neigh.out_features
         rows = self.fc_neigh(x) if width > next_width else x  # what is narrower travels
         mean, own = mean_of_sources(graph.call_context(), rows, lambda: self.fc_self(x))
-        out: Tensor = own + (mean if width > next_width else self.fc_neigh(mean))
-        return out
+        return own + (mean if width > next_width else self.fc_neigh(mean))
 
 
 class GraphConv(nn.Module):
@@ -49,8 +48,7 @@ class GraphConv(nn.Module):
             x = aggregate(graph.call_context(), COPY_SOURCE, "sum", x @ self.weight)
         else:
             x = aggregate(graph.call_context(), COPY_SOURCE, "sum", x) @ self.weight
-        out: Tensor = x * received + self.bias
-        return out
+        return x * received + self.bias
 
 
 class GATConv(nn.Module):

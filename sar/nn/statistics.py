@@ -235,8 +235,7 @@ def global_max(x: Tensor) -> Tensor:
 
 def zeros_of(x: Tensor) -> Tensor:
     """Zeros that bring x its gradient; x - x would be NaN where x is infinite."""
-    zeros: Tensor = _Zeros.apply(x)
-    return zeros
+    return _Zeros.apply(x)
 
 
 class _Zeros(torch.autograd.Function):

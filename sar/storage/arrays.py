@@ -41,8 +41,7 @@ class StoredArray:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        native: np.dtype[Any] = self.stored.newbyteorder("=")
-        return native
+        return self.stored.newbyteorder("=")
 
     @cached_property
     def tensor_dtype(self) -> torch.dtype:

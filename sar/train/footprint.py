@@ -84,13 +84,9 @@ class TrainingPlan:
 
         By proportion: balance stays, and each reads as large a share of the others' nodes.
         """
-        fewest = 1
-        for worker in self.workers:
-            of_worker = worker.memory.workers_to_fit(len(self.workers), memory)
-            if of_worker is None:
-                return None
-            fewest = max(fewest, of_worker)
-        return fewest
+        found = [worker.memory.workers_to_fit(len(self.workers), memory) for worker in self.workers]
+        fewest = [workers for workers in found if workers is not None]
+        return max(1, *fewest) if len(fewest) == len(found) else None
 
     def summary(self) -> dict[str, Any]:
         """Everything here in types that JSON has."""

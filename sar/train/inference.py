@@ -105,8 +105,7 @@ def infer(
     group.close()
     out = out[spec.node_types[kind]] if isinstance(out, Mapping) else out
     of_type = found.nodes[found.types[: len(found.nodes)] == kind]
-    result: Array = out[find_sorted(of_type, wanted)[0]].numpy()
-    return result
+    return out[find_sorted(of_type, wanted)[0]].numpy()
 
 
 class _Neighborhood(NamedTuple):

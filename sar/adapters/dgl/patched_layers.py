@@ -44,7 +44,7 @@ _FORWARD = "forward"
 def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Tensor:
     """`SAGEConv`: the part of the nodes themselves is computed while their neighbours' rows travel."""
     if layer._aggre_type != "mean" or edge_weight is not None:
-        return original(layer, graph, feat, edge_weight)  # type: ignore[no-any-return]
+        return original(layer, graph, feat, edge_weight)
     with graph.local_scope():
         source, destination = ends_of(graph, feat, layer.feat_drop)
         first = layer._in_src_feats > layer._out_feats  # what is narrower travels
@@ -124,7 +124,7 @@ def label_propagation(original: Forward, layer: Any, graph: Any, labels: Tensor,
     if labels.dim() == 1 or labels.shape[1] == 1:
         greatest = all_max(int(labels.max()) if len(labels) else -1)
         labels = torch.nn.functional.one_hot(labels.view(-1), greatest + 1)
-    return original(layer, graph, labels, mask)  # type: ignore[no-any-return]
+    return original(layer, graph, labels, mask)
 
 
 def in_any_order(original: Forward, layer: Any, graph: Any, *args: Any, presorted: bool = False, **kwargs: Any) -> Any:
@@ -275,7 +275,7 @@ def patched_edge_softmax(graph: Any, logits: Tensor, eids: Any = ALL, norm_by: s
         return edge_softmax(graph, logits, eids, norm_by)
     module = importlib.import_module("dgl.ops.edge_softmax")
     original = next((known for owner, _, known in _replaced if owner is module), module.edge_softmax)
-    return original(graph, logits, eids=eids, norm_by=norm_by)  # type: ignore[no-any-return]
+    return original(graph, logits, eids=eids, norm_by=norm_by)
 
 
 def _on_either_graph(original: Forward, distributed: Forward) -> Forward:

@@ -151,8 +151,7 @@ def normalised(parts: Sequence[Sums]) -> Tensor:
 
 def parameters(layer: MessagePassing, function: str) -> list[str]:
     """The names of what one of a layer's functions is given."""
-    names: list[str] = layer.inspector.get_param_names(function)
-    return names
+    return layer.inspector.get_param_names(function)
 
 
 _asked: PerThread[tuple[EdgeBatch, list[Tensor]] | None] = PerThread(None)

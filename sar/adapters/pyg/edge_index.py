@@ -210,16 +210,11 @@ class DistributedEdgeIndex(NodeNumbers):
         order = self.passes[1]
         return values if order is None else values.index_select(0, order)
 
-    def in_column_order(self, values: Tensor) -> Tensor:
-        """Values of the graph's edges, (E, ...), as values of the columns."""
-        order = self.passes[1]
-        return values if order is None else torch.empty_like(values).index_copy(0, order, values)
-
     @uncompiled
     def at_edges(self, values: Tensor) -> Tensor:
         """The row of each column's source, (E, ...), of values of this worker's nodes, (N_src, ...)."""
         check_rows("The sources index values of", len(values), self.sides[0])
-        graph, _ = self.passes
+        graph, order = self.passes
         context = graph.call_context()
         with graph._structure.group.guard():
             if values.is_floating_point():
@@ -228,7 +223,7 @@ class DistributedEdgeIndex(NodeNumbers):
                 frame = Frame(len(values), values.device, "sources", {"x": values})
                 fields = graph._edge_fields(context)._replace(src=frame)
                 rows = run_python(context, lambda edges: {"x": edges.src["x"]}, fields, None, None)["x"]
-        return self.in_column_order(rows)
+        return rows if order is None else torch.empty_like(rows).index_copy(0, order, rows)
 
     @uncompiled
     def at_sources(self, values: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class GuardedTensor(Tensor):
         guarded.plain = numbers
         for name, value in attributes.items():
             setattr(guarded, name, value)
-        return guarded  # type: ignore[no-any-return]
+        return guarded
 
     @classmethod
     def __torch_function__(

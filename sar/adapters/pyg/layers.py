@@ -94,7 +94,7 @@ def _weigh_paths(
 ) -> tuple[Any, Any]:
     """The mean of the paths' results, (N_i, F) each, by the softmax of how their keys agree with the query."""
     if not _of_all_workers.value:
-        return original(paths, query, key)  # type: ignore[no-any-return]
+        return original(paths, query, key)
     if not paths:
         return None, None
     scores = [(query * global_mean(torch.tanh(key(path)))).sum(-1) for path in paths]

@@ -68,8 +68,7 @@ def install() -> None:
 def _asking(kind: type[nn.Module]) -> Callable[..., Tensor]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         asks = session.is_initialized() and session.world_size() > 1 and takes_statistics(self)
-        out: Tensor = (ask if asks else nn.Module.__call__)(self, *args, **kwargs)
-        return out
+        return (ask if asks else nn.Module.__call__)(self, *args, **kwargs)
 
     @uncompiled
     def ask(self: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -77,10 +76,10 @@ def _asking(kind: type[nn.Module]) -> Callable[..., Tensor]:
         given = any(isinstance(value, BatchVector) for value in values)
         x = next((value for value in values if isinstance(value, Tensor)), None)
         if given or x is None or not _are_of_all_workers(self, kind, len(x)):
-            return nn.Module.__call__(self, *args, **kwargs)  # type: ignore[no-any-return]
+            return nn.Module.__call__(self, *args, **kwargs)
         self.__dict__["forward"] = partial(OVER_ALL[kind], self)  # hooks, and what else is of a call, stay
         try:
-            return nn.Module.__call__(self, *args, **kwargs)  # type: ignore[no-any-return]
+            return nn.Module.__call__(self, *args, **kwargs)
         finally:
             del self.__dict__["forward"]
 
@@ -132,8 +131,7 @@ def _known(count: int) -> bool | None:
 def _by_graph(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
     """The layer's own forward, with all nodes of one graph where it is given no batch vector."""
     vector = whole_graph(len(x), x.device) if batch is None else batch_vector(batch, batch_size)
-    out: Tensor = type(module).forward(module, x, vector, vector.count)
-    return out
+    return type(module).forward(module, x, vector, vector.count)
 
 
 def _layer_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
@@ -141,8 +139,7 @@ def _layer_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_size:
         return _by_graph(module, x, batch, batch_size)
     x = x - global_mean(x).mean()  # of one graph it is another formula
     out = x / (global_mean(x.square()).mean().sqrt() + module.eps)
-    normal: Tensor = out if module.weight is None or module.bias is None else out * module.weight + module.bias
-    return normal
+    return out if module.weight is None or module.bias is None else out * module.weight + module.bias
 
 
 def _instance_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
@@ -153,23 +150,17 @@ def _instance_norm(module: Any, x: Tensor, batch: Tensor | None = None, batch_si
 
 
 def _by_type(module: Any, x: Tensor, type_vec: Tensor) -> Tensor:
-    out: Tensor = norm.HeteroBatchNorm.forward(module, x, batch_vector(type_vec, module.num_types))
-    return out
+    return norm.HeteroBatchNorm.forward(module, x, batch_vector(type_vec, module.num_types))
 
 
 def _batch_norm(module: Any, x: Tensor) -> Tensor:
     """PyTorch Geometric's, whose module is one of torch's or what `convert_batchnorm` has made of it."""
     single = module.allow_single_element and all_sum(len(x)) <= 1
-    out: Tensor = norm.BatchNorm.forward(module, x) if single else module.module(x)
-    return out
-
-
-def _torch_batch_norm(module: nn.BatchNorm1d, input: Tensor) -> Tensor:
-    return normalise(module, input, session.current_group())
+    return norm.BatchNorm.forward(module, x) if single else module.module(x)
 
 
 OVER_ALL: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.BatchNorm1d: _torch_batch_norm,
+    nn.BatchNorm1d: lambda module, input: normalise(module, input, session.current_group()),
     norm.BatchNorm: _batch_norm,
     norm.HeteroBatchNorm: _by_type,
     norm.InstanceNorm: _instance_norm,
@@ -205,5 +196,4 @@ def global_max_pool(x: Tensor, batch: Tensor | None = None, size: int | None = N
 
 def _pooled(reduce: str, x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:
     vector = whole_graph(len(x), x.device) if batch is None else batch_vector(batch, size)
-    pooled: Tensor = scatter(x, vector, -2, vector.count, reduce)
-    return pooled
+    return scatter(x, vector, -2, vector.count, reduce)

@@ -296,8 +296,7 @@ def _propagate(
             combined = _by_tiles(conv, edge_index, arguments)
         if combined is not None:
             names = attention.parameters(conv, "update")
-            updated: Tensor = conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
-            return updated
+            return conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
     if isinstance(kwargs.get("alpha"), attention.Weights):
         kwargs["alpha"] = kwargs["alpha"].make(conv)
     with _is_distributed.set_to(isinstance(edge_index, DistributedEdgeIndex)):

@@ -37,8 +37,7 @@ def gather_rows(column: Tensor, block: EdgeBlock, target: Target) -> Tensor:
     """The row of each edge's source (`Target.U`) or destination (`Target.V`), (E_block, ...)."""
     if not column.is_floating_point():
         return column.index_select(0, _node_rows(block, target))
-    gathered: Tensor = _Gather.apply(column, block, target)
-    return gathered
+    return _Gather.apply(column, block, target)
 
 
 def edge_rows(column: Tensor, block: EdgeBlock) -> Tensor:

@@ -211,8 +211,7 @@ class _Numbering:
 
     def _files(self) -> list[int]:
         """Those that have IDs, in order."""
-        found: list[int] = np.flatnonzero(sum(counts for _, _, counts in self._sent)).tolist()
-        return found
+        return np.flatnonzero(sum(counts for _, _, counts in self._sent)).tolist()
 
     def _read(self, file: int) -> pyarrow.Array:
         """What was sent to a file."""
@@ -230,14 +229,12 @@ class _Numbering:
 def _file_of(ids: pyarrow.Array) -> Array:
     """The file of each ID, (n,) integers."""
     if ids.type == _INTEGERS:
-        mixed: Array = (ids.to_numpy().view(np.uint64) * _MIXER >> np.uint64(64 - _BITS)).astype(np.int64)
-        return mixed
+        return (ids.to_numpy().view(np.uint64) * _MIXER >> np.uint64(64 - _BITS)).astype(np.int64)
     return np.fromiter(map(crc32, _bytes_of(ids)), np.int64, len(ids)) % (1 << _BITS)
 
 
 def _bytes_of(texts: pyarrow.Array) -> list[bytes]:
-    found: list[bytes] = texts.cast(pyarrow.binary()).to_pylist()
-    return found
+    return texts.cast(pyarrow.binary()).to_pylist()
 
 
 def _chunks(files: Sequence[Path], how: EdgeFormat, *, of_edges: bool) -> Iterator[Sequence[pyarrow.Array]]:

@@ -75,8 +75,7 @@ class Writers:
         text = np.frombuffer(json.dumps(list(strings)).encode(), np.uint8).copy()
         if self.size > 1:
             text = self._exchange([text if self.rank == 0 else text[:0]] * self.size)[0]
-        found: list[str] = json.loads(text.tobytes())
-        return found
+        return json.loads(text.tobytes())
 
     def deliver(self, rows: Array, counts: Array) -> Iterator[tuple[int, Array]]:
         """Send rows to the processes that own their parts; yield what arrives here, by part, in the input's order.
