@@ -113,8 +113,7 @@ def exchange_tensors(tensors: Sequence[Tensor], recv_sizes: Sequence[int] | None
         _check_alike(tensors)
         call = f"exchange_tensors of {described(sample[:0])} rows"
         group.agree(call)
-        sizes = group.all_gather(torch.tensor([len(t) for t in tensors], device="cpu"), call)
-        arriving = [int(theirs[group.rank]) for theirs in sizes]
+        arriving = [theirs[group.rank] for theirs in group.gather_numbers([len(t) for t in tensors], call)]
         if recv_sizes is not None and list(recv_sizes) != arriving:
             raise ConfigError(f"exchange_tensors expected lengths {list(recv_sizes)}, but {arriving} arrive.")
         sent = [tensor.detach() for tensor in tensors]
@@ -143,8 +142,7 @@ def exchange_single_tensor(recv_idx: int, send_idx: int, recv_tensor: Tensor, se
             raise ConfigError(
                 f"exchange_single_tensor names {recv_idx} and {send_idx}; expected ranks below {group.world_size}."
             )
-        own = torch.tensor([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes], device="cpu")
-        table = torch.stack(group.all_gather(own, call)).tolist()
+        table = group.gather_numbers([recv_idx, send_idx, recv_tensor.nbytes, send_tensor.nbytes], call)
         # Everybody checks everybody, so that all workers come to the same verdict.
         for rank, (source, _, expected, _) in enumerate(table):
             _, reader, _, offered = table[source]

@@ -214,8 +214,7 @@ class Group:
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         model = 0 if self.replicas is None else self.replicas.take_checksum()
         before = counters.seconds_waited
-        mine = torch.tensor([digest, flags, model], device="cpu")
-        digests, all_flags, models = zip(*(theirs.tolist() for theirs in self.all_gather(mine, call)), strict=True)
+        digests, all_flags, models = zip(*self.gather_numbers([digest, flags, model], call), strict=True)
         counters.seconds_late += counters.seconds_waited - before
         self.calls += 1
         self._latest = call
@@ -281,6 +280,10 @@ class Group:
         counters.bytes_received += tensor.nbytes * (self.world_size - 1)
         return gathered
 
+    def gather_numbers(self, own: int | Sequence[int], call: str) -> list[Any]:
+        """Each worker's number, or equally many numbers, by rank; otherwise as `all_gather`."""
+        return [theirs.tolist() for theirs in self.all_gather(torch.tensor(own, device="cpu"), call)]
+
     def all_reduce(self, tensor: Tensor, op: Any, call: str) -> None:
         """Combine a contiguous tensor over all workers, in place; only inside an agreed call."""
         self.wait_for(lambda: self.transport.all_reduce(tensor, op), call)
@@ -340,7 +343,7 @@ class Group:
 
         A number that counts would not do: a restarted job has the store and the files of the one before it.
         """
-        return f"{int(self.all_gather(torch.tensor(secrets.randbits(62), device='cpu'), call)[0]):x}"
+        return f"{self.gather_numbers(secrets.randbits(62), call)[0]:x}"
 
     # -- waiting
 

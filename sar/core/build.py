@@ -119,7 +119,7 @@ def check_edge_ids(relations: list[list[Shard]], group: Group) -> None:
     ids = [s.features[EID] for shards in relations for s in shards if EID in s.features and len(s.src)]
     first, last = min((int(i.min()) for i in ids), default=0), max((int(i.max()) for i in ids), default=-1)
     count = sum(len(i) for i in ids)
-    runs = torch.stack(group.all_gather(torch.tensor([first, last, count], device="cpu"), "checking edge IDs")).tolist()
+    runs = group.gather_numbers([first, last, count], "checking edge IDs")
     if any(last - first + 1 != count for first, last, count in runs):
         return
     expected = 0

@@ -249,8 +249,7 @@ def pair_graph(
             raise GraphError(f"There are {len(src)} sources and {len(dst)} destinations; expected one of each a pair.")
         call = f"pair_graph along {kind}, graph {graph._structure.signature}"
         group.agree(call)
-        counts = group.all_gather(torch.tensor([len(src)], device="cpu"), call)
-        ids = torch.arange(len(src), device="cpu") + sum(int(count) for count in counts[: group.rank])
+        ids = torch.arange(len(src), device="cpu") + sum(group.gather_numbers(len(src), call)[: group.rank])
         given, sent = destinations.sort(dst)
         pieces = exchange_tensors(torch.stack([src, dst, ids], 1)[given].split(sent))
         src, dst, ids = torch.cat(pieces).t().contiguous().cpu()

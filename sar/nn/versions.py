@@ -103,10 +103,8 @@ def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: 
             except CheckpointError as error:
                 failure = error
             # Nobody raises, and removes the draft, while another still writes to it.
-            for rank, theirs in enumerate(
-                group.all_gather(torch.tensor(mine, device="cpu"), f"{call}: all have written")
-            ):
-                files[part_name(rank)] = (int(theirs[0]), int(theirs[1]))
+            for rank, (size, crc) in enumerate(group.gather_numbers(mine, f"{call}: all have written")):
+                files[part_name(rank)] = (size, crc)
             if failure is not None:
                 raise failure
             group.agree(f"{call}: all are written")
@@ -170,8 +168,8 @@ def newest_version(folder: str | os.PathLike[str], step: int | None = None) -> V
 
 def _told_by_first(group: Group, number: int, there: bool) -> tuple[int, bool]:
     """Worker 0's values."""
-    told = group.all_gather(torch.tensor([number, there], device="cpu"), "which version there is")[0]
-    return int(told[0]), bool(told[1])
+    number, there = group.gather_numbers([number, there], "which version there is")[0]
+    return number, bool(there)
 
 
 @contextmanager

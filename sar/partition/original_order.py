@@ -204,14 +204,11 @@ def _created(out: str | PathLike[str] | None, shape: tuple[int, ...], dtype: np.
     if Path(out).suffix != ".npy":
         raise ConfigError(f"out is '{os.fspath(out)}'; expected the name of an .npy file.")
     draft, size = Path(f"{os.fspath(out)}.unfinished"), prod(shape) * dtype.itemsize
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     try:
-        with draft.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            file.flush()
+        result = np.lib.format.open_memmap(draft, "w+", dtype, shape)
+        with draft.open("rb+") as file:
             # All of it now: where the disk is full, writing to memory mapped to a hole kills the process.
-            os.posix_fallocate(file.fileno(), 0, file.tell() + size)
-        result: np.memmap[Any, Any] = np.load(draft, mmap_mode="r+")
+            os.posix_fallocate(file.fileno(), 0, draft.stat().st_size)
         yield result
         result.flush()
         put_in_place(draft, Path(out))
@@ -243,9 +240,7 @@ def _together(rows: Column, spec: PartitionJson, originals: Originals, out: str 
     shape, what = (total, *rows.shape[1:]), f"to_original_order, each {originals.name}"
     group.agree(f"{what}: {rows.dtype} {shape} to {Path(out).name}")
     with _created(out, shape, rows.dtype) if group.rank == 0 else nullcontext(np.empty(0)) as result:
-        ends = [
-            int(end) for end in group.all_gather(torch.tensor(share.end, device="cpu"), f"{what}: the file is there")
-        ]
+        ends = group.gather_numbers(share.end, f"{what}: the file is there")
         seen, writers = PermutationCheck(total if group.rank == 0 else 0), Writers.here()
         placed, nothing = _placed(originals, whose, rows, share, ends), (np.empty(0, np.int64), rows[:0])
         while not writers.all((own := next(placed, None)) is None):

@@ -129,7 +129,7 @@ def _ranges(ranges: Mapping[Any, np.ndarray[Any, Any]], types: list[Any]) -> IdR
 
 def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int]]:
     """The range of nodes of every worker: each served partition is divided among the trainers of its machine."""
-    served_by_rank = [int(part) for part in group.all_gather(torch.tensor(served.part, device="cpu"), "partition IDs")]
+    served_by_rank = group.gather_numbers(served.part, "partition IDs")
     num_parts = len(served.node_ranges)
     if served_by_rank != sorted(served_by_rank) or set(served_by_rank) != set(range(num_parts)):
         raise PartitionError(
@@ -141,8 +141,7 @@ def _divide_nodes(served: _ServedPartition, group: Group) -> list[tuple[int, int
     trainer = served_by_rank[: group.rank].count(served.part)  # which of them this worker is
     start, end = served.own_range
     run = equal_runs(node_costs(served.graph, (start, end)), trainers)[trainer]
-    own = start + torch.tensor(run, device="cpu")
-    return [(int(start), int(end)) for start, end in group.all_gather(own, "node ranges")]
+    return [(first, last) for first, last in group.gather_numbers([start + at for at in run], "node ranges")]
 
 
 def _shards(dist_graph: Any, served: _ServedPartition, edges: VisibleEdges) -> list[ShardEdgesAndFeatures]:

@@ -103,8 +103,7 @@ def _load_share(spec: PartitionJson, worker: int, parts: Sequence[int] | None, v
         order, share = list(range(spec.num_parts)), WorkerShare.of(spec, worker, group.world_size)
     else:
         order, share = _chosen_share(spec, parts, group)
-    everywhere = group.all_gather(torch.tensor([share.start, share.end], device="cpu"), "node ranges")
-    node_ranges = [(int(start), int(end)) for start, end in everywhere]
+    node_ranges = [(start, end) for start, end in group.gather_numbers([share.start, share.end], "node ranges")]
     cpu = torch.device("cpu")
     loaded = {order.index(p): renumber(_load_part(spec, p, cpu, verify), p, order) for p in share.parts}
     return regroup(loaded, node_ranges, worker)

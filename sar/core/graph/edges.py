@@ -137,7 +137,7 @@ def _with_own_edges(
         for b in relation.blocks[part + 1 :]
     ]
     group.agree("counting edges after a change of self-loops")
-    total_growth = torch.stack(group.all_gather(torch.tensor([growth], device="cpu"), "edge counts")).sum()
+    total_growth = sum(group.gather_numbers(growth, "edge counts"))
     before = _OwnEdges.of(old)
     num_src, num_dst = relation.num_src, relation.num_dst
     in_growth = count_ids(edges.dst, num_dst) - count_ids(before.dst, num_dst)
@@ -148,7 +148,7 @@ def _with_own_edges(
     changed = replace(
         relation,
         blocks=[*relation.blocks[:part], own, *later],
-        num_edges_global=relation.num_edges_global + int(total_growth),
+        num_edges_global=relation.num_edges_global + total_growth,
         in_degrees=relation.in_degrees + in_growth,
         out_degrees=relation.out_degrees + out_growth,
         message_order=_moved(relation.message_order, positions, torch.iinfo(torch.int64).max),  # new ones come last

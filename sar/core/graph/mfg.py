@@ -147,9 +147,7 @@ def _make_layer(
     }
     sources = {ntype: _find_sources(graph, ntype, edges, own if keep_seeds else own[:0]) for ntype, own in rows.items()}
     counts = [*map(len, sources.values()), *map(len, rows.values()), *(one.num_edges for one in edges.values())]
-    totals = torch.stack(
-        graph.group.all_gather(torch.tensor(counts, device="cpu"), "counts of a message flow graph")
-    ).sum(0)
+    totals = torch.tensor(graph.group.gather_numbers(counts, "counts of a message flow graph"), device="cpu").sum(0)
     src_counts, dst_counts, edge_counts = (some.tolist() for some in totals.split([len(rows), len(rows), len(edges)]))
     relations = [
         _make_relation(graph, etype, of_relation, sources[etype[0]], len(rows[etype[2]]), total)

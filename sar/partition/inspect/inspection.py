@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from os import PathLike
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -68,9 +68,10 @@ def inspect_parts(
     folders = [path.parent for files in spec.files for path in [*files.values()][:1]] if verify else []
     problems = [problem for folder in folders for problem in damage(folder)]
     problems += [problem for content in contents for problem in content.problems]
-    problems += originals.problems() + _edges_of_both_ends(spec, contents) + _features_of_all(spec, contents)
+    problems += originals.problems() + _edges_of_both_ends(spec, contents)
     canonical = ([":".join(etype) for etype in content.edge_types] for content in contents if content.edge_types)
     edge_names = next(canonical, spec.edge_types)
+    features, differences = _features(spec, edge_names, contents)
     nodes, edges = (
         [dict(zip(names, owned_counts(ranges, p), strict=True)) for p in range(spec.num_parts)]
         for names, ranges in ((spec.node_types, spec.node_ranges), (edge_names, spec.edge_ranges))
@@ -83,12 +84,12 @@ def inspect_parts(
         orig_edge_ids=originals.where("edges"),
         num_nodes={name: sum(of_part[name] for of_part in nodes) for name in spec.node_types},
         num_edges={name: sum(of_part[name] for of_part in edges) for name in edge_names},
-        features=_features(spec.node_types, edge_names, contents),
+        features=features,
         parts=[
             PartReport(of_nodes, of_edges, content.edges_in.counts.tolist(), content.read_from.tolist(), content.split)
             for of_nodes, of_edges, content in zip(nodes, edges, contents, strict=True)
         ],
-        problems=problems,
+        problems=problems + differences,
     )
     return report, contents
 
@@ -195,39 +196,30 @@ def _edges_of_both_ends(spec: PartitionJson, contents: Sequence[PartContent]) ->
     return problems
 
 
-def _features_of_all(spec: PartitionJson, contents: Sequence[PartContent]) -> list[str]:
-    """Compare the features of the parts: names, dtypes and widths."""
-    found: dict[tuple[What, int, str], dict[int, tuple[str, tuple[int, ...]]]] = {}
+def _features(
+    spec: PartitionJson, edge_types: Sequence[str], contents: Sequence[PartContent]
+) -> tuple[list[FeatureReport], list[str]]:
+    """Each feature once, with what its first part says of it; and where parts differ in names, dtypes and widths."""
+    found: dict[tuple[What, int, str], dict[int, Any]] = {}  # `StoredFeature`s by part
     for p, content in enumerate(contents):
         for one in content.features:
-            found.setdefault((one.what, one.type_id, one.name), {})[p] = (one.dtype, one.shape)
-    problems = []
+            found.setdefault((one.what, one.type_id, one.name), {})[p] = one
+    features, problems = [], []
     for (what, type_id, name), by_part in found.items():
         ranges, names = (spec.node_ranges, spec.node_types) if what == "nodes" else (spec.edge_ranges, spec.edge_types)
         key, kind = f"{names[type_id]}/{name}", "node_feats" if what == "nodes" else "edge_feats"
-        first, form = next(iter(by_part.items()))
+        first, form = next((p, (one.dtype, one.shape)) for p, one in by_part.items())
         for p in range(spec.num_parts):
             file = spec.files[p].get(kind, spec.path)
-            if p in by_part and by_part[p] != form:
-                problems.append(f"{file}: {key!r} is {by_part[p]}; expected {form}, as in part {first}.")
+            if p in by_part and (here := (by_part[p].dtype, by_part[p].shape)) != form:
+                problems.append(f"{file}: {key!r} is {here}; expected {form}, as in part {first}.")
             if p not in by_part and owned_counts(ranges, p)[type_id]:
                 problems.append(f"{file}: there is no {key!r}, which part {first} has.")
-    return problems
-
-
-def _features(
-    node_types: Sequence[str], edge_types: Sequence[str], contents: Sequence[PartContent]
-) -> list[FeatureReport]:
-    """Each feature once, with what its first part says of it."""
-    names = {"nodes": node_types, "edges": edge_types}
-    found: dict[tuple[str, int, str], FeatureReport] = {}
-    for content in contents:
-        for one in content.features:
-            key = one.what, one.type_id, one.name
-            earlier = found[key].nan_rows if key in found else 0
-            nan_rows = None if one.nan_rows is None or earlier is None else earlier + one.nan_rows
-            found[key] = FeatureReport(one.what, names[one.what][one.type_id], one.name, one.dtype, one.shape, nan_rows)
-    return [found[key] for key in sorted(found, key=lambda key: (key[0] != "nodes", key[1]))]
+        counted = [one.nan_rows for one in by_part.values() if one.nan_rows is not None]
+        names = names if what == "nodes" else edge_types
+        nan_rows = sum(counted) if len(counted) == len(by_part) else None
+        features.append((what != "nodes", type_id, FeatureReport(what, names[type_id], name, *form, nan_rows)))
+    return [feature for *_, feature in sorted(features, key=lambda one: one[:2])], problems
 
 
 class WorkerContent(NamedTuple):
