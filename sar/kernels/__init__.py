@@ -19,23 +19,3 @@ from sar.kernels.backend import load_kernels
 from sar.kernels.edge_block import EdgeBlock, index_dtype
 from sar.kernels.ops import EdgeMessage, EdgeOperand, Op, Target, operand_values_needed
 from sar.raw_memory import accumulation_dtype
-
-__all__ = [
-    "EdgeBlock",
-    "EdgeMessage",
-    "EdgeOperand",
-    "Op",
-    "Target",
-    "accumulation_dtype",
-    "add_rows",
-    "aggregate_cmp",
-    "aggregate_grad",
-    "aggregate_sum",
-    "compile_ahead",
-    "edge_apply",
-    "edge_softmax_backward",
-    "edge_softmax_forward",
-    "index_dtype",
-    "load_kernels",
-    "operand_values_needed",
-]

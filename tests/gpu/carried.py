@@ -13,6 +13,7 @@ from torch import Tensor
 
 import sar.kernels.triton as triton_kernels
 from sar.kernels import EdgeBlock, EdgeMessage, EdgeOperand
+from sar.kernels.backend import Backend
 from tests.kernels import triton_interpreted  # noqa: F401  which puts these kernels in the place of Numba's
 
 DEVICE = os.environ["CARRIED_TO"]
@@ -47,5 +48,5 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-for name in triton_kernels.__all__:
+for name in (name for name in vars(Backend) if not name.startswith("_")):
     setattr(triton_kernels, name, carried(getattr(triton_kernels, name)))

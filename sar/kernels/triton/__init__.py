@@ -6,16 +6,3 @@ Triton; with TRITON_INTERPRET=1 in the environment before that, kernels run as P
 
 from sar.kernels.triton.aggregate import add_rows, aggregate_cmp, aggregate_grad, aggregate_sum, edge_apply
 from sar.kernels.triton.attention import attend, attend_grad, head_sums, project, project_grad
-
-__all__ = [
-    "add_rows",
-    "aggregate_cmp",
-    "aggregate_grad",
-    "aggregate_sum",
-    "attend",
-    "attend_grad",
-    "edge_apply",
-    "head_sums",
-    "project",
-    "project_grad",
-]
