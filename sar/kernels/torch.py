@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,7 +108,6 @@ def aggregate_grad(
         x = _gather(message.lhs, edges, lhs_aligned, dtype)
         y = _gather(message.rhs, edges, rhs_aligned, dtype)
         g = _gather(grad, edges, grad_aligned, dtype)
-        assert g is not None
         term = _derivative(message.op, wrt, x, y, g)
         if arg is not None:
             best = arg[edges.dst].view(g.shape)
@@ -131,7 +131,7 @@ def _like(rows: Tensor, elements: Tensor) -> Tensor:
     return rows.view(-1, *[1] * (elements.dim() - 1))
 
 
-def _gather(operand: EdgeOperand | None, edges: EdgeChunk, aligned: Shape, dtype: torch.dtype) -> Tensor | None:
+def _gather(operand: EdgeOperand | None, edges: EdgeChunk, aligned: Shape, dtype: torch.dtype) -> Any:
     if operand is None or operand.values is None:
         return None
     rows = edges.rows(operand.target)
@@ -145,35 +145,24 @@ def _messages(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Iterator[t
     for edges in edge_chunks(block, full):
         x = _gather(message.lhs, edges, lhs_aligned, dtype)
         y = _gather(message.rhs, edges, rhs_aligned, dtype)
-        assert x is not None
         yield edges, _combine(message.op, x, y).reshape(edges.src.shape + out.shape[1:]).to(out.dtype)
 
 
-def _combine(op: Op, x: Tensor, y: Tensor | None) -> Tensor:
-    if op is Op.COPY:
-        return x
-    assert y is not None
-    if op is Op.ADD:
-        return x + y
-    if op is Op.SUB:
-        return x - y
-    if op is Op.DIV:
-        return x / y
-    return (x * y).sum(-1, keepdim=True) if op is Op.DOT else x * y
+_OF_TWO = {Op.ADD: torch.add, Op.SUB: torch.sub, Op.MUL: torch.mul, Op.DIV: torch.div}
 
 
-def _derivative(op: Op, wrt: str, x: Tensor | None, y: Tensor | None, g: Tensor) -> Tensor:
-    """d(message)/d(wrt) times g, in the product space of the operands."""
+def _combine(op: Op, x: Tensor, y: Any) -> Tensor:
+    if op is Op.DOT:
+        return (x * y).sum(-1, keepdim=True)
+    return x if op is Op.COPY else _OF_TWO[op](x, y)
+
+
+def _derivative(op: Op, wrt: str, x: Any, y: Any, g: Tensor) -> Tensor:
+    """d(message)/d(wrt) times g, in the product space of the operands; those that it does not need may be None."""
     if op in (Op.MUL, Op.DOT):
-        other = y if wrt == "lhs" else x
-        assert other is not None
-        return g * other
+        return g * (y if wrt == "lhs" else x)
     if op is Op.DIV:
-        assert y is not None
-        if wrt == "lhs":
-            return g / y
-        assert x is not None
-        return -g * x / (y * y)
+        return g / y if wrt == "lhs" else -g * x / (y * y)
     return -g if op is Op.SUB and wrt == "rhs" else g
 
 
