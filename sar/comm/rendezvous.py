@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -102,11 +103,9 @@ def stop_announcing() -> None:
         return
     _meeting = announced._replace(store=None)
     announced.store.delete_key(_NONCE)
-    try:
+    with suppress(OSError):  # somebody else's by now
         if announced.file.read_text() == str(announced):
             announced.file.unlink()
-    except OSError:
-        pass  # somebody else's by now
 
 
 def _announce(path: Path) -> Meeting:

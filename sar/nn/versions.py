@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
-from sar.comm.group import Group
 from sar.errors import CheckpointError
 from sar.id_slices import find_sorted
 from sar.logging_setup import logger
@@ -146,8 +145,10 @@ def newest_version(folder: str | os.PathLike[str], step: int | None = None) -> V
         group.agree(f"loading the newest of step {step}")
         versions = {version.number: version for version in _versions(folder) if step in (None, version.step)}
         there = next(folder.glob("step-*"), None) is not None
-        number, there = _told_by_first(group, max(versions, default=0), there)
-        while number:
+        while True:  # as worker 0 sees the folder
+            number, there = group.gather_numbers([max(versions, default=0), there], "which version there is")[0]
+            if not number:
+                break
             version = versions.pop(number, None)
             if version is None:
                 raise CheckpointError(
@@ -157,19 +158,12 @@ def newest_version(folder: str | os.PathLike[str], step: int | None = None) -> V
             if not any(group.agree(f"version {number} is read", fault is not None)):
                 return version
             logger.warning("%s is damaged, and an earlier version taken: %s", version.path, fault or "on other workers")
-            number, _ = _told_by_first(group, max(versions, default=0), there)
         if there:
             raise CheckpointError(
                 f"{folder} has no whole checkpoint{'' if step is None else f' of step {step}'}; expected a folder "
                 f"step-NUMBER with the files that its {MANIFEST} names. Remove what is there to start anew."
             )
         return None
-
-
-def _told_by_first(group: Group, number: int, there: bool) -> tuple[int, bool]:
-    """Worker 0's values."""
-    number, there = group.gather_numbers([number, there], "which version there is")[0]
-    return number, bool(there)
 
 
 @contextmanager

@@ -142,10 +142,8 @@ def count_source(
         of_type = replace(graph, edges={etype: graph.edges[etype]})  # nodes keep their numbers
         counted = count_crossing(of_type.chunks(), part_of, num_parts)
         crossing[etype] = counted.edges.T, counted.halo.T
-    nodes = np.empty((num_parts, len(graph.num_nodes)), np.int64)
-    for number, ntype in enumerate(graph.num_nodes):
-        first = graph.first_node[ntype]
-        nodes[:, number] = np.bincount(part_of[first : first + graph.num_nodes[ntype]], minlength=num_parts)
+    by_type = graph.by_type(part_of).values()
+    nodes = np.stack([np.bincount(of_type, minlength=num_parts) for of_type in by_type], axis=1)
     edges = np.stack([edges.sum(axis=1) for edges, _ in crossing.values()], axis=1)
     # A node that is read by several types counts in each, unlike in a directory; no plan asks for the sum.
     sums = [np.sum(matrices, axis=0) for matrices in zip(*crossing.values(), strict=True)]

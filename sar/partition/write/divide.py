@@ -139,10 +139,8 @@ class _PartFiles:
         self._job, self._name = job, name
         self._layouts: dict[int, FileLayout] = {}
         for part in job.own_parts:
-            specs = {}
-            for field in fields:
-                rows = int(counts[part, field.type_id])
-                specs[field.name] = ArraySpec(field.spec.dtype, (rows, *field.spec.shape[1:]))
+            rows = ((field, int(counts[part, field.type_id])) for field in fields)
+            specs = {field.name: ArraySpec(field.spec.dtype, (n, *field.spec.shape[1:])) for field, n in rows}
             self._layouts[part] = tensor_file_layout(specs)
         job.staging.step(f"{name} laid out", self._create)
 

@@ -73,8 +73,7 @@ class Writers:
     def broadcast_strings(self, strings: Sequence[str]) -> list[str]:
         """The strings of process 0 on every process."""
         text = np.frombuffer(json.dumps(list(strings)).encode(), np.uint8).copy()
-        if self.size > 1:
-            text = self._exchange([text if self.rank == 0 else text[:0]] * self.size)[0]
+        text = self._exchange([text if self.rank == 0 else text[:0]] * self.size)[0]
         return json.loads(text.tobytes())
 
     def deliver(self, rows: Array, counts: Array) -> Iterator[tuple[int, Array]]:
