@@ -7,7 +7,7 @@ that is a half precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -148,7 +148,7 @@ def _messages(block: EdgeBlock, message: EdgeMessage, out: Tensor) -> Iterator[t
         yield edges, _combine(message.op, x, y).reshape(edges.src.shape + out.shape[1:]).to(out.dtype)
 
 
-_OF_TWO = {Op.ADD: torch.add, Op.SUB: torch.sub, Op.MUL: torch.mul, Op.DIV: torch.div}
+_OF_TWO: dict[Op, Callable[..., Tensor]] = {Op.ADD: torch.add, Op.SUB: torch.sub, Op.MUL: torch.mul, Op.DIV: torch.div}
 
 
 def _combine(op: Op, x: Tensor, y: Any) -> Tensor:

@@ -216,9 +216,9 @@ def _features(
             if p not in by_part and owned_counts(ranges, p)[type_id]:
                 problems.append(f"{file}: there is no {key!r}, which part {first} has.")
         counted = [one.nan_rows for one in by_part.values() if one.nan_rows is not None]
-        names = names if what == "nodes" else edge_types
         nan_rows = sum(counted) if len(counted) == len(by_part) else None
-        features.append((what != "nodes", type_id, FeatureReport(what, names[type_id], name, *form, nan_rows)))
+        kind_name = names[type_id] if what == "nodes" else edge_types[type_id]
+        features.append((what != "nodes", type_id, FeatureReport(what, kind_name, name, *form, nan_rows)))
     return [feature for *_, feature in sorted(features, key=lambda one: one[:2])], problems
 
 
