@@ -48,7 +48,7 @@ meet the receive it was meant for, in whatever order the two ends post.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -116,6 +116,7 @@ _Transfer = tuple[_Parcel | None, _Parcel | None]
 """What is received, and what is sent and kept alive until it has gone; posted together."""
 
 
+@dataclass(eq=False)
 class Exchange:
     """The tiles of one call: exchanged in its forward, and in each backward, each time after an agreement of its own.
 
@@ -123,32 +124,26 @@ class Exchange:
     `both_ways` says whether one exchange may fetch rows and return gradients.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        plan: HaloPlan,
-        settings: Settings,
-        widest: RowFormat,
-        pool: BufferPool,
-        signature: str,
-        *,
-        both_ways: bool = True,
-    ) -> None:
-        self.group = group
-        self.plan = plan
-        self.settings = settings
+    group: Group
+    plan: HaloPlan
+    settings: Settings
+    widest: InitVar[RowFormat]
+    pool: BufferPool
+    signature: str  # of the call, for errors
+    both_ways: InitVar[bool] = True
+
+    def __post_init__(self, widest: RowFormat, both_ways: bool) -> None:
+        plan, settings = self.plan, self.settings
         self.steps = plan.schedule(settings.tile_rows(widest, plan.mean_rows, both_ways=both_ways))
         self.depth = len(self.steps) if settings.one_shot else settings.depth
         self.first = (2 if both_ways else 1) * self.depth + 1  # transfers of rows posted at once
-        self.pool = pool
-        self.signature = signature  # of the call, for errors
         self._number = 0  # of the agreed call that the current exchange belongs to
         # Rows in a tile that does not travel: there is one at a time, so it may be larger than `Settings.tile_rows`.
         row_bytes = max(widest.row_bytes, 1)
         rows = min(settings.buffer_bytes // 4 // row_bytes, max(plan.mean_rows // 2, SMALL_TILE // row_bytes))
         self._local_rows = 1 << max(rows, 1).bit_length() - 1
         self.shared: dict[int, Shared] = {}  # what the workers of this process share, by rank
-        self.device = group.device  # where rows are
+        self.device = self.group.device  # where rows are
         self.streams: Any = None  # torch's module for it, where rows do not travel there: see [Note: rows of a device]
 
     def exchange_tiles(

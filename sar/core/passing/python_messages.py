@@ -10,6 +10,7 @@ parameters and captured tensors, which are inputs of the node ([Note: captured t
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -304,6 +305,7 @@ class PythonCall(Collective):
         return [*sums.totals, *sums.captured]
 
 
+@dataclass(eq=False)
 class _GradientSums:
     """Gradients of a call's inputs, added up block by block, from those of its results.
 
@@ -311,25 +313,20 @@ class _GradientSums:
     captured: gradients of the captured tensors; None where there is none so far.
     """
 
-    def __init__(
-        self,
-        call: PythonCall,
-        fields: list[Tensor],
-        leaves: DetachedLeaves,
-        argmax: Sequence[Tensor | None],
-        peaks: Peaks,
-        grads: Sequence[Tensor],
-    ) -> None:
-        self.call = call
-        self.fields = fields
-        self.leaves = leaves
-        self.argmax = argmax
-        self.peaks = peaks
+    call: PythonCall
+    fields: list[Tensor]
+    leaves: DetachedLeaves
+    argmax: Sequence[Tensor | None]
+    peaks: Peaks
+    grads: InitVar[Sequence[Tensor]]
+
+    def __post_init__(self, grads: Sequence[Tensor]) -> None:
+        call, leaves = self.call, self.leaves
         self.result_grads = [
             reduction.total_grad(grad) for reduction, grad in zip(call.reductions.values(), grads, strict=True)
         ]
         needs = [call.needed & SOURCES] * call.num_src + [*call.needs[call.num_src : call.num_fields]]
-        wanted = zip(fields, needs, strict=True)
+        wanted = zip(self.fields, needs, strict=True)
         self.totals = [zero_total(x) if need and x.is_floating_point() else None for x, need in wanted]
         self.wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
         self.captured: list[Tensor | None] = [None] * len(leaves.leaves)
