@@ -5,6 +5,7 @@ nodes of one type follow each other in runs.
 """
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, Final, NamedTuple, overload
 
 from torch import Tensor
@@ -26,6 +27,10 @@ SPLIT: Final = ("train_mask", "val_mask", "test_mask")
 """Node fields that say what to train, validate and test on."""
 
 CanonicalEtype = tuple[str, str, str]
+AnyEtype = str | CanonicalEtype | None
+"""An edge type by its canonical or its plain name; None for the only one."""
+
+StrPath = str | PathLike[str]
 
 
 class ShardEdgesAndFeatures(NamedTuple):

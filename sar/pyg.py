@@ -1,7 +1,5 @@
 """`sar.pyg`: PyTorch Geometric's layers, normalisation and pooling on graphs that span all workers."""
 
-import os
-
 import torch
 from torch_geometric.data import Data, HeteroData
 
@@ -11,6 +9,7 @@ from sar.adapters.pyg.batch_vector import batch_vector
 from sar.adapters.pyg.graph import edge_index, make_data
 from sar.adapters.pyg.norms import convert_norms, global_add_pool, global_max_pool, global_mean_pool
 from sar.comm import rank
+from sar.common_tuples import StrPath
 
 __all__ = [
     "batch_vector",
@@ -23,9 +22,7 @@ __all__ = [
 ]
 
 
-def load_partition(
-    partition_json_file: str | os.PathLike[str], device: torch.device | str = "cpu"
-) -> Data | HeteroData:
+def load_partition(partition_json_file: StrPath, device: torch.device | str = "cpu") -> Data | HeteroData:
     """This worker's part of a partitioned graph, for layers of PyTorch Geometric; called by all workers together.
 
     Args:

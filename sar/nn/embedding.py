@@ -11,7 +11,6 @@ backward has reached are remembered. The optimizer's step sums their gradients a
 rows were used.
 """
 
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sar.comm import session
+from sar.common_tuples import StrPath
 from sar.core.eager import uncompiled
 from sar.core.graph.graph import GraphShardManager
 from sar.core.passing.attention import SEED_STEP
@@ -160,11 +160,7 @@ class DistEmbedding(nn.Module):
         self._lookups.clear()
 
     def save(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        node_ids: Tensor | None = None,
-        optimizer: "SparseOptimizer | None" = None,
+        self, folder: StrPath, *, node_ids: Tensor | None = None, optimizer: "SparseOptimizer | None" = None
     ) -> None:
         """Write all rows, as `save_checkpoint` does; called by all workers together.
 
@@ -186,11 +182,7 @@ class DistEmbedding(nn.Module):
 
     @torch.no_grad()
     def load(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        node_ids: Tensor | None = None,
-        optimizer: "SparseOptimizer | None" = None,
+        self, folder: StrPath, *, node_ids: Tensor | None = None, optimizer: "SparseOptimizer | None" = None
     ) -> None:
         """Read rows that `save` wrote, on any number of workers; called by all workers together.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.comm.group import Group
-from sar.common_tuples import EID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import EID, NTYPE, ORIG_ID, AnyEtype, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.build import build_structure
 from sar.core.collective import Collective, ForwardOutput
 from sar.core.eager import uncompiled
@@ -221,9 +221,7 @@ def _carried(values: Tensor, order: Tensor, counts: list[int], places: Tensor) -
 
 
 @uncompiled
-def pair_graph(
-    graph: GraphShardManager, src: Tensor, dst: Tensor, etype: str | CanonicalEtype | None = None
-) -> PairGraph:
+def pair_graph(graph: GraphShardManager, src: Tensor, dst: Tensor, etype: AnyEtype = None) -> PairGraph:
     """A graph of the same nodes whose edges are the pairs that all workers give; called by all workers together.
 
     It takes the place of `dgl.graph((src, dst), num_nodes=g.num_nodes())`: set fields in `ndata`, score the pairs with

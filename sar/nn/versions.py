@@ -9,7 +9,6 @@ see one folder, as over NFS, and one job at a time writes to it.
 """
 
 import json
-import os
 import pickle
 import shutil
 import zlib
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import session
+from sar.common_tuples import StrPath
 from sar.errors import CheckpointError
 from sar.id_slices import find_sorted
 from sar.logging_setup import logger
@@ -73,7 +73,7 @@ def part_name(rank: int) -> str:
     return f"worker-{rank}.pt"
 
 
-def write_version(folder: str | os.PathLike[str], step: int, part: Any, shared: Any, keep: int) -> None:
+def write_version(folder: StrPath, step: int, part: Any, shared: Any, keep: int) -> None:
     """Write a version, and keep the newest `keep`; called by all workers together.
 
     Each worker saves its `part`, and worker 0 what is the same for all, `shared`: tensors, numbers, strings, and lists,
@@ -132,7 +132,7 @@ def write_file(path: Path, contents: Any) -> None:
             draft.unlink(missing_ok=True)
 
 
-def newest_version(folder: str | os.PathLike[str], step: int | None = None) -> Version | None:
+def newest_version(folder: StrPath, step: int | None = None) -> Version | None:
     """The newest version that is sound, of this step of training if one is given; called by all workers together.
 
     All its files are read. None where there is no version at all.

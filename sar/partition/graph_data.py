@@ -7,12 +7,11 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from sar.common_tuples import SPLIT
+from sar.common_tuples import SPLIT, StrPath
 from sar.errors import ConfigError
 from sar.storage.arrays import Array
 
@@ -78,7 +77,7 @@ def split_masks(chosen: Array, shares: Sequence[float], seed: int) -> dict[str, 
     return masks
 
 
-def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
+def read_npz(path: StrPath, split: int = 0) -> GraphData:
     """Read a homogeneous graph from an `.npz` file with the arrays of `GraphData.from_arrays`; else `ConfigError`."""
     arrays = read_arrays(path)
     if any(key.startswith("edges/") for key in arrays):
@@ -89,7 +88,7 @@ def read_npz(path: str | PathLike[str], split: int = 0) -> GraphData:
         raise ConfigError(f"'{path}': {error}") from error
 
 
-def read_arrays(path: str | PathLike[str]) -> dict[str, Array]:
+def read_arrays(path: StrPath) -> dict[str, Array]:
     """All arrays of an `.npz` file, none unpickled; `ConfigError` where it is missing, damaged or holds objects."""
     try:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -100,7 +99,7 @@ def read_arrays(path: str | PathLike[str]) -> dict[str, Array]:
         raise ConfigError(f"'{path}' cannot be read as an .npz file of plain arrays: {error}") from error
 
 
-def write_npz(data: GraphData, path: str | PathLike[str]) -> None:
+def write_npz(data: GraphData, path: StrPath) -> None:
     """Write a graph so that `read_npz` gives it back."""
     fields: dict[str, Any] = dict(data.node_data)  # Any: savez has a keyword that is no array
     np.savez(path, src=data.src, dst=data.dst, num_nodes=np.int64(data.num_nodes), **fields)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from operator import index
-from os import PathLike
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.common_tuples import CanonicalEtype
+from sar.common_tuples import CanonicalEtype, StrPath
 from sar.errors import ConfigError
 from sar.partition.assign.assigning import IN_EDGES, AssigningOptions, in_degrees
 from sar.partition.graph_data import GraphData
@@ -29,7 +28,7 @@ def partition_graph(
     g: Any,
     graph_name: str,
     num_parts: int,
-    out_path: str | PathLike[str],
+    out_path: StrPath,
     num_hops: int = 1,
     part_method: str = "metis",
     balance_ntypes: Any = None,
@@ -110,7 +109,7 @@ def partition_graph(
     return _original_ids(graph, outcome.assigned.part_of) if return_mapping else None
 
 
-def divide(data: GraphData | GraphSource, out_dir: str | PathLike[str], name: str, num_parts: int) -> PartitionReport:
+def divide(data: GraphData | GraphSource, out_dir: StrPath, name: str, num_parts: int) -> PartitionReport:
     """Divide a graph with METIS, balancing nodes and in-edges: what the examples and the demo do.
 
     The directory is made, or replaced if empty, and gets `name.json` and `part0`, `part1`, ... `ConfigError` where the

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property, lru_cache, partial
 from math import prod
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from sar import comm
 from sar.comm.session import current_group
-from sar.common_tuples import CanonicalEtype
+from sar.common_tuples import AnyEtype, CanonicalEtype, StrPath
 from sar.core.regroup import WorkerShare, order_edges
 from sar.errors import ConfigError, PartitionError, SarError
 from sar.id_slices import first_of_equals, pieces
@@ -38,7 +37,7 @@ from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read
 from sar.storage.tensor_files import open_tensors
 
 Ids = NDArray[np.int64]
-Values = Tensor | Array | str | PathLike[str]
+Values = Tensor | Array | StrPath
 
 _SLICE_BYTES = 4 * 2**20
 _CHUNK = 2**18
@@ -83,11 +82,11 @@ class PermutationCheck:
 
 def to_original_order(
     values: Values | Sequence[Values],
-    directory: str | PathLike[str],
+    directory: StrPath,
     *,
     ntype: str | None = None,
-    etype: str | CanonicalEtype | None = None,
-    out: str | PathLike[str] | None = None,
+    etype: AnyEtype = None,
+    out: StrPath | None = None,
     allow_outside: bool = False,
 ) -> Array:
     """Put rows of all workers, in the order in which these have their nodes or edges, into that of the input graph.
@@ -196,7 +195,7 @@ def _no_permutation(spec: PartitionJson, seen: PermutationCheck) -> PartitionErr
 
 
 @contextmanager
-def _created(out: str | PathLike[str] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Array]:
+def _created(out: StrPath | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Array]:
     """An array, or a file that gets its name where the block ends without an error."""
     if out is None:
         yield np.empty(shape, dtype)
@@ -223,7 +222,7 @@ def _created(out: str | PathLike[str] | None, shape: tuple[int, ...], dtype: np.
         raise
 
 
-def _together(rows: Column, spec: PartitionJson, originals: Originals, out: str | PathLike[str] | None) -> Array:
+def _together(rows: Column, spec: PartitionJson, originals: Originals, out: StrPath | None) -> Array:
     """Worker 0 writes the rows of all into one file; inside `group.guard()`.
 
     One alone, because hosts that map one file over NFS write whole pages, with other hosts' rows as they once were.

@@ -11,13 +11,13 @@ import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from sar.common_tuples import StrPath
 from sar.errors import PartitionError
 from sar.storage.arrays import open_file
 
@@ -110,7 +110,7 @@ class PartitionJson:
         self.path.write_text(json.dumps(content, indent=1))
 
 
-def read_partition_json(partition_json_file: str | PathLike[str], *, allow_outside: bool = False) -> PartitionJson:
+def read_partition_json(partition_json_file: StrPath, *, allow_outside: bool = False) -> PartitionJson:
     """Read and check the JSON file of a partition directory, which is given by the file or the directory.
 
     With `allow_outside` it may name files outside of its directory, also by links. `PartitionError` where the file is

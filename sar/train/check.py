@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from os import PathLike
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +11,14 @@ from sar.adapters.dgl.load import load_dgl_partition_data
 from sar.comm import session
 from sar.comm.collectives import all_sum
 from sar.comm.rows import BufferPool
-from sar.common_tuples import PartitionData
+from sar.common_tuples import PartitionData, StrPath
 from sar.errors import ConfigError
 from sar.train.counted_graph import CountingGroup
 
 LossOf = Callable[[nn.Module, PartitionData], Tensor]
 
 
-def check_loss(model: nn.Module, loss_of: LossOf, directory: str | PathLike[str], *, tolerance: float = 1e-4) -> float:
+def check_loss(model: nn.Module, loss_of: LossOf, directory: StrPath, *, tolerance: float = 1e-4) -> float:
     """Compare the sum of all workers' losses with the loss of one worker that has the whole graph; a collective call.
 
     For small graphs: worker 0 loads the whole graph and runs the model on it, while the others wait. The model must be

@@ -8,7 +8,6 @@ How versions come to be, and outlast a kill, is in [Note: versions].
 """
 
 import hashlib
-import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sar.comm import session
 from sar.comm.group import Group
+from sar.common_tuples import StrPath
 from sar.errors import CheckpointError, CommunicationError, ConfigError
 from sar.logging_setup import logger
 from sar.nn.embedding import DistEmbedding, SparseOptimizer
@@ -40,7 +40,7 @@ class Loader(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> None: ...
 
 
-def save_model(path: str | os.PathLike[str], model: nn.Module) -> None:
+def save_model(path: StrPath, model: nn.Module) -> None:
     """Save a trained model for use without sar, as one file that worker 0 writes; called by all workers together.
 
     `torch.load(path, weights_only=True)` returns its state dict, which the plain model's `load_state_dict` takes: on
@@ -80,7 +80,7 @@ def _plain_state(model: nn.Module) -> dict[str, Any]:
 
 
 def save_checkpoint(
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     *,
     model: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
@@ -140,7 +140,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     *,
     model: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,

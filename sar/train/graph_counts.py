@@ -6,12 +6,11 @@ Counted in a partition directory, or from an assignment before a graph is writte
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from os import PathLike
 
 import numpy as np
 import torch
 
-from sar.common_tuples import EID, CanonicalEtype
+from sar.common_tuples import EID, CanonicalEtype, StrPath
 from sar.errors import ConfigError
 from sar.partition.assign.task import count_crossing
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource
@@ -70,11 +69,7 @@ class GraphCounts:
 
 
 def count_graph(
-    path: str | PathLike[str],
-    *,
-    workers: int | None = None,
-    in_width: int | None = None,
-    num_classes: int | None = None,
+    path: StrPath, *, workers: int | None = None, in_width: int | None = None, num_classes: int | None = None
 ) -> GraphCounts:
     """Count the nodes, edges and halo rows of a partition directory, given as such or by its JSON file.
 

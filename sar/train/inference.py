@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from sar.adapters.dgl.graphs import construct_full_graph
 from sar.comm.rows import BufferPool
 from sar.comm.session import group_of_processes, standing_in
 from sar.comm.statistics import listeners
-from sar.common_tuples import EID, ETYPE, GIVEN_ID, NTYPE, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import EID, ETYPE, GIVEN_ID, NTYPE, CanonicalEtype, PartitionData, ShardEdgesAndFeatures, StrPath
 from sar.core.graph.graph import GraphShardManager
 from sar.core.regroup import WorkerShare
 from sar.errors import ConfigError, PartitionError
@@ -41,9 +40,9 @@ _INPUTS = (FEATURE, "x")
 
 
 def infer(
-    directory: str | PathLike[str],
+    directory: StrPath,
     make_model: Callable[[GraphInfo], nn.Module],
-    weights: str | PathLike[str],
+    weights: StrPath,
     nodes: Array,
     *,
     ntype: str | None = None,

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, replace
 from functools import partial
 from itertools import count
-from os import PathLike
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +29,7 @@ from sar.comm.replicas import all_gather_json
 from sar.comm.session import current_group
 from sar.comm.statistics import BACKWARD, Statistics, listeners, statistics
 from sar.comm.transport import Spilled
+from sar.common_tuples import StrPath
 from sar.errors import ConfigError
 from sar.host.cuda import PeakCudaMemory
 from sar.host.memory import PeakMemory
@@ -56,7 +56,7 @@ class Profile:
         """Where the time went, by layer and by worker, 80 columns wide and the same on all workers."""
         return tables(self._found(), self.spilled)
 
-    def picture(self, file: str | PathLike[str]) -> None:
+    def picture(self, file: StrPath) -> None:
         """Draw the same as bars.
 
         Raises:
@@ -64,7 +64,7 @@ class Profile:
         """
         draw(self._found(), file)
 
-    def chrome_trace(self, file: str | PathLike[str]) -> None:
+    def chrome_trace(self, file: StrPath) -> None:
         """Write this worker's trace for https://ui.perfetto.dev; give each worker a file of its own.
 
         Raises:

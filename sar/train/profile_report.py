@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
-from os import PathLike
 
 from sar.comm.statistics import Statistics
 from sar.comm.transport import Spilled
+from sar.common_tuples import StrPath
 from sar.errors import ConfigError
 from sar.partition.inspect.text_tables import as_text
 
@@ -116,7 +116,7 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits if value < 10 ** (5 - digits) else 0}f}"
 
 
-def draw(workers: Sequence[Sequence[Spent]], file: str | PathLike[str]) -> None:
+def draw(workers: Sequence[Sequence[Spent]], file: StrPath) -> None:
     """Bars by layer: seconds of compute and of waits, bytes, and the peak of memory."""
     try:
         from matplotlib.figure import Figure

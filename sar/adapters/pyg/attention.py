@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing, aggr, conv
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex
-from sar.adapters.pyg.guarded import replace
+from sar.adapters.pyg.guarded import Original, replace
 from sar.core.passing.attention import attention
 from sar.core.passing.batches import EdgeBatch
 from sar.core.passing.reductions import PEAKS, by_head
@@ -158,7 +158,7 @@ _asked: PerThread[tuple[EdgeBatch, list[Tensor]] | None] = PerThread(None)
 """The edges on which a message is being made, and the exponentials that it has asked for."""
 
 
-def _softmax(original: Callable[..., Tensor], src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _softmax(original: Original, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if _asked.value is None:
         return original(src, *args, **kwargs)
     batch, exponentials = _asked.value
@@ -167,7 +167,7 @@ def _softmax(original: Callable[..., Tensor], src: Tensor, *args: Any, **kwargs:
 
 
 def _forward(bind: Callable[..., BoundArguments]) -> Callable[..., Any]:
-    def forward(original: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def forward(original: Original, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         asked = bind(layer, *args, **kwargs).arguments.get("return_attention_weights")
         layer.__dict__["_returns_weights"] = asked is not None
         try:
@@ -178,7 +178,7 @@ def _forward(bind: Callable[..., BoundArguments]) -> Callable[..., Any]:
     return forward
 
 
-def _edge_updater(original: Callable[..., Any], layer: Any, /, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+def _edge_updater(original: Original, layer: Any, /, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(edge_index, DistributedEdgeIndex) and not args and in_one_pass(layer):
         return Weights(original, edge_index, kwargs)
     return original(layer, edge_index, *args, **kwargs)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr, pool
 
 from sar.adapters.pyg.edge_index import SourceIndex
-from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, handler_for, plain, plainly, replace
+from sar.adapters.pyg.guarded import EQUALITY, GuardedTensor, Handlers, Original, handler_for, plain, plainly, replace
 from sar.comm import session
 from sar.comm.collectives import all_max, all_sum
 from sar.errors import GraphError
@@ -189,7 +189,7 @@ def install() -> None:
         replace(getattr(pool, name), "forward", _coarsen)
 
 
-def _coarsen(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _coarsen(original: Original, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     if any(isinstance(value, GuardedTensor) for value in (*args, *kwargs.values())):
         raise GraphError(
             f"{type(self).__name__} chooses among all nodes of a graph, so it cannot pool graphs across workers."
@@ -198,7 +198,7 @@ def _coarsen(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: A
 
 
 def _aggregate(
-    original: Callable[..., Any],
+    original: Original,
     self: Any,
     x: Tensor,
     index: Tensor | None = None,

@@ -13,6 +13,7 @@ from torch import Tensor
 from sar.errors import GraphError
 
 Handler = Callable[..., Any]
+Original = Callable[..., Any]  # of PyTorch Geometric, which a function of ours stands in for
 Handlers = dict[Any, Handler]
 Guarded = TypeVar("Guarded", bound="GuardedTensor")
 

@@ -14,7 +14,7 @@ from torch_geometric.nn.conv import han_conv, hgt_conv
 from torch_geometric.utils import get_laplacian
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, HyperedgeIndex, JoinedEdgeIndex, check_rows, edges_of
-from sar.adapters.pyg.guarded import replace
+from sar.adapters.pyg.guarded import Original, replace
 from sar.comm.collectives import all_sum, exchange_tensors
 from sar.comm.session import current_group
 from sar.core.eager import views_of_nothing
@@ -34,7 +34,7 @@ _of_all_workers = PerThread(False)
 """Whether a layer runs on a distributed edge index, for the functions that it finds in its module."""
 
 
-def _of_meshes(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _of_meshes(original: Original, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """MeshCNNConv, which is refused."""
     if any(isinstance(value, DistributedEdgeIndex) for value in (*args, *kwargs.values())):
         raise _refusal("MeshCNNConv")
@@ -45,7 +45,7 @@ def _refusal(layer: str) -> GraphError:
     return GraphError(f"{layer} {REFUSED[layer]}, so it cannot run on a distributed edge_index.")
 
 
-def _both_ways(original: Callable[..., Tensor], self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+def _both_ways(original: Original, self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """DirGNNConv on the edges and on their reverse, which lie on other workers."""
     if not isinstance(edge_index, DistributedEdgeIndex):
         return original(self, x, edge_index)
@@ -64,12 +64,7 @@ def _total(counts: Mapping[Any, int], starts: Mapping[Any, int]) -> int:
 
 
 def _joined(
-    original: Callable[..., Any],
-    edges: Any,
-    src: Any,
-    dst: Any,
-    edge_attr_dict: Any = None,
-    num_nodes: int | None = None,
+    original: Original, edges: Any, src: Any, dst: Any, edge_attr_dict: Any = None, num_nodes: int | None = None
 ) -> Any:
     """HGTConv's one edge index for all edge types."""
     if not any(isinstance(value, DistributedEdgeIndex) for value in edges.values()):
@@ -81,16 +76,14 @@ def _joined(
     return joined, torch.cat(values)
 
 
-def _over_all_nodes(
-    original: Callable[..., Any], self: Any, x_dict: Any, edge_index_dict: Any, *args: Any, **kwargs: Any
-) -> Any:
+def _over_all_nodes(original: Original, self: Any, x_dict: Any, edge_index_dict: Any, *args: Any, **kwargs: Any) -> Any:
     """HANConv's weights of meta-paths, which depend on the mean over all nodes of a type."""
     with _of_all_workers.set_to(any(isinstance(value, DistributedEdgeIndex) for value in edge_index_dict.values())):
         return original(self, x_dict, edge_index_dict, *args, **kwargs)
 
 
 def _weigh_paths(
-    original: Callable[..., Any], paths: list[Tensor], query: Tensor, key: Callable[[Tensor], Tensor]
+    original: Original, paths: list[Tensor], query: Tensor, key: Callable[[Tensor], Tensor]
 ) -> tuple[Any, Any]:
     """The mean of the paths' results, (N_i, F) each, by the softmax of how their keys agree with the query."""
     if not _of_all_workers.value:
@@ -103,7 +96,7 @@ def _weigh_paths(
 
 
 def _greatest_of_all(
-    original: Callable[..., Any],
+    original: Original,
     self: Any,
     edge_index: Tensor,
     num_nodes: int | None,
@@ -121,12 +114,7 @@ def _greatest_of_all(
 
 
 def _linearly(
-    original: Callable[..., Tensor],
-    self: Any,
-    x: Tensor,
-    edge_index: Tensor,
-    batch: Tensor | None = None,
-    **kwargs: Any,
+    original: Original, self: Any, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: Any
 ) -> Tensor:
     """GPSConv whose attention to all nodes is linear in sums over these."""
     if not isinstance(edge_index, DistributedEdgeIndex):
@@ -137,7 +125,7 @@ def _linearly(
         return original(self, x, edge_index, **kwargs)
 
 
-def _linear_attention(original: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _linear_attention(original: Original, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q K' V / (q K' 1), (B, H, N_i, D), with keys and values of the nodes of all workers."""
     if not _of_all_workers.value:
         return original(q, k, v)
@@ -146,7 +134,7 @@ def _linear_attention(original: Callable[..., Tensor], q: Tensor, k: Tensor, v: 
 
 
 def _of_hyperedges(
-    original: Callable[..., Tensor],
+    original: Original,
     self: Any,
     x: Tensor,
     hyperedge_index: Tensor,
@@ -165,7 +153,7 @@ def _of_hyperedges(
     return original(self, x, hyperedge_index, hyperedge_weight, hyperedge_attr, num_edges)
 
 
-def _colours(original: Callable[..., Tensor], self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+def _colours(original: Original, self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """WLConv, which numbers colours in the order in which it meets them: by worker, then by node."""
     if not isinstance(edge_index, DistributedEdgeIndex):
         return original(self, x, edge_index)
@@ -188,7 +176,7 @@ TRIES = 3  # how often as many pairs are drawn as are wanted, of which edges are
 
 
 def _knowing_whether_shared(
-    original: Callable[..., Tensor],
+    original: Original,
     self: Any,
     x: Tensor,
     edge_index: Tensor,
@@ -206,7 +194,7 @@ def _knowing_whether_shared(
 
 
 def _negative_sampling(
-    original: Callable[..., Tensor], self: Any, edge_index: Tensor, num_nodes: int, batch: Tensor | None = None
+    original: Original, self: Any, edge_index: Tensor, num_nodes: int, batch: Tensor | None = None
 ) -> Tensor:
     """Pairs of any node and one of this worker's, no two alike, which no edge joins in either direction."""
     if not isinstance(edge_index, DistributedEdgeIndex):
@@ -222,7 +210,7 @@ def _negative_sampling(
     return edges_of(pair_graph(numbering.graph, found // num_nodes, own[found % num_nodes]))
 
 
-def _get_attention_loss(original: Callable[..., Tensor], self: Any) -> Tensor:
+def _get_attention_loss(original: Original, self: Any) -> Tensor:
     """This worker's share of the mean over the pairs of all workers; the shares add up to it."""
     if not self.training or not self.__dict__.get("_loss_is_shared"):
         return original(self)

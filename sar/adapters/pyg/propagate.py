@@ -24,7 +24,7 @@ from torch_geometric.nn import LEConv, MessagePassing, aggr
 
 from sar.adapters.pyg import attention
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, JoinedEdgeIndex, ReversedHyperedges, check_rows
-from sar.adapters.pyg.guarded import replace
+from sar.adapters.pyg.guarded import Original, replace
 from sar.adapters.pyg.norms import OVER_ALL, takes_statistics
 from sar.comm.collectives import all_max
 from sar.core.collective import CallContext
@@ -269,7 +269,7 @@ _is_distributed = PerThread(False)  # whether `propagate` runs as it is written,
 
 
 def _to_dense_batch(
-    original: Callable[..., Any], self: Any, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any
+    original: Original, self: Any, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     """As `original`; all nodes are padded to the greatest in-degree on any worker, which LSTMs and such see."""
     if _is_distributed.value and index is not None and kwargs.get("max_num_elements") is None:
@@ -278,9 +278,7 @@ def _to_dense_batch(
     return original(self, x, index, *args, **kwargs)
 
 
-def _propagate(
-    original: Callable[..., Tensor], conv: MessagePassing, /, edge_index: Any, size: Any = None, **kwargs: Any
-) -> Tensor:
+def _propagate(original: Original, conv: MessagePassing, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
     if isinstance(edge_index, ReversedHyperedges):
         if not isinstance(conv.aggr_module, aggr.SumAggregation):
             raise GraphError(f"{type(conv).__name__} adds up at nodes; expected aggr='add', got {conv.aggr!r}.")
@@ -303,7 +301,7 @@ def _propagate(
         return original(conv, edge_index, size=size, **kwargs)
 
 
-def _set_templates(original: Callable[..., None], conv: MessagePassing, *args: Any, **kwargs: Any) -> None:
+def _set_templates(original: Original, conv: MessagePassing, *args: Any, **kwargs: Any) -> None:
     original(conv, *args, **kwargs)  # gives the class a `propagate` of its own
     _replace_in(type(conv))
 

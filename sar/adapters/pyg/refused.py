@@ -11,7 +11,7 @@ from torch_geometric import transforms, utils
 from torch_geometric.nn import models
 
 from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edge_indices
-from sar.adapters.pyg.guarded import replace
+from sar.adapters.pyg.guarded import Original, replace
 from sar.errors import GraphError
 
 _BEFORE = "Do it before the graph is partitioned"
@@ -78,7 +78,7 @@ def install() -> None:
 def _refusing(name: str, reason: str) -> Callable[..., Any]:
     right = _RIGHT.get(reason, lambda *_, **__: False)
 
-    def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def call(original: Original, /, *args: Any, **kwargs: Any) -> Any:
         distributed = any(isinstance(edges, DistributedEdgeIndex) for edges in edge_indices((args, kwargs)))
         if distributed and not right(*args, **kwargs):
             raise GraphError(f"{name} was called with a distributed edge_index, but {reason}.")

@@ -13,7 +13,7 @@ from sar.comm import session
 from sar.comm.collectives import exchange_tensors
 from sar.comm.ddp import refuse_averaging
 from sar.comm.settings import Settings
-from sar.common_tuples import CanonicalEtype, PartitionData, ShardEdgesAndFeatures
+from sar.common_tuples import AnyEtype, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.build import build_structure
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
@@ -45,11 +45,7 @@ class GraphShardManager(GraphQueries):
 
     @uncompiled
     def update_all(
-        self,
-        message_func: Any,
-        reduce_func: Any,
-        apply_node_func: NodeFunction | None = None,
-        etype: str | CanonicalEtype | None = None,
+        self, message_func: Any, reduce_func: Any, apply_node_func: NodeFunction | None = None, etype: AnyEtype = None
     ) -> None:
         """Send messages along all edges, reduce them at their destinations, and set the result in `dstdata`.
 
@@ -105,9 +101,7 @@ class GraphShardManager(GraphQueries):
                 self._set_results(ntype, results, apply_node_func)
 
     @uncompiled
-    def apply_edges(
-        self, func: Any, edges: Any = ALL, etype: str | CanonicalEtype | None = None, inplace: bool = False
-    ) -> None:
+    def apply_edges(self, func: Any, edges: Any = ALL, etype: AnyEtype = None, inplace: bool = False) -> None:
         """Compute fields of the edges from those of their sources, destinations and their own, and set them in `edata`.
 
         It raises what `update_all` raises.
@@ -134,7 +128,7 @@ class GraphShardManager(GraphQueries):
                     values = before.index_copy(0, chosen, values[chosen])
                 frame[name] = values
 
-    def call_context(self, etype: str | CanonicalEtype | None = None) -> CallContext:
+    def call_context(self, etype: AnyEtype = None) -> CallContext:
         """Where calls along one edge type take place; for layers that need more than `update_all`."""
         refuse_averaging()
         return CallContext(self._structure, self._relation(etype), Settings.current(one_shot=self.one_shot))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from sar.common_tuples import CanonicalEtype
+from sar.common_tuples import AnyEtype, CanonicalEtype
 from sar.core.eager import views_of_nothing
 from sar.core.graph.frames import Fields, Frame, Frames, TypeView, fields_of
 from sar.core.relation import NodeSet, Relation, Structure
@@ -93,7 +93,7 @@ class GraphQueries:
     def _is_whole(self) -> bool:
         return len(self._relations) == len(self._structure.relations)
 
-    def to_canonical_etype(self, etype: str | CanonicalEtype | None) -> CanonicalEtype:
+    def to_canonical_etype(self, etype: AnyEtype) -> CanonicalEtype:
         """The canonical edge type that a relation name, or a canonical type, stands for; None for the only one.
 
         Raises:
@@ -109,7 +109,7 @@ class GraphQueries:
         problem = f"stands for several edge types: {found}" if found else "is not an edge type of this graph"
         raise FieldError(f"{etype!r} {problem}; the edge types are {self.canonical_etypes}.")
 
-    def _relation(self, etype: str | CanonicalEtype | None) -> Relation:
+    def _relation(self, etype: AnyEtype) -> Relation:
         return self._relations[self.to_canonical_etype(etype)]
 
     def _ntypes_of(self, ntype: str | None, known: list[str]) -> list[str]:
@@ -134,7 +134,7 @@ class GraphQueries:
         """Destination nodes of this worker, of one type or of all."""
         return sum(self._structure.dst.counts[t] for t in self._ntypes_of(ntype, self.dsttypes))
 
-    def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
+    def num_edges(self, etype: AnyEtype = None) -> int:
         """Edges into this worker, of one type or of all."""
         return sum(relation.num_edges for relation in self._relations_of(etype))
 
@@ -150,7 +150,7 @@ class GraphQueries:
         """Destination nodes of the whole graph, of one type or of all."""
         return sum(self._structure.dst.counts_global[t] for t in self._ntypes_of(ntype, self.dsttypes))
 
-    def num_edges_global(self, etype: str | CanonicalEtype | None = None) -> int:
+    def num_edges_global(self, etype: AnyEtype = None) -> int:
         """Edges of the whole graph, of one type or of all."""
         return sum(relation.num_edges_global for relation in self._relations_of(etype))
 
@@ -158,7 +158,7 @@ class GraphQueries:
     def _node_sets(self) -> list[NodeSet]:
         return [self._structure.src, self._structure.dst] if self.is_block else [self._structure.dst]
 
-    def _relations_of(self, etype: str | CanonicalEtype | None) -> list[Relation]:
+    def _relations_of(self, etype: AnyEtype) -> list[Relation]:
         return list(self._relations.values()) if etype is None else [self._relation(etype)]
 
     # DGL's older names.
@@ -177,11 +177,11 @@ class GraphQueries:
 
     # -- degrees
 
-    def in_degrees(self, v: Any = ALL, etype: str | CanonicalEtype | None = None) -> Tensor:
+    def in_degrees(self, v: Any = ALL, etype: AnyEtype = None) -> Tensor:
         """In-degrees of this worker's nodes, (N_dst,) int64; with `v`, of those local IDs only."""
         return _rows(self._relation(etype).in_degrees, v)
 
-    def out_degrees(self, u: Any = ALL, etype: str | CanonicalEtype | None = None) -> Tensor:
+    def out_degrees(self, u: Any = ALL, etype: AnyEtype = None) -> Tensor:
         """Out-degrees of this worker's nodes, counting edges into all workers, (N_src,) int64; with `u`, of those."""
         return _rows(self._relation(etype).out_degrees, u)
 

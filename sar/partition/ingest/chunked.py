@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from os import PathLike
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow
 import pyarrow.csv
 
-from sar.common_tuples import CanonicalEtype
+from sar.common_tuples import CanonicalEtype, StrPath
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, GraphSource
 from sar.partition.ingest.edges import EdgeFormat, open_edges
@@ -193,9 +192,7 @@ def _short(found: Any) -> str:
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
-def write_chunked(
-    graph: GraphSource | Any, folder: str | PathLike[str], *, name: str = "graph", num_chunks: int = 1
-) -> Path:
+def write_chunked(graph: GraphSource | Any, folder: StrPath, *, name: str = "graph", num_chunks: int = 1) -> Path:
     """Write a graph in the chunked format: edges as CSV, features as `.npy`.
 
     Args:

@@ -11,13 +11,12 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from sar.common_tuples import SPLIT, CanonicalEtype
+from sar.common_tuples import SPLIT, CanonicalEtype, StrPath
 from sar.errors import ConfigError
 from sar.id_slices import first_of_equals, pieces
 from sar.partition.graph_data import split_masks
@@ -35,7 +34,7 @@ LABEL = "label"
 
 def clean_up(
     graph: GraphSource | Any,
-    scratch: str | PathLike[str],
+    scratch: StrPath,
     *,
     undirected: bool = False,
     remove_duplicates: bool = False,

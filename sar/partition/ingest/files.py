@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from sar.common_tuples import StrPath
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import first_outside
 from sar.storage.arrays import Array
 from sar.storage.graph_files import GRAPH_FILE_MARK
 from sar.storage.tensor_files import TENSOR_FILE_MARK
 
-Files = str | PathLike[str] | Sequence[str | PathLike[str]]
+Files = StrPath | Sequence[StrPath]
 """A file, a directory, a glob pattern, or a list of files in order."""
 
 _SUFFIXES = {

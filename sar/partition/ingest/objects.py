@@ -7,7 +7,6 @@ import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from sar.adapters.dgl.datasets import DGL_DATASETS, load_dgl_dataset
-from sar.common_tuples import EID, NID, SPLIT, CanonicalEtype
+from sar.common_tuples import EID, NID, SPLIT, CanonicalEtype, StrPath
 from sar.errors import ConfigError
 from sar.partition.graph_data import GraphData, edge_ends, node_fields, read_arrays
 from sar.partition.graph_source import ArrayEdges, GraphSource
@@ -178,7 +177,7 @@ def as_array(name: str, values: Any) -> Array:
     raise ConfigError(f"field '{name}' is {form}; expected a dense tensor of another type.")
 
 
-def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: int = 0) -> GraphData | GraphSource:
+def load_dataset(name: str, folder: StrPath | None = None, split: int = 0) -> GraphData | GraphSource:
     """Load a graph with one class per node; only an `.npz` file may hold a heterogeneous one.
 
     Args:
@@ -206,7 +205,7 @@ def load_dataset(name: str, folder: str | PathLike[str] | None = None, split: in
     )
 
 
-def read_any_npz(path: str | PathLike[str], split: int = 0) -> GraphData | GraphSource:
+def read_any_npz(path: StrPath, split: int = 0) -> GraphData | GraphSource:
     """Read a graph from an `.npz` file, with the arrays of `GraphData.from_arrays` or `typed_graph`."""
     arrays = read_arrays(path)
     try:
@@ -268,7 +267,7 @@ def _through(package: str, name: str, load: Callable[[], Mapping[str, Array]], s
         ) from error
 
 
-def _ogb_arrays(name: str, folder: str | PathLike[str] | None) -> Mapping[str, Array]:
+def _ogb_arrays(name: str, folder: StrPath | None) -> Mapping[str, Array]:
     """A graph of the Open Graph Benchmark (Hu et al., 2020), as the arrays of `GraphData.from_arrays`."""
     from ogb.nodeproppred import NodePropPredDataset
 

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from sar.common_tuples import GIVEN_ID, CanonicalEtype
+from sar.common_tuples import GIVEN_ID, CanonicalEtype, StrPath
 from sar.errors import ConfigError
 from sar.partition.graph_source import ArrayEdges, Column, GraphSource
 from sar.partition.ingest.chunked import open_chunked
@@ -28,7 +28,7 @@ METADATA = "metadata.json"
 
 def open_graph(
     path: Files | Mapping[str, Files],
-    scratch: str | PathLike[str],
+    scratch: StrPath,
     *,
     format: str | None = None,
     num_nodes: int | Mapping[str, int] | None = None,

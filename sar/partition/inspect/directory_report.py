@@ -4,13 +4,12 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sar.common_tuples import SPLIT
+from sar.common_tuples import SPLIT, StrPath
 from sar.errors import ConfigError
 from sar.partition.inspect.text_tables import as_text
 
@@ -139,7 +138,7 @@ class DirectoryReport:
         """Everything here in types that JSON has, with the figures that follow from it."""
         return dataclasses.asdict(self) | {"remarks": self.remarks} | self.figures
 
-    def save(self, folder: str | PathLike[str]) -> Path:
+    def save(self, folder: StrPath) -> Path:
         """Write `report.json`, which replaces an earlier one, and return its path."""
         file = Path(folder) / REPORT_JSON
         file.write_text(json.dumps(self.summary(), indent=1) + "\n", encoding="utf-8")
@@ -197,7 +196,7 @@ def _balance(counts: Sequence[int]) -> float:
     return max(counts) * len(counts) / sum(counts) if sum(counts) else 1.0
 
 
-def draw_traffic(report: DirectoryReport, file: str | PathLike[str]) -> None:
+def draw_traffic(report: DirectoryReport, file: StrPath) -> None:
     """Draw a heat map of the rows that each part sends to each other when every node's features travel once.
 
     `ConfigError` where matplotlib is not installed.

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sar.common_tuples import EID, SPLIT
+from sar.common_tuples import EID, SPLIT, StrPath
 from sar.core.regroup import WorkerShare
 from sar.errors import ConfigError, PartitionError
 from sar.id_slices import pieces
@@ -31,7 +30,7 @@ from sar.storage.partition_json import (
 
 
 def inspect_directory(
-    path: str | PathLike[str], *, values: bool = False, verify: bool = False, allow_outside: bool = False
+    path: StrPath, *, values: bool = False, verify: bool = False, allow_outside: bool = False
 ) -> DirectoryReport:
     """Find what a partition directory holds, and whether its files fit together.
 
@@ -54,7 +53,7 @@ def inspect_directory(
 
 
 def inspect_parts(
-    path: str | PathLike[str], *, values: bool = False, verify: bool = False, allow_outside: bool = False
+    path: StrPath, *, values: bool = False, verify: bool = False, allow_outside: bool = False
 ) -> tuple[DirectoryReport, list[PartContent]]:
     """As `inspect_directory`, with what the files of each part hold."""
     spec = read_partition_json(path, allow_outside=allow_outside)
@@ -94,7 +93,7 @@ def inspect_parts(
     return report, contents
 
 
-def largest_value(path: str | PathLike[str], name: str) -> float:
+def largest_value(path: StrPath, name: str) -> float:
     """The greatest value of a node feature over all parts, read in slices; `PartitionError` if no part has a value."""
     spec = read_partition_json(path)
     found = [
@@ -231,7 +230,7 @@ class WorkerContent(NamedTuple):
 
 
 def by_worker(
-    path: str | PathLike[str], report: DirectoryReport, workers: int, *, allow_outside: bool = False
+    path: StrPath, report: DirectoryReport, workers: int, *, allow_outside: bool = False
 ) -> tuple[DirectoryReport, list[WorkerContent]]:
     """The report with workers in place of parts, as `sar.load_dgl_partition_data` deals these out, and what each reads.
 

@@ -2,13 +2,12 @@
 
 import hashlib
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sar.common_tuples import SPLIT
+from sar.common_tuples import SPLIT, StrPath
 from sar.id_slices import pieces
 from sar.partition.graph_source import CHUNK_ROWS, GraphSource, Progress, logged_stages
 from sar.partition.ingest.objects import from_object
@@ -51,7 +50,7 @@ def write_partitions(
     graph: GraphSource | Any,
     part_of: Array,
     num_parts: int,
-    out_dir: str | PathLike[str],
+    out_dir: StrPath,
     name: str,
     *,
     method: str,
