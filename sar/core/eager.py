@@ -43,9 +43,7 @@ def views_of_nothing(rows: int) -> AbstractContextManager[Any]:
 
 
 class _ResolveViews(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.view, Tensor.reshape, torch.reshape) and len(args) > 1 and args[0].numel() == 0:
             sizes = args[1] if isinstance(args[1], Iterable) else args[1:]
             if isinstance(sizes, Iterable) and -1 in (sizes := tuple(sizes)):

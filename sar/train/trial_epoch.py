@@ -195,9 +195,7 @@ class MetaMemory(TorchDispatchMode):
         self._back.clear()
         self.turns.waiting = max(self.turns.waiting, self.live - self.buffers)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         on_meta = bool(args) and isinstance(args[0], Tensor) and args[0].is_meta
         if on_meta and func is _aten._local_scalar_dense.default:

@@ -40,9 +40,7 @@ class GuardedTensor(Tensor):
         return guarded
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         handler = cls.handlers.get(func) or _COMMON.get(func)
         try:

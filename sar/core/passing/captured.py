@@ -40,9 +40,7 @@ class _SeeTensors(TorchFunctionMode):
             return {key: self._see_all(value) for key, value in argument.items()}
         return argument
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*self._see_all(args), **self._see_all(kwargs or {}))
 
 
@@ -79,9 +77,7 @@ class FindCaptured(_SeeTensors):
             self._versions.append(tensor._version)
         return tensor
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__":
             attribute = func(*args)
             if not isinstance(attribute, Tensor):  # such as a shape, which is no use of values

@@ -8,7 +8,7 @@ import numpy as np
 
 from sar.errors import ConfigError, PartitionError
 from sar.partition.graph_source import ArrayEdges, Column, EdgeSource, index_dtype
-from sar.partition.ingest.files import check_edges
+from sar.partition.ingest.files import Wanted, check_edges
 from sar.partition.ingest.parquet import parquet_edges
 from sar.partition.ingest.text import TextFormat, text_edges
 from sar.storage.arrays import Array, ArrayFile, StoredArray, open_npy, open_raw
@@ -22,7 +22,7 @@ class EdgeFormat:
 
     name: str  # `text`, `parquet`, `npy` or `raw`
     text: TextFormat = field(default_factory=TextFormat)
-    columns: Sequence[str | int] | None = None  # of text and Parquet, by name or number from 0; None: found out
+    columns: Wanted = None  # of text and Parquet
     dtype: str | None = None  # of raw files, `int32` or `int64`
     ambiguous_are_pairs: bool = False  # whether `.npy` arrays of (2, 2) alone are two edges, a row each
 

@@ -17,6 +17,8 @@ from sar.storage.tensor_files import TENSOR_FILE_MARK
 
 Files = StrPath | Sequence[StrPath]
 """A file, a directory, a glob pattern, or a list of files in order."""
+Wanted = Sequence[str | int] | None
+"""The columns of a table, by name or number from 0; None: found out."""
 
 _SUFFIXES = {
     "text": (".csv", ".tsv", ".txt", ".edges", ".edgelist", ".el"),
@@ -121,7 +123,7 @@ def feature_columns(path: Path, names: Sequence[str], wanted: Sequence[str] | No
     return [find_column(path, names, column) for column in wanted]
 
 
-def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] | None, shown: str) -> tuple[int, int]:
+def edge_columns(path: Path, names: Sequence[str], wanted: Wanted, shown: str) -> tuple[int, int]:
     """The columns of sources and destinations.
 
     `wanted` has names or numbers from 0; None: `src` and `dst` or the like, else the only two. `path` and `shown`, the
@@ -140,9 +142,7 @@ def edge_columns(path: Path, names: Sequence[str], wanted: Sequence[str | int] |
     return source, destination
 
 
-def id_columns(
-    path: Path, names: Sequence[str], wanted: Sequence[str | int] | None, shown: str, of_edges: bool
-) -> list[int]:
+def id_columns(path: Path, names: Sequence[str], wanted: Wanted, shown: str, of_edges: bool) -> list[int]:
     """The columns of IDs: of edges as in `edge_columns`, else the only one, or the one that is wanted."""
     if of_edges:
         return [*edge_columns(path, names, wanted, shown)]

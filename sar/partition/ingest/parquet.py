@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pyarrow.types as kinds
 
 from sar.errors import PartitionError
-from sar.partition.ingest.files import ADVICE, check_edges, edge_columns, feature_columns, id_columns
+from sar.partition.ingest.files import ADVICE, Wanted, check_edges, edge_columns, feature_columns, id_columns
 from sar.storage.arrays import Array
 
 T = TypeVar("T")
@@ -18,9 +18,7 @@ T = TypeVar("T")
 _BATCH_ROWS = 1 << 17
 
 
-def parquet_edges(
-    path: Path, columns: Sequence[str | int] | None, limits: tuple[int, int]
-) -> Iterator[tuple[Array, Array]]:
+def parquet_edges(path: Path, columns: Wanted, limits: tuple[int, int]) -> Iterator[tuple[Array, Array]]:
     """The edges of a file in chunks of int64.
 
     Columns are as in `edge_columns`; sources and destinations are below the limits. `PartitionError` where the file is
@@ -60,7 +58,7 @@ def parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Array]:
         yield values[0] if len(values) == 1 else np.stack(values, axis=1)
 
 
-def parquet_ids(path: Path, columns: Sequence[str | int] | None, of_edges: bool) -> Iterator[list[pyarrow.Array]]:
+def parquet_ids(path: Path, columns: Wanted, of_edges: bool) -> Iterator[list[pyarrow.Array]]:
     """The IDs of nodes in chunks: integers or strings, (n,) in each column.
 
     Columns are as in `id_columns`. `PartitionError` where the file is missing or damaged, or holds other things.

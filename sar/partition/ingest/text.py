@@ -21,7 +21,7 @@ import pyarrow.compute as compute
 import pyarrow.csv
 
 from sar.errors import ConfigError, PartitionError
-from sar.partition.ingest.files import ADVICE, END_NAMES, check_edges, edge_columns, feature_columns, id_columns
+from sar.partition.ingest.files import ADVICE, END_NAMES, Wanted, check_edges, edge_columns, feature_columns, id_columns
 from sar.storage.arrays import Array, unreadable
 
 _BLOCK_BYTES = 4 << 20
@@ -60,9 +60,7 @@ class _Row(NamedTuple):
     fields: list[str]
 
 
-def text_edges(
-    path: Path, how: TextFormat, columns: Sequence[str | int] | None, limits: tuple[int, int]
-) -> Iterator[tuple[Array, Array]]:
+def text_edges(path: Path, how: TextFormat, columns: Wanted, limits: tuple[int, int]) -> Iterator[tuple[Array, Array]]:
     """The edges of a file in chunks of int64; it is unpacked on the way where its name ends in `.gz`.
 
     Columns are as in `edge_columns`; sources and destinations are below the limits. `PartitionError` where the file is
@@ -102,9 +100,7 @@ def text_rows(path: Path, delimiter: str | None, columns: Sequence[str] | None =
         yield rows if kind == pyarrow.int64() else rows.astype(np.float32)
 
 
-def text_ids(
-    path: Path, columns: Sequence[str | int] | None, of_edges: bool, how: TextFormat
-) -> Iterator[list[pyarrow.Array]]:
+def text_ids(path: Path, columns: Wanted, of_edges: bool, how: TextFormat) -> Iterator[list[pyarrow.Array]]:
     """The IDs of nodes in chunks, as they stand there without the blanks around them: (n,) strings in each column.
 
     Columns are as in `id_columns`. `PartitionError` where the file is missing or damaged, or a line, which is named,
