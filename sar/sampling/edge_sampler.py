@@ -186,8 +186,7 @@ class EdgePredictionSampler:
         A shift is what is added to labels of a type in batches of PyTorch Geometric, so that 0 is left for negative
         pairs. The types are those of which any worker has seeds.
         """
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             source = self.prepare(graph)
             backs = {graph.to_canonical_etype(t): graph.to_canonical_etype(b) for t, b in self.reverse_etypes.items()}
             group.agree(f"seed edges, exclude {self.exclude}, reverse types {backs}, foreign {foreign}")

@@ -208,8 +208,7 @@ class DataLoader:
                     ahead.arrived(group)
 
     def _sample_ahead(self, batches: list[tuple[Tensor, int]]) -> Iterator[Batch]:
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             source = self._sampler.prepare(self._graph, contents=True)
             processes, self._idle = self._idle, None
             if processes is None or processes.source is not source:

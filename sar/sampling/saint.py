@@ -294,7 +294,7 @@ def presampled_weights(group: Group, local: WorkerGraph, coverage: int, draw: Ca
         requests = [[asked.of(worker), nodes] for worker in range(group.world_size)]
         request_columns(group, f"{local.signature}: counts", requests, count, [])
         if not number:
-            size = sum(map(int, group.all_gather(torch.tensor(len(nodes), device="cpu"), "sizes of subgraphs")))
+            size = sum(group.gather_numbers(len(nodes), "sizes of subgraphs"))
             rounds = math.ceil(coverage * local.num_nodes / max(size, 1))
         number += 1
     times = of_nodes.clamp(min=1).double()

@@ -93,8 +93,7 @@ class GraphSampler:
             ConfigError: for fan-outs of unknown edge types.
             CommunicationError: where another worker raised, or asks for something else.
         """
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             source = self.prepare(full_graph_manager)
             checked = self.checked_seeds(full_graph_manager, seeds, foreign=False)
         return self.to_graphs(sample_batch(group, source, checked, random_key()))
@@ -108,8 +107,7 @@ class GraphSampler:
 
         With `contents`, their contents are looked at, too, which numpy and `.data` change without a trace.
         """
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             fields = [column for etype in graph.canonical_etypes for column in graph.edges[etype].data.values()]
             fields += [*self.input_node_features.values(), *self.output_node_features.values()]
             # Changes in place show in the version, which tensors of inference mode do not have.

@@ -88,9 +88,7 @@ class SeedBatches:
             if not isinstance(batch_size, int) or batch_size < 1:
                 raise ConfigError(f"batch_size is {batch_size}; expected an integer of at least 1.")
             self._seeds = check_seeds(seeds, node_ranges, foreign=foreign)
-            counts = [
-                int(count) for count in group.all_gather(torch.tensor(len(self._seeds), device="cpu"), "SeedBatches")
-            ]
+            counts = group.gather_numbers(len(self._seeds), "SeedBatches")
             self._count = min(counts) // batch_size if drop_last else -(-max(counts) // batch_size)
             self._sizes = _sizes(len(self._seeds), self._count, batch_size, drop_last)
             self._fixed: list[Tensor] | None = None

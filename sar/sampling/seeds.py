@@ -116,8 +116,7 @@ def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
     Raises:
         GraphError: for seeds that are not this worker's own, do not exist, or are given twice.
     """
-    group = session.current_group()
-    with group.guard():
+    with session.current_group().guard() as group:
         group.agree("split_seeds")
         return _equal_share(check_seeds(global_ids(graph, seeds), graph.node_ranges))
 
@@ -125,8 +124,7 @@ def split_seeds(graph: GraphShardManager, seeds: Seeds) -> Tensor:
 def _equal_share(seeds: Tensor) -> Tensor:
     """This worker's share of all workers' seeds, (S,) int64, ascending; `seeds` are its own; inside `guard()`."""
     group, own = session.current_group(), seeds.sort().values
-    counts = [int(count) for count in group.all_gather(torch.tensor(len(own), device="cpu"), "numbers of seeds")]
-    moves = plan_moves(counts)[group.rank]
+    moves = plan_moves(group.gather_numbers(len(own), "numbers of seeds"))[group.rank]
     kept = moves[group.rank]
     moves[group.rank] = 0
     sent = list(own[kept:].split(moves))
@@ -191,8 +189,7 @@ def split_edges(graph: GraphShardManager, edges: Edges) -> Tensor:
     Raises:
         GraphError, FieldError: for edges that are not this worker's own, do not exist, or are given twice.
     """
-    group = session.current_group()
-    with group.guard():
+    with session.current_group().guard() as group:
         group.agree("split_edges")
         ids = check_seeds(edge_ids(graph, edges), None)
         own = torch.cat([graph.edges[etype].data[EID].cpu() for etype in graph.canonical_etypes])
@@ -215,8 +212,7 @@ def look_up_edges(
         raise GraphError(
             "Several edges have one ID, in `graph.edata[dgl.EID]`; seeds need edges with IDs of their own."
         )
-    first, last = (int(own[0]), int(own[-1])) if len(own) else (0, -1)
-    ranges = group.all_gather(torch.tensor([first, last], device="cpu"), "edge IDs")
+    ranges = group.gather_numbers([int(own[0]), int(own[-1])] if len(own) else [0, -1], "edge IDs")
     asked = [
         ((ids >= begin) & (ids <= end) & (foreign or rank == group.rank)).nonzero().squeeze(1)
         for rank, (begin, end) in enumerate(ranges)
@@ -281,8 +277,7 @@ def reverse_edges(
         GraphError: where `reverse_etype` does not lead back, or for a message flow graph.
         FieldError: for unknown types.
     """
-    group = session.current_group()
-    with group.guard():
+    with session.current_group().guard() as group:
         there = graph._relation(etype).etype
         back = there if reverse_etype is None else graph.to_canonical_etype(reverse_etype)
         if (there[0], there[2]) != (back[2], back[0]):

@@ -129,8 +129,7 @@ class ClusterGCNSampler(SubgraphSampler):
         output_node_features: Mapping[str, Tensor] | None = None,
         output_device: torch.device | str | None = None,
     ) -> None:
-        group = session.current_group()
-        with group.guard():
+        with session.current_group().guard() as group:
             super().__init__(copy_edata, input_node_features, output_node_features, output_device)
             check_homogeneous(graph, "ClusterGCNSampler")
             if type(k) is not int or k < 1:
