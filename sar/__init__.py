@@ -9,11 +9,11 @@ from sar.comm.allocator import ask_for_huge_pages
 install_shim()  # before anything imports dgl
 ask_for_huge_pages()  # before anything makes a tensor
 
-from sar import comm, common_tuples, core, nn, train  # noqa: E402
-from sar.adapters.dgl.dist_graph import convert_dist_graph  # noqa: E402
-from sar.adapters.dgl.load import load_dgl_partition_data  # noqa: E402
-from sar.adapters.dgl.patched_layers import patch_dgl, patched_edge_softmax, unpatch_dgl  # noqa: E402
-from sar.comm import (  # noqa: E402
+from sar import comm, common_tuples, core, nn, train
+from sar.adapters.dgl.dist_graph import convert_dist_graph
+from sar.adapters.dgl.load import load_dgl_partition_data
+from sar.adapters.dgl.patched_layers import patch_dgl, patched_edge_softmax, unpatch_dgl
+from sar.comm import (
     comm_device,
     ddp_sum_hook,
     gather_grads,
@@ -24,22 +24,16 @@ from sar.comm import (  # noqa: E402
     sync_params,
     world_size,
 )
-from sar.comm.collectives import all_max, all_sum  # noqa: E402
-from sar.common_tuples import PartitionData, ShardEdgesAndFeatures, suffix_key_lookup  # noqa: E402
-from sar.config import Config  # noqa: E402
-from sar.core import (  # noqa: E402
-    DistributedBlock,
-    GraphShardManager,
-    HeteroGraphShardManager,
-    construct_full_graph,
-    construct_mfgs,
-)
-from sar.core.passing.builtin import message_has_parameters  # noqa: E402
-from sar.errors import SarError  # noqa: E402
-from sar.logging_setup import logger, logging_setup  # noqa: E402
-from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, pair_graph  # noqa: E402
-from sar.outofcore.workers import workers_of_process  # noqa: E402
-from sar.sampling import (  # noqa: E402
+from sar.comm.collectives import all_max, all_sum
+from sar.common_tuples import PartitionData, ShardEdgesAndFeatures, suffix_key_lookup
+from sar.config import Config
+from sar.core import DistributedBlock, GraphShardManager, HeteroGraphShardManager, construct_full_graph, construct_mfgs
+from sar.core.passing.builtin import message_has_parameters
+from sar.errors import SarError
+from sar.logging_setup import logger, logging_setup
+from sar.nn import DistributedBN1D, convert_batchnorm, edge_softmax, fetch_rows, pair_graph
+from sar.outofcore.workers import workers_of_process
+from sar.sampling import (
     ClusterGCNSampler,
     DataLoader,
     DistNeighborSampler,
@@ -49,9 +43,9 @@ from sar.sampling import (  # noqa: E402
     split_edges,
     split_seeds,
 )
-from sar.train.early_stopping import EarlyStopping  # noqa: E402
-from sar.train.script import print, seed  # noqa: E402
-from sar.train.task import Task  # noqa: E402
+from sar.train.early_stopping import EarlyStopping
+from sar.train.script import print, seed
+from sar.train.task import Task
 
 comm.session.workers_of_process = workers_of_process
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate, pairwise
+from os import PathLike
 from typing import Any
 
 import torch
@@ -12,17 +13,7 @@ from sar import comm
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.group import Group
 from sar.comm.session import current_group
-from sar.common_tuples import (
-    EID,
-    ETYPE,
-    NID,
-    NTYPE,
-    ORIG_ID,
-    CanonicalEtype,
-    PartitionData,
-    ShardEdgesAndFeatures,
-    StrPath,
-)
+from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
 from sar.core.regroup import VisibleEdges, WorkerShare, order_edges, regroup, renumber
 from sar.errors import DglError, PartitionError
 from sar.id_slices import pieces
@@ -44,7 +35,7 @@ from sar.storage.partition_json import IdRanges, PartitionJson, graph_path, read
 
 
 def load_dgl_partition_data(
-    partition_json_file: StrPath,
+    partition_json_file: str | PathLike[str],
     own_partition_idx: int,
     device: str | torch.device,
     *,

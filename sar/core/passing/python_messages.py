@@ -34,15 +34,7 @@ from sar.core.passing.batches import (
     results_on_nothing,
 )
 from sar.core.passing.captured import AmbientState, Captured, DetachedLeaves, FindCaptured, forked_generators
-from sar.core.passing.reductions import (
-    PEAKS,
-    TORCH_REDUCERS,
-    Peaks,
-    Reduction,
-    add_to_edges,
-    edge_rows,
-    gather_rows,
-)
+from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Peaks, Reduction, add_to_edges, edge_rows, gather_rows
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, Target, accumulation_dtype, add_rows
 
