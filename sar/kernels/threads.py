@@ -47,6 +47,20 @@ def run_rows(
     _run([i * rows // count for i in range(count + 1)], kernel, args, private)
 
 
+def run_fixed(kernel: Callable[..., None], cuts: Sequence[int], private: Sequence[object], *args: object) -> None:
+    """Call kernel(begin, end, own, *args) between all neighbouring cuts, whatever the number of threads.
+
+    private: what is its own, for as many threads as there are to be.
+    """
+    slices, count = list(pairwise(cuts)), len(private)
+
+    def run(thread: int, _: int) -> None:
+        for begin, end in slices[thread::count]:
+            kernel(begin, end, private[thread], *args)
+
+    _run(list(range(min(count, len(slices)) + 1)), run, (), tuple)
+
+
 def _count_threads(most: int, work: int) -> int:
     return max(min(torch.get_num_threads(), most), 1) if work > SERIAL_WORK else 1
 

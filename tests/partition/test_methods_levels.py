@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.studies.quality import measure_quality
 from sar.cli.demo import community_graph
@@ -132,6 +133,20 @@ def test_windows_and_buckets_make_no_difference(tmp_path, planted, monkeypatch):
 
 
 # ---- label propagation
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_parts_do_not_depend_on_the_number_of_threads(tmp_path, planted, few_entries, monkeypatch, weighed):
+    monkeypatch.setattr(multilevel_module, "WINDOW", 8000)  # several slices in each window
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            task = task_of(planted[0], 4, tmp_path, planted[1] if weighed else {})
+            found.append(multilevel(task).tolist())
+    finally:
+        torch.set_num_threads(before)
+    assert all(one == found[0] for one in found)
 
 
 def test_clusters_have_their_edges_inside_and_keep_to_the_limit(tmp_path, planted):

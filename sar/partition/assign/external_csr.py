@@ -157,29 +157,30 @@ def lists_on_disk(task: AssignmentTask, share: float) -> ExternalCsr:
 
 
 @compiled
-def add_up(window: Window, v: int, label: Array, tally: Tally) -> int:
-    """Sum the weights of a node's edges by the neighbours' labels, (N,), but for label -1; how many labels there are.
-
-    The tally's sums are to be set back to 0 afterwards.
-    """
-    sums, labels = tally
+def list_of(window: Window, v: int) -> tuple[int, int]:
+    """Where a node's list begins and ends in a window."""
     place = v - window.first
-    count = 0
-    for e in range(window.bounds[place] - window.bounds[0], window.bounds[place + 1] - window.bounds[0]):
-        one = label[window.neighbours[e]]
-        if one >= 0:
-            if sums[one] == 0:
-                labels[count] = one
-                count += 1
-            sums[one] += window.weights[e] if window.weights.size else np.float32(1)
-    return count
+    return window.bounds[place] - window.bounds[0], window.bounds[place + 1] - window.bounds[0]
 
 
 @compiled
-def clear(tally: Tally, count: int) -> None:
-    """Set the sums of the first `count` labels back to 0."""
-    for i in range(count):
-        tally.sums[tally.labels[i]] = 0
+def add_up(window: Window, v: int, label: Array, ours: Array, first: int, last: int, tally: Tally) -> int:
+    """Sum the weights of a node's edges by the neighbours' labels, (N,), but for label -1; how many labels there are.
+
+    Nodes `first` to `last` - 1 have their labels in `ours`, (N,). The tally's sums are to be set back to 0 afterwards.
+    """
+    sums, labels = tally
+    count = 0
+    begin, end = list_of(window, v)
+    for e in range(begin, end):
+        other = window.neighbours[e]
+        one = ours[other] if first <= other < last else label[other]
+        if one >= 0:
+            total = sums[one]
+            labels[count] = one  # there is room for one more
+            count += total == 0
+            sums[one] = total + (window.weights[e] if window.weights.size else np.float32(1))
+    return count
 
 
 def _node_dtype(num_nodes: int) -> Any:

@@ -46,7 +46,7 @@ def greedy_parts(csr: ExternalCsr, weights: Array, task: AssignmentTask) -> Arra
     """The part of every node, (N,) int32; weights, (N, K), are in units of the capacity of a part."""
     part_of = np.full(csr.num_nodes, -1, np.int32)
     constraints = within_capacity(weights)
-    tally = Tally(np.zeros(task.num_parts), np.empty(task.num_parts, np.int64))
+    tally = Tally(np.zeros(task.num_parts), np.empty(task.num_parts + 1, np.int64))
     for i in range(PASSES):
         loads = np.zeros((task.num_parts, weights.shape[1]))
         moved = 0
@@ -68,7 +68,7 @@ def _greedy_pass(
     moved = 0
     for v in range(window.first, window.first + window.bounds.size - 1):
         best, best_score, best_fill = -1, 0.0, 0.0
-        for i in range(add_up(window, v, part_of, tally)):
+        for i in range(add_up(window, v, part_of, part_of, 0, 0, tally)):
             part = labels[i]
             fill = fullness(constraints, loads, v, part)
             score = sums[part] * (1.0 - fill)

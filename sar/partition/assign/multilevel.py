@@ -3,14 +3,22 @@
 Meyerhenke, Sanders and Schulz, "Partitioning complex networks via size-constrained clustering", SEA 2014;
 semi-external (arrays over nodes in memory): Akhremtsev, Sanders and Schulz, "(Semi-)external algorithms for graph
 partitioning and clustering", ALENEX 2015.
+
+[Note: slices] A pass looks at windows of the graph, one after the other. Threads share a window by slices, whose number
+depends on the graph alone. The nodes of a slice choose one after the other; they know what those before them in the
+slice have chosen, and of all other nodes what was so when the window began. Then the choices of the whole window come
+true in the order of the nodes, where they still fit in. So the result depends neither on the number of threads nor on
+time. A node is looked at again only if a neighbour has moved since, or if it did not fit in.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from sar.partition.assign.external_csr import ExternalCsr, Tally, Window, add_up, clear, lists_on_disk
+from sar.kernels.threads import run_fixed
+from sar.partition.assign.external_csr import WINDOW, ExternalCsr, Tally, Window, add_up, list_of, lists_on_disk
 from sar.partition.assign.ldg import CONVERGED, READING, greedy_parts
 from sar.partition.assign.metis import divide, is_trivial
 from sar.partition.assign.rebalance import rebalance
@@ -37,6 +45,10 @@ CLUSTER = 1 / 16
 """The most that a cluster may have of what a part may have."""
 SHRINKS = 0.9
 """Clusters are contracted where there are at most so many for each node."""
+WINDOWS = 64
+"""In which a graph is looked at, at least."""
+SLICES = 4
+"""Of a window of a large graph, which threads look at."""
 CLUSTER_PASSES = 5
 REFINE_PASSES = 8
 TRIALS = 4
@@ -44,12 +56,23 @@ TRIALS = 4
 MIDDLE = 0.7
 """Share of the work until METIS."""
 
+Report = Callable[[float], None]
+"""Called with the share that is done."""
+
 
 class Level(NamedTuple):
     """A graph, from the given one to the coarsest."""
 
     csr: ExternalCsr
     weights: Array  # of nodes, (N, K), in units of the capacity of a part
+
+
+class Nodes(NamedTuple):
+    """What passes know of nodes, (N,) each."""
+
+    label: Array  # the group that a node is in
+    wanted: Array  # the one that it is to go to
+    changing: Array  # whether its neighbours' groups have changed since it was looked at
 
 
 def multilevel(task: AssignmentTask) -> Array:
@@ -103,7 +126,7 @@ def _coarser(level: Level, task: AssignmentTask, number: int) -> tuple[Array, Le
     return label, Level(csr, weights)
 
 
-def _stretch(task: AssignmentTask, doing: str, start: float, end: float) -> Callable[[float], None]:
+def _stretch(task: AssignmentTask, doing: str, start: float, end: float) -> Report:
     """Reports of a stretch of work, which is done from `start` to `end` when its share goes from 0 to 1."""
 
     def report(share: float) -> None:
@@ -113,7 +136,7 @@ def _stretch(task: AssignmentTask, doing: str, start: float, end: float) -> Call
 
 
 def cluster(
-    csr: ExternalCsr, weights: Array, limit: float, passes: int, seed: int, progress: Callable[[float], None]
+    csr: ExternalCsr, weights: Array, limit: float, passes: int, seed: int, progress: Report
 ) -> tuple[Array, int]:
     """Clusters of nodes that have most of their edges among themselves.
 
@@ -126,14 +149,8 @@ def cluster(
     """
     label = np.arange(csr.num_nodes, dtype=csr.node_dtype)
     constraints, loads = within_capacity(weights, limit), weights.copy()
-    tally = Tally(np.zeros(csr.num_nodes, np.float32), np.empty(csr.max_degree, csr.node_dtype))
-    for i in range(passes):
-        moved = 0
-        for window in csr.windows():
-            moved += _cluster_pass(window, constraints, loads, label, tally, np.uint64(seed + i))
-            progress((i + window.last / csr.num_nodes) / (passes + 1))
-        if moved <= CONVERGED * csr.num_nodes:
-            break
+    _passes(_choose_clusters, csr, constraints, loads, label, range(seed, seed + passes), progress)
+    tally = _tally(csr, label, loads)
     alone = (np.bincount(label, minlength=csr.num_nodes) == 1)[label]
     waiting = np.full(csr.num_nodes + 1, -1, csr.node_dtype)
     for window in csr.windows():
@@ -151,13 +168,7 @@ def _renumbered(label: Array) -> tuple[Array, int]:
 
 
 def refine(
-    csr: ExternalCsr,
-    weights: Array,
-    part_of: Array,
-    num_parts: int,
-    passes: int,
-    seed: int,
-    progress: Callable[[float], None],
+    csr: ExternalCsr, weights: Array, part_of: Array, num_parts: int, passes: int, seed: int, progress: Report
 ) -> None:
     """Move nodes, in place, to the part that they have most edges with, where they fit in; out of parts too full.
 
@@ -165,36 +176,110 @@ def refine(
     """
     constraints = within_capacity(weights)
     loads = part_loads(part_of, num_parts, constraints)
-    tally = Tally(np.zeros(num_parts), np.empty(num_parts, np.int64))
-    for i in range(passes):
+    _passes(_choose_parts, csr, constraints, loads, part_of, range(seed, seed + passes), progress)
+
+
+def _passes(
+    choose: Any, csr: ExternalCsr, constraints: Constraints, loads: Array, label: Array, seeds: range, progress: Report
+) -> None:
+    """Let nodes change their labels, (N,), in place, as `choose` tells, until hardly one does: [Note: slices]."""
+    nodes = Nodes(label, label.copy(), np.ones(len(label), np.bool_))
+    tallies = [_tally(csr, label, loads) for _ in range(min(torch.get_num_threads(), SLICES))]
+    entries = min(WINDOW, csr.num_entries // WINDOWS)
+    shares = np.linspace(0, 1, (SLICES if entries >= WINDOW // 8 else 1) + 1)[1:-1]
+    for i, seed in enumerate(seeds):
         moved = 0
-        for window in csr.windows():
-            moved += _refine_pass(window, constraints, loads, part_of, tally, np.uint64(seed + i))
-            progress((i + window.last / csr.num_nodes) / passes)
+        for window in csr.windows(entries):
+            inner = np.searchsorted(window.bounds, window.bounds[0] + shares * len(window.neighbours))
+            cuts = [window.first, *(window.first + inner).tolist(), window.last]
+            run_fixed(choose, cuts, tallies, window, constraints, loads, nodes, np.uint64(seed))
+            moved += _settle(window, constraints, loads, nodes)
+            progress((i + window.last / csr.num_nodes) / len(seeds))
         if moved <= CONVERGED * csr.num_nodes:
             break
 
 
+def _tally(csr: ExternalCsr, label: Array, loads: Array) -> Tally:
+    """For labels of as many groups as there are loads."""
+    return Tally(np.zeros(len(loads), loads.dtype), np.empty(min(len(loads), csr.max_degree) + 1, label.dtype))
+
+
 @compiled
-def _cluster_pass(window: Window, constraints: Constraints, loads: Array, label: Array, tally: Tally, seed: int) -> int:
-    """Let the nodes of a window choose their clusters; returns how many moved."""
+def _choose_clusters(
+    first: int, last: int, tally: Tally, window: Window, constraints: Constraints, loads: Array, nodes: Nodes, seed: int
+) -> None:
+    """Let the nodes of a slice, `first` to `last` - 1, choose their clusters."""
     sums, labels = tally
-    moved = 0
-    for v in range(window.first, window.first + window.bounds.size - 1):
-        count = add_up(window, v, label, tally)
+    label, wanted, changing = nodes
+    for v in range(first, last):
+        if not changing[v]:
+            continue
+        count = add_up(window, v, label, wanted, first, last, tally)
         own = label[v]
-        best, most = own, sums[own]
+        best, most, luck = own, sums[own], np.uint64(0xFFFFFFFFFFFFFFFF)
         for i in range(count):
             one = labels[i]
-            wins = sums[one] > most or (sums[one] == most and best != own and draw(seed, v, one) > draw(seed, v, best))
-            if wins and one != own and has_capacity(constraints, loads, v, one):
-                best, most = one, sums[one]
-        clear(tally, count)
-        if best != own:
-            add_load(constraints, loads, v, own, -1.0)
-            add_load(constraints, loads, v, best, 1.0)
-            label[v] = best
-            moved += 1
+            total = sums[one]
+            sums[one] = 0
+            if total >= most and one != own:
+                chance = draw(seed, v, one)
+                if (total > most or chance > luck) and has_capacity(constraints, loads, v, one):
+                    best, most, luck = one, total, chance
+        wanted[v] = best
+
+
+@compiled
+def _choose_parts(
+    first: int, last: int, tally: Tally, window: Window, constraints: Constraints, loads: Array, nodes: Nodes, seed: int
+) -> None:
+    """Let the nodes of a slice, `first` to `last` - 1, choose their parts, as if no others moved meanwhile."""
+    sums, labels = tally
+    part_of, wanted, changing = nodes
+    loads = loads.copy()
+    for v in range(first, last):
+        if not changing[v]:
+            continue
+        count = add_up(window, v, part_of, wanted, first, last, tally)
+        own = part_of[v]
+        add_load(constraints, loads, v, own, -1.0)
+        best, most, fill = own, sums[own], fullness(constraints, loads, v, own)
+        if fill >= FULL:
+            best, most, fill = -1, 0.0, 0.0
+        for i in range(count):
+            part = labels[i]
+            total = sums[part]
+            sums[part] = 0
+            if part != own and total >= most:
+                here = fullness(constraints, loads, v, part)
+                if here < FULL and (total > most or here < fill):
+                    best, most, fill = part, total, here
+        if best < 0:
+            best = emptiest(constraints, loads, v, seed)
+            best = own if fullness(constraints, loads, v, best) >= FULL else best
+        add_load(constraints, loads, v, best, 1.0)
+        wanted[v] = best
+
+
+@compiled
+def _settle(window: Window, constraints: Constraints, loads: Array, nodes: Nodes) -> int:
+    """Give the nodes of a window the labels that they want, where they fit in; returns how many moved."""
+    label, wanted, changing = nodes
+    moved = 0
+    changing[window.first : window.first + window.bounds.size - 1] = False
+    for v in range(window.first, window.first + window.bounds.size - 1):
+        there = wanted[v]
+        if there == label[v]:
+            continue
+        if fullness(constraints, loads, v, there) >= FULL:
+            wanted[v], changing[v] = label[v], True
+            continue
+        add_load(constraints, loads, v, label[v], -1.0)
+        add_load(constraints, loads, v, there, 1.0)
+        label[v] = there
+        moved += 1
+        begin, end = list_of(window, v)
+        for e in range(begin, end):
+            changing[window.neighbours[e]] = True
     return moved
 
 
@@ -211,12 +296,12 @@ def _join_alike(
     for v in range(window.first, window.first + window.bounds.size - 1):
         if not alone[v]:
             continue
-        count = add_up(window, v, label, tally)
+        count = add_up(window, v, label, label, 0, 0, tally)
         best, most = label.size, sums.dtype.type(0)
         for i in range(count):
             if sums[labels[i]] > most:
                 best, most = labels[i], sums[labels[i]]
-        clear(tally, count)
+            sums[labels[i]] = 0
         there = waiting[best]
         if there >= 0 and has_capacity(constraints, loads, v, there):
             add_load(constraints, loads, v, label[v], -1.0)
@@ -224,32 +309,3 @@ def _join_alike(
             label[v] = there
         else:
             waiting[best] = label[v]
-
-
-@compiled
-def _refine_pass(
-    window: Window, constraints: Constraints, loads: Array, part_of: Array, tally: Tally, seed: int
-) -> int:
-    """Move nodes of a window where that gains; returns how many moved."""
-    sums, labels = tally
-    moved = 0
-    for v in range(window.first, window.first + window.bounds.size - 1):
-        count = add_up(window, v, part_of, tally)
-        own = part_of[v]
-        add_load(constraints, loads, v, own, -1.0)
-        best, most, fill = own, sums[own], fullness(constraints, loads, v, own)
-        if fill >= FULL:
-            best, most, fill = -1, 0.0, 0.0
-        for i in range(count):
-            part = labels[i]
-            here = fullness(constraints, loads, v, part)
-            if part != own and here < FULL and (sums[part] > most or (sums[part] == most and here < fill)):
-                best, most, fill = part, sums[part], here
-        if best < 0:
-            best = emptiest(constraints, loads, v, seed)
-            best = own if fullness(constraints, loads, v, best) >= FULL else best
-        clear(tally, count)
-        add_load(constraints, loads, v, best, 1.0)
-        moved += best != own
-        part_of[v] = best
-    return moved
