@@ -244,11 +244,8 @@ def _draw(runs: dict[str, list[Run]], title: str, file: Path) -> None:
         axes.legend(frameon=False)
         peaks = [run.peak_memory / MEGA for run in (single, *workers)]
         places = range(position, position + len(peaks))
-        bars.bar_label(
-            bars.bar(places, peaks, color=[single_color] + [workers_color] * len(workers)),
-            fmt="%.0f",
-            label_type="center",
-        )
+        drawn = bars.bar(places, peaks, color=[single_color] + [workers_color] * len(workers))
+        bars.bar_label(drawn, fmt="%.0f", label_type="center")
         bars.hlines(peaks[0] / len(workers), places[1] - 0.4, places[-1] + 0.4, color="black", linestyle="dotted")
         ticks.append((position + (len(peaks) - 1) / 2, model))
         position += len(peaks) + 1

@@ -20,25 +20,18 @@ from typing import NamedTuple
 
 from sar.errors import ConfigError
 
-_RANK_AND_SIZE = (
-    ("torchrun", "RANK", "WORLD_SIZE"),
-    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
+_LAUNCHERS = (  # with a process's rank, the number of all, and the rank on its host
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )
 _LOCAL_SIZE = {
     "Open MPI": "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MVAPICH": "MV2_COMM_WORLD_LOCAL_SIZE",
     "MPICH or Intel MPI": "MPI_LOCALNRANKS",
 }
-_LOCAL_RANK = (
-    "LOCAL_RANK",
-    "SLURM_LOCALID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -54,7 +47,7 @@ class Place(NamedTuple):
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     """Read rank, size and master address from the environment; None where no launcher set them."""
-    for launcher, rank_key, size_key in _RANK_AND_SIZE:
+    for launcher, rank_key, size_key, _ in _LAUNCHERS:
         if rank_key in environ and size_key in environ:
             rank, size = _integer(environ, rank_key), _integer(environ, size_key)
             port = _integer(environ, "MASTER_PORT") if "MASTER_PORT" in environ else None
@@ -64,7 +57,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 def set_in_part(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The variables by which launchers say who a process is, as far as they are set."""
-    pairs = [key for _, *keys in _RANK_AND_SIZE for key in keys]
+    pairs = [key for _, *keys, _ in _LAUNCHERS for key in keys]
     return [key for key in (*pairs, "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if key in environ]
 
 
@@ -88,7 +81,7 @@ def end_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """This process's number on its own host, where a launcher says so."""
-    return next((_integer(environ, key) for key in _LOCAL_RANK if key in environ), None)
+    return next((_integer(environ, key) for *_, key in _LAUNCHERS if key in environ), None)
 
 
 def first_host(nodelist: str) -> str:

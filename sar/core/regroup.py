@@ -233,10 +233,8 @@ def _shards(
     owner = torch.searchsorted(torch.tensor([end for _, end in node_ranges], device=src.device), src[rows], right=True)
     order = (owner * (own[1] - own[0]) + dst[rows] - own[0]).argsort(stable=True)
     rows, owner = rows[order], owner[order]
-    columns = {"": (src[rows], _bounds(owner, len(node_ranges)))}
-    dst = dst[rows]
-    del src
-
+    src, dst, bounds = src[rows], dst[rows], _bounds(owner, len(node_ranges))
+    columns: dict[str, tuple[Tensor, list[int]]] = {}
     etypes = parts[0].edge_type_names
     kinds, names = None, {}
     if len(etypes) > 1:
@@ -247,19 +245,29 @@ def _shards(
         kind = names.get(key.partition("/")[0])
         if kinds is None or kind is None:
             values = joined.pop(key) if key in joined else _field(shards, key, counts)
-            columns[key] = _taken(values, rows), columns[""][1]
+            columns[key] = _taken(values, rows), bounds
         else:
             mine = kinds == kind
             of_kind = mine[rows]
             values = _field(shards, key, by_kind[:, kind].tolist())
             values = _taken(values, (mine.cumsum(0) - 1)[rows[of_kind]])
             columns[key] = values, _bounds(owner[of_kind], len(node_ranges))
+    return cut_shards(src, dst, bounds, columns)
+
+
+def cut_shards(
+    src: Tensor, dst: Tensor, bounds: Sequence[int], fields: Mapping[str, tuple[Tensor, Sequence[int]]]
+) -> list[ShardEdgesAndFeatures]:
+    """Shard p of edges and of their fields, each of which says where the rows of every shard begin and end.
+
+    They are slices: the shards of a field lie one after the other in memory.
+    """
     return [
         ShardEdgesAndFeatures(
-            (columns[""][0][begin:end], dst[begin:end]),
-            {key: values[cuts[q] : cuts[q + 1]] for key, (values, cuts) in columns.items() if key},
+            (src[begin:end], dst[begin:end]),
+            {name: values[cuts[p] : cuts[p + 1]] for name, (values, cuts) in fields.items()},
         )
-        for q, (begin, end) in enumerate(pairwise(columns[""][1]))
+        for p, (begin, end) in enumerate(pairwise(bounds))
     ]
 
 

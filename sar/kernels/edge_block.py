@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -130,14 +130,9 @@ class EdgeBlock:
             return self
         positions = self._positions_of_sources(begin, end)
         counts = torch.searchsorted(positions, self.indptr.long()).diff()
-        return EdgeBlock(
-            self.rows[counts > 0],
-            to_offsets(counts[counts > 0]).to(index_dtype(positions.numel())),
-            self.cols[positions] - begin,
-            end - begin,
-            self.num_dst,
-            lambda: self._ids_of_sources(begin, end),
-        )
+        rows, indptr = self.rows[counts > 0], to_offsets(counts[counts > 0]).to(index_dtype(positions.numel()))
+        cols, ids = self.cols[positions] - begin, partial(self._ids_of_sources, begin, end)
+        return EdgeBlock(rows, indptr, cols, end - begin, self.num_dst, ids)
 
     def within(self, sources: Tensor) -> EdgeBlock:
         """The same edges for operands of more source rows, of which `sources`, (num_src,) ascending, are those here."""
@@ -160,16 +155,9 @@ class EdgeBlock:
             first = int(torch.searchsorted(self.indptr, begin, right=True)) - 1
             last = int(torch.searchsorted(self.indptr, end))
         indptr = self.indptr[first : last + 1].clamp(begin, end) - begin
-        ids = self.edge_ids
-        return EdgeBlock(
-            self.rows[first:last],
-            indptr,
-            self.cols[begin:end],
-            self.num_src,
-            self.num_dst,
-            None if ids is None else ids[begin:end],
-            self.edge_offset + begin,
-        )
+        rows, cols, ids = self.rows[first:last], self.cols[begin:end], self.edge_ids
+        ids = None if ids is None else ids[begin:end]
+        return EdgeBlock(rows, indptr, cols, self.num_src, self.num_dst, ids, self.edge_offset + begin)
 
     def _positions_of_sources(self, begin: int, end: int) -> Tensor:
         return ((self.cols >= begin) & (self.cols < end)).nonzero().squeeze(1)
@@ -202,15 +190,9 @@ class EdgeBlock:
         """The block with its structure on `device`."""
         if self.device == torch.device(device):
             return self
-        return EdgeBlock(
-            self.rows.to(device),
-            self.indptr.to(device),
-            self.cols.to(device),
-            self.num_src,
-            self.num_dst,
-            None if self.edge_ids is None else self.edge_ids.to(device),
-            self.edge_offset,
-        )
+        rows, indptr, cols = self.rows.to(device), self.indptr.to(device), self.cols.to(device)
+        ids = None if self.edge_ids is None else self.edge_ids.to(device)
+        return EdgeBlock(rows, indptr, cols, self.num_src, self.num_dst, ids, self.edge_offset)
 
 
 class _Within(EdgeBlock):

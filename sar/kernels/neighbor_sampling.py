@@ -55,17 +55,9 @@ def draw_in_edges(
     offsets = to_offsets(counts)
     picked = torch.empty(int(offsets[-1]), dtype=torch.int64, device="cpu")
     longest = int((indptr[rows + 1] - indptr[rows]).max()) if len(rows) else 0
-    run_balanced(
-        loops.draw_edges,
-        offsets.numpy(),
-        _NODE_WORK,
-        *arguments,
-        replace,
-        np.uint64(key),
-        offsets.numpy(),
-        picked.numpy(),
-        private=lambda: (np.arange(longest), np.empty(longest)),
-    )
+    ends = offsets.numpy()
+    given = (*arguments, replace, np.uint64(key), ends, picked.numpy())
+    run_balanced(loops.draw_edges, ends, _NODE_WORK, *given, private=lambda: (np.arange(longest), np.empty(longest)))
     return offsets, picked
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from os import PathLike
 from typing import Any
 
@@ -14,7 +14,7 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm.group import Group
 from sar.comm.session import current_group
 from sar.common_tuples import EID, ETYPE, NID, NTYPE, ORIG_ID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
-from sar.core.regroup import VisibleEdges, WorkerShare, order_edges, regroup, renumber
+from sar.core.regroup import VisibleEdges, WorkerShare, cut_shards, order_edges, regroup, renumber
 from sar.errors import DglError, PartitionError
 from sar.id_slices import pieces
 from sar.kernels import compile_ahead
@@ -234,15 +234,9 @@ class ShardFields:
         return rows, torch.searchsorted(rows, self.edges.bounds).tolist()
 
     def cut(self) -> list[ShardEdgesAndFeatures]:
-        """Each shard's tensors are slices: the shards of a field lie one after the other in memory."""
+        """The shards, as `cut_shards` makes them."""
         src, dst = self.edges.src.to(self.device), self.edges.dst.to(self.device)
-        return [
-            ShardEdgesAndFeatures(
-                (src[begin:end], dst[begin:end]),
-                {name: values[bounds[p] : bounds[p + 1]] for name, (values, bounds) in self._fields.items()},
-            )
-            for p, (begin, end) in enumerate(pairwise(self._bounds))
-        ]
+        return cut_shards(src, dst, self._bounds, self._fields)
 
 
 def _shards(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from inspect import BoundArguments, signature
 from typing import Any, NamedTuple
 
@@ -98,17 +98,10 @@ def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, 
     source, destination = given["x"]
     if not isinstance(destination, Tensor):
         return None
-    additive = isinstance(layer, conv.GATConv)
-    return attention(
-        context,
-        Score.ADDITIVE if additive else Score.DYNAMIC,
-        source,
-        destination,
-        attn=layer.att_src[0] if additive else layer.att[0],
-        attn_dst=layer.att_dst[0] if additive else None,
-        factor=layer.negative_slope,
-        dropout=dropout,
-    )
+    call = partial(attention, context, factor=layer.negative_slope, dropout=dropout)
+    if isinstance(layer, conv.GATConv):
+        return call(Score.ADDITIVE, source, destination, attn=layer.att_src[0], attn_dst=layer.att_dst[0])
+    return call(Score.DYNAMIC, source, destination, attn=layer.att[0])
 
 
 def message(layer: MessagePassing, batch: EdgeBatch, given: dict[str, Any]) -> dict[str, Tensor]:

@@ -211,12 +211,11 @@ def _sums(conv: MessagePassing, edges: DistributedEdgeIndex, arguments: _Argumen
     def message(batch: EdgeBatch) -> dict[str, Tensor]:
         return attention.message(conv, batch, read(batch))
 
+    of_edges = {k: edges.in_graph_order(v) for k, v in arguments.edge.items()}
     fields = EdgeFields(
         Frame(relation.num_src, graph.device, "sources", arguments.src),
         Frame(relation.num_dst, graph.device, "destinations", arguments.dst),
-        Frame(
-            relation.num_edges, graph.device, "edges", {k: edges.in_graph_order(v) for k, v in arguments.edge.items()}
-        ),
+        Frame(relation.num_edges, graph.device, "edges", of_edges),
     )
     reducer = REDUCERS[type(conv.aggr_module)]
     with graph._structure.group.guard():
