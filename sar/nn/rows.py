@@ -281,11 +281,5 @@ def _partition_of_pairs(
     for number, of_type in enumerate(old.dst.ids.values()):
         kinds[of_type - start] = number
     node_features = {NTYPE: kinds} if old.original_ids is None else {NTYPE: kinds, ORIG_ID: old.original_ids}
-    return PartitionData(
-        [ShardEdgesAndFeatures((s, d), {EID: i}) for s, d, i in zip(*shards, strict=True)],
-        old.node_ranges,
-        node_features,
-        list(old.dst.ids),
-        [etype],
-        graph.partition_book,
-    )
+    pairs = [ShardEdgesAndFeatures((s, d), {EID: i}) for s, d, i in zip(*shards, strict=True)]
+    return PartitionData(pairs, old.node_ranges, node_features, list(old.dst.ids), [etype], graph.partition_book)

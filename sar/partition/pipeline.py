@@ -97,14 +97,8 @@ def run_partition(
     with writers.guard():
         check_hops(output.num_hops, writers, output.local_output)
         digest = _digest(source, assigning, output, writers) if isinstance(source, InputOptions) else ""
-        with staged(
-            output.directory,
-            writers,
-            digest,
-            resume=output.resume,
-            overwrite=output.overwrite,
-            local=output.local_output,
-        ) as staging:
+        how = {"resume": output.resume, "overwrite": output.overwrite, "local": output.local_output}
+        with staged(output.directory, writers, digest, **how) as staging:
             if isinstance(source, GraphSource):
                 graph = source
             else:

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sar.comm import session
 from sar.comm.group import Group
@@ -56,15 +57,8 @@ class OutEdges(NamedTuple):
         """Of in-edges of the nodes from `first` on."""
         dst = first + found.rows()
         nodes, counts = found.src.unique(return_counts=True)
-        nodes, counts = (
-            torch.cat([nodes, torch.tensor([num_nodes], device="cpu")]),
-            torch.cat([counts, torch.tensor([0], device="cpu")]),
-        )
-        return cls(
-            nodes,
-            to_offsets(counts),
-            torch.cat([dst[found.src.argsort(stable=True)], torch.tensor([-1], device="cpu")]),
-        )
+        ends = pad(dst[found.src.argsort(stable=True)], (0, 1), value=-1)
+        return cls(pad(nodes, (0, 1), value=num_nodes), to_offsets(pad(counts, (0, 1))), ends)
 
     def step(self, request: list[Tensor]) -> list[Tensor]:
         """How many edges nodes have to this worker, and the end of one of them, evenly drawn; (n,) int64 both."""

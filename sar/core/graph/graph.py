@@ -227,12 +227,8 @@ class GraphShardManager(GraphQueries):
         frames: Frames | None = None,
     ) -> Self:
         """This graph with other parts; those that are not given stay."""
-        return type(self)(
-            structure or self._structure,
-            relations or list(self._relations.values()),
-            frames or self._frames,
-            self.partition_book,
-        )
+        relations = relations or list(self._relations.values())
+        return type(self)(structure or self._structure, relations, frames or self._frames, self.partition_book)
 
     def __repr__(self) -> str:
         rank, size = self._structure.group.rank, self._structure.group.world_size

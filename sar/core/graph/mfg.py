@@ -153,15 +153,9 @@ def _make_layer(
         _make_relation(graph, etype, of_relation, sources[etype[0]], len(rows[etype[2]]), total)
         for (etype, of_relation), total in zip(edges.items(), edge_counts, strict=True)
     ]
-    structure = Structure(
-        graph.group,
-        graph.device,
-        list(graph.data.node_ranges),
-        _node_set(graph, sources, src_counts),
-        _node_set(graph, rows, dst_counts),
-        relations,
-        digest(f"{graph.signature} {depth} layers below the last {totals.tolist()}"),
-    )
+    nodes = _node_set(graph, sources, src_counts), _node_set(graph, rows, dst_counts)
+    signature = digest(f"{graph.signature} {depth} layers below the last {totals.tolist()}")
+    structure = Structure(graph.group, graph.device, [*graph.data.node_ranges], *nodes, relations, signature)
     return structure, [of_relation.features for of_relation in edges.values()], sources
 
 

@@ -157,29 +157,11 @@ def _run(run: Any, edges: Edges, formula: Formula, out: Tensor, *others: Tensor 
     outer = min(triton.next_power_of_2(formula.sizes[0]), 128 // inner)
     edges_at_once = at_once(outer * inner, 32)
     blocks = triton.cdiv(formula.sizes[0], outer), 1 if formula.adds_inner else triton.cdiv(formula.sizes[2], inner)
-    launch(
-        run,
-        (edges.groups, *blocks),
-        out,
-        edges,
-        formula.a,
-        formula.b,
-        formula.c,
-        formula.arg,
-        formula.sizes,
-        out,
-        *others,
-        num_warps=warps(edges_at_once * outer * inner),
-        **constants,
-        OP=formula.op,
-        A_OF=formula.a_of,
-        B_OF=formula.b_of,
-        ADDS_INNER=formula.adds_inner,
-        EDGES=edges_at_once,
-        OUTER=outer,
-        INNER=inner,
-        SUM=sum_type(out),
-    )
+    operands = formula.a, formula.b, formula.c, formula.arg, formula.sizes, out, *others
+    constants |= {"OP": formula.op, "A_OF": formula.a_of, "B_OF": formula.b_of, "ADDS_INNER": formula.adds_inner}
+    constants |= {"EDGES": edges_at_once, "OUTER": outer, "INNER": inner, "SUM": sum_type(out)}
+    num_warps = warps(edges_at_once * outer * inner)
+    launch(run, (edges.groups, *blocks), out, edges, *operands, num_warps=num_warps, **constants)
 
 
 def _copy(values: Tensor) -> EdgeMessage:

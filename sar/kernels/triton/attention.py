@@ -159,23 +159,10 @@ def _launch(
     keep, seed = 1 - how.dropout, how.seed - 2**64 * (how.seed >= 2**63)
     ends = AttentionOperands._make(None if each is None else ready(each) for each in operands)
     assert isinstance(others[0], Tensor)
-    launch(
-        run,
-        grid,
-        operands.x,
-        edges,
-        ends,
-        float(how.factor),
-        seed,
-        round(how.dropout * 2**32),
-        1 / keep if keep > 0 else 0.0,
-        shape.heads,
-        shape.dim,
-        *others,
-        KIND=int(how.score),
-        DROPS=how.dropout > 0,
-        **shape.constants(others[0]),
-    )
+    dropout = seed, round(how.dropout * 2**32), 1 / keep if keep > 0 else 0.0
+    given = edges, ends, float(how.factor), *dropout, shape.heads, shape.dim, *others
+    constants = shape.constants(others[0])
+    launch(run, grid, operands.x, *given, KIND=int(how.score), DROPS=how.dropout > 0, **constants)
 
 
 def _reads_edges(how: Attention, operands: AttentionOperands) -> bool:
