@@ -36,6 +36,9 @@ class TensorFile(Protocol):
     def moved(self, tensor: Tensor) -> Tensor:
         """A tensor that stays as it is, with what this one has: in the file, or on a GPU, from which it leaves."""
 
+    def use(self, tensor: Tensor) -> object:
+        """Have a tensor at hand that is used now."""
+
     def snapshot(self, tensor: Tensor) -> Tensor | None:
         """What a tensor has now, whatever becomes of it, without a copy; None where it is not in the file."""
 
@@ -66,9 +69,11 @@ def flat(tensor: Tensor | None) -> NDArray[Any]:
     Half precisions, which compiled code has no types for, as their bits: see `sar.kernels.compiler.wide`.
     """
     assert tensor is not None
-    rows = resolved(tensor).contiguous().detach()  # in which a mode sees that the tensor is used
-    with torch._C._DisableTorchDispatch():  # else it would see three operations more, each slower than all of this
-        return rows.view(HALF_BITS.get(rows.dtype, rows.dtype)).numpy().reshape(-1)
+    rows = resolved(tensor).contiguous()
+    if (file := tensor_file.value) is not None:
+        file.use(rows)
+    with torch._C._DisableTorchDispatch():  # else a mode would see four operations, each slower than all of this
+        return rows.detach().view(HALF_BITS.get(rows.dtype, rows.dtype)).numpy().reshape(-1)
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

@@ -48,6 +48,8 @@ SHARED_SLOT: Final = 2**18
 """Bytes of a slot for several small tensors that stay as they are."""
 ALIGNED: Final = 64
 """Bytes at whose multiples these begin."""
+PAGE_BLOCKS: Final = 8
+"""What the system counts when a page is read from a disk. A new page of the file counts 1, and nothing is read."""
 
 _free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__file__), "mkl_serv_free_buffers", None)
 """Frees half a megabyte a thread, which MKL keeps for the next product of matrices; None where torch has no MKL."""
@@ -122,7 +124,7 @@ class Residency(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = {self._use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
+        given = {self.use(tensor) for tensor in _tensors((*args, *kwargs.values()) if kwargs else args)}
         try:
             result = func(*args, **kwargs)
         except torch.cuda.OutOfMemoryError:
@@ -136,8 +138,8 @@ class Residency(TorchDispatchMode):
             self._know(tensor, given)
         return result
 
-    def _use(self, tensor: Tensor) -> int:
-        """Have a tensor at hand that an operation uses; return what tells its storage from others."""
+    def use(self, tensor: Tensor) -> int:
+        """As `TensorFile.use`; return what tells its storage from others."""
         storage = tensor.untyped_storage()
         key: int = storage._cdata
         known: _Known | OnGpu | Mapping | None = (self._storages if tensor.is_cpu else self.gpu.known).get(key)
@@ -184,7 +186,7 @@ class Residency(TorchDispatchMode):
             _free_mkl()
         usage, before = getrusage(RUSAGE_SELF), self._reads
         self._reads = usage.ru_inblock + usage.ru_majflt  # the latter where a file system does not count blocks
-        self.file.quiet = self.file.quiet + 1 if self._reads == before else 0
+        self.file.quiet = self.file.quiet + 1 if self._reads - before < PAGE_BLOCKS else 0
         self.left += self.gpu.leave(self.file)
 
     def _put_away(self, known: _Known, storage: torch.UntypedStorage) -> Pages | None:

@@ -42,7 +42,7 @@ AT_ONCE: Final = 2**22
 """Bytes up to which all of a mapping is read when it is used; else the system reads ahead, up to 8 MB, where it can."""
 READ_AHEAD: Final = 2**17
 """Bytes that Linux reads when asked once, at least, with any disk's settings; it leaves out what is beyond."""
-QUIET_TURNS: Final = 32
+QUIET_TURNS: Final = 8
 """Turns in which nothing is read from a disk, after which it is not asked to read ahead, until something is."""
 _IN_MEMORY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """Types of file systems that are themselves in memory, from linux/magic.h."""
@@ -110,6 +110,11 @@ class SpillFile:
         self._kept = self.size
         self._free.clear()
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the process has read from a disk in the last turns."""
+        return self.quiet < QUIET_TURNS
+
     def close(self) -> None:
         os.close(self.fd)
         self.fd = -1
@@ -144,7 +149,7 @@ class Slot:
 
     def will_need(self, begin: int, nbytes: int) -> None:
         """Have the system read a part of it, while this process does something else."""
-        if self.file.quiet >= QUIET_TURNS:
+        if not self.file.is_read:
             return
         begin += self.begin + self.shift
         end = begin + nbytes
@@ -195,7 +200,7 @@ class Pages:
     def populate(self) -> None:
         """Have all of it at hand, as far as there is memory."""
         self.slot.will_need(0, self.slot.nbytes)
-        if self._fresh or self.slot.file.quiet < QUIET_TURNS:
+        if self._fresh or self.slot.file.is_read:
             self._advise(_MADV_POPULATE_READ)  # Linux before 5.14 does it bit by bit
             self._fresh = False
 
@@ -264,7 +269,7 @@ class Published(SharedTensor):
 
     def will_need(self, rows: Tensor | None = None) -> None:
         """See [Note: reading ahead]."""
-        if len(self.rows) and (rows is None or len(rows)):
+        if self.slot.file.is_read and len(self.rows) and (rows is None or len(rows)):
             row = self.rows.nbytes // len(self.rows)
             first, end = (0, len(self.rows)) if rows is None else (int(i) for i in flat(rows)[[0, -1]] + (0, 1))
             self.slot.will_need(self.begin + first * row, (end - first) * row)

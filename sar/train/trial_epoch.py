@@ -261,6 +261,9 @@ class MetaMemory(TorchDispatchMode):
         self._new_live -= self._new.pop(tensor.untyped_storage()._cdata, 0)
         return tensor
 
+    def use(self, tensor: Tensor) -> None:
+        """As `TensorFile.use`: kernels have nothing to do on this device."""
+
     def snapshot(self, tensor: Tensor) -> Tensor:
         """As `TensorFile.snapshot`."""
         return tensor.detach()

@@ -6,6 +6,7 @@ The system is not asked where the process has not read from a disk for some turn
 import ctypes
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from sar.outofcore.gpu import GpuMemory, pinned_limit
 from sar.outofcore.residency import Residency
 from sar.outofcore.spill import PAGE, QUIET_TURNS, Published, SpillFile
+from sar.raw_memory import empty_spillable, flat
 
 ROWS = 4096
 """One in each page."""
@@ -83,3 +85,23 @@ def test_turns_are_counted_in_which_no_disk_is_read(published):
     assert published.rows[1000, 5] == 1000
     residency.leave()
     assert file.quiet == 0
+
+
+def test_compiled_code_has_its_operands_at_hand(published):
+    residency = Residency(published.slot.file, GpuMemory(pinned_limit(1), 1), 1.0)
+    with residency.in_thread():
+        mine = empty_spillable((100, 100), torch.float32, zeros=True)
+        (mapping,) = residency._in_file.values()
+        residency.leave()
+        assert mapping.away
+        flat(mine)
+        assert not mapping.away
+
+
+def test_faults_that_read_nothing_do_not_count(published, monkeypatch):
+    residency = Residency(published.slot.file, GpuMemory(pinned_limit(1), 1), 1.0)
+    for faults, quiet in ((100, 0), (101, 1), (104, 2), (112, 0), (112, 1)):
+        usage = SimpleNamespace(ru_inblock=0, ru_majflt=faults)
+        monkeypatch.setattr("sar.outofcore.residency.getrusage", lambda _, usage=usage: usage)
+        residency.leave()
+        assert published.slot.file.quiet == quiet
