@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,8 +47,6 @@ from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype
 from sar.ranges import named
 from sar.raw_memory import empty_spillable
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ class Collective(ABC):
         results: tuple[Tensor, ...] = _Node.apply(anchor, self, *inputs)
         return results
 
-    def apply_beside(self, work: Callable[[], Made], *inputs: Tensor | None) -> tuple[tuple[Tensor, ...], Made]:
+    def apply_beside(self, work: Callable[[], Tensor], *inputs: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor]:
         """As `apply`, where the call is distributed, and what `work` makes meanwhile: see [Note: two halves]."""
         with self.guard():
             anchor = torch.empty(0, requires_grad=torch.is_grad_enabled(), device="cpu")

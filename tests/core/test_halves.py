@@ -12,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 import sar
 from sar.comm.beside import Beside
-from sar.core import late_product
-from sar.core.collective import Collective
 from sar.core.passing import builtin
 from tests.core.attempts import catch, fail_on_all_ranks
 from tests.matrix import corner
@@ -110,41 +108,6 @@ def test_the_second_half_comes_after_what_stands_between(pool, world_size):
     parts = SCENARIOS["random"](world_size)
     for events in pool.run(what_happens, per_rank=deal(parts, random_data(parts, torch.float64))):
         assert events == ["forward", "wait", "backward", "wait"]
-
-
-def when_gradients_are_made(mine):
-    partition, data = mine
-    sar.patch_dgl()
-    graph, layer = build(partition, 1), dgl.nn.SAGEConv(6, 6, "mean").to(torch.float64)
-    begin, make = Collective.run_beside, late_product._Weight.backward
-    with (
-        in_two_halves() as events,
-        patch.object(Collective, "run_beside", lambda *given: (events.append("begin"), begin(*given))[1]),
-        patch.object(late_product._Weight, "backward", lambda *given: (events.append("weight"), make(*given))[1]),
-    ):
-        weighted_sum(layer(graph, data.leaf("x")), data.nodes["cotangent"]).backward()
-    return events
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_the_gradient_of_a_weight_is_made_while_those_of_rows_travel(pool, world_size):
-    parts = SCENARIOS["random"](world_size)
-    for events in pool.run(when_gradients_are_made, per_rank=deal(parts, random_data(parts, torch.float64))):
-        assert events == ["begin", "wait", "begin", "weight", "wait"]
-
-
-@pytest.mark.parametrize("frozen", [(), (0,), (1,)])
-def test_gradients_of_a_late_product(frozen):
-    """Second ones, too."""
-    x, weight = (torch.randn(shape, dtype=torch.float64) for shape in ((5, 3), (2, 3)))
-    given = [tensor.requires_grad_(i not in frozen) for i, tensor in enumerate((x, weight))]
-
-    def product(x, weight):
-        return late_product.late_product(weight)(x)
-
-    assert torch.equal(product(*given), x @ weight.t())
-    assert torch.autograd.gradcheck(product, given)
-    assert torch.autograd.gradgradcheck(product, given)
 
 
 def fail_on_worker_1(*_):

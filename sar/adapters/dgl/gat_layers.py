@@ -8,11 +8,12 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.nn.modules import module
 
 from sar.core.graph.graph import GraphShardManager
-from sar.core.late_product import is_plain
 from sar.core.passing.attention import Recompute, attention
 from sar.errors import GraphError
 from sar.kernels.attention_operands import Score
@@ -20,6 +21,7 @@ from sar.logging_setup import logger
 
 Features = Tensor | tuple[Tensor, Tensor]
 Forward = Callable[..., Any]
+LINEAR = nn.Linear.forward  # torch's own
 
 
 def in_one_pass(one_pass: Forward) -> Forward:
@@ -143,10 +145,18 @@ def _heads(layer: Any, projected: Tensor) -> Tensor:
 
 def _recompute(layer: Any, project: Any, source: Tensor) -> Recompute | None:
     """How to project `source` once more, where that is sure to give the same."""
-    if not is_plain(project, source):
+    autocast = source.device.type != "meta" and torch.is_autocast_enabled(source.device.type)
+    if not _is_linear(project) or autocast:
         return None
     tensors = (source, project.weight) if project.bias is None else (source, project.weight, project.bias)
     return Recompute(lambda *tensors: _heads(layer, linear(*tensors)), tensors)
+
+
+def _is_linear(project: Any) -> bool:
+    """Whether a layer is a function of its weight and bias and nothing else: without hooks or a forward of its own."""
+    kinds = [f"{direction}{pre}_hooks" for direction in ("forward", "backward") for pre in ("", "_pre")]
+    hooked = any(getattr(project, f"_{kind}") or getattr(module, f"_global_{kind}") for kind in kinds)
+    return type(project) is nn.Linear and getattr(project.forward, "__func__", None) is LINEAR and not hooked
 
 
 def _finish(layer: Any, result: Tensor, destination: Tensor, bias: Tensor | None) -> Tensor:

@@ -27,7 +27,6 @@ from sar.comm.group import Group
 from sar.config import Config
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL, INSTEAD
-from sar.core.late_product import is_plain, late_product
 from sar.core.passing.builtin import copy_to_edges, mean_of_sources
 from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import GraphError
@@ -43,20 +42,15 @@ _FORWARD = "forward"
 
 
 def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Tensor:
-    """`SAGEConv`: while rows or gradients travel, what needs none of them is computed."""
+    """`SAGEConv`: the part of the nodes themselves is computed while their neighbours' rows travel."""
     if layer._aggre_type != "mean" or edge_weight is not None:
         return original(layer, graph, feat, edge_weight)
     with graph.local_scope():
         source, destination = ends_of(graph, feat, layer.feat_drop)
         first = layer._in_src_feats > layer._out_feats  # what is narrower travels
-        graph.srcdata["h"] = rows = layer.fc_neigh(source) if first else source
-        late = not first and rows.dim() == 2 and is_plain(layer.fc_neigh, rows)
-
-        def beside() -> tuple[Tensor, Forward]:
-            return layer.fc_self(destination), late_product(layer.fc_neigh.weight) if late else layer.fc_neigh
-
-        mean, (own, project) = mean_of_sources(graph.call_context(), rows, beside)
-        out: Tensor = own + (mean if first else project(mean))
+        graph.srcdata["h"] = layer.fc_neigh(source) if first else source
+        mean, own = mean_of_sources(graph.call_context(), graph.srcdata["h"], partial(layer.fc_self, destination))
+        out: Tensor = own + (mean if first else layer.fc_neigh(mean))
     out = out if layer.activation is None else layer.activation(out)
     return out if layer.norm is None else layer.norm(out)
 

@@ -20,7 +20,7 @@ from sar.comm.exchange import GradientReturn, LocalFields, Tile
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
 from sar.comm.settings import SMALL_TILE
-from sar.core.collective import CallContext, Collective, ForwardOutput, Made
+from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.passing.column_blocks import column_blocks, in_blocks
 from sar.core.passing.reductions import Reduction
@@ -144,7 +144,7 @@ def aggregate(
 
 
 @uncompiled
-def mean_of_sources(context: CallContext, x: Tensor, beside: Callable[[], Made]) -> tuple[Tensor, Made]:
+def mean_of_sources(context: CallContext, x: Tensor, beside: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
     """The mean of each node's sources, (N_dst, ...), of (N_src, ...) rows, and what `beside` makes while they travel.
 
     A collective call.
