@@ -53,6 +53,29 @@ def test_layers(pool, world_size, scenario, dtype):
     check(pool, parts, random_data(parts, dtype), cases)
 
 
+def gin_layers(graph, data, aggregator, eps, learn):
+    """Two layers three times; the input of the first is constant, and is used once more."""
+    patch()
+    x = data.nodes["x"]
+    width = x.shape[1]
+    layers = [dgl.nn.GINConv(nn.Linear(width, width), aggregator, eps, learn, torch.tanh).to(x) for _ in range(2)]
+    for _ in range(3):
+        hidden = layers[0](graph, x)
+        out = layers[1](graph, (hidden, hidden[: graph.num_dst_nodes()])) + hidden + x
+    (out**2).sum().backward()
+    return {"node out": out, **parameter_gradients(nn.ModuleList(layers))}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_gin_adds_own_rows_in_place(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    cases = [
+        (gin_layers, case)
+        for case in (("sum", 0, False), ("max", 0.3, False), ("mean", -0.4, False), ("sum", 0.3, True))
+    ]
+    check(pool, parts, random_data(parts, torch.float64), cases, settings={"cache_constant_inputs": True})
+
+
 class Gcn(nn.Module):
     def __init__(self):
         super().__init__()

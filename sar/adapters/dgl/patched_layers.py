@@ -55,6 +55,21 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
     return out if layer.norm is None else layer.norm(out)
 
 
+def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Any:
+    """`GINConv`: own rows are added to the sums in their place, without tensors of products and of the result."""
+    source, destination = ends_of(graph, feat, torch.nn.Identity())
+    plain = destination.is_cpu and destination.dtype == layer.eps.dtype and not layer.eps.requires_grad
+    if edge_weight is not None or not plain:
+        return original(layer, graph, feat, edge_weight)
+    fn = require_dgl().function
+    with graph.local_scope():
+        graph.srcdata["h"] = source
+        graph.update_all(fn.copy_u("h", "m"), getattr(fn, layer._aggregator_type)("m", "neigh"))
+        out = graph.dstdata["neigh"].add_(destination, alpha=(1 + layer.eps).item())
+    out = out if layer.apply_func is None else layer.apply_func(out)
+    return out if layer.activation is None else layer.activation(out)
+
+
 def edge_weight_norm(original: Forward, layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
     """`EdgeWeightNorm`: the original sums weights at sources on the reversed graph; this graph cannot be reversed."""
     fn = require_dgl().function
@@ -190,6 +205,7 @@ class LayerPatch(NamedTuple):
 
 PATCHED_LAYERS = [
     LayerPatch("conv.SAGEConv", sage_conv),
+    LayerPatch("conv.GINConv", gin_conv),
     LayerPatch("conv.GATConv", gat_conv),
     LayerPatch("conv.GATv2Conv", gatv2_conv),
     LayerPatch("conv.DotGatConv", dot_gat_conv),

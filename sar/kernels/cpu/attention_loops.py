@@ -27,7 +27,6 @@ from sar.kernels.cpu.sampling_loops import HALF, draw
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 CHUNK = 64  # edges that are worked on at a time
-AHEAD = np.uint64(32)  # edges between asking for a row and using it; most loops here take few nanoseconds an edge
 LOWEST_32, LOWEST_64 = (float(np.finfo(dtype).min) for dtype in (np.float32, np.float64))
 PEAK, INVERSE = np.uint64(operands.PEAK), np.uint64(operands.INVERSE)
 GRAD_DOT, SCORE = np.uint64(operands.GRAD_DOT), np.uint64(operands.SCORE)
@@ -160,7 +159,7 @@ def add_rows(chunk: Chunk, to: Heads, rows: Array, factors: Array, out: Array) -
             f = (p - chunk.first) * heads
             if p + FOUR <= end:
                 for q in range(p, p + FOUR):
-                    look_ahead(OTHER, csr, q, rows, width, AHEAD)
+                    look_ahead(OTHER, csr, q, rows, width)
                 i, j = u64(other[p]) * width, u64(other[p + ONE]) * width
                 k, m = u64(other[p + TWO]) * width, u64(other[p + THREE]) * width
                 for h in range(heads):
@@ -169,7 +168,7 @@ def add_rows(chunk: Chunk, to: Heads, rows: Array, factors: Array, out: Array) -
                     add_four_scaled(to.dim, out, o + c, rows, (i + c, j + c, k + c, m + c), four)
                 p += FOUR
             else:
-                look_ahead(OTHER, csr, p, rows, width, AHEAD)
+                look_ahead(OTHER, csr, p, rows, width)
                 i = u64(other[p]) * width
                 for h in range(heads):
                     add_scaled(to.dim, out, o + h * to.dim, rows, i + h * to.dim, factors[f + h])
@@ -226,11 +225,11 @@ def write_scores(chunk: Chunk, to: Heads, scored: Scored, first: Index, step: In
     for q in range(chunk.size):
         own, other, i = scratch.own_of[q], u64(csr.other[chunk.first + q]), q * heads
         if to.kind == ADDITIVE:
-            look_ahead(OTHER, csr, chunk.first + q, theirs, step, AHEAD)
+            look_ahead(OTHER, csr, chunk.first + q, theirs, step)
             x, y = own * heads, other * step + first
             _add_and_slope(heads, scratch.scores, scratch.slopes, i, mine, x, theirs, y, factor)
         else:
-            look_ahead(OTHER, csr, chunk.first + q, theirs, width, AHEAD)
+            look_ahead(OTHER, csr, chunk.first + q, theirs, width)
             for h in range(heads):
                 c = h * to.dim
                 x, y = own * width + c, other * width + c
@@ -311,7 +310,7 @@ def write_weight_grads(
     csr, scratch = chunk.csr, chunk.scratch
     heads, width = to.heads, to.heads * to.dim
     for q in range(chunk.size):
-        look_ahead(OTHER, csr, chunk.first + q, other_rows, width, AHEAD)
+        look_ahead(OTHER, csr, chunk.first + q, other_rows, width)
         i, j = scratch.own_of[q] * width, u64(csr.other[chunk.first + q]) * width
         for h in range(heads):
             c = h * to.dim
@@ -370,7 +369,7 @@ def source_gradients(
     _to_score_grads(chunk, to, OTHER, stats)
     if to.kind == ADDITIVE:
         for q in range(chunk.size):
-            look_ahead(OTHER, csr, chunk.first + q, theirs_grad, heads, AHEAD)
+            look_ahead(OTHER, csr, chunk.first + q, theirs_grad, heads)
             own, other, i = scratch.own_of[q] * heads, u64(csr.other[chunk.first + q]) * heads, q * heads
             for h in range(heads):
                 score_grad = scratch.grad_dot[i + h] * scratch.slopes[i + h]

@@ -26,7 +26,8 @@ Index = Any  # uint64
 
 u64 = np.uint64
 ZERO, ONE, CACHE_LINE = u64(0), u64(1), u64(compiler.CACHE_LINE)
-AHEAD = u64(16)  # edges between asking for a row and using it
+FARTHEST = u64(66)  # rows between asking for one and using it are as many, less NEARER for each of its first TEN lines
+NEARER, TEN = u64(5), u64(10)
 LEAD = u64(16)  # cache lines of a row that are asked for; the processor sees the pattern and fetches the rest by itself
 
 NO_INDICES = np.empty(0, np.int32)
@@ -84,19 +85,31 @@ def row_of(whose: int, csr: CSRView, own: Index, p: Index) -> Index:
 
 
 @inline
-def look_ahead(whose: int, csr: CSRView, p: Index, operand: Array, width: Index, ahead: Index = AHEAD) -> None:
+def look_ahead(whose: int, csr: CSRView, p: Index, operand: Array, width: Index) -> None:
     """Prefetch the operand's row of an edge soon to come; this hides most of the latency of random rows."""
-    p += ahead
+    p += rows_ahead(operand, width)
     if whose != OWN and p < u64(csr.other.size):
         start = (u64(csr.other[p]) if whose == OTHER else edge_row(csr, p)) * width
         prefetch_row(operand, start, width)
 
 
 @inline
+def rows_ahead(array: Array, width: Index) -> Index:
+    """How many rows of this width ahead of its use one is asked for: the narrower they are, the sooner each is used."""
+    return FARTHEST - NEARER * min(_lines(array, width), TEN)
+
+
+@inline
 def prefetch_row(array: Array, start: Index, width: Index) -> None:
     """Ask for the first LEAD cache lines of array[start : start + width]."""
-    for line in range(min((width * u64(array.itemsize) + CACHE_LINE - ONE) // CACHE_LINE, LEAD)):
+    for line in range(min(_lines(array, width), LEAD)):
         prefetch(array, start, line)
+
+
+@inline
+def _lines(array: Array, width: Index) -> Index:
+    """Cache lines of a row."""
+    return (width * u64(array.itemsize) + CACHE_LINE - ONE) // CACHE_LINE
 
 
 def transpose(block: EdgeBlock) -> Transposed:

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from sar.kernels.compiler import inline, kernel
-from sar.kernels.cpu.csr_view import AHEAD, ONE, Array, Index, prefetch_row
+from sar.kernels.cpu.csr_view import ONE, Array, Index, prefetch_row, rows_ahead
 
 u64 = np.uint64
 HALF = u64(32)  # bits
@@ -227,7 +227,7 @@ def copy_rows(begin: int, end: int, table: Array, rows: Array, out: Array, place
     for i in range(u64(begin), u64(end)):
         source = (u64(rows[i]) if rows.size > 0 else i) * width
         target = (u64(places[i]) if places.size > 0 else i) * width
-        if rows.size > 0 and i + AHEAD < u64(end):
-            prefetch_row(table, u64(rows[i + AHEAD]) * width, width)
+        if rows.size > 0 and i + rows_ahead(table, width) < u64(end):
+            prefetch_row(table, u64(rows[i + rows_ahead(table, width)]) * width, width)
         for k in range(width):
             out[target + k] = table[source + k]
