@@ -13,9 +13,9 @@ checkpointed forward again. Unless the graph is retained, the list is then the o
 it and lets go of is free.
 
 [Note: two halves]
-What a layer computes beside a call (`Collective.apply_beside`) can hide the wire. The call is two nodes of autograd
-then, tied by an empty tensor. The first agrees, and waits until another thread has posted the first messages and
-computed the own edges. The second waits for the rest of what that thread does. Autograd runs nodes in the reverse order
+What a layer computes beside a call (`meanwhile`) can hide the wire. The call is two nodes of autograd then, tied by an
+empty tensor. The first agrees, and waits until another thread has posted the first messages and computed the own edges.
+The second waits for the rest of what that thread does. Autograd runs nodes in the reverse order
 of their making, so in the backward, too, the layer's own computation stands between the halves. What travels, and in
 which order, is as in one node. After an error between the halves, the thread still does what other workers wait for.
 
@@ -27,7 +27,7 @@ a gradient that is made to be differentiated again depends, by a node that raise
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
@@ -40,11 +40,12 @@ from sar.comm import beside, session
 from sar.comm.exchange import OWN_ROWS, Exchange, Tile
 from sar.comm.group import Group
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.settings import Settings
+from sar.comm.settings import SMALL_TILE, Settings
 from sar.comm.statistics import BACKWARD
 from sar.core.relation import Relation, Structure
 from sar.errors import GraphError
 from sar.kernels import EdgeBlock, accumulation_dtype
+from sar.per_thread import PerThread
 from sar.ranges import named
 from sar.raw_memory import empty_spillable
 
@@ -72,6 +73,13 @@ class CallContext:
         """The exchange of a call along the relation; see `Exchange`."""
         plan, pool = self.relation.plan, session.current().pool
         return Exchange(self.group, plan, self.settings, widest, pool, signature, both_ways=both_ways)
+
+    def can_hide_wire(self, x: Tensor) -> bool:
+        """Whether work beside a call that sends rows of (N_src, ...) x can hide the wire; equal on all workers."""
+        few = self.relation.plan.mean_rows * RowFormat.of([x]).row_bytes < SMALL_TILE
+        # Another thread would be on another CUDA device, and in a stream of its own.
+        on_cpu = x.device.type == self.group.device.type == "cpu"
+        return on_cpu and not few and len(self.group.local_peers) == 1
 
     def tiles(self, received: Iterable[Tile] | None) -> Iterator[tuple[EdgeBlock, Tile]]:
         """All edges of the relation, with the tile that they read; the own ones while the first messages travel.
@@ -103,6 +111,30 @@ class ForwardOutput(NamedTuple):
     results: tuple[Tensor, ...]
     saved: Sequence[Tensor | None] = ()
     constants: tuple[Tensor, ...] = ()  # those of the results that never take a gradient
+
+
+class Meanwhile:
+    """What a layer computes beside a call, or else once it is asked for."""
+
+    def __init__(self, work: Callable[[], Tensor]) -> None:
+        self._work = work
+        self._made: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        if self._made is None:
+            self._made = self._work()
+        return self._made
+
+
+_meanwhile = PerThread[Meanwhile | None](None)
+
+
+@contextmanager
+def meanwhile(work: Callable[[], Tensor]) -> Iterator[Meanwhile]:
+    """Have the first call inside that can hide the wire compute `work` beside it: see [Note: two halves]."""
+    made = Meanwhile(work)
+    with _meanwhile.set_to(made):
+        yield made
 
 
 def widest_row(fields: Sequence[Tensor]) -> RowFormat:
@@ -143,26 +175,29 @@ class Collective(ABC):
         """Whether workers must meet in the backward; equal on all of them."""
         return self.distributed
 
+    def can_hide_wire(self, *inputs: Any) -> bool:
+        """Whether other work gains from being computed beside, where the call is distributed; equal on all workers."""
+        return False
+
     def flags(self) -> int:
         """What this worker adds to the agreement: up to 63 bits, of which the OR over workers is `needed`."""
         return sum(need << i for i, need in enumerate(self.needs))
 
     def apply(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """Compute the results, as one node of autograd."""
+        """Compute the results, as one node of autograd, or as two."""
         anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and self.distributed, device="cpu")
         (self.given,) = _NotTwice.apply([self.given], *inputs)
-        results: tuple[Tensor, ...] = _Node.apply(anchor, self, *inputs)
-        return results
-
-    def apply_beside(self, work: Callable[[], Tensor], *inputs: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor]:
-        """As `apply`, where the call is distributed, and what `work` makes meanwhile: see [Note: two halves]."""
+        work = _meanwhile.value
+        results: tuple[Tensor, ...]
+        if work is None or not self.distributed or not self.can_hide_wire(*inputs):
+            results = _Node.apply(anchor, self, *inputs)
+            return results
+        _meanwhile.value = None
         with self.guard():
-            anchor = torch.empty(0, requires_grad=torch.is_grad_enabled(), device="cpu")
-            (self.given,) = _NotTwice.apply([self.given], *inputs)
             tie = _FirstHalf.apply(anchor, self, *inputs)
-            made = work()
-            results: tuple[Tensor, ...] = _SecondHalf.apply(tie, self)
-        return results, made
+            work()
+            results = _SecondHalf.apply(tie, self)
+        return results
 
     def begin(self, what: str, flags: int = 0, *, communicates: bool) -> list[int]:
         """Begin one direction, with an agreement where it communicates; return all workers' flags, or one's own."""

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from sar.core.collective import meanwhile
 from sar.core.passing.attention import Recompute, attention
-from sar.core.passing.builtin import COPY_SOURCE, aggregate, mean_of_sources
+from sar.core.passing.builtin import COPY_SOURCE, aggregate
 from sar.kernels.attention_operands import Score
 
 SLOPE = 0.2  # of GAT's leaky ReLU
@@ -27,8 +28,9 @@ class SAGEConv(nn.Module):
     def forward(self, graph: Any, x: Tensor) -> Tensor:  # x: (N, D) -> (N, D')
         width, next_width = self.fc_neigh.in_features, self.fc_neigh.out_features
         rows = self.fc_neigh(x) if width > next_width else x  # what is narrower travels
-        mean, own = mean_of_sources(graph.call_context(), rows, lambda: self.fc_self(x))
-        return own + (mean if width > next_width else self.fc_neigh(mean))
+        with meanwhile(lambda: self.fc_self(x)) as own:
+            mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", rows)
+        return own() + (mean if width > next_width else self.fc_neigh(mean))
 
 
 class GraphConv(nn.Module):

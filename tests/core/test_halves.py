@@ -9,13 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import SAGEConv
 
 import sar
 from sar.comm.beside import Beside
+from sar.core import collective
 from sar.core.passing import builtin
 from tests.core.attempts import catch, fail_on_all_ranks
 from tests.matrix import corner
 from tests.parity.harness import build, check, deal, parameter_gradients, random_data, weighted_sum
+from tests.parity.pyg_layers import edges_of, layer_results, random_parts
 from tests.parity.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.processes("workers of one process make such calls in one piece")
@@ -31,7 +34,7 @@ def in_two_halves():
         wait_for_end(beside)
 
     wait_for_end = Beside.wait
-    with patch.object(builtin, "SMALL_TILE", 0), patch.object(Beside, "wait", wait):
+    with patch.object(collective, "SMALL_TILE", 0), patch.object(Beside, "wait", wait):
         yield events
 
 
@@ -81,6 +84,48 @@ def test_results_and_gradients(pool, world_size, scenario):
     check(pool, parts, random_data(parts, torch.float64), cases)
 
 
+PYG_LAYERS = ("SAGEConv", "SAGEConv several", "SAGEConv sum pair", "GraphConv weighted")
+UNSPLIT = ("SAGEConv max", "SAGEConv project")
+"""One whose messages a Python function makes, and one without a part of the nodes' own."""
+
+
+def in_two_halves_where_possible(graph, data, name):
+    with in_two_halves() as events:
+        made = layer_results(graph, data, name)
+    assert bool(events) == (name in PYG_LAYERS and dist.is_initialized()), name
+    return made
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_layers_of_pytorch_geometric(pool, world_size):
+    parts = random_parts(world_size)
+    cases = [(in_two_halves_where_possible, (name,)) for name in (*PYG_LAYERS, *UNSPLIT)]
+    check(pool, parts, random_data(parts, torch.float64), cases, modes=(1, 2))
+
+
+def hooked(graph, data, kind):
+    """Hooks on the module beside the call see and change what they do on one machine; so do those on `propagate`."""
+    torch.manual_seed(1)
+    layer, x, seen = SAGEConv(6, 4).double(), data.leaf("x"), []
+    layer.lin_r.register_forward_hook(lambda module, given, made: seen.append(made) or 2 * made)
+    if kind == "propagate":
+        layer.register_propagate_forward_hook(lambda module, given, made: 3 * made)
+    with in_two_halves() as events:
+        out = layer(x, edges_of(graph))
+        weighted_sum(out, data.nodes["cotangent"][:, :4]).backward()
+    assert bool(events) == dist.is_initialized()
+    assert isinstance(layer.lin_r, nn.Module)
+    [own] = seen
+    return {"node own": own, "node h": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_hooks(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    cases = [(hooked, (kind,)) for kind in ("module", "propagate")]
+    check(pool, parts, random_data(parts, torch.float64), cases)
+
+
 def add_own(graph, x, in_forward, in_backward):
     """The mean of the sources' x and each node's own x; both functions are called between the halves."""
 
@@ -90,8 +135,9 @@ def add_own(graph, x, in_forward, in_backward):
         made.register_hook(lambda grad: in_backward())
         return made
 
-    mean, made = builtin.mean_of_sources(graph.call_context(), x, own)
-    return mean + made
+    with collective.meanwhile(own) as made:
+        mean = builtin.aggregate(graph.call_context(), builtin.COPY_SOURCE, "mean", x)
+    return mean + made()
 
 
 def what_happens(mine):

@@ -25,9 +25,10 @@ from sar.adapters.dgl.shim import require_dgl
 from sar.comm.collectives import all_max
 from sar.comm.group import Group
 from sar.config import Config
+from sar.core.collective import meanwhile
 from sar.core.graph.graph import GraphShardManager
 from sar.core.graph.queries import ALL, INSTEAD
-from sar.core.passing.builtin import copy_to_edges, mean_of_sources
+from sar.core.passing.builtin import COPY_SOURCE, aggregate, copy_to_edges
 from sar.core.passing.message_passing import sum_at_sources
 from sar.errors import GraphError
 from sar.kernels import compile_ahead
@@ -49,8 +50,9 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
         source, destination = ends_of(graph, feat, layer.feat_drop)
         first = layer._in_src_feats > layer._out_feats  # what is narrower travels
         graph.srcdata["h"] = layer.fc_neigh(source) if first else source
-        mean, own = mean_of_sources(graph.call_context(), graph.srcdata["h"], partial(layer.fc_self, destination))
-        out: Tensor = own + (mean if first else layer.fc_neigh(mean))
+        with meanwhile(partial(layer.fc_self, destination)) as own:
+            mean = aggregate(graph.call_context(), COPY_SOURCE, "mean", graph.srcdata["h"])
+        out: Tensor = own() + (mean if first else layer.fc_neigh(mean))
     out = out if layer.activation is None else layer.activation(out)
     return out if layer.norm is None else layer.norm(out)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from sar.adapters.pyg.edge_index import DistributedEdgeIndex, HyperedgeIndex, Jo
 from sar.adapters.pyg.guarded import Original, replace
 from sar.comm.collectives import all_sum, exchange_tensors
 from sar.comm.session import current_group
+from sar.core.collective import meanwhile
 from sar.core.eager import views_of_nothing
 from sar.errors import GraphError
 from sar.nn.rows import pair_graph
@@ -32,6 +34,27 @@ REFUSED: dict[str, str] = {
 
 _of_all_workers = PerThread(False)
 """Whether a layer runs on a distributed edge index, for the functions that it finds in its module."""
+
+
+ROOTS = {conv.SAGEConv: "lin_r", conv.GraphConv: "lin_root"}
+"""What these layers apply to the nodes' own rows, and add to what they make of the result of `propagate`."""
+
+
+def _beside(name: str) -> Callable[..., Any]:
+    """The forward of a layer that computes the module of that name while neighbours' rows travel."""
+
+    def forward(original: Original, self: Any, /, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        own = x if isinstance(x, Tensor) else x[1]
+        if own is None or not getattr(self, "root_weight", True) or not isinstance(edge_index, DistributedEdgeIndex):
+            return original(self, x, edge_index, *args, **kwargs)
+        with meanwhile(partial(getattr(self, name), own)) as made:
+            self.__dict__[name] = lambda _: made()  # in the place of the module, which is not in `__dict__`
+            try:
+                return original(self, x, edge_index, *args, **kwargs)
+            finally:
+                del self.__dict__[name]
+
+    return forward
 
 
 def _of_meshes(original: Original, self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -230,6 +253,8 @@ def install() -> None:
     replace(conv.HypergraphConv, "forward", _of_hyperedges)
     replace(conv.WLConv, "forward", _colours)
     replace(conv.DirGNNConv, "forward", _both_ways)
+    for kind, root in ROOTS.items():
+        replace(kind, "forward", _beside(root))
     replace(conv.SuperGATConv, "forward", _knowing_whether_shared)
     replace(conv.SuperGATConv, "negative_sampling", _negative_sampling)
     replace(conv.SuperGATConv, "get_attention_loss", _get_attention_loss)

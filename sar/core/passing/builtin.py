@@ -19,7 +19,6 @@ from torch import Tensor
 from sar.comm.exchange import GradientReturn, LocalFields, Tile
 from sar.comm.halo_plan import HaloSlice
 from sar.comm.rows import FieldFormat, RowFormat
-from sar.comm.settings import SMALL_TILE
 from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.passing.column_blocks import column_blocks, in_blocks
@@ -123,6 +122,7 @@ def message_has_parameters(param_fn: Callable[..., Any]) -> Callable[[Function],
     return lambda function: function
 
 
+@uncompiled
 def aggregate(
     context: CallContext, message: Message, reducer: str | None, lhs: Tensor, rhs: Tensor | None = None
 ) -> Tensor:
@@ -143,36 +143,15 @@ def aggregate(
     return _aggregate(context, message, reducer, *operands)
 
 
-@uncompiled
-def mean_of_sources(context: CallContext, x: Tensor, beside: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """The mean of each node's sources, (N_dst, ...), of (N_src, ...) rows, and what `beside` makes while they travel.
-
-    A collective call.
-    """
-    group = context.group
-    small = context.relation.plan.mean_rows * RowFormat.of([x]).row_bytes < SMALL_TILE
-    # Another thread would be on another CUDA device, and in a stream of its own.
-    on_cpu = x.device.type == group.device.type == "cpu"
-    if small or group.world_size == 1 or len(group.local_peers) > 1 or not on_cpu:
-        return aggregate(context, COPY_SOURCE, "mean", x), beside()
-    results, made = _call(context, COPY_SOURCE, "mean", [x]).apply_beside(beside, x)
-    return results[0], made
-
-
 def _aggregate(context: CallContext, message: Message, reducer: str | None, *operands: Tensor) -> Tensor:
-    return _call(context, message, reducer, operands).apply(*operands)[0]
-
-
-def _call(context: CallContext, message: Message, reducer: str | None, operands: Sequence[Tensor]) -> "BuiltinCall":
     call = BuiltinCall(context, message, reducer, operands)
     needs_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
     # Where no sources are read, comparing operands would cost as much as computing.
     if context.settings.cache and call.source is not None and reducer is not None and not needs_gradient:
         call.constant = context.relation.constants.find((call.message, reducer, context.settings), operands)
-    return call
+    return call.apply(*operands)[0]
 
 
-@uncompiled
 def copy_to_edges(context: CallContext, values: Tensor) -> Tensor:
     """The row of each edge's source, (E, ...), of (N_src, ...) values; a collective call."""
     return aggregate(context, COPY_SOURCE, None, values)
@@ -204,6 +183,9 @@ class BuiltinCall(Collective):
         self.reduction = Reduction(self.relation, reducer, self.dtype, self.message.shape)
         self.constant: Constant | None = None  # what is known of a call on the same operands
         self.kept: list[HaloSlice | None] = []
+
+    def can_hide_wire(self, *operands: Any) -> bool:
+        return self.source is not None and self.context.can_hide_wire(operands[self.source])
 
     def flags(self) -> int:
         call_id = 0 if self.constant is None else self.constant.call_id
