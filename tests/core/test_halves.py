@@ -103,6 +103,29 @@ def test_layers_of_pytorch_geometric(pool, world_size):
     check(pool, parts, random_data(parts, torch.float64), cases, modes=(1, 2))
 
 
+def hops(graph, data, how):
+    """`TAGConv`, whose hops are multiplied one by one where nothing else sees the product of all."""
+    torch.manual_seed(1)
+    layer, x = dgl.nn.TAGConv(6, 4, k=2, bias=how != "no bias", activation=torch.tanh).double(), data.leaf("x")
+    weights = data.edges["w"][:, 0] if how == "weighted" else None
+    if how == "hooked":
+        layer.lin.register_forward_hook(lambda module, given, made: 2 * made)
+    if dist.is_initialized():
+        sar.patch_dgl()
+    with in_two_halves() as events:
+        out = layer(graph, x, edge_weight=weights)
+        weighted_sum(out, data.nodes["cotangent"]).backward()
+    assert len(events) == (4 if how in ("", "no bias") and dist.is_initialized() else 0)
+    return {"node h": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_hops(pool, world_size):
+    parts = SCENARIOS["isolated"](world_size)
+    cases = [(hops, (how,)) for how in ("", "no bias", "hooked", "weighted")]
+    check(pool, parts, random_data(parts, torch.float64), cases, modes=(1, 2))
+
+
 def hooked(graph, data, kind):
     """Hooks on the module beside the call see and change what they do on one machine; so do those on `propagate`."""
     torch.manual_seed(1)

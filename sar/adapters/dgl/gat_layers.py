@@ -146,13 +146,13 @@ def _heads(layer: Any, projected: Tensor) -> Tensor:
 def _recompute(layer: Any, project: Any, source: Tensor) -> Recompute | None:
     """How to project `source` once more, where that is sure to give the same."""
     autocast = source.device.type != "meta" and torch.is_autocast_enabled(source.device.type)
-    if not _is_linear(project) or autocast:
+    if not is_linear(project) or autocast:
         return None
     tensors = (source, project.weight) if project.bias is None else (source, project.weight, project.bias)
     return Recompute(lambda *tensors: _heads(layer, linear(*tensors)), tensors)
 
 
-def _is_linear(project: Any) -> bool:
+def is_linear(project: Any) -> bool:
     """Whether a layer is a function of its weight and bias and nothing else: without hooks or a forward of its own."""
     kinds = [f"{direction}{pre}_hooks" for direction in ("forward", "backward") for pre in ("", "_pre")]
     hooked = any(getattr(project, f"_{kind}") or getattr(module, f"_global_{kind}") for kind in kinds)

@@ -20,7 +20,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from sar.adapters.dgl.gat_layers import dot_gat_conv, ends_of, gat_conv, gatv2_conv
+from sar.adapters.dgl.gat_layers import dot_gat_conv, ends_of, gat_conv, gatv2_conv, is_linear
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.collectives import all_max
 from sar.comm.group import Group
@@ -70,6 +70,23 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
         out = graph.dstdata["neigh"].add_(destination, alpha=(1 + layer.eps).item())
     out = out if layer.apply_func is None else layer.apply_func(out)
     return out if layer.activation is None else layer.activation(out)
+
+
+def tag_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, edge_weight: Tensor | None = None) -> Any:
+    """`TAGConv`: each hop's product is computed while rows of the next travel, in place of one product of all hops."""
+    context = graph.call_context() if graph.is_homogeneous and not graph.is_block else None
+    plain = edge_weight is None and is_linear(layer.lin) and feat.dim() == 2 and feat.itemsize > 2
+    if context is None or not plain or not context.can_hide_wire(feat) or torch.is_autocast_enabled("cpu"):
+        return original(layer, graph, feat, edge_weight)
+    norm = graph.in_degrees().to(feat).clamp(min=1).pow(-0.5).unsqueeze(1)
+    *weights, last = layer.lin.weight.T.split(layer._in_feats)
+    out = feat.new_zeros(1) if layer.lin.bias is None else layer.lin.bias
+    for weight in weights:
+        with meanwhile(partial(torch.addmm, out, feat, weight)) as product:
+            hop = aggregate(context, COPY_SOURCE, "sum", feat * norm) * norm
+        out, feat = product(), hop
+    out = torch.addmm(out, feat, last)
+    return out if layer._activation is None else layer._activation(out)
 
 
 def edge_weight_norm(original: Forward, layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
@@ -208,6 +225,7 @@ class LayerPatch(NamedTuple):
 PATCHED_LAYERS = [
     LayerPatch("conv.SAGEConv", sage_conv),
     LayerPatch("conv.GINConv", gin_conv),
+    LayerPatch("conv.TAGConv", tag_conv),
     LayerPatch("conv.GATConv", gat_conv),
     LayerPatch("conv.GATv2Conv", gatv2_conv),
     LayerPatch("conv.DotGatConv", dot_gat_conv),
