@@ -149,6 +149,40 @@ def test_hooks(pool, world_size):
     check(pool, parts, random_data(parts, torch.float64), cases)
 
 
+class Tied(SAGEConv):
+    """Also applies to neighbours' rows what `SAGEConv` applies to the nodes' own."""
+
+    def message(self, x_j):
+        return self.lin_r(x_j) + self.lin_r.weight.sum()
+
+
+def tied(graph, data):
+    torch.manual_seed(1)
+    layer, x = Tied(6, 6).double(), data.leaf("x")
+    with in_two_halves():
+        out = layer(x, edges_of(graph))
+        weighted_sum(out[:, :4], data.nodes["cotangent"][:, :4]).backward()
+    return {"node h": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_layer_of_one_s_own(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(tied, ())])
+
+
+def one_row_for_all(graph, data):
+    sar.patch_dgl()
+    with in_two_halves():
+        dgl.nn.TAGConv(6, 4).double()(graph, data.leaf("x")[:1])
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_hops_of_the_wrong_number_of_rows(pool, world_size):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), one_row_for_all)
+    assert all("Sizes of tensors must match" in failure.message for failure in failures)
+
+
 def add_own(graph, x, in_forward, in_backward):
     """The mean of the sources' x and each node's own x; both functions are called between the halves."""
 

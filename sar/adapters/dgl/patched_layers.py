@@ -74,9 +74,12 @@ def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: 
 
 def tag_conv(original: Forward, layer: Any, graph: Any, feat: Tensor, edge_weight: Tensor | None = None) -> Any:
     """`TAGConv`: each hop's product is computed while rows of the next travel, in place of one product of all hops."""
-    context = graph.call_context() if graph.is_homogeneous and not graph.is_block else None
-    plain = edge_weight is None and is_linear(layer.lin) and feat.dim() == 2 and feat.itemsize > 2
-    if context is None or not plain or not context.can_hide_wire(feat) or torch.is_autocast_enabled("cpu"):
+    plain = graph.is_homogeneous and not graph.is_block and edge_weight is None and is_linear(layer.lin)
+    fits = feat.shape == (graph.num_nodes(), layer._in_feats) and feat.itemsize > 2
+    if not plain or not fits or torch.is_autocast_enabled("cpu"):
+        return original(layer, graph, feat, edge_weight)
+    context = graph.call_context()
+    if not context.can_hide_wire(feat):
         return original(layer, graph, feat, edge_weight)
     norm = graph.in_degrees().to(feat).clamp(min=1).pow(-0.5).unsqueeze(1)
     *weights, last = layer.lin.weight.T.split(layer._in_feats)

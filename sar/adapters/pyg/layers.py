@@ -45,7 +45,8 @@ def _beside(name: str) -> Callable[..., Any]:
 
     def forward(original: Original, self: Any, /, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         own = x if isinstance(x, Tensor) else x[1]
-        if own is None or not getattr(self, "root_weight", True) or not isinstance(edge_index, DistributedEdgeIndex):
+        known = type(self) in ROOTS and getattr(self, "root_weight", True)  # subclasses may use the module otherwise
+        if own is None or not known or not isinstance(edge_index, DistributedEdgeIndex):
             return original(self, x, edge_index, *args, **kwargs)
         with meanwhile(partial(getattr(self, name), own)) as made:
             self.__dict__[name] = lambda _: made()  # in the place of the module, which is not in `__dict__`
