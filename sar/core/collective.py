@@ -194,8 +194,13 @@ class Collective(ABC):
             return results
         _meanwhile.value = None
         with self.guard():
-            tie = _FirstHalf.apply(anchor, self, *inputs)
+            tie, before = _FirstHalf.apply(anchor, self, *inputs), _versions(inputs)
             work()
+            if _versions(inputs) != before:
+                raise GraphError(
+                    "A layer changes its input in place while rows of it travel to other workers: a module such as "
+                    "fc_self or lin_r, or a hook of one. Let it work on a copy, as without inplace=True."
+                )
             results = _SecondHalf.apply(tie, self)
         return results
 
@@ -256,6 +261,11 @@ class Collective(ABC):
         assert rest is not None
         with self.guard():
             return rest()
+
+
+def _versions(inputs: Sequence[Tensor | None]) -> list[int]:
+    """How often torch has changed each in place, where it counts that."""
+    return [x._version for x in inputs if x is not None and not x.is_inference()]
 
 
 class _Node(torch.autograd.Function):

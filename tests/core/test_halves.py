@@ -234,6 +234,18 @@ def error_in_the_other_thread(graph, data):
         sar.all_sum(1.0)
 
 
+def change_in_place(graph, data):
+    x = 1 * data.leaf("x")
+    with in_two_halves():
+        add_own(graph, x, lambda: torch.relu_(x), nothing)
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_what_is_computed_beside_leaves_the_rows_as_they_are(pool, world_size):
+    failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), change_in_place)
+    assert all("in place" in failure.message for failure in failures)
+
+
 @pytest.mark.parametrize("program", [error_in_the_forward, error_in_the_other_thread])
 @pytest.mark.parametrize("world_size", [2])
 def test_an_error_reaches_everybody(pool, world_size, program):
