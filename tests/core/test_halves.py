@@ -149,6 +149,22 @@ def test_hooks(pool, world_size):
     check(pool, parts, random_data(parts, torch.float64), cases)
 
 
+def lazy(graph, data):
+    """Parameters are drawn in the order in which the layer calls its modules."""
+    torch.manual_seed(1)
+    layer, x = SAGEConv(-1, 4).double(), data.leaf("x")
+    with in_two_halves() as events:
+        first, second = layer(x, edges_of(graph)), layer(x, edges_of(graph))
+    assert bool(events) == dist.is_initialized()
+    return {"node first": first, "node second": second}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_parameters_that_are_drawn_in_the_first_call(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(lazy, ())])
+
+
 class Tied(SAGEConv):
     """Also applies to neighbours' rows what `SAGEConv` applies to the nodes' own."""
 

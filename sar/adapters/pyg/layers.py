@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import conv
 from torch_geometric.nn.attention import performer
 from torch_geometric.nn.conv import han_conv, hgt_conv
@@ -46,6 +47,7 @@ def _beside(name: str) -> Callable[..., Any]:
     def forward(original: Original, self: Any, /, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         own = x if isinstance(x, Tensor) else x[1]
         known = type(self) in ROOTS and getattr(self, "root_weight", True)  # subclasses may use the module otherwise
+        known = known and not any(map(is_lazy, self.parameters()))  # which are drawn in the order of the calls
         if own is None or not known or not isinstance(edge_index, DistributedEdgeIndex):
             return original(self, x, edge_index, *args, **kwargs)
         with meanwhile(partial(getattr(self, name), own)) as made:
