@@ -10,7 +10,7 @@ import sar
 from tests.graphs import load_cora, partition_in_memory
 from tests.matrix import corner
 from tests.parity.conv_layers import conv_gradients
-from tests.parity.harness import Data, check, parameter_gradients, random_data
+from tests.parity.harness import Data, check, parameter_gradients, random_data, weighted_sum
 from tests.parity.scenarios import SCENARIOS, scattered
 
 
@@ -74,6 +74,21 @@ def test_gin_adds_own_rows_in_place(pool, world_size):
         for case in (("sum", 0, False), ("max", 0.3, False), ("mean", -0.4, False), ("sum", 0.3, True))
     ]
     check(pool, parts, random_data(parts, torch.float64), cases, settings={"cache_constant_inputs": True})
+
+
+def gin_of_unlike_ends(graph, data):
+    """Sources of one width or precision, destinations of another: as DGL's sums, which broadcast and promote."""
+    patch()
+    x, layer = data.leaf("x"), dgl.nn.GINConv(None, "sum", 0.3).double()
+    wide, exact = layer(graph, (x[:, :1], x)), layer(graph, (x.float(), x))
+    weighted_sum(wide + exact, data.nodes["cotangent"]).backward()
+    return {"node wide": wide, "node exact": exact, "node x.grad": x.grad}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_gin_of_unlike_ends(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    check(pool, parts, random_data(parts, torch.float64), [(gin_of_unlike_ends, ())], tolerance=1e-6)
 
 
 class Gcn(nn.Module):

@@ -60,8 +60,8 @@ def sage_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight:
 def gin_conv(original: Forward, layer: Any, graph: Any, feat: Any, edge_weight: Tensor | None = None) -> Any:
     """`GINConv`: own rows are added to the sums in their place, without tensors of products and of the result."""
     source, destination = ends_of(graph, feat, torch.nn.Identity())
-    plain = destination.is_cpu and destination.dtype == layer.eps.dtype and not layer.eps.requires_grad
-    if edge_weight is not None or not plain:
+    alike = source.shape[1:] == destination.shape[1:] and source.dtype == destination.dtype == layer.eps.dtype
+    if edge_weight is not None or layer.eps.requires_grad or not (alike and destination.is_cpu):
         return original(layer, graph, feat, edge_weight)
     fn = require_dgl().function
     with graph.local_scope():
