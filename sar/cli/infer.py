@@ -1,6 +1,7 @@
 """`sar infer`: a trained model's outputs for some nodes of a partition directory."""
 
 import argparse
+import io
 import time
 from pathlib import Path
 
@@ -48,9 +49,16 @@ def run(arguments: argparse.Namespace) -> int:
         num_classes=arguments.classes,
         allow_outside=arguments.allow_outside,
     )
+    np.save(content := io.BytesIO(), found)  # straight into the file it says nothing of a disk that its end fills
     try:
         with arguments.out.open("wb") as file:
-            np.save(file, found)
+            try:
+                file.write(content.getbuffer())
+                file.flush()
+            except OSError:
+                if arguments.out.is_file():  # not a device
+                    arguments.out.unlink()
+                raise
     except OSError as error:
         raise ConfigError(f"--out {arguments.out} cannot be written ({error}); make room, or name another.") from error
     print(f"wrote {arguments.out}, {found.dtype} {found.shape}, in {time.perf_counter() - start:.1f} s")

@@ -1,5 +1,6 @@
 """`sar infer`: outputs of some nodes, against DGL and PyTorch Geometric on the whole graph in one process."""
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -232,6 +233,12 @@ def test_the_command_with_names_for_nodes(tmp_path, capsys, monkeypatch):
 
     fails("there is no folder missing", "missing/other.npy")
     fails("cannot be written ([Errno 28]", "/dev/full")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (130, limits[1]))  # bytes of any file: of this one 128 + 24 are to come
+    try:
+        fails("other.npy cannot be written (")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     np.save("nodes.npy", np.array(["ann", "eve"]))
     fails("1 of the nodes, such as b'eve', are not in p")
     np.save("nodes.npy", np.array([1, 2]))

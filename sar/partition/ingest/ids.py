@@ -152,7 +152,8 @@ class _Numbering:
                 order = compute.sort_indices(sent.dictionary)
                 number = np.empty(len(order), np.int64)
                 number[order.to_numpy()] = np.arange(count, count + len(order))
-                number[sent.indices.to_numpy()].tofile(self._file(f"{file}.numbers"))
+                # Not tofile(), which says nothing of a disk that becomes full with its last bytes.
+                self._file(f"{file}.numbers").write_bytes(number[sent.indices.to_numpy()].data)
                 count += len(order)
                 yield sent.dictionary.take(order)
 
