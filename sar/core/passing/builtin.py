@@ -90,8 +90,10 @@ def parse_message(function: Any) -> Message:
     """Read a built-in message function."""
     if hasattr(function, "binary_op"):
         lhs = Operand(Target(function.lhs), function.lhs_field)
-        rhs = Operand(Target(function.rhs), function.rhs_field)
-        return Message(Op(function.binary_op), lhs, rhs, function.out_field)
+        rhs, op = Operand(Target(function.rhs), function.rhs_field), Op(function.binary_op)
+        if op is Op.MUL and (lhs.target, rhs.target) == (Target.E, Target.U):
+            lhs, rhs = rhs, lhs  # the order that kernels are made for
+        return Message(op, lhs, rhs, function.out_field)
     if hasattr(function, "in_field") and hasattr(function, "target"):
         return Message(Op.COPY, Operand(Target(function.target), function.in_field), None, function.out_field)
     name = repr(getattr(function, "name", function))
