@@ -132,6 +132,12 @@ class Case:
         return any(CALLS[name].exact for name in self.calls) and (self.rounds or self.size == "size 1e-30")
 
     @property
+    def runs_here(self) -> bool:
+        """Whether torch has all that it takes on this processor: an LSTM under autocast needs AVX-512."""
+        autocast_lstm = self.forward == "autocast" and "SAGEConv lstm" in self.calls
+        return not autocast_lstm or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+    @property
     def can_be(self) -> bool:
         """Whether the values can be combined, and compared with one machine."""
         calls = [CALLS[name] for name in self.calls]

@@ -18,7 +18,7 @@ AT_ONCE = 20
 
 
 def check(workers, first, last, record_property):
-    mine = [case for case in cases(last)[first:] if case.workers == workers]
+    mine = [case for case in cases(last)[first:] if case.workers == workers and case.runs_here]
     wrong = {}
     for k in range(0, len(mine), AT_ONCE):
         together = mine[k : k + AT_ONCE]

@@ -365,4 +365,4 @@ def compiled(mine):
 @pytest.mark.filterwarnings("ignore:Dynamo")
 @pytest.mark.parametrize("world_size", [corner(1), corner(2)])
 def test_layers_can_be_compiled(pool, world_size):
-    pool.run(compiled, per_rank=random_parts(world_size).partitions)
+    pool.run(compiled, timeout=240, per_rank=random_parts(world_size).partitions)
