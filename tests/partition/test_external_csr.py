@@ -82,6 +82,14 @@ def test_windows_buckets_and_chunks_make_no_difference(tmp_path_factory, data):
     assert as_counters(twice) == expected(graph, again[cluster], 2)
 
 
+def test_lists_are_contracted_in_one_pass(tmp_path, monkeypatch):
+    csr = ExternalCsr.of_graph(odd_graphs()["isolated nodes"], tmp_path / "lists")
+    passes, windows = [], ExternalCsr.windows
+    monkeypatch.setattr(ExternalCsr, "windows", lambda *given: passes.append(1) or windows(*given))
+    csr.contracted(np.arange(100, dtype=np.int32) // 2, 50, tmp_path / "coarse")
+    assert len(passes) == 1
+
+
 def test_windows_hold_whole_lists_in_the_order_of_nodes(tmp_path):
     graph = odd_graphs()["star"]
     csr = ExternalCsr.of_graph(graph, tmp_path / "lists")

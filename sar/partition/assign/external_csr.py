@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sar.errors import ConfigError
+from sar.kernels.threads import made_ahead
 from sar.partition.assign.task import AssignmentTask, check_ends, compiled, draw
 from sar.partition.graph_source import GraphSource
 from sar.storage.arrays import Array
@@ -94,7 +95,7 @@ class ExternalCsr:
                     yield ends.reshape(-1), ends[:, ::-1].reshape(-1), None
 
         indptr, excess = np.zeros(graph.total_nodes + 1, np.int64), np.zeros(1, np.uint64)
-        for src, dst in edges():
+        for src, dst in made_ahead(edges()):
             _count_ends(src, dst, indptr, excess)
         each_with_reverse = not excess[0]
         indptr //= 1 + each_with_reverse
@@ -138,15 +139,13 @@ class ExternalCsr:
 
         def pieces() -> Iterator[tuple[Array, Array, Array]]:
             for window in self.windows(2 * PIECE):
-                own = cluster[window.first : window.last].astype(node).repeat(np.diff(window.bounds))
-                weights = window.weights if self.weighted else np.ones(len(own), np.float32)
-                yield own, cluster[window.neighbours].astype(node), weights
+                own, others = np.empty((2, len(window.neighbours)), _node_dtype(num_clusters))
+                weights = np.empty(len(own), np.float32)
+                count = _between_clusters(window, cluster, own, others, weights)
+                yield own[:count], others[:count], weights[:count]
 
-        node = _node_dtype(num_clusters)
-        indptr = np.zeros(num_clusters + 1, np.int64)
-        for own, others, _ in pieces():
-            _count(own, others, indptr)
-        return _build(folder, indptr, pieces, bucket, weighted=True)
+        most = np.bincount(cluster + 1, weights=np.diff(self.indptr), minlength=num_clusters + 1).astype(np.int64)
+        return _build(folder, most, pieces, bucket, weighted=True)
 
 
 def lists_on_disk(task: AssignmentTask, share: float) -> ExternalCsr:
@@ -201,15 +200,15 @@ def _largest(indptr: Array, bounds: list[int]) -> int:
 
 
 def _build(folder: Path, indptr: Array, pieces: Pieces, bucket: int, weighted: bool) -> ExternalCsr:
-    """The second of [Note: two passes]. `indptr[v + 1]` is the length of list v; weighted parallel edges are merged."""
+    """The second of [Note: two passes]. `indptr[v + 1]` is the length of list v; with weights, the most it can be."""
     np.cumsum(indptr, out=indptr)
     folder.mkdir()
     unsorted = folder / "unsorted"
     try:
         bounds = _bounds(indptr, bucket)
         with open(unsorted, "w+b") as file:
-            _write_buckets(file, indptr, bounds, pieces, weighted)
-            indptr = _sort_buckets(file, folder, indptr, bounds, weighted)
+            ends = _write_buckets(file, indptr, bounds, pieces, weighted)
+            indptr = _sort_buckets(file, folder, indptr, bounds, ends, weighted)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -226,23 +225,24 @@ def _record(num_nodes: int, weighted: bool) -> np.dtype[Any]:
     return np.dtype([("own", node), ("other", node), *([("weight", np.float32)] if weighted else [])])
 
 
-def _write_buckets(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weighted: bool) -> None:
-    """Write all entries as records, those of a bucket side by side, each bucket where its lists would be."""
+def _write_buckets(file: Any, indptr: Array, bounds: list[int], pieces: Pieces, weighted: bool) -> Array:
+    """Write all entries as records, each bucket from where its lists would begin; returns where each bucket ends."""
     record = _record(len(indptr) - 1, weighted)
     bucket_of = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(bounds))
-    begin = indptr[bounds]  # where the next record of each bucket goes
-    for own, others, weights in pieces():
+    place = indptr[bounds]  # where the next record of each bucket goes
+    for own, others, weights in made_ahead(pieces()):
         records = np.empty(len(own), record)
         ends = np.zeros(len(bounds), np.int64)
         _sort_by_bucket(own, others, weights, bucket_of, ends, records)
         for bucket in np.flatnonzero(np.diff(ends)).tolist():
             of_bucket = records[ends[bucket] : ends[bucket + 1]]
-            file.seek(int(begin[bucket]) * record.itemsize)
+            file.seek(int(place[bucket]) * record.itemsize)
             file.write(of_bucket.data)
-            begin[bucket] += len(of_bucket)
+            place[bucket] += len(of_bucket)
+    return place
 
 
-def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], weighted: bool) -> Array:
+def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], ends: Array, weighted: bool) -> Array:
     """Write the lists, bucket after bucket; returns where they are now, which is elsewhere if some got shorter."""
     num_nodes = len(indptr) - 1
     record = _record(num_nodes, weighted)
@@ -251,16 +251,17 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], wei
     weights = np.empty(size, np.float32) if weighted else None
     merged = np.zeros(num_nodes + 1, np.int64) if weighted else indptr
     last_seen = np.full(num_nodes * weighted, -1, np.int64)
-    file.seek(0)
     with open(folder / "neighbours", "wb") as listed, open(folder / "weights", "wb") as weighed:
-        for first, last in pairwise(bounds):
-            count, place = int(indptr[last] - indptr[first]), indptr[first:last] - indptr[first]
+        for (first, last), end in zip(pairwise(bounds), ends.tolist(), strict=False):
+            begin = indptr[first:last] - indptr[first]
+            count, place = end - int(indptr[first]), begin.copy()
+            file.seek(int(indptr[first]) * record.itemsize)
             for start in range(0, count, 2 * PIECE):
                 records = np.empty(min(2 * PIECE, count - start), record)
                 file.readinto(records.data)
                 _place(records, first, place, neighbours, weights)
             if weights is not None:  # `place` has become where the lists end
-                _merge(first, place, neighbours, weights, last_seen, merged)
+                _merge(first, begin, place, neighbours, weights, last_seen, merged)
                 count = int(merged[last] - merged[first])
                 weighed.write(weights[:count].data)
             listed.write(neighbours[:count].data)
@@ -268,11 +269,16 @@ def _sort_buckets(file: Any, folder: Path, indptr: Array, bounds: list[int], wei
 
 
 @compiled
-def _count(own: Array, others: Array, indptr: Array) -> None:
-    """Add to indptr[v + 1] the entries that node v has in its list."""
-    for i in range(own.size):
-        if own[i] != others[i]:
-            indptr[own[i] + 1] += 1
+def _between_clusters(window: Window, cluster: Array, own: Array, others: Array, weights: Array) -> int:
+    """Write the entries of a window that lead from one cluster to another; how many there are."""
+    count = 0
+    for v in range(window.first, window.first + window.bounds.size - 1):
+        begin, end = list_of(window, v)
+        for e in range(begin, end):
+            own[count], others[count] = cluster[v], cluster[window.neighbours[e]]
+            weights[count] = window.weights[e] if window.weights.size else np.float32(1)
+            count += own[count] != others[count]
+    return count
 
 
 @compiled
@@ -326,19 +332,20 @@ def _place(records: Array, first: int, place: Array, neighbours: Array, weights:
 
 
 @compiled
-def _merge(first: int, ends: Array, neighbours: Array, weights: Array, last_seen: Array, merged: Array) -> None:
+def _merge(
+    first: int, begins: Array, ends: Array, neighbours: Array, weights: Array, last_seen: Array, merged: Array
+) -> None:
     """Sum the weights of equal neighbours of a node, in place; lists are moved together.
 
     last_seen: (N,) place among all merged lists where a neighbour was put last.
     merged: (N + 1,) indptr of the merged lists, known up to node `first`.
     """
-    base, read = merged[first], 0
+    base = merged[first]
     for v in range(ends.size):
         start = merged[first + v]
         end = start
-        while read < ends[v]:
+        for read in range(begins[v], ends[v]):
             other, weight = neighbours[read], weights[read]
-            read += 1
             if last_seen[other] >= start:
                 weights[last_seen[other] - base] += weight
             else:
