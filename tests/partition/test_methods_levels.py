@@ -233,6 +233,16 @@ def test_multilevel_contracts_as_often_as_memory_asks_for(tmp_path, planted):
     assert 0 < levels[1] <= levels[2]
 
 
+@pytest.mark.parametrize("entries, trials", [(3000, multilevel_module.TRIALS), (1 << 20, 1)])
+def test_metis_tries_once_where_it_gets_the_whole_graph(tmp_path, planted, monkeypatch, entries, trials):
+    monkeypatch.setattr(multilevel_module, "COARSE_ENTRIES", entries)
+    tried = []
+    divide = multilevel_module.divide
+    monkeypatch.setattr(multilevel_module, "divide", lambda *given: tried.append(given[-1]) or divide(*given))
+    multilevel(task_of(planted[0], 4, tmp_path))
+    assert tried == [trials]
+
+
 # ---- auto
 
 

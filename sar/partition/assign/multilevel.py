@@ -41,7 +41,7 @@ COARSE_ENTRIES = 1 << 20
 """Neighbours that METIS is given at most, unless memory is short."""
 ENTRY_BYTES = 64
 """Memory that METIS takes for one of them, at most."""
-CLUSTER = 1 / 16
+CLUSTER = 1 / 32
 """The most that a cluster may have of what a part may have."""
 SHRINKS = 0.9
 """Clusters are contracted where there are at most so many for each node."""
@@ -49,10 +49,10 @@ WINDOWS = 64
 """In which a graph is looked at, at least."""
 SLICES = 4
 """Of a window of a large graph, which threads look at."""
-CLUSTER_PASSES = 5
+CLUSTER_PASSES = 3
 REFINE_PASSES = 8
 TRIALS = 4
-"""Of METIS on the coarsest graph, of which the best counts."""
+"""Of METIS on a graph of clusters, of which the best counts."""
 MIDDLE = 0.7
 """Share of the work until METIS."""
 
@@ -95,7 +95,7 @@ def multilevel(task: AssignmentTask) -> Array:
         clusters.append(label)
         levels.append(level)
     task.progress("METIS", MIDDLE)
-    part_of = divide(levels[-1].csr, levels[-1].weights, task, entries, TRIALS)
+    part_of = divide(levels[-1].csr, levels[-1].weights, task, entries, TRIALS if clusters else 1)
     while True:
         number = len(levels)
         start, end = (MIDDLE + (1 - MIDDLE) * 0.5**halvings for halvings in (number, number - 1))
@@ -120,10 +120,8 @@ def _coarser(level: Level, task: AssignmentTask, number: int) -> tuple[Array, Le
     if count > SHRINKS * level.csr.num_nodes or count <= task.num_parts:
         return None
     csr = level.csr.contracted(label, count, task.scratch / f"lists-{number}")
-    weights = np.empty((count, level.weights.shape[1]), np.float32)
-    for k, column in enumerate(level.weights.T):
-        weights[:, k] = np.bincount(label, weights=column, minlength=count)
-    return label, Level(csr, weights)
+    weights = [np.bincount(label, weights=column, minlength=count) for column in level.weights.T]
+    return label, Level(csr, np.stack(weights, axis=1, dtype=np.float32, casting="same_kind"))
 
 
 def _stretch(task: AssignmentTask, doing: str, start: float, end: float) -> Report:
