@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sar.errors import ConfigError
 from sar.partition.assign import rebalance as rebalancing
 from sar.partition.assign.rebalance import rebalance
-from sar.partition.assign.task import list_schedule, part_loads
+from sar.partition.assign.task import FULL, fullness, list_schedule, part_loads, within_capacity
 from sar.storage.arrays import Array
 from tests.partition.streams import edge_task
 
@@ -181,3 +181,12 @@ def test_tasks_that_cannot_be_met(num_parts: int, imbalance: float, told: str) -
 def test_parts_that_do_not_exist_are_told(wrong: int) -> None:
     with pytest.raises(ConfigError, match=rf"parts go from {min(wrong, 0)} to {max(wrong, 2)}; expected 0 to 2"):
         move_nodes(np.array([0, wrong, 2]), 3, {}, 0.1, seed=0)
+
+
+@pytest.mark.parametrize("capacity", [3, 250, 4_200_000])
+def test_a_part_takes_as_many_nodes_as_it_may_have_and_not_one_more(capacity):
+    """So that no more pass over the edges has to bring it within the task's limit."""
+    constraints = within_capacity(np.full((1, 1), 1 / capacity, np.float32))
+    weight = float(constraints.weights[0, 0])
+    assert fullness(constraints, np.array([[(capacity - 1) * weight]]), 0, 0) < FULL
+    assert fullness(constraints, np.array([[capacity * weight]]), 0, 0) == FULL

@@ -26,7 +26,7 @@ VOLUME_BOUND = 0.5
 FULL = 2.0
 """What `fullness` returns where a node does not fit in."""
 _SLACK = 1e-9  # relative, for round-off in sums of weights
-_ROUND_OFF = 1e-6  # of relative weights
+_ROUND_OFF = 1e-7  # of relative weights: less than one of up to five million equal nodes in a part
 
 F = TypeVar("F", bound=Callable[..., Any])
 
