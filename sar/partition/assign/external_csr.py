@@ -7,7 +7,7 @@ repeated neighbours; where lists are contracted, they become one neighbour with 
 [Note: two passes] One pass counts degrees, which gives the place of every list in the file, and sums a hash of each
 edge less that of its reverse: 0 where each is stored with its reverse. The second writes the entries into buckets:
 ranges of nodes whose lists fill a buffer. Then each bucket is brought into order in memory and appended to the lists.
-So all writing and all later reading is sequential, into and out of buffers.
+So all writing and later reading is sequential. Clusters take one pass: their nodes' degrees bound the lengths.
 """
 
 import errno
