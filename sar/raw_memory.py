@@ -69,11 +69,15 @@ def flat(tensor: Tensor | None) -> NDArray[Any]:
     Half precisions, which compiled code has no types for, as their bits: see `sar.kernels.compiler.wide`.
     """
     assert tensor is not None
-    rows = resolved(tensor).contiguous()
+    rows = tensor
+    if not rows.is_contiguous() or rows.is_conj() or rows.is_neg():
+        rows = resolved(rows).contiguous()
     if (file := tensor_file.value) is not None:
         file.use(rows)
-    with torch._C._DisableTorchDispatch():  # else a mode would see four operations, each slower than all of this
-        return rows.detach().view(HALF_BITS.get(rows.dtype, rows.dtype)).numpy().reshape(-1)
+    with torch._C._DisableTorchDispatch():  # else a mode would see three operations, each slower than all of this
+        if rows.requires_grad or rows.dtype in HALF_BITS:
+            rows = rows.detach().view(HALF_BITS.get(rows.dtype, rows.dtype))
+        return rows.numpy().reshape(-1)
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
