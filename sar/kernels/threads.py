@@ -1,4 +1,4 @@
-"""A small thread pool for kernels that release the GIL."""
+"""Threads: a small pool for kernels that release the GIL, and one that makes what is needed next."""
 
 from __future__ import annotations
 

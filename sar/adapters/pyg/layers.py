@@ -47,8 +47,8 @@ def _beside(name: str) -> Callable[..., Any]:
     def forward(original: Original, self: Any, /, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         own = x if isinstance(x, Tensor) else x[1]
         known = type(self) in ROOTS and getattr(self, "root_weight", True)  # subclasses may use the module otherwise
-        known = known and not any(map(is_lazy, self.parameters()))  # which are drawn in the order of the calls
-        if own is None or not known or not isinstance(edge_index, DistributedEdgeIndex):
+        whole = own is None or not known or not isinstance(edge_index, DistributedEdgeIndex)
+        if whole or any(map(is_lazy, self.parameters())):  # lazy ones are drawn in the order of the calls
             return original(self, x, edge_index, *args, **kwargs)
         with meanwhile(partial(getattr(self, name), own)) as made:
             self.__dict__[name] = lambda _: made()  # in the place of the module, which is not in `__dict__`
