@@ -166,7 +166,10 @@ class Transport(ABC):
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """One small tensor of equal shape from every worker, by rank, in CPU memory or on `device` as given."""
+        """One small tensor of equal shape from every worker, by rank, in CPU memory or on `device` as given.
+
+        Nobody changes what is returned.
+        """
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: Any) -> None:

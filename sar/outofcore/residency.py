@@ -48,12 +48,13 @@ SHARED_SLOT: Final = 2**18
 """Bytes of a slot for several small tensors that stay as they are."""
 ALIGNED: Final = 64
 """Bytes at whose multiples these begin."""
-PAGE_BLOCKS: Final = 8
-"""What the system counts when a page is read from a disk. A new page of the file counts 1, and nothing is read."""
+QUIET_BLOCKS: Final = 512
+"""Of 512 bytes, read from disks in a round of turns: up to these, reading ahead costs more than it saves."""
 
 _free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__file__), "mkl_serv_free_buffers", None)
 """Frees half a megabyte a thread, which MKL keeps for the next product of matrices; None where torch has no MKL."""
 
+_SEQUENCES: Final = (list, tuple)
 _all: Final[set["Residency"]] = set()
 
 
@@ -134,7 +135,7 @@ class Residency(TorchDispatchMode):
         if args and isinstance(args[0], list) and func._schema.is_mutable:
             # Operations on lists of tensors leave that to others that they consist of, which do not do it under a mode.
             increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
-        for tensor in _tensors(result):
+        for tensor in _tensors((result,)):
             self._know(tensor, given)
         return result
 
@@ -155,8 +156,8 @@ class Residency(TorchDispatchMode):
         So what other workers have made, such as the sum of an `all_reduce`, is nobody's, and stays.
         """
         storage = tensor.untyped_storage()
-        key, large = storage._cdata, storage.nbytes() >= max(raw_memory.LEAST_BYTES, 1)
-        if not large or key in given or not storage.resizable():
+        key = storage._cdata
+        if key in given or storage.nbytes() < max(raw_memory.LEAST_BYTES, 1) or not storage.resizable():
             return
         if not tensor.is_cpu:
             self.gpu.know(storage)
@@ -186,7 +187,7 @@ class Residency(TorchDispatchMode):
             _free_mkl()
         usage, before = getrusage(RUSAGE_SELF), self._reads
         self._reads = usage.ru_inblock + usage.ru_majflt  # the latter where a file system does not count blocks
-        self.file.quiet = self.file.quiet + 1 if self._reads - before < PAGE_BLOCKS else 0
+        self.file.quiet = self.file.quiet + 1 if self._reads - before < QUIET_BLOCKS else 0
         self.left += self.gpu.leave(self.file)
 
     def _put_away(self, known: _Known, storage: torch.UntypedStorage) -> Pages | None:
@@ -291,19 +292,21 @@ def _begin(tensor: Tensor, mapping: Mapping) -> int:
     return mapping.begin + int(tensor.storage_offset()) * tensor.itemsize
 
 
-def _tensors(given: Any) -> Sequence[Tensor]:
+def _tensors(given: Sequence[Any], found: list[Tensor] | None = None) -> list[Tensor]:
     """All tensors with memory among the arguments or results of an operation; of a sparse one those it is made of."""
-    if isinstance(given, Tensor):
-        if given.layout is torch.strided:
-            return () if given.is_meta else (given,)
-        if given.layout is torch.sparse_coo:
-            return _tensors((given._indices(), given._values()))
-        if given.layout is torch.sparse_csr:
-            return _tensors((given.crow_indices(), given.col_indices(), given.values()))
-        return ()
-    if isinstance(given, list | tuple):
-        return [tensor for one in given if isinstance(one, Tensor | list | tuple) for tensor in _tensors(one)]
-    return ()
+    found = [] if found is None else found
+    for one in given:
+        if isinstance(one, Tensor):
+            if one.layout is torch.strided:
+                if not one.is_meta:
+                    found.append(one)
+            elif one.layout is torch.sparse_coo:
+                _tensors((one._indices(), one._values()), found)
+            elif one.layout is torch.sparse_csr:
+                _tensors((one.crow_indices(), one.col_indices(), one.values()), found)
+        elif isinstance(one, _SEQUENCES):
+            _tensors(one, found)
+    return found
 
 
 def _before_fork() -> None:

@@ -142,14 +142,15 @@ class InProcessTransport(Transport):
     # -- operations
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """As `Transport.all_gather`; the same tensors for all workers of this process."""
 
         def finish(brought: list[Tensor]) -> list[Tensor]:
-            mine = torch.stack(brought)
-            return [one for theirs in self._outer.all_gather(mine, self._call) for one in theirs]
+            if self._outer.world_size == 1:
+                return brought
+            return [one for theirs in self._outer.all_gather(torch.stack(brought), self._call) for one in theirs]
 
-        gathered = self._meet(f"a gathering of {described(tensor)}", _copy(tensor), finish)
-        with _disable_current_modes():
-            return [one.clone() for one in gathered]
+        found: list[Tensor] = self._meet(f"a gathering of {described(tensor)}", _copy(tensor), finish)
+        return found
 
     def all_reduce(self, tensor: Tensor, op: Any) -> None:
         """As `Transport.all_reduce`, in the order of the workers."""

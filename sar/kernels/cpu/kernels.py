@@ -128,12 +128,12 @@ def _of_edges(*operands: EdgeOperand) -> bool:
 
 def attend(block: EdgeBlock, how: Attention, operands: AttentionOperands, state: OnlineSoftmaxState) -> None:
     """Compiled kernel of `sar.kernels.attention.attend`."""
-    x, csr = operands.x, by_destination(block, with_edges=_reads_edges(how, operands))
-    width = x.shape[1:].numel()
-    scored = _scored(operands.y, x if operands.x_score is None else operands.x_score, operands)
-    sums = Sums(*(flat(tensor) for tensor in state))
-    arguments = _heads(how, x), flat(x), scored, _flat(operands.weight, x), sums
-    run_balanced(attention_loops.attend, csr.indptr, width, csr, *arguments, private=lambda: [_scratch(x)])
+    csr, x = by_destination(block, with_edges=_reads_edges(how, operands)), flat(operands.x)
+    width = operands.x.shape[1:].numel()
+    x_score = x if operands.x_score is None else flat(operands.x_score)
+    scored = Scored(flat(operands.y), x_score, _flat(operands.attn, x))
+    arguments = _heads(how, operands.x), x, scored, _flat(operands.weight, x), Sums(*(flat(tensor) for tensor in state))
+    run_balanced(attention_loops.attend, csr.indptr, width, csr, *arguments, private=partial(_scratch, operands.x, x))
 
 
 def head_sums(how: Attention, grad: Tensor, out: Tensor, stats: Tensor) -> None:
@@ -164,17 +164,17 @@ def attend_grad(
     block: EdgeBlock, how: Attention, operands: AttentionOperands, grad: Tensor, stats: Tensor, grads: Gradients
 ) -> None:
     """Compiled kernel of `sar.kernels.attention.attend_grad`; see `Backend`."""
-    x, x_score = operands.x, operands.x if operands.x_score is None else operands.x_score
     additive, reads_edges = how.score is Score.ADDITIVE, _reads_edges(how, operands)
-    heads, width, weight = _heads(how, x), x.shape[1:].numel(), _flat(operands.weight, x)
-    incoming = Incoming(flat(grad), flat(stats))
+    x, heads, width = flat(operands.x), _heads(how, operands.x), operands.x.shape[1:].numel()
+    x_score = x if operands.x_score is None else flat(operands.x_score)
+    attn, weight, incoming = _flat(operands.attn, x), _flat(operands.weight, x), Incoming(flat(grad), flat(stats))
+    y = incoming.stats if additive else flat(operands.y)
 
     csr = by_source(block, with_edges=reads_edges)
-    scored = _scored(x_score, stats if additive else operands.y, operands)
     results = SourceGradients(*(_flat(tensor, x) for tensor in (grads.x, grads.x_score, grads.weight)))
     parts = _Parts(grads.y if additive else grads.x[:0])
-    to_sources = csr, heads, flat(x), scored, weight, incoming, results
-    private = partial(_private, parts, x)
+    private = partial(_private, parts, operands.x, x)
+    to_sources = csr, heads, x, Scored(x_score, y, attn), weight, incoming, results
     run_balanced(attention_loops.source_gradients, csr.indptr, width, *to_sources, private=private)
     parts.add_up()
     if additive:
@@ -182,28 +182,24 @@ def attend_grad(
 
     csr = by_destination(block, with_edges=reads_edges)
     parts = _Parts(grads.attn if grads.attn is not None else grads.x[:0])
-    to_destinations = csr, heads, flat(x), _scored(operands.y, x, operands), weight, incoming, flat(grads.y)
-    private = partial(_private, parts, x)
+    private = partial(_private, parts, operands.x, x)
+    to_destinations = csr, heads, x, Scored(y, x, attn), weight, incoming, flat(grads.y)
     run_balanced(attention_loops.destination_gradients, csr.indptr, width, *to_destinations, private=private)
     parts.add_up()
 
 
-def _scored(mine: Tensor, theirs: Tensor, operands: AttentionOperands) -> Scored:
-    return Scored(flat(mine), flat(theirs), _flat(operands.attn, operands.x))
+def _scratch(of: Tensor, x: NDArray[Any]) -> list[object]:
+    """Working memory of one thread, for features as a tensor and as an array."""
+    return [Scratch(*np.empty((5, CHUNK * of.shape[1]), x.dtype), *np.empty((4, CHUNK + 1), np.uint64))]
 
 
-def _scratch(x: Tensor) -> Scratch:
-    """Working memory of one thread."""
-    return Scratch(*np.empty((5, CHUNK * x.shape[1]), flat(x).dtype), *np.empty((4, CHUNK + 1), np.uint64))
+def _private(parts: _Parts, of: Tensor, x: NDArray[Any]) -> list[object]:
+    return [*parts.another(), *_scratch(of, x)]
 
 
-def _private(parts: _Parts, x: Tensor) -> list[object]:
-    return [*parts.another(), _scratch(x)]
-
-
-def _flat(tensor: Tensor | None, like: Tensor) -> NDArray[Any]:
+def _flat(tensor: Tensor | None, like: NDArray[Any]) -> NDArray[Any]:
     """As `flat`; of None an empty array of the same dtype, because kernels are compiled by dtype."""
-    return np.empty(0, flat(like).dtype) if tensor is None else flat(tensor)
+    return like[:0] if tensor is None else flat(tensor)
 
 
 def _reads_edges(how: Attention, operands: AttentionOperands) -> bool:
