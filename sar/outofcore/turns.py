@@ -9,8 +9,9 @@ An error ends the meeting in which others wait. The turn still passes: each work
 from that meeting, or from its next one. Those that catch it may all `rejoin`, unless a worker has ended. A worker that
 returns while others wait for it is an error, too. Only Ctrl-C and a worker that is stuck in its turn end all at once.
 
-A thread that gets the turn goes on, on the processor on which the one before ran. The system would wake it on an idle
-one, whose caches are cold; and each processor that a process runs on has to be told when memory goes.
+A thread that gets the turn goes on, on the processor on which the one before ran: until it is awake it may run on no
+other. The system would wake it on an idle one, whose caches are cold; and each processor that a process runs on has to
+be told when memory goes.
 """
 
 import ctypes
@@ -53,7 +54,7 @@ class Turns:
         self.latest = ["no distributed call yet"] * size  # of each worker, in words
         self.passes = 0  # of the turn
         self.holder = 0
-        self._processor = _sched_getcpu()
+        self._sleepers: dict[int, tuple[int, set[int]]] = {}  # who waits: its thread, and where that may run
         self._swapped = swapped
         self._at_start = [one.take() for one in swapped]
         lock = threading.RLock()
@@ -179,7 +180,9 @@ class Turns:
             before = "" if self._error is None else f"\nBefore that: {self._error}"
             self._break(PeerError(f"{self._gone}, while others wait for it in a call:\n{calls}{before}"))
         self.holder = (able or waiting or [who])[0]
-        self._processor = _sched_getcpu()
+        thread, allowed = self._sleepers.get(self.holder, (0, set()))
+        if (processor := _sched_getcpu()) in allowed:
+            os.sched_setaffinity(thread, {processor})
         self._moved[self.holder].notify()
 
     @property
@@ -191,17 +194,11 @@ class Turns:
 
     def _wait(self, who: int) -> None:
         with self._moved[who]:
+            allowed = os.sched_getaffinity(0)
+            self._sleepers[who] = threading.get_native_id(), allowed
             while self.holder != who and self.ended_by is None:
                 self._moved[who].wait()
-        _go_to(self._processor)
+            del self._sleepers[who]
+        os.sched_setaffinity(0, allowed)
         if self.ended_by is not None:
             raise type(self.ended_by)(str(self.ended_by))
-
-
-def _go_to(processor: int) -> None:
-    """Have this thread go on there, if it may; the system may move it again at any time."""
-    if processor != _sched_getcpu():
-        allowed = os.sched_getaffinity(0)
-        if processor in allowed:
-            os.sched_setaffinity(0, {processor})
-            os.sched_setaffinity(0, allowed)
