@@ -48,8 +48,8 @@ SHARED_SLOT: Final = 2**18
 """Bytes of a slot for several small tensors that stay as they are."""
 ALIGNED: Final = 64
 """Bytes at whose multiples these begin."""
-QUIET_BLOCKS: Final = 512
-"""Of 512 bytes, read from disks in a round of turns: up to these, reading ahead costs more than it saves."""
+QUIET_BLOCKS: Final = 64
+"""Of 512 bytes, read from disks from one turn to the next: for fewer, reading ahead costs more than it saves."""
 
 _free_mkl: Final[Callable[[], object] | None] = getattr(ctypes.CDLL(torch._C.__file__), "mkl_serv_free_buffers", None)
 """Frees half a megabyte a thread, which MKL keeps for the next product of matrices; None where torch has no MKL."""
