@@ -13,7 +13,7 @@ from sar.partition.assign import assigning
 from sar.partition.assign import ldg as ldg_module
 from sar.partition.assign import multilevel as multilevel_module
 from sar.partition.assign.assigning import NEEDS, auto, choose
-from sar.partition.assign.external_csr import ExternalCsr
+from sar.partition.assign.external_csr import ExternalCsr, lists_on_disk
 from sar.partition.assign.ldg import greedy_parts, ldg
 from sar.partition.assign.metis import EDGE_BYTES, _adjacency_lists, metis
 from sar.partition.assign.multilevel import cluster, multilevel, refine
@@ -231,6 +231,21 @@ def test_multilevel_contracts_as_often_as_memory_asks_for(tmp_path, planted):
         levels.append(len({doing for doing in said if doing.startswith("clustering")}))
     assert levels[0] == 0
     assert 0 < levels[1] <= levels[2]
+
+
+@pytest.mark.parametrize("too_little, largest", [(0, 32), (1 / 4, 8)])
+def test_clusters_are_smaller_where_larger_ones_leave_metis_too_little(tmp_path, monkeypatch, too_little, largest):
+    """64 cliques of 32 nodes in a ring: a cluster for each of them leaves 128 neighbours."""
+    monkeypatch.setattr(multilevel_module, "CLUSTERS", (1 / 4, 1 / 64))
+    monkeypatch.setattr(multilevel_module, "TOO_LITTLE", too_little)
+    one, other = np.triu_indices(32, 1)
+    first = 32 * np.arange(64)
+    src, dst = (np.append((end + first[:, None]).reshape(-1), first + 31 * i) for i, end in enumerate((one, other)))
+    dst[-64:] = np.roll(first, 1) + 31
+    task = task_of(source(src, dst, 2048), 4, tmp_path)
+    level = multilevel_module.Level(lists_on_disk(task, share=0.1), task.relative_weights())
+    label, _ = multilevel_module._coarser([level], task, entries=4096)
+    assert np.bincount(label).max() == largest
 
 
 @pytest.mark.parametrize("entries, trials", [(3000, multilevel_module.TRIALS), (1 << 20, 1)])

@@ -41,8 +41,10 @@ COARSE_ENTRIES = 1 << 20
 """Neighbours that METIS is given at most, unless memory is short."""
 ENTRY_BYTES = 64
 """Memory that METIS takes for one of them, at most."""
-CLUSTER = 1 / 32
-"""The most that a cluster may have of what a part may have."""
+CLUSTERS = 1 / 32, 1 / 2048
+"""The most that a cluster may have of what a part may have; the latter where large ones leave METIS too little."""
+TOO_LITTLE = 1 / 4
+"""Of the neighbours that METIS is given at most: where the first clusters have most edges within them."""
 SHRINKS = 0.9
 """Clusters are contracted where there are at most so many for each node."""
 WINDOWS = 64
@@ -90,8 +92,8 @@ def multilevel(task: AssignmentTask) -> Array:
     levels = [finest]
     clusters: list[Array] = []
     entries = coarse_entries(task.memory)
-    while levels[-1].csr.num_entries > entries and (coarser := _coarser(levels[-1], task, len(levels))) is not None:
-        label, level = coarser
+    while levels[-1].csr.num_entries > entries and (found := _coarser(levels, task, entries)) is not None:
+        label, level = found
         clusters.append(label)
         levels.append(level)
     task.progress("METIS", MIDDLE)
@@ -112,16 +114,26 @@ def coarse_entries(memory: int | None) -> int:
     return COARSE_ENTRIES if memory is None else max(1, min(COARSE_ENTRIES, memory // 2 // ENTRY_BYTES))
 
 
-def _coarser(level: Level, task: AssignmentTask, number: int) -> tuple[Array, Level] | None:
-    """The cluster of each node, and the graph of the clusters; None where there are too many or too few."""
+def _coarser(levels: list[Level], task: AssignmentTask, entries: int) -> tuple[Array, Level] | None:
+    """The cluster of each node of the last level, and their graph; None where there are too many or too few."""
+    level, number = levels[-1], len(levels)
     start, end = (MIDDLE - (MIDDLE - READING) * 0.5**halvings for halvings in (number - 1, number))
-    report = _stretch(task, f"clustering level {number}", start, end)
-    label, count = cluster(level.csr, level.weights, CLUSTER, CLUSTER_PASSES, task.seed, report)
-    if count > SHRINKS * level.csr.num_nodes or count <= task.num_parts:
-        return None
-    csr = level.csr.contracted(label, count, task.scratch / f"lists-{number}")
-    weights = [np.bincount(label, weights=column, minlength=count) for column in level.weights.T]
-    return label, Level(csr, np.stack(weights, axis=1, dtype=np.float32, casting="same_kind"))
+    limits = CLUSTERS if number == 1 else CLUSTERS[:1]
+    found = None
+    for i, limit in enumerate(limits):
+        begin, after = (start + (end - start) * done / len(limits) for done in (i, i + 1))
+        report = _stretch(task, f"clustering level {number}", begin, after)
+        label, count = cluster(level.csr, level.weights, limit, CLUSTER_PASSES, task.seed, report)
+        if count > SHRINKS * level.csr.num_nodes:
+            break
+        if count <= task.num_parts:
+            continue
+        csr = level.csr.contracted(label, count, task.scratch / f"lists-{number}-{i}")
+        weights = [np.bincount(label, weights=column, minlength=count) for column in level.weights.T]
+        found = label, Level(csr, np.stack(weights, axis=1, dtype=np.float32, casting="same_kind"))
+        if csr.num_entries >= TOO_LITTLE * entries:
+            break
+    return found
 
 
 def _stretch(task: AssignmentTask, doing: str, start: float, end: float) -> Report:
