@@ -173,7 +173,7 @@ def draw_out_of_core(models: Mapping[str, Sequence[tuple[int, float, float]]], f
     """
     figure = Figure(figsize=(9.2, 3.8), dpi=90, layout="constrained")
     memory, time = figure.subplots(1, 2)
-    for color, (model, points) in zip(MODES.values(), models.items(), strict=False):
+    for color, (model, points) in zip((*MODES.values(), IDEAL)[: len(models)], models.items(), strict=True):
         parts, megabytes, ratios = zip(*sorted(points), strict=True)
         memory.loglog(parts, megabytes, "o-", color=color, label=model)
         memory.loglog(parts, [megabytes[0] / count for count in parts], ":", color=color, linewidth=1)
