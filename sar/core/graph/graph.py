@@ -146,8 +146,9 @@ class GraphShardManager(GraphQueries):
     # -- other views of the same graph
 
     def __getitem__(self: Self, etype: str | CanonicalEtype) -> Self:
-        """The graph of one edge type, with the same frames."""
-        return self._with(relations=[self._relation(etype)])
+        """The graph of one edge type and the node types that it joins, with the same frames."""
+        relation = self._relation(etype)
+        return self._with(relations=[relation], frames=self._frames.of(relation.etype))
 
     def local_var(self: Self) -> Self:
         """The same graph with frames of its own, so that what is set on either is not seen on the other."""
@@ -204,7 +205,8 @@ class GraphShardManager(GraphQueries):
             GraphError: on message flow graphs.
         """
         shared = self._structure.sampling_graph
-        graph = (shared if self._is_whole else shared[next(iter(self._relations))]).local_var()
+        whole = len(self._relations) == len(self._structure.relations) and len(self.ntypes) == len(shared.ntypes)
+        graph = (shared if whole else shared[next(iter(self._relations))]).local_var()
         for etype in self._relations:
             fields = self._frames.edge[etype].items()
             graph.edges[etype].data.update({name: column.cpu() for name, column in fields})

@@ -69,20 +69,20 @@ class GraphQueries:
 
     @property
     def srctypes(self) -> list[str]:
-        """Node types on the source side: of a graph with all its relations, every type."""
-        return self.ntypes if self._is_whole else list(dict.fromkeys(etype[0] for etype in self._relations))
+        """Node types on the source side: all types, but as in DGL without those that are destinations only, if every
+        type is either a source or a destination.
+        """
+        return [ntype for ntype in self._frames.src if ntype not in self._only_targets]
 
     @property
     def dsttypes(self) -> list[str]:
-        """Node types on the destination side: of a graph with all its relations, every type."""
-        return self.ntypes if self._is_whole else list(dict.fromkeys(etype[2] for etype in self._relations))
+        """Node types on the destination side: all types, or those that are destinations only; see `srctypes`."""
+        return [ntype for ntype in self._frames.dst if not self._only_targets or ntype in self._only_targets]
 
     @property
     def ntypes(self) -> list[str]:
-        """All node types."""
-        if self._is_whole:
-            return list(self._structure.dst.ids)
-        return list(dict.fromkeys(ntype for etype in self._relations for ntype in (etype[0], etype[2])))
+        """All node types; on the graph of one edge type, those that it joins."""
+        return list(self._frames.src | self._frames.dst)
 
     @property
     def is_homogeneous(self) -> bool:
@@ -90,8 +90,11 @@ class GraphQueries:
         return len(self.ntypes) == 1 and len(self._relations) == 1
 
     @property
-    def _is_whole(self) -> bool:
-        return len(self._relations) == len(self._structure.relations)
+    def _only_targets(self) -> set[str]:
+        """The destination types if no type is both a source and a destination, else none; none on message flow graphs.
+        """
+        targets = {etype[2] for etype in self._relations}
+        return set() if self.is_block or any(etype[0] in targets for etype in self._relations) else targets
 
     def to_canonical_etype(self, etype: AnyEtype) -> CanonicalEtype:
         """The canonical edge type that a relation name, or a canonical type, stands for; None for the only one.
@@ -124,7 +127,7 @@ class GraphQueries:
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Nodes of this worker, of one type or of all; on a message flow graph, sources and destinations together."""
-        return sum(nodes.counts[t] for nodes in self._node_sets for t in self._ntypes_of(ntype, self.ntypes))
+        return sum(nodes.counts[t] for nodes, t in self._nodes_of(ntype))
 
     def num_src_nodes(self, ntype: str | None = None) -> int:
         """Source nodes of this worker, of one type or of all."""
@@ -140,7 +143,7 @@ class GraphQueries:
 
     def num_nodes_global(self, ntype: str | None = None) -> int:
         """As `num_nodes`, of all workers together."""
-        return sum(nodes.counts_global[t] for nodes in self._node_sets for t in self._ntypes_of(ntype, self.ntypes))
+        return sum(nodes.counts_global[t] for nodes, t in self._nodes_of(ntype))
 
     def num_src_nodes_global(self, ntype: str | None = None) -> int:
         """Source nodes of the whole graph, of one type or of all."""
@@ -154,9 +157,12 @@ class GraphQueries:
         """Edges of the whole graph, of one type or of all."""
         return sum(relation.num_edges_global for relation in self._relations_of(etype))
 
-    @property
-    def _node_sets(self) -> list[NodeSet]:
-        return [self._structure.src, self._structure.dst] if self.is_block else [self._structure.dst]
+    def _nodes_of(self, ntype: str | None) -> list[tuple[NodeSet, str]]:
+        """The node sets that have nodes of a type, or of any, and these types."""
+        sides = [(self._structure.src, self._frames.src)] if self.is_block else []
+        sides.append((self._structure.dst, self._frames.dst))
+        types = self._ntypes_of(ntype, self.ntypes)
+        return [(nodes, t) for nodes, frames in sides for t in types if t in frames]
 
     def _relations_of(self, etype: AnyEtype) -> list[Relation]:
         return list(self._relations.values()) if etype is None else [self._relation(etype)]
