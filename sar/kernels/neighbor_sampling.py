@@ -14,6 +14,7 @@ from sar.kernels.threads import run_balanced, run_rows
 from sar.raw_memory import resolved
 
 ALL = 2**62  # a fan-out that no degree exceeds
+MOST_WEIGHT = 1e200  # so that sums of scaled weights are finite: see `sampling_loops.SCALE`
 
 _NONE = np.empty(0, np.int64)
 _NODE_WORK = 16  # what one drawn edge costs, in elements as `threads` counts them
@@ -39,7 +40,8 @@ def draw_in_edges(
         rows: (n,) int64, their rows in `indptr`.
         nodes: (n,) int64, their global IDs, which choose their random numbers.
         indptr: (N + 1,) int64; the in-edges of row i have the positions indptr[i]:indptr[i + 1].
-        weights: (E,) floating point, non-negative, by position; None for equal ones. An edge of weight 0 is not drawn.
+        weights: (E,) floating point, from 0 to `MOST_WEIGHT`, by position; None for equal ones. An edge of weight 0 is
+            not drawn.
         fanout: edges of each node, or `ALL`.
         replace: draw `fanout` edges independently of any node that has one.
         key: 64 bits; equal keys give equal draws.

@@ -9,15 +9,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sar.comm import session
-from sar.comm.collectives import exchange_tensors
 from sar.comm.ddp import refuse_averaging
 from sar.comm.settings import Settings
-from sar.common_tuples import AnyEtype, CanonicalEtype, PartitionData, ShardEdgesAndFeatures
-from sar.core.build import build_structure
+from sar.common_tuples import AnyEtype, CanonicalEtype
 from sar.core.collective import CallContext
 from sar.core.eager import uncompiled
-from sar.core.graph.edges import source_ids, with_self_loops, without_self_loops
+from sar.core.graph.edges import with_self_loops, without_self_loops
 from sar.core.graph.frames import Frame, Frames
 from sar.core.graph.queries import ALL, GraphQueries
 from sar.core.passing.batches import EdgeFields, NodeFunction, apply_nodes
@@ -258,31 +255,3 @@ def make_graph(structure: Structure, features: list[dict[str, Tensor]], partitio
         for relation, columns in zip(structure.relations, features, strict=True)
     }
     return GraphShardManager(structure, structure.relations, Frames(src, dst, edge), partition_book)
-
-
-def reversed_graph(graph: GraphShardManager) -> GraphShardManager:
-    """The graph with an edge from v to u for each one from u to v, without fields; a collective call.
-
-    Raises a GraphError unless the graph is homogeneous, and no message flow graph.
-    """
-    if not graph.is_homogeneous or graph.is_block:
-        raise GraphError("Only whole homogeneous graphs can be reversed.")
-    structure, relation = graph._structure, graph._relation(None)
-    with structure.group.guard():
-        structure.group.agree("reversing the graph")
-        own = structure.dst.ids[relation.etype[2]]
-        sources = source_ids(structure, relation)
-        pairs = [
-            torch.stack([ids[block.cols.long()], own[block.destinations(0, block.num_edges)]], dim=1)
-            for ids, block in zip(sources, relation.blocks, strict=True)
-        ]
-        shards = []
-        for ends in exchange_tensors(pairs):
-            dst, src = ends.to(graph.device).unbind(1)
-            order = torch.argsort(dst, stable=True)
-            shards.append(ShardEdgesAndFeatures((src[order], dst[order]), {}))
-    ntype = relation.etype[0]
-    data = PartitionData(shards, structure.node_ranges, {}, [ntype], [relation.etype])
-    made, features = build_structure(data, session.current_group(), None)
-    result = make_graph(made, features, graph.partition_book)
-    return result.get_full_partition_graph() if graph.one_shot else result

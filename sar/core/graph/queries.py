@@ -91,8 +91,7 @@ class GraphQueries:
 
     @property
     def _only_targets(self) -> set[str]:
-        """The destination types if no type is both a source and a destination, else none; none on message flow graphs.
-        """
+        """The destination types if no type is both a source and a destination; else, and on flow graphs, none."""
         targets = {etype[2] for etype in self._relations}
         return set() if self.is_block or any(etype[0] in targets for etype in self._relations) else targets
 
@@ -393,32 +392,46 @@ _BETWEEN = ("sar", "torch", "contextlib", "functools")
 
 def absent(name: str) -> MissingMethodError:
     """The error for an attribute that a distributed graph has not; it names what of DGL's asked for it, if any did."""
-    function, is_layer = _asked_by_dgl()
+    function, is_layer = asked_by_dgl()
     if is_layer and name not in INSTEAD:
         return MissingMethodError(
             f"{function} of DGL reads graph.{name}, which a distributed graph has not. Call sar.patch_dgl() where "
             "Config.patch_dgl is False or DGL was imported after the graph was made; docs/layers.md lists what runs."
         )
     if function and not is_layer:
-        return MissingMethodError(f"dgl.{function} takes no distributed graph: {INSTEAD.get(function, _WHOLE)}.")
+        advice = INSTEAD.get(function.rpartition(".")[2], _WHOLE)
+        return MissingMethodError(f"{function} takes no distributed graph: {advice}.")
     if name in INSTEAD:
         asked = f"{function} of DGL: " if is_layer else ""
         return MissingMethodError(f"{asked}graph.{name} is not there on a distributed graph: {INSTEAD[name]}.")
     return MissingMethodError(f"A distributed graph has no attribute {name!r}.")
 
 
-def _asked_by_dgl() -> tuple[str, bool]:
-    """The layer, or the outermost function, of DGL that has led here; empty where user code asked."""
+def asked_by_dgl() -> tuple[str, bool]:
+    """The layer of DGL that has led here, or the public name of the outermost function; empty if user code asked."""
     frame: FrameType | None = sys._getframe(2)
-    found = ""
+    outermost = None
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         package = module.partition(".")[0]
         if module.startswith("dgl.nn.") and "self" in frame.f_locals:
             return type(frame.f_locals["self"]).__name__, True
         if package == "dgl":
-            found = frame.f_code.co_name
+            outermost = frame
         elif package not in _BETWEEN:
             break
         frame = frame.f_back
-    return found, False
+    return _public_name(outermost) if outermost else "", False
+
+
+def _public_name(frame: FrameType) -> str:
+    """The name by which users call the function or class of DGL that a frame is of, such as `dgl.ops.copy_u_sum`."""
+    code, names, known = frame.f_code, frame.f_locals, frame.f_globals
+    value = type(names["self"]) if "self" in names else known.get(code.co_name)
+    for function in known.values():  # those of `dgl.ops` share their code and differ in the variables of their closure
+        if getattr(function, "__code__", None) is code:
+            cells = [cell.cell_contents for cell in function.__closure__ or ()]
+            value = function if cells == [names[variable] for variable in code.co_freevars] else value
+    name, module = getattr(value, "__name__", code.co_name), known["__name__"]
+    packages = [module[:end] for end in range(len(module)) if module[end] == "."]
+    return f"{next((p for p in packages if getattr(sys.modules[p], name, None) is value), module)}.{name}"
