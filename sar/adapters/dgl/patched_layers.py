@@ -308,7 +308,7 @@ def unpatch_dgl() -> None:
         setattr(owner, name, original)
 
 
-def patched_edge_softmax(graph: Any, logits: Tensor, eids: Any = ALL, norm_by: str = "dst") -> Tensor:
+def patched_edge_softmax(graph: Any, logits: Any, eids: Any = ALL, norm_by: str = "dst") -> Any:
     """`sar.edge_softmax` on distributed graphs, DGL's own on all others."""
     if isinstance(graph, GraphShardManager):
         return edge_softmax(graph, logits, eids, norm_by)
