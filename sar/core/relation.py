@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sar.comm.group import Group
 from sar.comm.halo_plan import HaloPlan, HaloSlice
-from sar.common_tuples import CanonicalEtype
+from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
 from sar.errors import GraphError
 from sar.id_slices import to_offsets
 from sar.kernels import EdgeBlock
@@ -82,6 +82,11 @@ class Constants:
         return known
 
 
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; not known of those of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _sample(operand: Tensor) -> Hashable:
     """Shape, dtype, and the bits of some rows."""
     rows = operand[:: max(len(operand) // SAMPLED_ROWS, 1)]
@@ -115,14 +120,28 @@ class Relation:
     in_degrees: Tensor  # (num_dst,) int64
     out_degrees: Tensor  # (num_src,) int64; they count the edges into all workers
     # (E,) integer, ascending in the order in which a node's messages come to Python reduce functions: the edges'
-    # original IDs, or else their IDs.
+    # original IDs, or else their IDs. This is a field of the graph, so `unchanged_order` checks that it is as it was.
     message_order: Tensor
     # Caches are no arguments, so that `dataclasses.replace` makes new ones: what is kept here is of this relation.
     constants: Constants = field(init=False, default_factory=Constants)
+    _order_version: int = field(init=False)
     # By size, the latest used last.
     _tiles: dict[int, dict[HaloSlice, EdgeBlock]] = field(init=False, default_factory=dict)
     _in_place: dict[int, EdgeBlock] = field(init=False, default_factory=dict)  # by part
     _inverse_degrees: dict[tuple[torch.dtype, int], Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_order_version", _version(self.message_order))
+
+    @property
+    def unchanged_order(self) -> Tensor:
+        """`message_order`; a GraphError if it was changed in place since the graph was made."""
+        if _version(self.message_order) != self._order_version:
+            raise GraphError(
+                f"The edge IDs of {self.etype}, in edata['{ORIG_ID}'] or edata['{EID}'], were changed in place, so the "
+                "order in which messages come to Python reduce functions is lost. Set a changed copy instead."
+            )
+        return self.message_order
 
     @property
     def num_edges(self) -> int:
@@ -164,7 +183,7 @@ class Relation:
     def in_edges(self) -> tuple[Tensor, Tensor]:
         """In-edges by destination: (N_dst + 1,) offsets, and (E,) edge IDs, int64, each node's by `message_order`."""
         destinations = self.in_edge_order([block.destinations(0, block.num_edges) for block in self.blocks])
-        edges = torch.argsort(self.message_order, stable=True)
+        edges = torch.argsort(self.unchanged_order, stable=True)
         edges = edges[torch.argsort(destinations[edges], stable=True)]
         return to_offsets(self.in_degrees), edges
 
@@ -196,7 +215,7 @@ class Relation:
             plan=self.plan.to(device),
             in_degrees=self.in_degrees.to(device),
             out_degrees=self.out_degrees.to(device),
-            message_order=self.message_order.to(device),
+            message_order=self.unchanged_order.to(device),
         )
 
 

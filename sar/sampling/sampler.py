@@ -108,8 +108,8 @@ class GraphSampler:
         With `contents`, their contents are looked at, too, which numpy and `.data` change without a trace.
         """
         with session.current_group().guard() as group:
-            frames = [graph.edges[etype].data for etype in graph.canonical_etypes]
-            frames += [self.input_node_features, self.output_node_features]
+            edge_frames = [graph.edges[etype].data for etype in graph.canonical_etypes]
+            frames = [*edge_frames, self.input_node_features, self.output_node_features]
             named = {(i, name): field for i, frame in enumerate(frames) for name, field in frame.items()}
             fields = list(named.values())
             # Changes in place show in the version, which tensors of inference mode do not have.

@@ -87,7 +87,7 @@ class SeedBatches:
             )
             if not isinstance(batch_size, int) or batch_size < 1:
                 raise ConfigError(f"batch_size is {batch_size}; expected an integer of at least 1.")
-            self._seeds = check_seeds(seeds, node_ranges, foreign=foreign).clone()  # which the user may write to
+            self._seeds = check_seeds(seeds, node_ranges, foreign=foreign)
             counts = group.gather_numbers(len(self._seeds), "SeedBatches")
             self._count = min(counts) // batch_size if drop_last else -(-max(counts) // batch_size)
             self._sizes = _sizes(len(self._seeds), self._count, batch_size, drop_last)

@@ -204,6 +204,9 @@ class GraphShardManager(GraphQueries):
         shared = self._structure.sampling_graph
         whole = len(self._relations) == len(self._structure.relations) and len(self.ntypes) == len(shared.ntypes)
         graph = (shared if whole else shared[next(iter(self._relations))]).local_var()
+        for ntype in graph.ntypes:
+            data = graph.nodes[ntype].data
+            data.update({name: column.clone() for name, column in data.items()})
         for etype in self._relations:
             fields = self._frames.edge[etype].items()
             graph.edges[etype].data.update({name: column.cpu() for name, column in fields})
