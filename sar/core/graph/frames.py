@@ -108,10 +108,7 @@ class FieldsByType(Fields):
 
 @dataclass(frozen=True)
 class Frames:
-    """All frames of a graph, by type; `src` and `dst` are one and the same, except on message flow graphs.
-
-    They tell which types the graph has: the graph of one edge type has the frames of fewer node types.
-    """
+    """All frames of a graph, of the types that it has; `src` and `dst` are the same, except on message flow graphs."""
 
     src: dict[str, Frame]
     dst: dict[str, Frame]
