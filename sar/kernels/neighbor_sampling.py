@@ -52,11 +52,11 @@ def draw_in_edges(
     loops = _loops()
     replace = replace and fanout != ALL
     arguments = (rows.numpy(), nodes.numpy(), indptr.numpy(), np.empty(0) if weights is None else weights.numpy())
+    longest = int((indptr[rows + 1] - indptr[rows]).max()) if len(rows) else 0
     counts = torch.empty_like(rows)
     run_rows(loops.count_draws, len(rows), _NODE_WORK, arguments[0], *arguments[2:], fanout, replace, counts.numpy())
     offsets = to_offsets(counts)
     picked = torch.empty(int(offsets[-1]), dtype=torch.int64, device="cpu")
-    longest = int((indptr[rows + 1] - indptr[rows]).max()) if len(rows) else 0
     ends = offsets.numpy()
     given = (*arguments, replace, np.uint64(key), ends, picked.numpy())
     run_balanced(loops.draw_edges, ends, _NODE_WORK, *given, private=lambda: (np.arange(longest), np.empty(longest)))

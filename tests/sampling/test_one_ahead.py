@@ -54,20 +54,21 @@ def rename_fields(partition, num_workers):
     tables |= {"in": (sampler.input_node_features, users), "out": (sampler.output_node_features, users)}
     made_of = {}  # what makes a field of IDs, by table and name
 
-    def put(name, make, *, kinds=tables):
-        for kind in kinds:
-            made_of[kind, name] = make
-            table, ids = tables[kind]
-            table[name if kind in etypes else f"user/{name}"] = make(ids)
+    def key(kind, name):
+        return name if kind in etypes else f"user/{name}"
 
-    def exchange(one, other):
-        (a, x), (b, y) = ((tables[kind][0], name if kind in etypes else f"user/{name}") for kind, name in (one, other))
-        b[y], a[x] = a.pop(x), b.pop(y)  # so that the fields keep their order
-        made_of[one], made_of[other] = made_of[other], made_of[one]
+    def put(name, make):
+        for kind, (table, ids) in tables.items():
+            made_of[kind, name], table[key(kind, name)] = make, make(ids)
 
     def remove(name):
         for kind, (table, _) in tables.items():
-            del table[name if kind in etypes else f"user/{name}"], made_of[kind, name]
+            del made_of[kind, name], table[key(kind, name)]
+
+    def exchange(one, other):
+        (a, x), (b, y) = ((tables[kind][0], key(kind, name)) for kind, name in (one, other))
+        b[y], a[x] = a.pop(x), b.pop(y)  # so that the fields keep their order
+        made_of[one], made_of[other] = made_of[other], made_of[one]
 
     def is_right(block):
         frames = {etype: block.edges[etype].data for etype in etypes}
