@@ -27,7 +27,7 @@ from sar.common_tuples import EID, ORIG_ID, CanonicalEtype
 from sar.errors import GraphError
 from sar.id_slices import to_offsets
 from sar.kernels import EdgeBlock
-from sar.raw_memory import moved_to_file, snapshot
+from sar.raw_memory import moved_to_file, resolved, snapshot
 
 TILE_SIZES = 4
 """For so many tile sizes, the latest used, a relation keeps the edges of each tile: one more copy of the edges from
@@ -100,7 +100,7 @@ def _kept(tensor: Tensor) -> Tensor:
 
 def _bits(values: Tensor) -> Tensor:
     """Floating-point numbers as integers, in which 0 is not -0, and NaN is NaN."""
-    return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
+    return resolved(values).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
 
 
 @dataclass(frozen=True)

@@ -321,3 +321,19 @@ def test_copies_are_few(contents):
         known = constants.find("call", [torch.full((3, 2), float(number))])
         assert (known is not None) == (number in latest)
         latest = [*[n for n in latest if n != number][-SAMPLES + 1 :], number]
+
+
+def of_a_negative_view(mine):
+    partition, data = mine
+    sar.Config.cache_constant_inputs = True
+    graph, x = build(partition, 1), data.nodes["x"]
+    view = torch.complex(x, -x).conj().imag
+    assert view.is_neg()
+    return [(mean(graph, view), mean(graph, x)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_a_negative_view(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    for results in pool.run(of_a_negative_view, per_rank=deal(parts, random_data(parts, torch.float64))):
+        assert all(map(torch.equal, *zip(*results, strict=True)))
