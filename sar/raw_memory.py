@@ -34,7 +34,7 @@ class TensorFile(Protocol):
         """A tensor in the file, contents undefined."""
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """A tensor that stays as it is, with what this one has: in the file, or on a GPU, from which it leaves."""
+        """A tensor in the file that stays as it is, with what this one has."""
 
     def use(self, tensor: Tensor) -> object:
         """Have a tensor at hand that is used now."""
