@@ -27,7 +27,7 @@ for name, examples in (("all", 100), ("sar", 20), ("fast", 10)):
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
         suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
     )
-filled_memory.install()
+filled_memory.install(everywhere=True)
 hypothesis.settings.load_profile("sar")  # `--hypothesis-profile` chooses another
 
 

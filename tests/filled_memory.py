@@ -38,6 +38,9 @@ class _Filling(ModuleType):
         return _filled(np.empty_like(*args, **kwargs))
 
 
+_NUMPY = _Filling("numpy")
+
+
 def _filled(array: Any) -> Any:
     if array.dtype.kind in "fciu":
         array.fill(np.nan if array.dtype.kind in "fc" else np.iinfo(array.dtype).max)
@@ -58,17 +61,18 @@ def _filling(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return made
 
 
-def install() -> None:
-    """Fill new memory in this process and in those forked from it."""
-    if hasattr(torch.empty, "filling"):
-        return
-    for owner, names in ((torch, ("empty", "empty_like", "empty_strided")), (Tensor, ("new_empty",))):
-        for name in names:
-            setattr(owner, name, _filling(getattr(owner, name)))
-    for found in pkgutil.walk_packages(sar.__path__, "sar."):
+def install(*, everywhere: bool = False) -> None:
+    """Fill new memory in this process and in those forked from it.
+
+    `numpy.empty` is replaced in the modules of sar that are loaded; `everywhere` loads all of them, and Numba with them.
+    """
+    if not hasattr(torch.empty, "filling"):
+        for owner, names in ((torch, ("empty", "empty_like", "empty_strided")), (Tensor, ("new_empty",))):
+            for name in names:
+                setattr(owner, name, _filling(getattr(owner, name)))
+    for found in pkgutil.walk_packages(sar.__path__, "sar.") if everywhere else ():
         if not found.name.startswith(LEFT_OUT):
             importlib.import_module(found.name)
-    numpy = _Filling("numpy")
     for name, module in list(sys.modules.items()):
         if name.startswith("sar.") and getattr(module, "np", None) is np and not name.startswith(COMPILED):
-            module.np = numpy  # type: ignore[attr-defined]
+            module.np = _NUMPY  # type: ignore[attr-defined]

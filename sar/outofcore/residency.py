@@ -17,7 +17,7 @@ What a worker reads of its partition's files, such as features, goes slice by sl
 mapped from there: the system keeps as much of it in memory as there is room for. The partition's own files could not be
 mapped: an array of DGL's begins right after its name, and code for numbers needs aligned addresses. The structure of
 graphs goes there, too, and totals of gradients, to which other workers add; small pieces, such as the edges between
-each two of p partitions, share a slot. Such a tensor is published, and kept for later, without a copy: it is frozen,
+each two of p partitions, share a slot. Such a tensor is published without a copy: it is frozen,
 and what it becomes goes to another slot, while others read on what was published.
 """
 
@@ -251,13 +251,6 @@ class Residency(TorchDispatchMode):
         place = self._room[:nbytes].view(tensor.dtype).view(tensor.shape).data  # changed by itself, says autograd
         self._room = self._room[-(-nbytes // ALIGNED) * ALIGNED :]
         return place.copy_(tensor)
-
-    def snapshot(self, tensor: Tensor) -> Tensor | None:
-        if (mapping := self._frozen(tensor)) is None:
-            return None
-        copy = Mapping(mapping.slot, _begin(tensor, mapping))
-        copy.freeze()
-        return self._tensor(copy, tensor.shape, tensor.dtype)
 
     def _tensor(self, mapping: Mapping, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         self._in_file[mapping.address + mapping.begin] = mapping

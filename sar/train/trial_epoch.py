@@ -250,10 +250,6 @@ class MetaMemory(TorchDispatchMode):
     def use(self, tensor: Tensor) -> None:
         """As `TensorFile.use`: kernels have nothing to do on this device."""
 
-    def snapshot(self, tensor: Tensor) -> Tensor:
-        """As `TensorFile.snapshot`."""
-        return tensor.detach()
-
 
 class _CountedPool(BufferPool):
     """Message buffers on "meta", counted as such."""
