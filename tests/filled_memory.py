@@ -64,7 +64,7 @@ def _filling(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def install(*, everywhere: bool = False) -> None:
     """Fill new memory in this process and in those forked from it.
 
-    `numpy.empty` is replaced in the modules of sar that are loaded; `everywhere` loads all of them, and Numba with them.
+    `numpy.empty` is replaced in the modules of sar that are loaded; `everywhere` loads all of them, and so Numba.
     """
     if not hasattr(torch.empty, "filling"):
         for owner, names in ((torch, ("empty", "empty_like", "empty_strided")), (Tensor, ("new_empty",))):
