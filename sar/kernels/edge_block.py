@@ -149,10 +149,10 @@ class EdgeBlock:
         return made
 
     def shifted(self, count: int) -> EdgeBlock:
-        """The block for edge operands in which its edges' rows come `count` rows later."""
+        """The same edges for edge operands in which their rows come `count` rows later."""
         ids = None if self.edge_ids is None else self.edge_ids.long() + count
         offset = self.edge_offset + count
-        return EdgeBlock(self.rows, self.indptr, self.cols, self.num_src, self.num_dst, ids, offset) if count else self
+        return EdgeBlock(self.rows, self.indptr, self.cols, self.num_src, self.num_dst, ids, offset)
 
     def _run(self, begin: int, end: int) -> EdgeBlock:
         if self.cols.is_meta:  # where there are no values, as many as there would be on average

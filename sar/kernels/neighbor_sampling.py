@@ -40,8 +40,7 @@ def draw_in_edges(
         rows: (n,) int64, their rows in `indptr`.
         nodes: (n,) int64, their global IDs, which choose their random numbers.
         indptr: (N + 1,) int64; the in-edges of row i have the positions indptr[i]:indptr[i + 1].
-        weights: (E,) floating point, from 0 to `MOST_WEIGHT`, by position; None for equal ones. An edge of weight 0 is
-            not drawn.
+        weights: (E,) floating point, from 0, which is not drawn, to `MOST_WEIGHT`, by position; None for equal ones.
         fanout: edges of each node, or `ALL`.
         replace: draw `fanout` edges independently of any node that has one.
         key: 64 bits; equal keys give equal draws.

@@ -43,7 +43,7 @@ def edge_softmax(
     """
     if norm_by not in ("dst", "src"):
         raise GraphError(f"edge_softmax got norm_by={norm_by!r}; expected 'dst' or 'src'.")
-    given: Mapping[AnyEtype, Tensor] = logits if isinstance(logits, Mapping) else {None: logits}
+    given = logits if isinstance(logits, Mapping) else dict.fromkeys(graph.canonical_etypes[:1], logits)
     by_type = {graph.to_canonical_etype(etype): x for etype, x in given.items()}
     chosen = None if isinstance(eids, str) and eids == ALL else torch.as_tensor(eids, device=graph.device).long()
     if len(by_type) < len(graph.canonical_etypes) or (chosen is not None and len(by_type) > 1):
@@ -73,11 +73,12 @@ def edge_softmax(
 
 def _by_destination(contexts: Sequence[CallContext], logits: Sequence[Tensor]) -> Sequence[Tensor]:
     """The softmax over the in-edges of nodes of one type, from the logits of each relation that leads to them."""
-    starts = accumulate(map(len, logits), initial=0)
-    blocks = [block.shifted(start) for context, start in zip(contexts, starts) for block in context.relation.blocks]
     if len(logits) == 1:
-        return list(_EdgeSoftmax(blocks).apply(logits[0]))
-    return _EdgeSoftmax(blocks).apply(torch.cat([*logits]))[0].split([*map(len, logits)])
+        return list(_EdgeSoftmax(contexts[0].relation.blocks).apply(logits[0]))
+    sizes = [*map(len, logits)]
+    relations = zip([0, *accumulate(sizes[:-1])], contexts, strict=True)
+    blocks = [block.shifted(start) for start, context in relations for block in context.relation.blocks]
+    return _EdgeSoftmax(blocks).apply(torch.cat([*logits]))[0].split(sizes)
 
 
 def _by_source(contexts: Sequence[CallContext], logits: Sequence[Tensor]) -> Sequence[Tensor]:

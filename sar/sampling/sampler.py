@@ -114,7 +114,7 @@ class GraphSampler:
             fields = list(named.values())
             # Changes in place show in the version, which tensors of inference mode do not have.
             states = [(place, id(x), _checksum(x) if x.is_inference() else x._version) for place, x in named.items()]
-            made_of = id(graph._structure), graph.canonical_etypes, states
+            made_of = id(graph._structure), graph.ntypes, graph.canonical_etypes, states
             known, checksums = self._prepared, None
             changed = known is None or known.made_of != made_of
             if contents:

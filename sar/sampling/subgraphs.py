@@ -36,9 +36,10 @@ def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str)
 
 def check_homogeneous(graph: GraphShardManager, sampler: str) -> None:
     """Raise `GraphError` where a graph has more types than the sampler is defined for."""
-    if len(graph.canonical_etypes) > 1 or len(graph._structure.dst.ids) > 1:
+    ntypes = list(graph._structure.dst.ids)  # also those that the graph of one edge type lacks
+    if len(ntypes) > 1 or len(graph.canonical_etypes) > 1:
         raise GraphError(
-            f"{sampler} is for graphs of one node and one edge type; this one has {graph.canonical_etypes}. "
+            f"{sampler} is for graphs of one node and one edge type; this has {ntypes} and {graph.canonical_etypes}. "
             "DistNeighborSampler takes several."
         )
 

@@ -170,7 +170,7 @@ def _weights(prob: str, field: Tensor, edges: InEdges) -> Tensor:
     if not bool(((field >= 0) & field.isfinite() & (field <= MOST_WEIGHT)).all()):
         raise FieldError(
             f"prob={prob!r} has entries that are negative, infinite, NaN or above {MOST_WEIGHT:g}; expected weights of "
-            f"at least 0, if need be divided by the greatest."
+            "at least 0, if need be divided by the greatest."
         )
     return field[edges.edges]
 

@@ -108,7 +108,7 @@ class FieldsByType(Fields):
 
 @dataclass(frozen=True)
 class Frames:
-    """All frames of a graph, of the types that it has; `src` and `dst` are the same, except on message flow graphs."""
+    """All frames of a graph, which tell its types; `src` and `dst` are one and the same, except on flow graphs."""
 
     src: dict[str, Frame]
     dst: dict[str, Frame]

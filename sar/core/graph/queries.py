@@ -70,14 +70,12 @@ class GraphQueries:
 
     @property
     def srctypes(self) -> list[str]:
-        """Node types on the source side: all types, but as in DGL without those that are destinations only, if every
-        type is either a source or a destination.
-        """
+        """Node types on the source side: as in DGL all, or if no type is on both sides, those that have no in-edges."""
         return [ntype for ntype in self._frames.src if ntype not in self._only_targets]
 
     @property
     def dsttypes(self) -> list[str]:
-        """Node types on the destination side: all types, or those that are destinations only; see `srctypes`."""
+        """Node types on the destination side: as in DGL all, or if no type is on both sides, those with in-edges."""
         return [ntype for ntype in self._frames.dst if not self._only_targets or ntype in self._only_targets]
 
     @property
@@ -92,7 +90,7 @@ class GraphQueries:
 
     @property
     def _only_targets(self) -> set[str]:
-        """The destination types if no type is both a source and a destination; else, and on flow graphs, none."""
+        """Destination types, if none of them is a source type too; else, and on message flow graphs, none."""
         targets = {etype[2] for etype in self._relations}
         return set() if self.is_block or any(etype[0] in targets for etype in self._relations) else targets
 
@@ -158,7 +156,7 @@ class GraphQueries:
         return sum(relation.num_edges_global for relation in self._relations_of(etype))
 
     def _nodes_of(self, ntype: str | None) -> list[tuple[NodeSet, str]]:
-        """The node sets that have nodes of a type, or of any, and these types."""
+        """Pairs of a node set and a type that it has; of the type that is named, or of all."""
         sides = [(self._structure.src, self._frames.src)] if self.is_block else []
         sides.append((self._structure.dst, self._frames.dst))
         types = self._ntypes_of(ntype, self.ntypes)
@@ -433,7 +431,7 @@ def _public_name(frame: FrameType) -> str:
     """The name by which users call the function or class of DGL that a frame is of, such as `dgl.ops.copy_u_sum`."""
     code, names, known = frame.f_code, frame.f_locals, frame.f_globals
     value = type(names["self"]) if "self" in names else known.get(code.co_name)
-    for function in known.values():  # those of `dgl.ops` share their code and differ in the variables of their closure
+    for function in list(known.values()):  # those of `dgl.ops` share their code, and differ in what they close over
         if getattr(function, "__code__", None) is code:
             cells = [cell.cell_contents for cell in function.__closure__ or ()]
             value = function if cells == [names[variable] for variable in code.co_freevars] else value
