@@ -49,14 +49,16 @@ def edge_softmax(
     if len(by_type) < len(graph.canonical_etypes) or (chosen is not None and len(by_type) > 1):
         raise GraphError(f"The logits are of {list(by_type)}; expected all of {graph.canonical_etypes}, without eids.")
     for etype, x in by_type.items():
-        num_edges = graph.num_edges(etype)
-        if chosen is not None and bool(((chosen < 0) | (chosen >= num_edges)).any()):
-            raise GraphError(f"eids are {int(chosen.min())} to {int(chosen.max())}; expected 0 to {num_edges - 1}.")
-        rows = num_edges if chosen is None else len(chosen)
-        if x.dim() == 0 or len(x) != rows or not x.dtype.is_floating_point:
-            raise GraphError(f"The logits are {tuple(x.shape)} {x.dtype}; expected {rows} rows of floating point.")
+        count = graph.num_edges(etype)
+        if chosen is not None and bool(((chosen < 0) | (chosen >= count)).any()):
+            raise GraphError(f"eids are from {int(chosen.min())} to {int(chosen.max())}; expected 0 to {count - 1}.")
+        rows = count if chosen is None else len(chosen)
+        if x.dim() == 0 or len(x) != rows:
+            raise GraphError(f"The logits have shape {tuple(x.shape)}; expected {rows} rows, one for each edge.")
+        if not x.dtype.is_floating_point:
+            raise GraphError(f"The logits are {x.dtype}; expected floating point.")
         if chosen is not None:  # Edges that are left out weigh exp(-inf) = 0.
-            by_type[etype] = x.new_full((num_edges, *x.shape[1:]), -torch.inf).index_copy(0, chosen, x)
+            by_type[etype] = x.new_full((count, *x.shape[1:]), -torch.inf).index_copy(0, chosen, x)
     end, normalise = (2, _by_destination) if norm_by == "dst" else (0, _by_source)
     scores: dict[CanonicalEtype, Tensor] = {}
     for ntype in dict.fromkeys(etype[end] for etype in graph.canonical_etypes):

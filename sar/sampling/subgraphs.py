@@ -36,11 +36,10 @@ def induced_subgraph(group: Group, graph: WorkerGraph, nodes: Tensor, call: str)
 
 def check_homogeneous(graph: GraphShardManager, sampler: str) -> None:
     """Raise `GraphError` where a graph has more types than the sampler is defined for."""
-    ntypes = list(graph._structure.dst.ids)  # also those that the graph of one edge type lacks
-    if len(ntypes) > 1 or len(graph.canonical_etypes) > 1:
+    if len(graph._structure.dst.ids) > 1 or len(graph.canonical_etypes) > 1:
         raise GraphError(
-            f"{sampler} is for graphs of one node and one edge type; this has {ntypes} and {graph.canonical_etypes}. "
-            "DistNeighborSampler takes several."
+            f"{sampler} is for graphs of one node and one edge type; this one is of {[*graph._structure.dst.ids]} and "
+            f"{graph.canonical_etypes}. DistNeighborSampler takes several."
         )
 
 
