@@ -116,10 +116,10 @@ def infer(
             gaps = _gaps(out[sample], other().outputs(load(), kind, wanted[sample]))
             if gaps.any():
                 worst = sample[gaps.argmax()]
-                traces = (_trace(load(), make(), kind, wanted[[worst]]) for make in (few, other))
+                traces = (_trace(load(), make(), kind, wanted[worst].view(1)) for make in (few, other))
                 raise GraphError(
                     f"{_first_to_differ(traces)} uses more of the graph than {near.hops} hops of in-edges: outputs of "
-                    f"node {nodes[worst]} differ by {gaps.max():.2g} {where}. If layers look farther, pass more hops; if "
+                    f"node {nodes[worst]} differ by {gaps.max():.2g} {where}. If layers look farther, pass more. If "
                     f"they use all nodes, out-edges, row numbers or random numbers, {_WHOLE}."
                 )
     return (out.float() if out.dtype == torch.bfloat16 else out).numpy()
@@ -330,9 +330,8 @@ def _surround(near: _Neighborhood, stand_ins: int, crowded: bool = False) -> _Su
     features[ETYPE] = torch.repeat_interleave(torch.tensor([found.shape[1] for found in ends]))
     types = join(torch.repeat_interleave(torch.tensor(counts)), near.types)
     src, dst = torch.cat(ends, 1)
-    data = PartitionData(
-        [ShardEdgesAndFeatures((src, dst), features)], [(0, len(types))], {NTYPE: types}, node_types, near.etypes
-    )
+    shard = ShardEdgesAndFeatures((src, dst), features)
+    data = PartitionData([shard], [(0, len(types))], {NTYPE: types}, node_types, near.etypes)
     before = [0] * len(counts) if crowded else counts
     return _Surrounded(near, _with_true_counts(construct_full_graph(data), near, before), inputs, before)
 
@@ -381,20 +380,22 @@ def _first_to_differ(traces: Iterable[list[list[Any]]]) -> str:
 
 
 def _trace(model: nn.Module, surrounded: _Surrounded, kind: int, node: Tensor) -> list[list[Any]]:
-    """The modules in the order in which they end, each with what it is given and returns of a node and its in-edges."""
-    trace, rows, row = [], {}, surrounded.rows(kind, node)  # rows by the length of a tensor that has them
-    ntype = surrounded.near.spec.node_types[kind]
-    for relation in surrounded.graph._structure.relations:
+    """The modules in the order in which they end, each with arguments and results that a node's output depends on."""
+    graph, ntype, trace = surrounded.graph, surrounded.near.spec.node_types[kind], []
+    row = surrounded.rows(kind, node)
+    given, returned = ({graph.num_nodes(ntype): [row]} for _ in range(2))  # rows by the length of tensors
+    for relation in graph._structure.relations:
         if relation.etype[2] == ntype:
             indptr, edges = relation.in_edges
-            rows[relation.num_edges] = edges[indptr[row] : indptr[row + 1]]
-    rows[surrounded.graph.num_nodes(ntype)] = row
+            given[relation.num_edges] = returned[relation.num_edges] = [edges[indptr[row] : indptr[row + 1]]]
+            sources = relation.in_edge_order([block.cols for block in relation.blocks])[given[relation.num_edges][0]]
+            given.setdefault(relation.num_src, []).append(sources.long())
 
     def see(name: str, module: nn.Module, *values: Any) -> None:
         seen: list[Any] = [f"{type(module).__name__} {name}".strip()]
-        for tensors in (values[:2], values[2]):  # arguments and results
+        for rows, tensors in ((given, values[:2]), (returned, values[2])):
             plain = [x for x in tree_leaves(tensors) if type(x) is Tensor and x.dim() and len(x) in rows]
-            seen.append(torch.cat([torch.empty(0), *(x[rows[len(x)]].flatten() for x in plain)]))
+            seen.append(torch.cat([torch.empty(0), *(x[torch.cat(rows[len(x)])].flatten() for x in plain)]))
         trace.append(seen)
 
     for name, module in model.named_modules():
