@@ -205,6 +205,9 @@ class GraphShardManager(GraphQueries):
         """
         shared = self._structure.sampling_graph
         graph = (shared if self._is_whole else shared[next(iter(self._relations))]).local_var()
+        for ntype in graph.ntypes:
+            data = graph.nodes[ntype].data
+            data.update({name: column.clone() for name, column in data.items()})
         for etype in self._relations:
             fields = self._frames.edge[etype].items()
             graph.edges[etype].data.update({name: column.cpu() for name, column in fields})

@@ -32,7 +32,8 @@ class EdgeTypeView(TypeView):
 class GraphQueries:
     """Types, counts, degrees and fields of this worker's part of a graph, or of some of its relations.
 
-    Counts are local: nodes of this worker, edges into it. Those that end in `_global` are of the whole graph.
+    Counts are local: nodes of this worker, edges into it. Those that end in `_global` are of the whole graph. Tensors
+    and lists are copies, which the caller may change; only fields are the graph's own.
     """
 
     batch_size = 1
@@ -206,7 +207,9 @@ class GraphQueries:
             type to rows of the partition's nodes: `data.node_features["paper/label"][g.seeds["paper"]]` are labels.
         """
         dst = self._structure.dst
-        return {t: dst.rows[t] for t in self.dsttypes} if len(dst.ids) > 1 else next(iter(dst.ids.values()))
+        if len(dst.ids) > 1:
+            return {t: dst.rows[t].clone() for t in self.dsttypes}
+        return next(iter(dst.ids.values())).clone()
 
     @property
     def input_nodes(self) -> Any:
@@ -217,7 +220,9 @@ class GraphQueries:
             to rows of that type's nodes: `data.node_features["paper/feat"][g.input_nodes["paper"]]` are features.
         """
         src = self._structure.src
-        return {t: src.rows[t] for t in self.srctypes} if len(src.ids) > 1 else next(iter(src.rows.values()))
+        if len(src.ids) > 1:
+            return {t: src.rows[t].clone() for t in self.srctypes}
+        return next(iter(src.rows.values())).clone()
 
     def node_ids(self, ntype: str | None = None) -> Tensor:
         """Global IDs of this worker's nodes, (N_i,) int64, in the order of their rows; of a flow graph's `seeds`.
@@ -227,7 +232,7 @@ class GraphQueries:
         """
         if ntype is None and len(self.ntypes) > 1:
             raise GraphError(f"The graph has several node types; name one of {self.ntypes}.")
-        return self._structure.dst.ids[self._ntypes_of(ntype, self.ntypes)[0]]
+        return self._structure.dst.ids[self._ntypes_of(ntype, self.ntypes)[0]].clone()
 
     def original_ids(self, ntype: str | None = None) -> Tensor | None:
         """IDs in the input graph of the nodes `node_ids(ntype)`, counted within their type; None where none are known.
@@ -241,7 +246,7 @@ class GraphQueries:
     @property
     def node_ranges(self) -> list[tuple[int, int]]:
         """The [start, end) range of global node IDs of every partition."""
-        return self._structure.node_ranges
+        return [*self._structure.node_ranges]
 
     # -- fields
 
@@ -320,7 +325,7 @@ class GraphQueries:
 
 def _rows(degrees: Tensor, which: Any) -> Tensor:
     if isinstance(which, str) and which == ALL:
-        return degrees
+        return degrees.clone()
     rows = torch.as_tensor(which, device=degrees.device)
     outside = rows[(rows < 0) | (rows >= len(degrees))] if rows.dtype != torch.bool else rows[:0]
     if outside.numel():

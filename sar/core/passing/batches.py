@@ -94,7 +94,7 @@ class NodeBatch:
 
     def nodes(self) -> Tensor:
         """Local IDs, (N_batch,) int64."""
-        return self._nodes
+        return self._nodes.clone()
 
 
 def function_name(function: object) -> str:
