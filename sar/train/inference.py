@@ -8,8 +8,7 @@ edges from one another. Out-degrees and the numbers of nodes and edges are those
 [Note: two surroundings] A model may still use something that the neighborhood does not tell: the mean of all nodes,
 sums over out-edges, row numbers, one hop more. So it runs twice: with few stand-ins, whose features are like those of
 the nodes, and with many, whose features and degrees are others, and to which nodes have edges if they have edges that
-leave the neighborhood. Outputs that differ depend on the surroundings, and are refused. Such a comparison needs no list
-of layers.
+leave the neighborhood. Outputs that differ depend on the surroundings, and are refused.
 """
 
 import pickle
@@ -43,8 +42,7 @@ from sar.storage.partition_json import PartitionJson, graph_path, read_partition
 from sar.train.graph_counts import FEATURE, LABEL, GraphInfo
 
 _INPUTS = (FEATURE, "x")
-_ROUND_OFF = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
-"""Of an output, relative to the largest one; 1e-5 in other dtypes."""
+_ROUND_OFF = {torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative to the largest output; 1e-5 in other dtypes
 _WHOLE = "evaluate on the whole graph, as docs/howto/infer.md says"
 
 
@@ -112,15 +110,15 @@ def infer(
         if check:
             every = _read(spec, torch.arange(sum(counts.values())), 0)
             others.append(("on the whole graph", partial(_surround, every, 0), torch.randperm(len(out))[:check]))
-        for where, other, sample in others:
+        for where, other, sample in others:  # see [Note: two surroundings]
             gaps = _gaps(out[sample], other().outputs(load(), kind, wanted[sample]))
             if gaps.any():
                 worst = sample[gaps.argmax()]
                 traces = (_trace(load(), make(), kind, wanted[worst].view(1)) for make in (few, other))
                 raise GraphError(
-                    f"{_first_to_differ(traces)} uses more of the graph than {near.hops} hops of in-edges: outputs of "
-                    f"node {nodes[worst]} differ by {gaps.max():.2g} {where}. If layers look farther, pass more. If "
-                    f"they use all nodes, out-edges, row numbers or random numbers, {_WHOLE}."
+                    f"{_first_to_differ(traces)}, or code before it, uses more of the graph than {near.hops} hops of "
+                    f"in-edges: outputs of node {nodes[worst]} differ by {gaps.max():.2g} {where}. Pass more hops if "
+                    f"layers look farther; if they use all nodes, out-edges, row or random numbers, {_WHOLE}."
                 )
     return (out.float() if out.dtype == torch.bfloat16 else out).numpy()
 
@@ -129,7 +127,7 @@ def _load(make_model: Callable[[GraphInfo], nn.Module], info: GraphInfo, weights
     model = make_model(info)
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
-        model.to(_dtype_of(state)).eval().load_state_dict(state, assign=True)  # each tensor in its own dtype
+        model.to(_first_dtype(state.values())).eval().load_state_dict(state, assign=True)  # tensors in their own dtypes
     except (OSError, pickle.UnpicklingError, RuntimeError, AttributeError) as error:
         raise ConfigError(
             f"'{weights}' does not fit the model: {error} Expected a state dict of the same model, as sar.save_model "
@@ -138,8 +136,8 @@ def _load(make_model: Callable[[GraphInfo], nn.Module], info: GraphInfo, weights
     return model
 
 
-def _dtype_of(state: Mapping[str, Tensor]) -> torch.dtype | None:
-    return next((value.dtype for value in state.values() if value.is_floating_point()), None)
+def _first_dtype(tensors: Iterable[Tensor]) -> torch.dtype | None:
+    return next((x.dtype for x in tensors if x.is_floating_point()), None)
 
 
 class _Neighborhood(NamedTuple):
@@ -170,22 +168,21 @@ class _Surrounded(NamedTuple):
 
     def outputs(self, model: nn.Module, kind: int, nodes: Tensor) -> Tensor:
         """The outputs of nodes of one type, given by global ID."""
-        dtype = _dtype_of(model.state_dict())
+        dtype = _first_dtype(model.state_dict().values())
         x = {ntype: x.to(dtype) if dtype and x.is_floating_point() else x for ntype, x in self.inputs.items()}
         try:
             out = model(self.graph, x if len(self.graph.ntypes) > 1 else next(iter(x.values())))
         except Exception as error:  # of the user's model
             raise GraphError(
-                f"The model raised {type(error).__name__} on {self.graph.num_nodes()} nodes in place of the whole "
-                f"graph: {error} If it needs all of them, {_WHOLE}."
+                f"The model raised an error on {self.graph.num_nodes()} nodes in place of the whole graph "
+                f"({type(error).__name__}: {error}). If it needs all nodes, {_WHOLE}."
             ) from error
         ntype = self.near.spec.node_types[kind]
-        out = out.get(ntype) if isinstance(out, Mapping) else out
-        if not isinstance(out, Tensor) or out.shape[:1] != (self.graph.num_nodes(ntype),):
-            found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        out, count = out.get(ntype) if isinstance(out, Mapping) else out, self.graph.num_nodes(ntype)
+        if not isinstance(out, Tensor) or out.shape[:1] != (count,):
             raise GraphError(
-                f"The model returns {found}; expected a row for each node of type {ntype!r}, "
-                f"{self.graph.num_nodes(ntype)}. For outputs of the graph as a whole, {_WHOLE}."
+                f"The model returns {getattr(out, 'shape', type(out))}; expected {count} rows, one for each node "
+                f"of type {ntype!r}. For an output of the whole graph, {_WHOLE}."
             )
         return out[self.rows(kind, nodes)]
 
@@ -195,8 +192,7 @@ class _Calls(list[str]):
 
     begins = list.append
 
-    def ends(self, call: str) -> None:
-        """Nothing to note."""
+    def ends(self, call: str) -> None: ...
 
 
 def _find_nodes(spec: PartitionJson, ntype: str | None, nodes: Array) -> tuple[int, Tensor]:
@@ -308,11 +304,10 @@ def _surround(near: _Neighborhood, stand_ins: int, crowded: bool = False) -> _Su
     def join(made_up: Tensor, rows: Tensor) -> Tensor:
         return torch.cat([rows, made_up] if crowded else [made_up, rows])
 
-    inputs = {}
+    inputs, ends, features = {}, [], {}
     for key, rows in near.node_features.items():
         ntype = key.partition("/")[0]
         inputs[ntype] = join(_made_up(rows, counts[node_types.index(ntype)], random, crowded), rows)
-    ends, features = [], {}
     of_type = types_of(near.edges[2], near.spec.edge_ranges)
     for number, (source, relation, target) in enumerate(near.etypes):
         u, v = node_types.index(source), node_types.index(target)
@@ -363,8 +358,8 @@ def _with_true_counts(graph: GraphShardManager, near: _Neighborhood, before: lis
 
 def _gaps(out: Tensor, other: Tensor) -> Tensor:
     """How far apart two outputs of each node are, (S,); 0 if no farther than round-off."""
-    if not out.numel():
-        return torch.zeros(len(out))
+    if out.shape != other.shape or not out.numel():
+        return torch.full((len(out),), 0.0 if out.shape == other.shape else torch.inf)
     a, b = (x.double().reshape(len(x), -1) for x in (out, other))
     gaps = (a - b).abs().masked_fill((a == b) | (a.isnan() & b.isnan()), 0).nan_to_num(nan=torch.inf).amax(1)
     return gaps.masked_fill(gaps <= _ROUND_OFF.get(out.dtype, 1e-5) * a.nan_to_num(0, 0, 0).abs().max(), 0)
@@ -380,22 +375,20 @@ def _first_to_differ(traces: Iterable[list[list[Any]]]) -> str:
 
 
 def _trace(model: nn.Module, surrounded: _Surrounded, kind: int, node: Tensor) -> list[list[Any]]:
-    """The modules in the order in which they end, each with arguments and results that a node's output depends on."""
+    """The modules in the order in which they end, each with what it is given and returns of a node and its in-edges."""
     graph, ntype, trace = surrounded.graph, surrounded.near.spec.node_types[kind], []
     row = surrounded.rows(kind, node)
-    given, returned = ({graph.num_nodes(ntype): [row]} for _ in range(2))  # rows by the length of tensors
+    rows = {graph.num_nodes(ntype): row}  # by the length of a tensor that has them
     for relation in graph._structure.relations:
         if relation.etype[2] == ntype:
             indptr, edges = relation.in_edges
-            given[relation.num_edges] = returned[relation.num_edges] = [edges[indptr[row] : indptr[row + 1]]]
-            sources = relation.in_edge_order([block.cols for block in relation.blocks])[given[relation.num_edges][0]]
-            given.setdefault(relation.num_src, []).append(sources.long())
+            rows[relation.num_edges] = edges[indptr[row] : indptr[row + 1]]
 
     def see(name: str, module: nn.Module, *values: Any) -> None:
         seen: list[Any] = [f"{type(module).__name__} {name}".strip()]
-        for rows, tensors in ((given, values[:2]), (returned, values[2])):
+        for tensors in (values[:2], values[2]):
             plain = [x for x in tree_leaves(tensors) if type(x) is Tensor and x.dim() and len(x) in rows]
-            seen.append(torch.cat([torch.empty(0), *(x[torch.cat(rows[len(x)])].flatten() for x in plain)]))
+            seen.append(torch.cat([torch.empty(0), *(x[rows[len(x)]].flatten() for x in plain)]))
         trace.append(seen)
 
     for name, module in model.named_modules():
