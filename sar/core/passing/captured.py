@@ -1,4 +1,4 @@
-"""What a Python function depends on besides its arguments: tensors that it captures, random numbers and autocast.
+"""What a Python function depends on besides its arguments: captured tensors, random numbers, autocast and modules.
 
 [Note: captured tensors]
 A message function may use tensors that it is not given: parameters of a layer, or what a lambda captures. Autograd has
@@ -9,20 +9,31 @@ error, a tile's gradients end there, and the tensors' own hooks run once for the
 `torch.autograd.Function` of the user's that is given a captured tensor gets the tensor itself;
 `DetachedLeaves.reached` finds those, whose gradients are asked for too. Between its runs a function keeps no tensor
 that is a variable around it, so that checkpointing can free it; what it has as an attribute of something else stays.
+
+[Note: fingerprints]
+A function may also depend on what nobody can restore, such as a `torch.Generator` of its own or an attribute that has
+changed: the backward would differentiate another function. So each run adds up its messages, weighted by their
+positions, and the sums of both runs are compared. A tolerance leaves room for operations that round differently each
+time. Messages that are proportional to exponentials ([Note: softmax in a message]) are relative to another peak in
+each run until they are summed, so they are weighted by their destinations, and the sums of the forward are taken.
 """
+
+import random
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
 
 from sar.errors import GraphError
+from sar.raw_memory import accumulation_dtype
 
 
 class _SeeTensors(TorchFunctionMode):
@@ -112,7 +123,7 @@ class Captured:
         self.cells: list[tuple[CellType, int]] = []
         if not isinstance(function, FunctionType) or not function.__closure__:
             return
-        cells = tuple(map(_copied, function.__closure__))
+        cells = tuple(CellType(cell.cell_contents) if _is_bound(cell) else cell for cell in function.__closure__)
         copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
         copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
         copy.__dict__.update(function.__dict__)
@@ -124,11 +135,8 @@ class Captured:
                 del cell.cell_contents
 
 
-def _copied(cell: CellType) -> CellType:
-    try:
-        return CellType(cell.cell_contents)
-    except ValueError:  # a variable that is not bound yet
-        return cell
+def _is_bound(cell: CellType) -> bool:
+    return cell != CellType()  # else the variable around the function has no value yet
 
 
 class DetachedLeaves(_SeeTensors):
@@ -202,23 +210,52 @@ class DetachedLeaves(_SeeTensors):
         return found
 
 
-def forked_generators(device: torch.device) -> list[torch.device]:
-    """The devices whose random state `torch.random.fork_rng` is to keep next to the CPU's; by default, those of all."""
-    return [device] if device.type == "cuda" else []
+def _modules(function: Any) -> Iterator[nn.Module]:
+    """Modules that a function is, is a method of, or has in variables around it or globals of its file, and theirs."""
+    waiting, seen = [function], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, nn.Module):
+            yield from each.modules()
+        elif isinstance(each, MethodType):
+            waiting += [each.__func__, each.__self__, *getattr(each.__self__, "__dict__", {}).values()]
+        elif isinstance(each, partial):
+            waiting += [each.func, *each.args, *each.keywords.values()]
+        elif isinstance(each, FunctionType):
+            waiting += [cell.cell_contents for cell in each.__closure__ or () if _is_bound(cell)]
+            named = [each.__globals__.get(name) for name in each.__code__.co_names]
+            waiting += [one for one in named if getattr(one, "__globals__", each.__globals__) is each.__globals__]
 
 
 class AmbientState:
-    """The state of random generators and autocast, of the CPU and of a device, as it is when this is made."""
+    """Random generators, autocast and the modes of a function's modules as they are when this is made."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = forked_generators(device)
-        self._cpu_state = torch.get_rng_state()
-        self._cuda_states = [torch.cuda.get_rng_state(each) for each in self._cuda]
+    def __init__(self, device: torch.device, function: Callable[..., Any]) -> None:
+        self._device = device
+        self._modules = list(_modules(function))
+        self._states = self._take()
+        kinds = [kind for kind in sorted({"cpu", device.type}) if torch.amp.is_autocast_available(kind)]  # not "meta"
         self._autocast = [
             partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            for kind in sorted({"cpu", device.type})
-            if torch.amp.is_autocast_available(kind)  # not for tensors without values
+            for kind in kinds
         ]
+        self.autocast_dtypes = {torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+
+    def _take(self) -> list[tuple[Callable[[Any], object], Any]]:
+        """The states as they are now, each with the function that puts it back."""
+        states: list[tuple[Callable[[Any], object], Any]] = [
+            (torch.set_rng_state, torch.get_rng_state()),
+            (np.random.set_state, np.random.get_state(legacy=False)),
+            (random.setstate, random.getstate()),
+            *((partial(setattr, module, "training"), module.training) for module in self._modules),
+        ]
+        if self._device.type == "cuda":
+            put = partial(torch.cuda.set_rng_state, device=self._device)
+            states.append((put, torch.cuda.get_rng_state(self._device)))
+        return states
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -230,9 +267,50 @@ class AmbientState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Random numbers and autocast as they were; random numbers go on as before afterwards."""
-        with torch.random.fork_rng(self._cuda), self.autocast():
-            torch.set_rng_state(self._cpu_state)
-            for each, state in zip(self._cuda, self._cuda_states, strict=True):
-                torch.cuda.set_rng_state(state, each)
-            yield
+        """All of it as it was; afterwards it is again as before."""
+        before = self._take()
+        with self.autocast():
+            try:
+                for put, state in self._states:
+                    put(state)
+                yield
+            finally:
+                for put, state in before:
+                    put(state)
+
+
+class Fingerprint:
+    """Sums of the messages of a run, weighted by their positions; see [Note: fingerprints]."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self._squares = torch.zeros_like(self._sums)
+        self._count = 0  # of rows so far
+
+    def add(self, values: Tensor, places: Tensor | None = None) -> None:
+        """Take in (n, ...) messages; `places`, (n,), are their positions, and by default they follow earlier ones."""
+        if values.is_complex():
+            values = torch.view_as_real(values.resolve_conj())
+        elif not values.is_floating_point():  # without gradient
+            return
+        rows = values.to(accumulation_dtype(values.dtype)).flatten(1) if values.dim() > 1 else values.unsqueeze(1)
+        if places is None:
+            places = torch.arange(self._count, self._count + len(rows), device=rows.device)
+            self._count += len(rows)
+            rows = rows.nan_to_num(1, 1, 1)  # of which there may be many, and results without them
+        columns = torch.arange(rows.shape[1], device=rows.device)
+        weighted = (rows @ _weights(columns).to(rows.dtype)) * _weights(places)
+        self._sums += weighted.sum(0)
+        self._squares += weighted.square().sum(0)
+
+    def equals(self, first: "Fingerprint", eps: float) -> bool:
+        """Whether this may be of the same messages as the first run's, computed to a precision of `eps`."""
+        tolerance = eps ** (2 / 3) * (self._squares.sqrt() + first._sums.abs())
+        same = (self._sums - first._sums).abs() <= tolerance
+        return same.is_meta or bool((same | ~first._sums.isfinite()).all())
+
+
+def _weights(positions: Tensor) -> Tensor:
+    """Four numbers between 0.5 and 1.5 for each position, (n, 4) float64, which seldom come again."""
+    steps = torch.arange(2, 6, dtype=torch.float64, device=positions.device).log()
+    return (positions.unsqueeze(1) + 1) * steps % 1 + 0.5
