@@ -22,7 +22,7 @@ from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.passing.column_blocks import column_blocks, in_blocks
-from sar.core.passing.reductions import Reduction
+from sar.core.passing.reductions import Reduction, refuse_dtype
 from sar.core.relation import Constant
 from sar.errors import GraphError
 from sar.kernels import (
@@ -179,10 +179,10 @@ class BuiltinCall(Collective):
         super().__init__(context.group, signature, distributed=self.source is not None)
         self.context = context
         self.relation = context.relation
-        self.reducer = reducer
         self.dtype = operands[0].dtype
         self.sum_dtype = accumulation_dtype(self.dtype)
         self.reduction = Reduction(self.relation, reducer, self.dtype, self.message.shape)
+        self.reducer = self.reduction.reducer
         self.constant: Constant | None = None  # what is known of a call on the same operands
         self.kept: list[HaloSlice | None] = []
 
@@ -341,4 +341,4 @@ def _check(message: Message, reducer: str | None, operands: Sequence[Tensor]) ->
         raise GraphError(f"The operands of {message} have dtypes {lhs} and {rhs[0]}; convert one of them.")
     copied = message.op is Op.COPY and reducer is None
     if not lhs.is_floating_point and not copied:
-        raise GraphError(f"{message} is {lhs}; built-in arithmetic takes floating point. Call .float() on it first.")
+        refuse_dtype(str(message), lhs)

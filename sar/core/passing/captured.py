@@ -32,8 +32,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
 
+from sar.core.passing.reductions import by_head
 from sar.errors import GraphError
-from sar.raw_memory import accumulation_dtype
+from sar.kernels import accumulation_dtype
 
 
 class _SeeTensors(TorchFunctionMode):
@@ -237,12 +238,11 @@ class AmbientState:
         self._device = device
         self._modules = list(_modules(function))
         self._states = self._take()
-        kinds = [kind for kind in sorted({"cpu", device.type}) if torch.amp.is_autocast_available(kind)]  # not "meta"
         self._autocast = [
             partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            for kind in kinds
+            for kind in sorted({"cpu", device.type})
+            if torch.amp.is_autocast_available(kind)  # not for tensors without values
         ]
-        self.autocast_dtypes = {torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
 
     def _take(self) -> list[tuple[Callable[[Any], object], Any]]:
         """The states as they are now, each with the function that puts it back."""
@@ -283,25 +283,23 @@ class Fingerprint:
     """Sums of the messages of a run, weighted by their positions; see [Note: fingerprints]."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
-        self._squares = torch.zeros_like(self._sums)
+        self._sums = torch.zeros(4, dtype=torch.complex128, device=device)
+        self._squares = torch.zeros(4, dtype=torch.float64, device=device)
         self._count = 0  # of rows so far
 
     def add(self, values: Tensor, places: Tensor | None = None) -> None:
         """Take in (n, ...) messages; `places`, (n,), are their positions, and by default they follow earlier ones."""
-        if values.is_complex():
-            values = torch.view_as_real(values.resolve_conj())
-        elif not values.is_floating_point():  # without gradient
+        if not values.is_floating_point() and not values.is_complex():  # they take no gradient
             return
-        rows = values.to(accumulation_dtype(values.dtype)).flatten(1) if values.dim() > 1 else values.unsqueeze(1)
+        rows = by_head(values.to(accumulation_dtype(values.dtype)))
         if places is None:
             places = torch.arange(self._count, self._count + len(rows), device=rows.device)
             self._count += len(rows)
-            rows = rows.nan_to_num(1, 1, 1)  # of which there may be many, and results without them
+            rows = rows.nan_to_num(1, 1, 1)  # such as masks of a maximum
         columns = torch.arange(rows.shape[1], device=rows.device)
         weighted = (rows @ _weights(columns).to(rows.dtype)) * _weights(places)
         self._sums += weighted.sum(0)
-        self._squares += weighted.square().sum(0)
+        self._squares += weighted.abs().square().sum(0)
 
     def equals(self, first: "Fingerprint", eps: float) -> bool:
         """Whether this may be of the same messages as the first run's, computed to a precision of `eps`."""

@@ -35,7 +35,16 @@ from sar.core.passing.batches import (
     results_on_nothing,
 )
 from sar.core.passing.captured import AmbientState, Captured, DetachedLeaves, FindCaptured, Fingerprint
-from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Peaks, Reduction, add_to_edges, edge_rows, gather_rows
+from sar.core.passing.reductions import (
+    PEAKS,
+    TORCH_REDUCERS,
+    Peaks,
+    Reduction,
+    add_to_edges,
+    edge_rows,
+    gather_rows,
+    refuse_dtype,
+)
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, Target, accumulation_dtype, add_rows
 
@@ -67,6 +76,11 @@ def run_python(
         made = {reduced: made[reduced]}
     if not made:
         return {}
+    for name, message in made.items():
+        exact = reducer is None or (reduced is None and reducer in ("sum", "prod"))  # PyTorch Geometric's, of integers
+        adds = reducer in ("sum", "mean", None)
+        if not (message.is_floating_point() or (adds if message.is_complex() else exact)):
+            refuse_dtype(f"The message {name!r} of {function_name(function)}", message.dtype)
     kind = TORCH_REDUCERS.get(reducer or "", Reduction)
     reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in made.items()}
     call = PythonCall(context, function, recording, reductions, fields.edge)
@@ -173,8 +187,7 @@ class PythonCall(Collective):
         self.edges_at_once = context.settings.buffer_bytes // max(RowFormat.of(read).row_bytes, 1)
         self.captured = Captured(function, recording.captured)
         self.state = recording.state
-        dtypes = {tensor.dtype for tensor in [*read, *recording.captured]} | self.state.autocast_dtypes
-        self.eps = max((torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex), default=0.0)
+        self.eps = max((torch.finfo(x.dtype).eps for x in read if x.is_floating_point() or x.is_complex()), default=0.0)
         self.kept: list[HaloSlice | None] = []
         self.used: set[int] = set()  # of the captured tensors, by the forward
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sar.core.relation import Relation
+from sar.errors import GraphError
 from sar.kernels import (
     EdgeBlock,
     EdgeMessage,
@@ -74,6 +75,16 @@ class _Gather(torch.autograd.Function):
         return out.to(grad.dtype), None, None
 
 
+def refuse_dtype(what: str, dtype: torch.dtype) -> None:
+    """Raise, because built-in functions do not compute with values of this dtype."""
+    how = "torch.view_as_real" if dtype.is_complex else ".float()"
+    raise GraphError(f"{what} is {dtype}; built-in arithmetic takes floating point. Call {how} on it first.")
+
+
+UNFILLED = "unfilled "
+"""Before "max" or "min": results without messages, and others that are infinite, stay so."""
+
+
 @dataclass
 class Combined:
     """The messages so far: their reduction, and of maxima and minima the edges that they come from, -1 for none."""
@@ -87,7 +98,9 @@ class Reduction:
 
     def __init__(self, relation: Relation, reducer: str | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.relation = relation
-        self.reducer = reducer  # sum, mean, max or min; None to collect the messages in the visible edge order
+        # sum, mean, max or min; None to collect the messages in the visible edge order
+        self.reducer = reducer and reducer.removeprefix(UNFILLED)
+        self.fills = reducer == self.reducer
         self.dtype = dtype  # of the messages; half precisions accumulate in float32
         self.shape = shape  # of a message
 
@@ -131,7 +144,7 @@ class Reduction:
         if self.reducer == "mean":
             degrees = self.relation.degrees_like(total)
             total = total.div_(degrees) if total.is_floating_point() else total / degrees
-        elif combined.argmax is not None:
+        elif combined.argmax is not None and self.fills:
             # As DGL does, whether infinite for want of messages or by value.
             infinite = total.isinf()
             total.masked_fill_(infinite, 0)
