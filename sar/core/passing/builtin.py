@@ -22,7 +22,7 @@ from sar.comm.rows import FieldFormat, RowFormat
 from sar.core.collective import CallContext, Collective, ForwardOutput
 from sar.core.eager import uncompiled
 from sar.core.passing.column_blocks import column_blocks, in_blocks
-from sar.core.passing.reductions import Reduction, refuse_dtype
+from sar.core.passing.reductions import Reduction
 from sar.core.relation import Constant
 from sar.errors import GraphError
 from sar.kernels import (
@@ -51,6 +51,7 @@ Values = Sequence[Tensor | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 REDUCERS = ("sum", "mean", "max", "min")
+REAL_ONLY = "built-in arithmetic takes floating point. Call .float() or, on complex numbers, torch.view_as_real first."
 
 
 @dataclass(frozen=True)
@@ -341,4 +342,4 @@ def _check(message: Message, reducer: str | None, operands: Sequence[Tensor]) ->
         raise GraphError(f"The operands of {message} have dtypes {lhs} and {rhs[0]}; convert one of them.")
     copied = message.op is Op.COPY and reducer is None
     if not lhs.is_floating_point and not copied:
-        refuse_dtype(str(message), lhs)
+        raise GraphError(f"{message} is {lhs}; {REAL_ONLY}")

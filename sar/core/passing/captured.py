@@ -11,23 +11,21 @@ error, a tile's gradients end there, and the tensors' own hooks run once for the
 that is a variable around it, so that checkpointing can free it; what it has as an attribute of something else stays.
 
 [Note: fingerprints]
-A function may also depend on what nobody can restore, such as a `torch.Generator` of its own or an attribute that has
-changed: the backward would differentiate another function. So each run adds up its messages, weighted by their
-positions, and the sums of both runs are compared. A tolerance leaves room for operations that round differently each
-time. Messages that are proportional to exponentials ([Note: softmax in a message]) are relative to another peak in
-each run until they are summed, so they are weighted by their destinations, and the sums of the forward are taken.
+A function may also depend on what cannot be restored, such as a `torch.Generator` of its own or an attribute that has
+changed: the backward would differentiate another function. So each run adds up its messages with weights by edge, and
+the sums are compared, with a tolerance for operations that round differently each time. Messages that are relative to
+a peak ([Note: softmax in a message]) have weights by destination, because only their sums are equal in both runs.
 """
 
 import random
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.random import mtrand
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
@@ -211,24 +209,20 @@ class DetachedLeaves(_SeeTensors):
         return found
 
 
-def _modules(function: Any) -> Iterator[nn.Module]:
-    """Modules that a function is, is a method of, or has in variables around it or globals of its file, and theirs."""
-    waiting, seen = [function], set[int]()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if isinstance(each, nn.Module):
-            yield from each.modules()
-        elif isinstance(each, MethodType):
-            waiting += [each.__func__, each.__self__, *getattr(each.__self__, "__dict__", {}).values()]
-        elif isinstance(each, partial):
-            waiting += [each.func, *each.args, *each.keywords.values()]
-        elif isinstance(each, FunctionType):
-            waiting += [cell.cell_contents for cell in each.__closure__ or () if _is_bound(cell)]
-            named = [each.__globals__.get(name) for name in each.__code__.co_names]
-            waiting += [one for one in named if getattr(one, "__globals__", each.__globals__) is each.__globals__]
+def _modules(function: Any) -> list[nn.Module]:
+    """The modules that a function is or reaches: by its object, variables around it, and globals that it names."""
+    inner = getattr(function, "__func__", function)
+    around = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_bound(cell)]
+    if isinstance(inner, FunctionType):
+        around += [inner.__globals__.get(name) for name in inner.__code__.co_names]
+    reached = [getattr(function, "__self__", function), *around]
+    return [module for each in reached if isinstance(each, nn.Module) for module in each.modules()]
+
+
+def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    for module, mode in modes:
+        if module.training != mode:  # to set it takes longer
+            module.training = mode
 
 
 class AmbientState:
@@ -236,7 +230,7 @@ class AmbientState:
 
     def __init__(self, device: torch.device, function: Callable[..., Any]) -> None:
         self._device = device
-        self._modules = list(_modules(function))
+        self._modules = _modules(function)
         self._states = self._take()
         self._autocast = [
             partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
@@ -248,9 +242,9 @@ class AmbientState:
         """The states as they are now, each with the function that puts it back."""
         states: list[tuple[Callable[[Any], object], Any]] = [
             (torch.set_rng_state, torch.get_rng_state()),
-            (np.random.set_state, np.random.get_state(legacy=False)),
+            (mtrand.set_state, mtrand.get_state(legacy=False)),
             (random.setstate, random.getstate()),
-            *((partial(setattr, module, "training"), module.training) for module in self._modules),
+            (_set_modes, [(module, module.training) for module in self._modules]),
         ]
         if self._device.type == "cuda":
             put = partial(torch.cuda.set_rng_state, device=self._device)
@@ -267,48 +261,40 @@ class AmbientState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """All of it as it was; afterwards it is again as before."""
-        before = self._take()
-        with self.autocast():
-            try:
-                for put, state in self._states:
-                    put(state)
-                yield
-            finally:
-                for put, state in before:
-                    put(state)
+        """All of it as it was; afterwards it goes on as before."""
+        with self.autocast(), ExitStack() as stack:
+            for (put, before), (_, state) in zip(self._take(), self._states, strict=True):
+                stack.callback(put, before)
+                put(state)
+            yield
 
 
 class Fingerprint:
-    """Sums of the messages of a run, weighted by their positions; see [Note: fingerprints]."""
+    """Sums of a run's messages, weighted by their places: see [Note: fingerprints]."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(4, dtype=torch.complex128, device=device)
         self._squares = torch.zeros(4, dtype=torch.float64, device=device)
-        self._count = 0  # of rows so far
 
-    def add(self, values: Tensor, places: Tensor | None = None) -> None:
-        """Take in (n, ...) messages; `places`, (n,), are their positions, and by default they follow earlier ones."""
-        if not values.is_floating_point() and not values.is_complex():  # they take no gradient
+    def add(self, values: Tensor, places: Tensor, *, relative: bool = False) -> None:
+        """Take in (n, ...) messages, or sums of those that are `relative` to a peak, and their places, (n,) integer."""
+        if not values.is_floating_point() and not values.is_complex():  # which take no gradient
             return
         rows = by_head(values.to(accumulation_dtype(values.dtype)))
-        if places is None:
-            places = torch.arange(self._count, self._count + len(rows), device=rows.device)
-            self._count += len(rows)
-            rows = rows.nan_to_num(1, 1, 1)  # such as masks of a maximum
-        columns = torch.arange(rows.shape[1], device=rows.device)
-        weighted = (rows @ _weights(columns).to(rows.dtype)) * _weights(places)
+        rows = rows if relative else rows.nan_to_num(1, 1, 1)  # a maximum may be of some that are infinite
+        weights = _weights(torch.arange(rows.shape[1], device=rows.device))
+        weighted = (rows @ weights.to(rows.dtype)) * _weights(places)
         self._sums += weighted.sum(0)
         self._squares += weighted.abs().square().sum(0)
 
     def equals(self, first: "Fingerprint", eps: float) -> bool:
         """Whether this may be of the same messages as the first run's, computed to a precision of `eps`."""
-        tolerance = eps ** (2 / 3) * (self._squares.sqrt() + first._sums.abs())
-        same = (self._sums - first._sums).abs() <= tolerance
+        share = max(eps, min(eps ** (2 / 3), 3e-5))  # some 200 units in the last place of float32, one of a half
+        same = (self._sums - first._sums).abs() <= share * (self._squares.sqrt() + first._sums.abs())
         return same.is_meta or bool((same | ~first._sums.isfinite()).all())
 
 
-def _weights(positions: Tensor) -> Tensor:
-    """Four numbers between 0.5 and 1.5 for each position, (n, 4) float64, which seldom come again."""
-    steps = torch.arange(2, 6, dtype=torch.float64, device=positions.device).log()
-    return (positions.unsqueeze(1) + 1) * steps % 1 + 0.5
+def _weights(places: Tensor) -> Tensor:
+    """Four numbers between 0.5 and 1.5 for each place, (n, 4) float64."""
+    steps = torch.arange(2, 6, dtype=torch.float64, device=places.device).log()
+    return (places.unsqueeze(1) + 1) * steps % 1 + 0.5

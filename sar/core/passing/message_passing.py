@@ -44,7 +44,7 @@ def send_and_reduce(
         messages = compute_on_edges(context, fields, message_func)
         return reduce_mailboxes(context.relation, reduce_func, messages, fields.dst)
     message = None if is_python(message_func) else parse_message(message_func)
-    reducer, out_field = parse_reduction(reduce_func, message and message.out_field)
+    reducer, out_field = parse_reduction(reduce_func, message.out_field if message else None)
     if reducer in ("max", "min") and not fill and context.relation.num_edges_global:
         reducer = UNFILLED + reducer
     if message is not None:

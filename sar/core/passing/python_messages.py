@@ -34,17 +34,9 @@ from sar.core.passing.batches import (
     function_name,
     results_on_nothing,
 )
+from sar.core.passing.builtin import REAL_ONLY
 from sar.core.passing.captured import AmbientState, Captured, DetachedLeaves, FindCaptured, Fingerprint
-from sar.core.passing.reductions import (
-    PEAKS,
-    TORCH_REDUCERS,
-    Peaks,
-    Reduction,
-    add_to_edges,
-    edge_rows,
-    gather_rows,
-    refuse_dtype,
-)
+from sar.core.passing.reductions import PEAKS, TORCH_REDUCERS, Peaks, Reduction, add_to_edges, edge_rows, gather_rows
 from sar.errors import FieldError, GraphError
 from sar.kernels import EdgeBlock, Target, accumulation_dtype, add_rows
 
@@ -77,10 +69,9 @@ def run_python(
     if not made:
         return {}
     for name, message in made.items():
-        exact = reducer is None or (reduced is None and reducer in ("sum", "prod"))  # PyTorch Geometric's, of integers
-        adds = reducer in ("sum", "mean", None)
-        if not (message.is_floating_point() or (adds if message.is_complex() else exact)):
-            refuse_dtype(f"The message {name!r} of {function_name(function)}", message.dtype)
+        others = ("sum", "mean") if message.is_complex() else ("sum", "prod") if reduced is None else ()
+        if reducer is not None and not message.is_floating_point() and reducer not in others:
+            raise GraphError(f"{name!r} of {function_name(function)} is {message.dtype}; {REAL_ONLY}")
     kind = TORCH_REDUCERS.get(reducer or "", Reduction)
     reductions = {k: kind(context.relation, reducer, m.dtype, tuple(m.shape[1:])) for k, m in made.items()}
     call = PythonCall(context, function, recording, reductions, fields.edge)
@@ -227,11 +218,12 @@ class PythonCall(Collective):
                 for name, reduction in self.reductions.items():
                     reduction.add(combined[name], made[name].detach(), part)
                     if self.needed and peaks.values is None:
-                        self.fingerprint.add(made[name].detach())
+                        self.fingerprint.add(made[name].detach(), part.ids(0, part.num_edges))
                 del find, made  # before more are made
         if self.needed and peaks.values is not None:
+            nodes = torch.arange(self.context.relation.num_dst, device=peaks.values.device)
             for each in combined.values():
-                self.fingerprint.add(each.total, torch.arange(len(each.total), device=each.total.device))
+                self.fingerprint.add(each.total, nodes, relative=True)
         self.used = leaves.used
         results = tuple(reduction.finish(combined[name]) for name, reduction in self.reductions.items())
         constants = () if peaks.values is None else (peaks.values,)
@@ -365,10 +357,11 @@ class _GradientSums:
         ]
         with torch.enable_grad(), leaves:
             made = call.run(block, tile, rows, self.peaks.exponentials)
-        places = None if self.peaks.values is None else block.destinations(0, block.num_edges)
+        relative = self.peaks.values is not None
+        places = (block.destinations if relative else block.ids)(0, block.num_edges)
         messages, grads = [], []
         for i, (name, reduction) in enumerate(call.reductions.items()):
-            self.fingerprint.add(made[name].detach(), places)
+            self.fingerprint.add(made[name].detach(), places, relative=relative)
             if made[name].requires_grad:
                 messages.append(made[name])
                 grads.append(reduction.message_grad(self.result_grads[i], self.argmax[i], block, made[name].detach()))

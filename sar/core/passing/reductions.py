@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sar.core.relation import Relation
-from sar.errors import GraphError
 from sar.kernels import (
     EdgeBlock,
     EdgeMessage,
@@ -73,12 +72,6 @@ class _Gather(torch.autograd.Function):
         copies = EdgeMessage(Op.COPY, EdgeOperand(None, ctx.target, tuple(ctx.shape[1:])))
         aggregate_grad(ctx.block.renumbered, copies, "lhs", EdgeOperand.of(grad, Target.E), out)
         return out.to(grad.dtype), None, None
-
-
-def refuse_dtype(what: str, dtype: torch.dtype) -> None:
-    """Raise, because built-in functions do not compute with values of this dtype."""
-    how = "torch.view_as_real" if dtype.is_complex else ".float()"
-    raise GraphError(f"{what} is {dtype}; built-in arithmetic takes floating point. Call {how} on it first.")
 
 
 UNFILLED = "unfilled "
