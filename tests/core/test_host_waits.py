@@ -34,6 +34,7 @@ MEANT = {
     "nn/embedding.py _summed: _unique2": 1,  # how many rows of an embedding were used, once a step
     "core/relation.py _sample: to the CPU": 1,  # whether a call's operands are known, and the same: on request only
     "core/relation.py <genexpr>: equal": 1,
+    "core/passing/captured.py equals: _local_scalar_dense": 1,  # whether a Python function made the same messages again
 }
 THROUGH_THE_CPU = {
     "comm/exchange.py post: synchronize": 10,  # tiles, before they are sent

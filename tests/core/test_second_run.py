@@ -1,4 +1,4 @@
-"""The second run of a Python message function: what it finds again, and that other messages than the first's are seen."""
+"""The second run of a Python message function: what it finds again, and that it must make the same messages."""
 
 import random
 
@@ -14,6 +14,7 @@ import sar
 from tests.core.attempts import fail_on_all_ranks
 from tests.parity.harness import check, random_data, run_everywhere, weighted_sum
 from tests.parity.scenarios import SCENARIOS
+from tests.parity.test_pyg_readout import with_special_values
 
 DROP = nn.Dropout(0.5)
 
@@ -42,8 +43,7 @@ class Dropped(pyg.MessagePassing):
 
 
 def states():
-    numbers = mtrand_state = np.random.get_state()[1].tolist()  # noqa: NPY002
-    return numbers, random.getstate(), torch.get_rng_state().tolist(), mtrand_state
+    return np.random.get_state()[1].tolist(), random.getstate(), torch.get_rng_state().tolist()  # noqa: NPY002
 
 
 def linear(graph, data, how):
@@ -73,7 +73,8 @@ def linear(graph, data, how):
 
 
 @pytest.mark.parametrize(
-    "how", ["a method", "a variable", "a global", "random numbers", "a layer of one's own", "a layer of PyTorch Geometric"]
+    "how",
+    ["a method", "a variable", "a global", "random numbers", "a layer of one's own", "a layer of PyTorch Geometric"],
 )
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.processes("workers that share a process share its modules")
@@ -126,22 +127,21 @@ def changing(graph, data, how, call, dtype=torch.float64):
 
 def attention_changed(graph, data, layer):
     """Messages that are proportional to a softmax."""
-    conv = pyg.TransformerConv(6, 4, edge_dim=6, dropout=0.2) if layer == "TransformerConv" else pyg.HEATConv(6, 4, 2, 2, 2, 6, 2)
     x, edges = data.leaf("x"), sar.pyg.edge_index(graph)
-    conv.double()
-    if layer == "TransformerConv":
-        out = conv(x, edges, data.edges["e"])
-    else:
-        types = [torch.zeros(count, dtype=torch.int64) for count in (len(x), edges.size(1))]
-        out = conv(x, edges, *types, data.edges["e"])
+    types = [torch.zeros(count, dtype=torch.int64) for count in (len(x), edges.size(1))] * (layer == "HEATConv")
+    conv = pyg.HEATConv(6, 4, 2, 2, 2, 6, 2) if types else pyg.TransformerConv(6, 4, edge_dim=6, dropout=0.2)
+    out = conv.double()(x, edges, *types, data.edges["e"])
     conv.dropout = 0.7
     out.sum().backward()
+
+
+OWN = ("a generator of torch", "a generator of numpy", "state", "an attribute")
 
 
 @pytest.mark.parametrize(
     "program, args",
     [
-        *((changing, (how, "sum")) for how in ("a generator of torch", "a generator of numpy", "state", "an attribute")),
+        *((changing, (how, "sum")) for how in OWN),
         *((changing, ("an attribute", call)) for call in ("max", "mean", "apply_edges")),
         *((changing, ("an attribute", "sum", dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float16)),
         (attention_changed, ("TransformerConv",)),
@@ -154,3 +154,27 @@ def test_other_messages_than_in_the_forward_are_an_error(pool, world_size, mode,
     failures = fail_on_all_ranks(pool, SCENARIOS["random"](world_size), program, *args, mode=mode)
     assert any("makes other messages in the backward" in failure.message for failure in failures), failures
     assert {failure.kind for failure in failures} <= {"GraphError", "PeerError"}, failures
+
+
+def unusual(graph, data, reducer):
+    """NaN, infinities, and beside them what nobody reads, which may differ."""
+    x, calls = data.leaf("special"), []
+
+    def message(edges):
+        calls.append(0)
+        return {"m": edges.src["h"] * 2, "number": edges.src["h"] * 0 + len(calls)}
+
+    graph.ndata["h"] = x
+    graph.update_all(message, getattr(fn, reducer)("m", "out"))
+    out = graph.ndata["out"]
+    weighted_sum(out, data.nodes["cotangent"]).backward(retain_graph=True)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    return {"node out": out, "node x.grad": x.grad}
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_messages_that_are_not_finite_are_the_same(pool, world_size):
+    parts = SCENARIOS["random"](world_size)
+    data = random_data(parts, torch.float64)
+    data.nodes["special"] = with_special_values(data.nodes["x"])
+    check(pool, parts, data, [(unusual, (how,)) for how in ("sum", "max", "min")], settings={"comm_buffer_bytes": 2000})

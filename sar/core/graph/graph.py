@@ -57,9 +57,8 @@ class GraphShardManager(GraphQueries):
                 dictionary of new fields; with the latter the worker holds the messages of all its edges. Nodes without
                 messages get 0. Infinite maxima and minima become 0 and NaN is ignored by both, as in DGL; of equal
                 messages the last in the visible order gets the gradient.
-            apply_node_func: a Python function of a `NodeBatch` of all destinations. It sees the result, and its own
-                results are set instead. As in DGL, it sees infinite maxima and minima as they are, and only the first
-                of its results has 0 in the place of infinities then.
+            apply_node_func: a Python function of a `NodeBatch` of all destinations. It sees the result, with infinite
+                maxima and minima, and its own are set instead; infinities become 0 in the first, as in DGL.
             etype: edge type; may be left out where there is one.
 
         Raises:

@@ -219,17 +219,11 @@ def _modules(function: Any) -> list[nn.Module]:
     return [module for each in reached if isinstance(each, nn.Module) for module in each.modules()]
 
 
-def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
-    for module, mode in modes:
-        if module.training != mode:  # to set it takes longer
-            module.training = mode
-
-
 class AmbientState:
     """Random generators, autocast and the modes of a function's modules as they are when this is made."""
 
     def __init__(self, device: torch.device, function: Callable[..., Any]) -> None:
-        self._device = device
+        self._cuda = [device] if device.type == "cuda" else []
         self._modules = _modules(function)
         self._states = self._take()
         self._autocast = [
@@ -240,16 +234,13 @@ class AmbientState:
 
     def _take(self) -> list[tuple[Callable[[Any], object], Any]]:
         """The states as they are now, each with the function that puts it back."""
-        states: list[tuple[Callable[[Any], object], Any]] = [
+        return [
             (torch.set_rng_state, torch.get_rng_state()),
             (mtrand.set_state, mtrand.get_state(legacy=False)),
             (random.setstate, random.getstate()),
-            (_set_modes, [(module, module.training) for module in self._modules]),
+            *((partial(torch.cuda.set_rng_state, device=each), torch.cuda.get_rng_state(each)) for each in self._cuda),
+            *((partial(setattr, module, "training"), module.training) for module in self._modules),
         ]
-        if self._device.type == "cuda":
-            put = partial(torch.cuda.set_rng_state, device=self._device)
-            states.append((put, torch.cuda.get_rng_state(self._device)))
-        return states
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -275,21 +266,24 @@ class Fingerprint:
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(4, dtype=torch.complex128, device=device)
         self._squares = torch.zeros(4, dtype=torch.float64, device=device)
+        self._eps = 0.0
 
     def add(self, values: Tensor, places: Tensor, *, relative: bool = False) -> None:
         """Take in (n, ...) messages, or sums of those that are `relative` to a peak, and their places, (n,) integer."""
         if not values.is_floating_point() and not values.is_complex():  # which take no gradient
             return
+        self._eps = max(self._eps, torch.finfo(values.dtype).eps)
         rows = by_head(values.to(accumulation_dtype(values.dtype)))
         rows = rows if relative else rows.nan_to_num(1, 1, 1)  # a maximum may be of some that are infinite
-        weights = _weights(torch.arange(rows.shape[1], device=rows.device))
-        weighted = (rows @ weights.to(rows.dtype)) * _weights(places)
+        weights = _weights(torch.arange(rows.shape[1], device=rows.device)).to(rows.dtype)
+        with torch.autocast("cpu" if rows.is_meta else rows.device.type, enabled=False):
+            weighted = (rows @ weights) * _weights(places)
         self._sums += weighted.sum(0)
         self._squares += weighted.abs().square().sum(0)
 
-    def equals(self, first: "Fingerprint", eps: float) -> bool:
-        """Whether this may be of the same messages as the first run's, computed to a precision of `eps`."""
-        share = max(eps, min(eps ** (2 / 3), 3e-5))  # some 200 units in the last place of float32, one of a half
+    def equals(self, first: "Fingerprint") -> bool:
+        """Whether this may be of the same messages as the first run's."""
+        share = max(self._eps, min(self._eps ** (2 / 3), 3e-5))  # 200 units in the last place of float32, one of a half
         same = (self._sums - first._sums).abs() <= share * (self._squares.sqrt() + first._sums.abs())
         return same.is_meta or bool((same | ~first._sums.isfinite()).all())
 

@@ -174,11 +174,10 @@ class PythonCall(Collective):
         self.edge_ids = Frame(edge.rows, edge.device, edge.what, {EID: edge[EID]} if EID in edge else None)
         self.reductions = reductions  # what becomes of the messages, by name
         self.differentiable = any(made.requires_grad for made in makes.values())
-        read = [*recording.columns, *recording.made.values()]
-        self.edges_at_once = context.settings.buffer_bytes // max(RowFormat.of(read).row_bytes, 1)
+        read = RowFormat.of([*recording.columns, *recording.made.values()])
+        self.edges_at_once = context.settings.buffer_bytes // max(read.row_bytes, 1)
         self.captured = Captured(function, recording.captured)
         self.state = recording.state
-        self.eps = max((torch.finfo(x.dtype).eps for x in read if x.is_floating_point() or x.is_complex()), default=0.0)
         self.kept: list[HaloSlice | None] = []
         self.used: set[int] = set()  # of the captured tensors, by the forward
 
@@ -310,11 +309,11 @@ class PythonCall(Collective):
                 "torch.func.functional_call, for example, had given its layers other weights. Let it take such tensors "
                 "from variables around it, or set them as fields."
             )
-        if not sums.fingerprint.equals(self.fingerprint, self.eps):
+        if not sums.fingerprint.equals(self.fingerprint):
             raise GraphError(
-                f"{self.name} makes other messages in the backward, where it runs again, than in the forward. It may "
-                "draw from a random generator of its own, keep state, or read an attribute that has changed since. Let "
-                "it use the default generators of torch, numpy or Python, and set what changes as a field."
+                f"{self.name} makes other messages in the backward, where it runs again, than in the forward: it keeps "
+                "state, draws from a random generator of its own, or reads something that has changed. Let it use the "
+                "default generators of torch, numpy or Python, and set what changes as a field."
             )
         return [*sums.totals, *sums.captured]
 
@@ -341,9 +340,8 @@ class _GradientSums:
         ]
         needs = [call.needed & SOURCES] * call.num_src + [*call.needs[call.num_src : call.num_fields]]
         wanted = zip(self.fields, needs, strict=True)
-        self.totals = [
-            zero_total(x) if need and (x.is_floating_point() or x.is_complex()) else None for x, need in wanted
-        ]
+        takes = [need and (x.is_floating_point() or x.is_complex()) for x, need in wanted]
+        self.totals = [zero_total(x) if take else None for x, take in zip(self.fields, takes, strict=True)]
         self.wanted = [number for number, leaf in enumerate(leaves.leaves) if leaf.requires_grad]
         self.captured: list[Tensor | None] = [None] * len(leaves.leaves)
         self.fingerprint = Fingerprint(call.context.structure.device)

@@ -135,8 +135,7 @@ class Reduction:
         """The result once all messages are in."""
         total = combined.total
         if self.reducer == "mean":
-            degrees = self.relation.degrees_like(total)
-            total = total.div_(degrees) if total.is_floating_point() else total / degrees
+            total.div_(self.relation.degrees_like(total))
         elif combined.argmax is not None and self.fills:
             # As DGL does, whether infinite for want of messages or by value.
             infinite = total.isinf()
