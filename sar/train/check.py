@@ -1,27 +1,23 @@
 """`sar.check_model`: whether several workers compute what one process computes, and if not, which module differs first.
 
 [Note: two runs]
-Each worker reads the same sample of the graph and runs the model on it alone. Then all workers run the model together,
-each on its share of the nodes. Both runs are in float64 if the model allows it, so that differences are no rounding
-errors. Dropout is off, because workers draw other numbers than one process. What modules return is compared by sums of
-powers over all rows. These depend neither on the order of rows nor on the number of calls, so they are the same even if
-a module is called once for each tile of messages. If the runs differ, they are repeated with hooks on all modules; not
-before, because layers may take a slower path around modules with hooks.
+Each worker reads the same sample of the graph and runs the model on it alone. Then all workers run it together, each on
+its share. Both runs are in float64 if the model allows it, so that differences are no rounding errors, and without
+dropout, because workers draw other numbers than one process. What modules return is compared by sums of powers over all
+rows, which depend neither on the order of rows nor on the number of calls: one for each tile of messages. Runs that
+differ are repeated with hooks on all modules; not the first ones, as layers may take a slower path if there are hooks.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from functools import partial
-from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -29,17 +25,19 @@ from sar.adapters.dgl.load import load_dgl_partition_data, on_device
 from sar.comm import session
 from sar.comm.collectives import all_max, all_sum
 from sar.comm.rows import BufferPool
-from sar.common_tuples import EID, ETYPE, NID, CanonicalEtype, PartitionData, ShardEdgesAndFeatures, StrPath
+from sar.common_tuples import EID, NID, NTYPE, PartitionData, ShardEdgesAndFeatures, StrPath
 from sar.core.regroup import deal_parts, regroup, runs_of
 from sar.errors import ConfigError, PeerError
 from sar.outofcore.workers import run_in_turns
 from sar.storage.partition_json import read_partition_json
 from sar.train.counted_graph import CountingGroup
 
-LossOf = Callable[[nn.Module, PartitionData], Tensor]
-Event = tuple[str, str]  # the name of a module, and "input" or "output"
-
+_CPU: Final = torch.device("cpu")
 _DROPOUT: Final = re.compile("(feature_)?(alpha_)?dropout([123]d|_)?")
+
+Results = dict[tuple[str, str], Tensor]
+"""By module or parameter: the power sums of its "input" and "output", in order of execution, "loss" and "gradient"."""
+LossOf = Callable[[nn.Module, PartitionData], Tensor]
 
 
 def check_model(model: nn.Module, loss_of: LossOf, directory: StrPath, *, nodes: int = 10_000) -> str:
@@ -50,20 +48,19 @@ def check_model(model: nn.Module, loss_of: LossOf, directory: StrPath, *, nodes:
     on copies of the model, and leaves torch's random state as it is.
 
     Args:
-        model: alike on all workers; in training or evaluation mode, whichever is to be checked.
-        loss_of: called as `loss_of(model, data)` with a worker's partition. Makes the graph from `data`, and returns
-            the loss as the training script does, before its backward. Features and labels must come from `data`.
+        model: alike on all workers, in training or evaluation mode.
+        loss_of: called as `loss_of(model, data)` with a worker's partition. Makes the graph and returns the loss as the
+            training script does, before its backward. Features and labels must come from `data`.
         directory: the partition directory, or its JSON file.
-        nodes: about how many nodes to check. Of a larger graph, that is every k-th node of each type with all of its
-            in-edges, which begin at the nearest of these nodes. Each worker holds them with the activations of the
-            model and, while it reads, one partition.
+        nodes: about how many nodes to check. In a larger graph they are every k-th of each type, and in-edges from
+            others begin at the nearest of them. Memory: the model on these nodes, and a partition while it is read.
 
     Returns:
-        A sentence that says what was compared.
+        What was compared, as a sentence.
 
     Raises:
-        ConfigError: on all workers, if something differs; names the first module that does, and the likely cause. Also
-            if there is nothing to compare, because no parameter has a gradient or the loss is not finite.
+        ConfigError: on all workers, if something differs or there is no gradient to compare. Names the first module
+            that differs, and the likely cause.
         PeerError: if `loss_of` raised on another worker.
     """
     while isinstance(model, nn.parallel.DistributedDataParallel) or "_orig_mod" in model._modules:  # torch.compile
@@ -72,21 +69,15 @@ def check_model(model: nn.Module, loss_of: LossOf, directory: StrPath, *, nodes:
         workers = max(group.world_size, 2)
         check = _Check(model, loss_of, *_read_sample(directory, nodes, workers))
         if group.world_size > 1:
-            same, text = check.compare(group.rank)
+            equal, text = check.compare(group.rank)
         else:
             threads = run_in_turns(workers, check.compare, None)
             for error in sorted(threads.failures.values(), key=lambda error: isinstance(error, PeerError)):
                 raise error
-            same, text = threads.results[0]
-    if not same:
+            equal, text = threads.results[0]
+    if not equal:
         raise ConfigError(text)
     return text
-
-
-class _Run(NamedTuple):
-    loss: Tensor
-    gradients: dict[str, Tensor]
-    trace: dict[Event, Tensor]  # power sums, in order of execution
 
 
 class _Check:
@@ -99,128 +90,102 @@ class _Check:
             alone = self.run()
         self.double = not all_max(alone is None)
         self.alone = alone if alone is not None and self.double else self.run()
-        self.tolerance = 1e-6 if self.double else 1e-3
 
-    def run(self, rank: int | None = None, *, traced: bool = False, seed: int = 0) -> _Run:
+    def run(self, rank: int | None = None, *, traced: bool = False, seed: int = 0) -> Results:
         """Run a copy of the model, forward and backward, as one of the workers, or on one process with all nodes."""
-        model = deepcopy(self.model).double() if self.double else deepcopy(self.model)
+        model, data = deepcopy((self.model, self.sample))
         model.zero_grad()
         for module in model.modules():
             rate = "p" if isinstance(module, _DropoutNd) else "dropout"  # some layers read it
             if isinstance(getattr(module, rate, None), float):
                 setattr(module, rate, 0.0)
-        trace: dict[Event, Tensor] = {}
+        if self.double:
+            model.double()
+            for features in (data.node_features, data.all_shard_edges[0].edge_features):
+                features.update({name: x.double() for name, x in features.items() if x.is_floating_point()})
+        found: Results = {}
 
-        def note(event: Event, _: nn.Module, *values: Any) -> None:
+        def note(event: tuple[str, str], _: nn.Module, *values: Any) -> None:
             for x in tree_leaves(values if event[1] == "input" else values[1]):
                 if isinstance(x, Tensor) and x.is_floating_point():
-                    trace[event] = _power_sums(x) + trace.get(event, 0)
+                    found[event] = _power_sums(x) + found.get(event, 0)
 
-        hooks = []
         for name, module in model.named_modules() if traced else [("", model)]:
-            hooks.append(module.register_forward_pre_hook(partial(note, (name, "input")), with_kwargs=True))
-            hooks.append(module.register_forward_hook(partial(note, (name, "output"))))
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        default = torch.get_default_dtype()
-        alone = session.standing_in(CountingGroup(0, 1), BufferPool(torch.device("cpu")))
-        random_state = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        with alone if rank is None else nullcontext(), random_state, torch.enable_grad(), _DropoutOff():
+            module.register_forward_pre_hook(partial(note, (name, "input")), with_kwargs=True)
+            module.register_forward_hook(partial(note, (name, "output")))
+        device, default = next((p.device for p in model.parameters()), _CPU), torch.get_default_dtype()
+        group = session.standing_in(CountingGroup(0, 1), BufferPool(_CPU)) if rank is None else nullcontext()
+        random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with group, random, torch.enable_grad(), _DropoutOff():
             torch.manual_seed(seed)
             torch.set_default_dtype(torch.float64 if self.double else default)
             try:
-                loss = self.loss_of(model, on_device(self.share(rank), device))
-                for hook in hooks:
-                    hook.remove()  # the backward may call modules again
+                share = data if rank is None else regroup({0: data}, self.ranges, rank)
+                loss = self.loss_of(model, on_device(share, device))
+                results = dict(found)  # as the backward may call modules again
                 if all_max(not isinstance(loss, Tensor) or not loss.requires_grad):
                     raise ConfigError("loss_of has to return a loss with a gradient, on every worker.")
                 loss.backward()
             finally:
                 torch.set_default_dtype(default)
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for name, p in named}
-        return _Run(loss.detach(), gradients, trace)
-
-    def share(self, rank: int | None) -> PartitionData:
-        """Copy the nodes of a worker, or all, with the edges into them."""
-
-        def copy(features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            wide = torch.float64 if self.double else None
-            return {name: x.to(wide if x.is_floating_point() else None, copy=True) for name, x in features.items()}
-
-        [(edges, features)] = self.sample.all_shard_edges
-        data = self.sample._replace(
-            all_shard_edges=[ShardEdgesAndFeatures(edges, copy(features))],
-            node_features=copy(self.sample.node_features),
-        )
-        return data if rank is None else regroup({0: data}, self.ranges, rank)
+        results["", "loss"] = loss.detach()
+        for name, p in model.named_parameters():
+            results[name, "gradient"] = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+        return results
 
     def compare(self, rank: int) -> tuple[bool, str]:
         """Run with all workers, and tell what is equal, or what differs and why; the same text on all workers."""
-        alone, tolerance = self.alone, self.tolerance
-        weights = torch.stack([_power_sums(p) for p in self.model.parameters() if not is_lazy(p)])
-        if not torch.equal(all_max(weights), -all_max(-weights)):
-            return False, "The parameters of the model differ between workers: call sar.sync_params(model) first."
-        greatest = max((_greatest(grad) for grad in alone.gradients.values()), default=0.0)
-        if not greatest or not alone.loss.isfinite():
+        alone, workers, tolerance = self.alone, len(self.ranges), 1e-6 if self.double else 1e-3
+        low, high = -all_max(-alone["", "loss"]), all_max(alone["", "loss"])
+        gradients = any(x.any() for (_, what), x in alone.items() if what == "gradient")
+        if not (gradients and high - low <= tolerance * abs(high)):  # or one is NaN
+            found = f"the workers' losses are {low:.6g} to {high:.6g}" if gradients else "no parameter has a gradient"
             return (
                 False,
-                f"Nothing can be compared: the loss is {alone.loss:.6g}, the greatest gradient {greatest:.6g}.",
+                f"If each worker has all nodes, {found}. Expected that of loss_of(model, ...) after sync_params.",
             )
         own = self.run(rank)
-        loss, gradients = all_sum((own.loss, [*own.gradients.values()]))
-        wrong = [
-            name
-            for (name, grad), total in zip(alone.gradients.items(), gradients, strict=True)
-            if not _greatest(total - grad) <= tolerance * _greatest(grad) + tolerance**2 * greatest  # or it is NaN
-        ]
-        differing = ["outputs"] if ("", "output") in self.unequal(alone, own, tolerance) else []
-        if not (loss - alone.loss).abs() <= tolerance * alone.loss.abs() + tolerance**2:
-            differing.append(f"the loss ({loss:.6g}, on one process {alone.loss:.6g})")
-        if wrong:
-            differing.append(f"{len(wrong)} of {len(gradients)} gradients, such as that of {wrong[-1]}")
-        runs = f"on {len(self.ranges)} workers and on one process, for {self.ranges[-1][1]} nodes in {loss.dtype}"
-        if differing:
-            return False, f"Different {runs}: {', '.join(differing)}. {self.cause(rank, differing[0])}"
-        outputs = "outputs, " if ("", "output") in alone.trace else ""
-        return True, f"Equal {runs}: {outputs}the loss ({loss:.6g}) and {len(gradients)} gradients."
-
-    def cause(self, rank: int, differing: str) -> str:
-        """Repeat the runs with hooks, and tell which module is the first to differ, and the likely cause."""
+        wrong = [event for event in _differing(alone, own, workers, tolerance) if event[1] != "input"]
+        results = ", ".join(dict.fromkeys(what for _, what in wrong or alone if what != "input"))
+        runs = f"on {workers} workers and on one process, for {self.ranges[-1][1]} nodes in {high.dtype}"
+        if not wrong:
+            return True, f"Equal {runs}: {results} ({high:.6g})."
+        loss = all_sum(own["", "loss"])
         alone, again, own = self.run(traced=True), self.run(traced=True, seed=1), self.run(rank, traced=True)
-        event = next(iter(self.unequal(alone, own, self.tolerance / 1e3)), None)
-        if event is None:
-            if "loss" in differing:
-                return (
-                    "All modules return the same, so the loss itself is no share of the loss over all nodes: divide the "
-                    "sum over this worker's nodes, or those in its mask, by the number on all workers (sar.Task.loss)."
-                )
-            return (
-                "All modules return the same, so gradients are lost: something is detached on a worker, or comes from "
-                "sar.all_sum, which has no gradient."
+        name, what = event = next(iter(_differing(alone, own, workers, tolerance / 1e3)), wrong[0])
+        module = type(self.model.get_submodule(name if what in ("input", "output") else "")).__name__
+        if what == "loss":
+            cause = (
+                "a worker's loss has to be the sum over its nodes, divided by the number on all workers: sar.Task.loss"
             )
-        name, end = event
-        kind = type(self.model.get_submodule(name)).__name__
-        first = f"The first difference is in the {end} of {name or 'the model'} ({kind})"
-        if not _alike(again.trace[event], alone.trace[event], self.tolerance):
-            return (
-                f"{first}, which depends on random numbers. Only dropout is off during a check: turn off other draws."
-            )
-        if "Norm" in kind and end == "output":
-            return f"{first}, which normalises by the rows of one worker: use sar.convert_batchnorm or sar.pyg.convert_norms."
-        return (
-            f"{first}. Code {'before' if end == 'input' else 'in'} it takes the rows of one worker for all rows, as in "
-            "x.mean(0) or x.std(0), or changes their order. sar.all_sum adds up those of all workers."
+        elif what == "gradient":
+            cause = "outputs and loss do not, so a worker detaches something"
+        elif event in _differing(alone, again, 1, tolerance):
+            cause = "it depends on random numbers, of which only dropout is off in a check"
+        elif what == "output" and "Norm" in module:
+            cause = "it normalises by the rows of one worker: sar.convert_batchnorm, or sar.pyg.convert_norms"
+        else:
+            place = "before" if what == "input" else "in"
+            cause = f"code {place} it takes one worker's rows for all, as in x.mean(0), or reorders them: sar.all_sum"
+        return False, (
+            f"Different {runs}: {results} (losses {loss:.6g} and {high:.6g}). The first to differ is the {what} of "
+            f"{name or 'the model'} ({module}): {cause}."
         )
 
-    def unequal(self, alone: _Run, own: _Run, tolerance: float) -> list[Event]:
-        """The events that differ: neither their rows nor those of one worker are those of the single process."""
-        zeros = torch.zeros(2, 5, dtype=torch.float64)
-        sums = all_sum([own.trace.get(event, zeros) for event in alone.trace])
-        return [
-            event
-            for (event, one), total in zip(alone.trace.items(), sums, strict=True)
-            if not _alike(total, one, tolerance) and not _alike(total / len(self.ranges), one, tolerance)
-        ]
+
+def _differing(one: Results, other: Results, workers: int, tolerance: float) -> list[tuple[str, str]]:
+    """The results of one process that are not the sums of the others over workers."""
+    totals = [other.get(event, torch.zeros_like(x)) for event, x in one.items()]
+    differing, largest = [], max(x.norm() for (_, what), x in one.items() if what == "gradient")
+    for (event, x), total in zip(one.items(), all_sum(totals) if workers > 1 else totals, strict=True):
+        if event[1] in ("input", "output"):  # of all rows, or of what each worker has, such as a graph's embedding
+            allowed = tolerance * x[1] + tolerance**2 * x[1, 0]
+            same = any(((total - n * x).abs() <= n * allowed).all() for n in (1, workers))
+        else:
+            same = (total - x).norm() <= tolerance * x.norm() + tolerance**2 * largest  # which NaN is not
+        if not same:
+            differing.append(event)
+    return differing
 
 
 class _DropoutOff(TorchFunctionMode):
@@ -239,60 +204,44 @@ def _power_sums(x: Tensor) -> Tensor:
     return torch.stack([torch.stack([(y**k).sum() for k in powers]) for y in (x, x.abs())])
 
 
-def _alike(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    allowed = tolerance * other[1] + tolerance**2 * other[1, 0]
-    return bool(((one - other).abs() <= allowed).all())
-
-
-def _greatest(x: Tensor) -> float:
-    return float(x.abs().max()) if x.numel() else 0.0
-
-
 def _read_sample(directory: StrPath, nodes: int, workers: int) -> tuple[PartitionData, list[tuple[int, int]]]:
-    """Read about so many nodes of a directory as one partition, with the range of node IDs of each worker."""
+    """Read about so many nodes as one partition, with the range of node IDs that each worker gets."""
     spec = read_partition_json(directory)
-    starts, ends = (torch.from_numpy(bound.copy()) for bound in np.moveaxis(spec.node_ranges, 2, 0))  # (P, T)
+    starts, ends = torch.from_numpy(spec.node_ranges.copy()).unbind(2)  # (P, T)
     step = max(1, -(-int(ends.max()) // nodes))
-    sizes = (ends - starts + step - 1) // step
-    # Each type of a partition is cut into pieces if there are fewer partitions than workers.
-    pieces = 1 if spec.num_parts >= workers else workers
-    cuts = (torch.arange(pieces + 1)[:, None] * sizes[:, None] + pieces - 1) // pieces  # (P, pieces + 1, T)
-    counts = cuts.diff(dim=1)
-    shift = (counts.flatten().cumsum(0) - counts.flatten()).view_as(counts) - cuts[:, :-1]
+    pieces = 1 if spec.num_parts >= workers else workers  # of each type in each partition
+    cuts = starts[..., None] + (ends - starts)[..., None] * torch.arange(pieces + 1) // pieces
+    sizes = (cuts.diff() + step - 1).mT // step  # (P, pieces, T)
+    first = (sizes.flatten().cumsum(0).view_as(sizes) - sizes).mT.flatten()
+    starts, ends = (bound.flatten().contiguous() for bound in (cuts[..., :-1], cuts[..., 1:]))
 
     def renumber(ids: Tensor) -> tuple[Tensor, Tensor]:
-        """New IDs of nodes, or of the nearest sampled ones before them, and which of them are sampled."""
-        run = torch.searchsorted(ends.flatten(), ids, right=True)
-        part, kind, place = run // ends.shape[1], run % ends.shape[1], ids - starts.flatten()[run]
-        piece = place // step * pieces // sizes[part, kind]
-        return shift[part, piece, kind] + place // step, place % step == 0
+        """The new IDs of nodes, or of the nearest sampled ones before them, and which of them are sampled."""
+        run = torch.searchsorted(ends, ids, right=True)
+        place = ids - starts[run]
+        return first[run] + place // step, place % step == 0
 
-    def thin(shard: ShardEdgesAndFeatures, etypes: list[CanonicalEtype]) -> ShardEdgesAndFeatures:
-        (src, dst), features = shard
-        new, kept = renumber(dst)
-        rows = {":".join(etype): kept[features[ETYPE] == kind] for kind, etype in enumerate(etypes) if len(etypes) > 1}
-        thinned = {name: x[rows.get(name.partition("/")[0], kept)] for name, x in features.items()}
-        return ShardEdgesAndFeatures((renumber(src)[0][kept], new[kept]), thinned)
+    def take(features: dict[str, Tensor], types: Sequence[str], kept: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        """The sampled rows of features of one type, and `rows` of features of all types."""
+        of_type = {name: kept[features[NTYPE] == kind] for kind, name in enumerate(types)}
+        return {key: x[of_type.get(key.partition("/")[0], rows)] for key, x in features.items()}
 
-    parts = {}
+    parts, runs, bounds = {}, runs_of(sizes.sum(2).flatten().tolist()), runs_of(sizes.sum((1, 2)).tolist())
     for part in range(spec.num_parts):
-        with session.standing_in(CountingGroup(part, spec.num_parts), BufferPool(torch.device("cpu"))):
-            data = load_dgl_partition_data(spec.path, part, "cpu")
+        with session.standing_in(CountingGroup(part, spec.num_parts), BufferPool(_CPU)):
+            data = load_dgl_partition_data(spec.path, part, _CPU)
+        etypes, shards = [":".join(etype) for etype in data.edge_type_names], []
+        for (src, dst), features in data.all_shard_edges:
+            new, kept = renumber(dst)
+            features = take(features, etypes if len(etypes) > 1 else (), kept, kept)
+            shards.append(ShardEdgesAndFeatures((renumber(src)[0][kept], new[kept]), features))
         new, kept = renumber(torch.arange(*data.node_ranges[part]))
-        order = new[kept].argsort()
-        parts[part] = data._replace(
-            all_shard_edges=[thin(shard, data.edge_type_names) for shard in data.all_shard_edges],
-            node_ranges=runs_of(sizes.sum(1).tolist()),
-            node_features={
-                name: x[::step] if "/" in name else x[kept][order] for name, x in data.node_features.items()
-            },
-            partition_book=None,
-        )
-    per_piece = counts.sum(2).flatten().tolist()
-    bounds = [0, *accumulate(per_piece)]
-    ranges = [(bounds[run.start], bounds[run.stop]) for run in deal_parts(per_piece, workers)]
-    whole = regroup(parts, [(0, bounds[-1])], 0)
-    whole.node_features[NID] = torch.arange(bounds[-1])
-    ids = whole.all_shard_edges[0].edge_features
-    ids[EID] = ids[EID].argsort().argsort()  # without gaps
-    return whole, ranges
+        rows = kept.nonzero().squeeze(1)[new[kept].argsort()]
+        features = take(data.node_features, data.node_type_names, kept, rows)
+        parts[part] = PartitionData(shards, bounds, features, data.node_type_names, data.edge_type_names)
+    whole = regroup(parts, [(0, runs[-1][1])], 0)
+    whole.node_features[NID] = torch.arange(runs[-1][1])
+    edges = whole.all_shard_edges[0].edge_features
+    edges[EID] = edges[EID].argsort().argsort()  # without gaps
+    shares = deal_parts([end - start for start, end in runs], workers)
+    return whole, [(runs[share[0]][0], runs[share[-1]][1]) for share in shares]
