@@ -4,8 +4,8 @@
 Each worker reads the same sample and runs the model on it alone; then all run it together, each with its share. Both
 runs are in float64 if the model allows it, so that differences are no rounding errors, and without dropout, because
 workers draw other numbers than one process. Modules are compared by sums of powers over all rows, which depend neither
-on the order of rows nor on the number of calls (one for each tile of messages). Inner modules get hooks only if the runs
-differ, since layers may take a slower path around modules with hooks.
+on the order of rows nor on the number of calls (one for each tile of messages). Inner modules have hooks only in a
+second pair of runs, if the first differ, because layers may take a slower path around modules with hooks.
 """
 
 import re
@@ -139,14 +139,14 @@ class _Check:
         if what == "loss":
             cause = "a worker's loss has to be the sum over its nodes, divided by the number on all: use sar.Task.loss"
         elif what == "gradient":
-            cause = "a worker, or each, has detached something, or loss_of has not called the model that it is given"
+            cause = "something is detached, or loss_of does not call the model that it is given"
         elif event in _differing(alone, again, 1, self.tolerance):
             cause = "it depends on random numbers, of which only dropout is off in a check"
         elif what == "output" and "Norm" in module:
             cause = "it normalises by the rows of one worker; call sar.convert_batchnorm or sar.pyg.convert_norms"
         else:
             place = "before" if what == "input" else "in"
-            cause = f"code {place} it takes a worker's rows for all, as in x.mean(0), or reorders them; use sar.all_sum"
+            cause = f"code {place} it takes one worker's rows for all, as x.mean(0), or reorders them; use sar.all_sum"
         first = f"The first to differ is the {what} of {name or 'the model'} ({module}): {cause}."
         return False, f"{workers} workers and one process differ in {found}. {first}"
 
@@ -154,14 +154,13 @@ class _Check:
 def _differing(one: Results, other: Results, workers: int, tolerance: float) -> list[tuple[str, str]]:
     """The results of one process that are not the sums of the others over workers; all gradients if they are 0."""
     totals = [other.get(event, torch.zeros_like(x)) for event, x in one.items()]
-    differs, largest = [], max((float(x.norm()) for (_, what), x in one.items() if what == "gradient"), default=0.0)
+    wrong, largest = [], max((float(x.norm()) for (_, what), x in one.items() if what == "gradient"), default=0.0)
     for ((_, what), x), total in zip(one.items(), all_sum(totals) if workers > 1 else totals, strict=True):
         traced = what in ("input", "output")  # of all rows, or of what each worker has, such as a pooled graph
         scale = x[1] + tolerance * (x[1, 0] + 1) if traced else x.norm() + tolerance * largest
         same = [((total - n * x).abs() < n * tolerance * scale).all() for n in ((1, workers) if traced else (1,))]
-        differs.append(not any(same))  # NaN does, too
-    everywhere = all_max(torch.tensor(differs)) if workers > 1 else differs
-    return [event for event, somewhere in zip(one, everywhere, strict=True) if somewhere]
+        wrong.append(not any(same))  # also if there are NaN
+    return [e for e, bad in zip(one, all_max(torch.tensor(wrong)) if workers > 1 else wrong, strict=True) if bad]
 
 
 class _DropoutOff(TorchFunctionMode):
@@ -176,8 +175,7 @@ class _DropoutOff(TorchFunctionMode):
 def _power_sums(x: Tensor) -> Tensor:
     """Sums of x^k and |x|^k over all elements for k = 0 to 4, (2, 5); of a scalar, which may be a share, for k = 1."""
     x = x.detach().double().nan_to_num(0, 0, 0).cpu()
-    powers = range(5) if x.dim() else (0, 1, 1, 1, 1)
-    return torch.stack([(y**k).sum() for y in (x, x.abs()) for k in powers]).view(2, 5)
+    return torch.stack([(y ** (k if x.dim() else min(k, 1))).sum() for y in (x, x.abs()) for k in range(5)]).view(2, 5)
 
 
 def _read_sample(directory: StrPath, nodes: int, workers: int) -> tuple[Parts, list[tuple[int, int]]]:

@@ -29,7 +29,7 @@ WRONG = {  # and words of the error
     "local count": ("differ in loss, gradient", "loss of the model (Model)", "sar.Task.loss"),
     "not a number": ("losses nan and nan", "loss of the model"),
     "detached on worker 1": ("differ in gradient", "gradient of first.", "detached"),
-    "another model": ("gradient of first.", "has not called the model"),
+    "another model": ("gradient of first.", "does not call the model"),
 }
 
 
