@@ -29,6 +29,7 @@ that agreed on it until its innermost `guard` ends, and a call of another thread
 the other they are fine: autograd runs backwards on CUDA devices in a thread of its own.
 """
 
+import ctypes
 import hashlib
 import secrets
 import sys
@@ -56,6 +57,11 @@ T = TypeVar("T")
 
 REBUILD_TIMEOUT: Final = 300.0
 """Seconds that the other workers have to come back after an error."""
+
+FORKED: Final = (
+    "This process was forked from a worker. It has neither the worker's connections nor its threads, so it cannot make "
+    "distributed calls: make them in the worker itself. A torch DataLoader whose dataset makes them needs num_workers=0."
+)
 
 
 class Group:
@@ -166,6 +172,8 @@ class Group:
     def _stop_error(self) -> CommunicationError:
         """The error of a call after the group has stopped."""
         known, self._known = self._known, True
+        if self.stopped is FORKED:
+            return CommunicationError(FORKED)
         if self.final:
             return PeerError(f"{self.stopped}\nThis is final: restart all workers.")
         if not known:
@@ -174,6 +182,13 @@ class Group:
             f"An earlier error has stopped distributed calls on all workers: {self.stopped}\n"
             "To go on, call sar.recover() on every worker, or restart all."
         )
+
+    def leave_to_parent(self) -> None:
+        """Make every further call raise, in a process that was forked from this worker's."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # gloo's destructor would wait for threads of the parent
+        self._lock, self._owner, self._beside = threading.Lock(), None, None
+        if self.world_size > 1:
+            self.stopped, self.final = FORKED, True
 
     def close(self) -> None:
         """Leave the group for good; peers that still wait for this worker see it end."""
