@@ -15,11 +15,10 @@ from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter, is_lazy
 
-from sar.comm.ddp import refuse_second_sum
+from sar.comm.gradients import begin_sum, end_sum
 from sar.comm.group import Group
 from sar.comm.replicas import all_gather_json, described
 from sar.comm.session import current_group
-from sar.comm.sums import begin_sum, remember_sums
 from sar.errors import ConfigError, DisagreementError
 from sar.raw_memory import accumulation_dtype, resolved, to_device
 
@@ -192,13 +191,12 @@ def gather_grads(model: Module) -> None:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = [p for _, p in named]
     with current_group().guard() as group, torch.no_grad():
-        refuse_second_sum(parameters)
         call = "gather_grads"
         alike = _agree_on_model(group, call, model, named, [p.grad is not None for p in parameters])
-        begin_sum(call, parameters, group.rank)
+        begin_sum(parameters, group.rank)
         if group.world_size > 1 and parameters:
             _sum_gradients(group, call, named, alike=alike)
-        remember_sums(parameters, group.rank)
+        end_sum(parameters, group.rank)
 
 
 def _sum_gradients(group: Group, call: str, named: Sequence[tuple[str, Parameter]], *, alike: bool) -> None:
@@ -241,7 +239,11 @@ def _agree_on_model(
         for of_all in zip_longest(*models, fillvalue=["nothing", ""]):
             if len({layout for _, layout in of_all}) > 1:
                 lines = "\n".join(f"  worker {rank}: {name} {layout}" for rank, (name, layout) in enumerate(of_all))
-                raise DisagreementError(f"The workers gave different models to {call}. The first difference:\n{lines}")
+                raise DisagreementError(
+                    f"The workers gave different models to {call}. The first difference:\n{lines}\nA parameter with a "
+                    "row for each of a worker's own nodes is not part of the model: use a tensor that requires a "
+                    "gradient, not a torch.nn.Parameter, or sar.nn.DistEmbedding. Its gradient is complete as it is."
+                )
     if group.replicas is not None and group.replicas.share(model, call):
         _warn_of_own_statistics(call, model)
     return alike

@@ -29,7 +29,6 @@ that agreed on it until its innermost `guard` ends, and a call of another thread
 the other they are fine: autograd runs backwards on CUDA devices in a thread of its own.
 """
 
-import ctypes
 import hashlib
 import secrets
 import sys
@@ -59,8 +58,8 @@ REBUILD_TIMEOUT: Final = 300.0
 """Seconds that the other workers have to come back after an error."""
 
 FORKED: Final = (
-    "This process was forked from a worker. It has neither the worker's connections nor its threads, so it cannot make "
-    "distributed calls: make them in the worker itself. A torch DataLoader whose dataset makes them needs num_workers=0."
+    "This process was forked from a worker, whose connections and threads it does not have, so it cannot make "
+    "distributed calls. Make them in the worker itself; a torch DataLoader whose dataset does needs num_workers=0."
 )
 
 
@@ -185,7 +184,6 @@ class Group:
 
     def leave_to_parent(self) -> None:
         """Make every further call raise, in a process that was forked from this worker's."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # gloo's destructor would wait for threads of the parent
         self._lock, self._owner, self._beside = threading.Lock(), None, None
         if self.world_size > 1:
             self.stopped, self.final = FORKED, True

@@ -144,10 +144,9 @@ class Replicas:
             "differs, as where a scheduler is stepped by a worker's own loss: sar.all_sum makes it that of all. "
         )
         return (
-            f"{found} after optimizer.step(). {why}\nIf it is meant to differ, because it has rows for this worker's "
-            "own nodes (as masks of an Explainer have) or belongs to this worker's own model, "
-            "set Config.check_replicas = False on all workers, or make it a tensor that requires a gradient, not a "
-            "torch.nn.Parameter."
+            f"{found} after optimizer.step(). {why}\nIf it is meant to differ, such as a mask with a row for each of a "
+            "worker's own nodes, as an Explainer's: set Config.check_replicas = False on all workers, or make it a "
+            "tensor that requires a gradient, not a torch.nn.Parameter."
         )
 
     def _look(self, optimizer: Optimizer) -> None:
@@ -155,17 +154,14 @@ class Replicas:
         elsewhere = self._thread not in (None, threading.get_ident())
         if elsewhere or self._apart or not Config.check_replicas or torch.compiler.is_compiling():
             return
+        steps = self._stepped[optimizer] = []
         parameters = [p for group in optimizer.param_groups for p in group["params"] if _counts(p)]
-        name = type(optimizer).__name__
-        self._stepped[optimizer] = [self._stepped_now(p, f"parameter {i} of {name}") for i, p in enumerate(parameters)]
-
-    def _stepped_now(self, parameter: Parameter, place: str) -> _Stepped:
-        shape, device = described(parameter), parameter.device.type
-        checksum = zlib.crc32(as_bytes(parameter)) if device == "cpu" else _sum_of_bits(parameter)
-        if parameter not in self._shared:
-            return _Stepped(shape, f"{place}, {shape},", [], checksum, device)
-        name, seen_by = self._shared[parameter]
-        return _Stepped(f"{name} {shape}", f"{name}, {shape},", seen_by, checksum, device)
+        for number, p in enumerate(parameters):
+            shape, device = described(p), p.device.type
+            checksum = zlib.crc32(as_bytes(p)) if device == "cpu" else _sum_of_bits(p)
+            name, seen_by = self._shared.get(p, (f"parameter {number} of {type(optimizer).__name__}", []))
+            key = f"{name} {shape}" if seen_by else shape
+            steps.append(_Stepped(key, f"{name}, {shape},", seen_by, checksum, device))
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

@@ -228,7 +228,8 @@ def _in_child() -> None:
     if _current is not None:
         atexit.unregister(_shut_down)
         _current.group.leave_to_parent()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))  # as that group, never destroyed here
+        for group in (_current.group, dist.group.WORLD):  # gloo's destructor would wait for the parent's threads
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 os.register_at_fork(after_in_child=_in_child)
