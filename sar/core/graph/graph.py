@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sar.comm.ddp import refuse_averaging
 from sar.comm.settings import Settings
 from sar.common_tuples import AnyEtype, CanonicalEtype
 from sar.core.collective import CallContext
@@ -137,7 +136,6 @@ class GraphShardManager(GraphQueries):
 
     def call_context(self, etype: AnyEtype = None) -> CallContext:
         """Where calls along one edge type take place; for layers that need more than `update_all`."""
-        refuse_averaging()
         return CallContext(self._structure, self._relation(etype), Settings.current(one_shot=self.one_shot))
 
     def _edge_fields(self, context: CallContext) -> EdgeFields:
