@@ -1,4 +1,4 @@
-"""What of PyTorch Geometric would take one worker's nodes or edges for all, and raises on a distributed edge index."""
+"""Functions of PyTorch Geometric that take one worker's nodes or edges for all: on a distributed edge index most raise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch_geometric import transforms, utils
 from torch_geometric.nn import models
+from torch_geometric.utils import num_nodes as number_of_nodes
 
-from sar.adapters.pyg.edge_index import DistributedEdgeIndex, edge_indices
+from sar.adapters.pyg.edge_index import DistributedEdgeIndex, SourceIndex, edge_indices
 from sar.adapters.pyg.guarded import Original, replace
 from sar.errors import GraphError
 
@@ -68,11 +69,20 @@ def install() -> None:
         replace(getattr(transforms, name), "forward", _refusing(f"transforms.{name}", reason))
     for (model, name), reason in METHODS.items():
         replace(model, name, _refusing(f"{model.__name__}.{name}", reason))
-    for name, reason in FUNCTIONS.items():
-        original, refusing = getattr(utils, name), _refusing(name, reason)
+    functions: list[tuple[Any, Any]] = [
+        (getattr(utils, name), _refusing(name, reason)) for name, reason in FUNCTIONS.items()
+    ]
+    for original, function in [*functions, (number_of_nodes.maybe_num_nodes, _count_nodes)]:
         for module in list(sys.modules.values()):  # users', too
-            if getattr(module, "__dict__", {}).get(name) is original:
-                replace(module, name, refusing)
+            if getattr(module, "__dict__", {}).get(original.__name__) is original:
+                replace(module, original.__name__, function)
+
+
+def _count_nodes(original: Original, edge_index: Any, num_nodes: int | None = None) -> int:
+    """As `original`, which takes a worker without in-edges for one without nodes."""
+    if num_nodes is None and isinstance(edge_index, DistributedEdgeIndex | SourceIndex):
+        num_nodes = edge_index.edges.sides[0] if isinstance(edge_index, SourceIndex) else max(edge_index.sides)
+    return original(edge_index, num_nodes)
 
 
 def _refusing(name: str, reason: str) -> Callable[..., Any]:
