@@ -51,7 +51,7 @@ def in_one_pass(one_pass: Forward) -> Forward:
 def _is_served(layer: Any, feat: Features) -> bool:
     """Whether features are (N, D), and the layer's modules are a LeakyReLU that increases and a Dropout."""
     are_rows = all(x.dim() == 2 for x in (feat if isinstance(feat, tuple) else (feat,)))
-    if not are_rows or not hasattr(layer, "attn_drop"):  # as DotGatConv
+    if not are_rows or not hasattr(layer, "leaky_relu"):  # as DotGatConv
         return are_rows
     relu, drop = layer.leaky_relu, layer.attn_drop
     exact = is_exactly(relu, nn.LeakyReLU) and is_exactly(drop, nn.Dropout)

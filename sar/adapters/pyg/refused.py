@@ -1,4 +1,4 @@
-"""Functions of PyTorch Geometric that take one worker's nodes or edges for all: on a distributed edge index most raise."""
+"""What of PyTorch Geometric would take one worker's nodes or edges for all, and raises on a distributed edge index."""
 
 from __future__ import annotations
 
@@ -69,13 +69,12 @@ def install() -> None:
         replace(getattr(transforms, name), "forward", _refusing(f"transforms.{name}", reason))
     for (model, name), reason in METHODS.items():
         replace(model, name, _refusing(f"{model.__name__}.{name}", reason))
-    functions: list[tuple[Any, Any]] = [
-        (getattr(utils, name), _refusing(name, reason)) for name, reason in FUNCTIONS.items()
-    ]
-    for original, function in [*functions, (number_of_nodes.maybe_num_nodes, _count_nodes)]:
+    refusing = {name: _refusing(name, reason) for name, reason in FUNCTIONS.items()}
+    for name, function in (refusing | {"maybe_num_nodes": _count_nodes}).items():
+        original = getattr(utils, name, None) or getattr(number_of_nodes, name)
         for module in list(sys.modules.values()):  # users', too
-            if getattr(module, "__dict__", {}).get(original.__name__) is original:
-                replace(module, original.__name__, function)
+            if getattr(module, "__dict__", {}).get(name) is original:
+                replace(module, name, function)
 
 
 def _count_nodes(original: Original, edge_index: Any, num_nodes: int | None = None) -> int:
