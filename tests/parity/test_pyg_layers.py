@@ -1,9 +1,12 @@
 """Every convolution of PyTorch Geometric on workers: outputs and all gradients equal one machine's."""
 
+import functools
+
 import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import utils
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -91,6 +94,54 @@ def test_odd_graphs(pool, world_size, scenario):
     parts = SCENARIOS[scenario](world_size)
     cases = [(layer_results, (name,)) for name in NAMES if not name.startswith(NOT_ANY_GRAPH)]
     check(pool, parts, random_data(parts, torch.float64), cases, (1,), timeout=250)
+
+
+def doubled(function):
+    """A function that does more, and looks as the one in whose place it is."""
+    return functools.wraps(function)(lambda *args, **kwargs: 2 * function(*args, **kwargs))
+
+
+def normalised_edges(layer):
+    layer.add_self_loops, layer.lin_edge = False, nn.Sequential(layer.lin_edge, nn.BatchNorm1d(8)).double()
+
+
+CHANGES = {
+    "backward hook": lambda layer: layer.aggr_module.register_full_backward_hook(lambda _, into, out: (2 * into[0],)),
+    "global hook": lambda layer: register_module_forward_hook(
+        lambda module, given, made: 2 * made if module is layer.aggr_module else None
+    ),
+    "replaced forward": lambda layer: setattr(layer.aggr_module, "forward", doubled(layer.aggr_module.forward)),
+    "replaced message": lambda layer: setattr(layer, "message", doubled(layer.message)),
+    "dropout of all": lambda layer: setattr(layer, "dropout", 1.0),
+    "edges normalised": normalised_edges,
+    "messages centred": lambda layer: layer.nn.register_forward_hook(lambda *given: given[2] - given[2].mean(0)),
+}
+
+
+def with_change(graph, data, name, how):
+    torch.manual_seed(3)
+    layer, x, edges = LAYERS[name].make().double(), data.leaf("x"), pyg_layers.edges_of(graph)
+    handle = CHANGES[how](layer)
+    out = LAYERS[name].call(layer, x, edges, data)
+    weighted_sum(out, data.nodes["cotangent"]).backward()
+    if how == "global hook":
+        handle.remove()
+    return {"node out": out, "node x.grad": x.grad, **parameter_gradients(layer)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_layers_whose_modules_or_functions_have_changed(pool, world_size):
+    """They are called, with all edges where more than one may matter; nothing is computed in their place."""
+    parts = random_parts(world_size)
+    cases = [
+        *[("SimpleConv mean", how) for how in [*CHANGES][:4]],
+        *[(name, how) for name in ("GATConv", "GATv2Conv") for how in ("replaced message", "dropout of all")],
+        ("GATConv edges", "edges normalised"),
+    ]
+    if world_size == 1:  # this hook looks at all edges
+        cases.append(("EdgeConv", "messages centred"))
+    settings = {"comm_buffer_bytes": 1000}
+    check(pool, parts, random_data(parts, torch.float64), [(with_change, case) for case in cases], (1,), settings)
 
 
 def ties(graph, data, reducer):
@@ -235,6 +286,18 @@ def refusal(graph, data, name):
     return {}
 
 
+def changed_layers(graph, data):
+    """What does more than its replacement here raises."""
+    edges, x = pyg_layers.edges_of(graph), data.nodes["x"]
+    hooked, attending = pyg.HypergraphConv(6, 2).double(), pyg_layers.gps(None).double()
+    hooked.register_message_forward_hook(lambda layer, given, made: 2 * made)
+    attending.attn = nn.MultiheadAttention(6, 2, batch_first=True).double()
+    for layer, error in ((hooked, "no hooks or functions of your own"), (attending, "attends between all pairs")):
+        with pytest.raises(GraphError, match=error):
+            layer(x, edges)
+    return {}
+
+
 def other_operations(graph, data):
     """Operations that would need the numbers of all workers' nodes raise."""
     edges, x = pyg_layers.edges_of(graph), data.nodes["x"]
@@ -304,7 +367,7 @@ def other_rows(graph, data):
 @pytest.mark.parametrize("world_size", [2])
 def test_what_is_refused(pool, world_size):
     parts = random_parts(world_size, even=True)
-    cases = [(refusal, (name,)) for name in REFUSED] + [(other_operations, ()), (other_rows, ())]
+    cases = [(refusal, (name,)) for name in REFUSED] + [(other_operations, ()), (other_rows, ()), (changed_layers, ())]
     run_everywhere(pool, parts, random_data(parts, torch.float64), cases, (1,))
 
 

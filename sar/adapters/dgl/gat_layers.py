@@ -55,7 +55,7 @@ def _is_served(layer: Any, feat: Features) -> bool:
         return are_rows
     relu, drop = layer.leaky_relu, layer.attn_drop
     exact = is_exactly(relu, nn.LeakyReLU) and is_exactly(drop, nn.Dropout)
-    return exact and relu.negative_slope >= 0 and 0 <= drop.p < 1
+    return exact and relu.negative_slope >= 0 and 0 <= drop.p <= 1
 
 
 @cache
@@ -63,7 +63,7 @@ def _say_once(layer: str) -> None:
     """Log that a class of layers cannot use one pass, the first time."""
     logger.warning(
         "%s runs DGL's own forward, which holds the scores of all edges in memory; the one pass needs features (N, D), "
-        "a LeakyReLU with a slope of at least 0 and a Dropout with p < 1, both without hooks",
+        "a LeakyReLU with a slope of at least 0, and a Dropout, both without hooks",
         layer,
     )
 

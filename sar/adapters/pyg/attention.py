@@ -85,7 +85,7 @@ def in_one_pass(layer: MessagePassing) -> bool:
 def attend(layer: MessagePassing, edges: DistributedEdgeIndex, given: dict[str, Any]) -> Tensor | None:
     """What `propagate` makes of its arguments, (N_dst, H, C), by the engine's attention; None where that cannot."""
     dropout = getattr(layer, "dropout", 0.0) if layer.training else 0.0
-    if not isinstance(layer, (conv.TransformerConv, *GAT)) or not 0 <= dropout < 1:
+    if not isinstance(layer, (conv.TransformerConv, *GAT)) or not 0 <= dropout <= 1:
         return None
     weights, context = given.get("alpha"), edges.passes[0].call_context()
     if isinstance(layer, conv.TransformerConv) and layer.lin_edge is None and given.get("edge_attr") is None:

@@ -299,19 +299,19 @@ def _propagate(original: Original, conv: MessagePassing, /, edge_index: Any, siz
             raise GraphError(f"{name} adds up at nodes; expected aggr='add', got {conv.aggr!r}, {hint}.")
         return edge_index.sums(conv.message, **kwargs)
     if not isinstance(edge_index, DistributedEdgeIndex):
-        with _is_distributed.set_to(False), views_of_nothing(edge_index.size(1)):
+        with views_of_nothing(edge_index.size(1)):
             return original(conv, edge_index, size=size, **kwargs)
+    can_tile = _can_tile(conv)
+    _check_sizes(conv, edge_index, size, kwargs)
+    if can_tile:
+        combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
+        arguments = _arguments(conv, edge_index, kwargs) if combined is None else None
+        if arguments is not None:
+            combined = _by_tiles(conv, edge_index, arguments)
+        if combined is not None:
+            names = attention.parameters(conv, "update")
+            return conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
     with edge_index.numbering.graph._structure.group.guard():
-        can_tile = _can_tile(conv)
-        _check_sizes(conv, edge_index, size, kwargs)
-        if can_tile:
-            combined = attention.attend(conv, edge_index, kwargs) if attention.in_one_pass(conv) else None
-            arguments = _arguments(conv, edge_index, kwargs) if combined is None else None
-            if arguments is not None:
-                combined = _by_tiles(conv, edge_index, arguments)
-            if combined is not None:
-                names = attention.parameters(conv, "update")
-                return conv.update(combined, **{name: kwargs[name] for name in names if name in kwargs})
         if isinstance(kwargs.get("alpha"), attention.Weights):
             kwargs["alpha"] = kwargs["alpha"].make(conv)
         with _is_distributed.set_to(True), views_of_nothing(edge_index.size(1)):
