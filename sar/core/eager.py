@@ -46,10 +46,7 @@ def is_written_in(function: Any, package: str) -> bool:
 
 
 def is_exactly(module: Any, *kinds: type) -> bool:
-    """Whether a call of a module runs the `forward` of one of these types and nothing else.
-
-    Only then may a layer compute the result itself, from the module's attributes, in the place of the call.
-    """
+    """Whether a call of a module is the `forward` of one of these types and nothing else, so that kernels may do it."""
     if type(module) not in kinds or "forward" in vars(module) or has_hooks(module):
         return False
     return is_written_in(module.forward, type(module).__module__)

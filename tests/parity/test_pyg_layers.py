@@ -312,7 +312,7 @@ def changed_layers(graph, data):
     hooked, attending = pyg.HypergraphConv(6, 2).double(), pyg_layers.gps(None).double()
     hooked.register_message_forward_hook(lambda layer, given, made: 2 * made)
     attending.attn = nn.MultiheadAttention(6, 2, batch_first=True).double()
-    for layer, error in ((hooked, "no hooks or functions of your own"), (attending, "attends between all pairs")):
+    for layer, error in ((hooked, "without hooks or functions of your own"), (attending, "attends between all pairs")):
         with pytest.raises(GraphError, match=error):
             layer(x, edges)
     return {}
@@ -353,7 +353,7 @@ def other_operations(graph, data):
         sizes = () if layer is pyg.SimpleConv else (6, 4)
         with pytest.raises(GraphError, match="flow='target_to_source'"):
             layer(*sizes, flow="target_to_source").double()(data.nodes["x"], edges)
-    with pytest.raises(GraphError, match="expected aggr='add', got 'mean'"):
+    with pytest.raises(GraphError, match=r"expected aggr='add' \(got 'mean'\)"):
         pyg.HypergraphConv(6, 2, aggr="mean").double()(data.nodes["x"], edges)
     with pytest.raises(GraphError, match="expected a row for each of this worker's"):
         torch.cat([x, x]).__setitem__(edges[0], 1.0)

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from sar.adapters.dgl.gat_layers import dot_gat_conv, ends_of, gat_conv, gatv2_conv
 from sar.adapters.dgl.shim import require_dgl
 from sar.comm.collectives import all_max
-from sar.comm.group import Group
 from sar.config import Config
 from sar.core.collective import meanwhile
 from sar.core.eager import is_exactly, views_of_nothing
@@ -207,12 +206,13 @@ def group_rev_res_inverse(original: Forward, layer: Any, graph: Any, y: Tensor, 
 
 def normalising_together(original: Forward, layer: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """`original`, with all batch normalisations of the layer, which may be one, over the rows of all workers."""
-    modules = [module for module in layer.modules() if isinstance(module, (nn.BatchNorm1d, nn.LazyBatchNorm1d))]
+    norms = (module for module in layer.modules() if isinstance(module, (nn.BatchNorm1d, nn.LazyBatchNorm1d)))
+    modules: list[Any] = [norm for norm in norms if norm.training or norm.running_mean is None]
     for module in modules:
         if _FORWARD in vars(module) or type(module).forward is not nn.BatchNorm1d.forward:
             raise GraphError(f"{module} has a forward of its own; expected torch's, or a sar.DistributedBN1D.")
     for module in modules:
-        module.__dict__[_FORWARD] = partial(batch_norm, module, graph._structure.group)
+        module.__dict__[_FORWARD] = partial(normalise, module, group=graph._structure.group)
     try:
         return original(layer, graph, *args, **kwargs)
     finally:
@@ -220,16 +220,9 @@ def normalising_together(original: Forward, layer: Any, graph: Any, *args: Any, 
             del module.__dict__[_FORWARD]
 
 
-def batch_norm(module: Any, group: Group, x: Tensor) -> Tensor:
-    """`module` with the statistics of all workers."""
-    if module.training or module.running_mean is None:
-        return normalise(module, x, group)
-    return nn.BatchNorm1d.forward(module, x)
-
-
 @contextmanager
 def local_scope(graph: Any, original: Forward) -> Iterator[None]:
-    """`DGLGraph.local_scope`: layers run on an empty batch, too, which a worker with fewer seeds than others gets."""
+    """`DGLGraph.local_scope`, in which layers run on an empty batch, as a worker with fewer seeds than others gets."""
     with original(graph), views_of_nothing(graph.num_edges()):
         yield
 

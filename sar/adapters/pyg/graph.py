@@ -152,7 +152,7 @@ def make_batch(
         inputs: features of `nodes`, by type and name.
         outputs: features of the seeds, which are the first `batch_size` nodes, by type and name.
     """
-    _install()  # what lets layers run on an empty batch
+    _install()  # so that layers run on an empty batch
     found = {etype: _once(etype, num_dst, edges) for etype in edges[0]}
     seeds = num_dst[-1]
     reached = {ntype: torch.arange(len(ids), device="cpu") < seeds[ntype] for ntype, ids in nodes.items()}

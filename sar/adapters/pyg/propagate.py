@@ -142,7 +142,7 @@ def _sees_all_edges(conv: MessagePassing) -> bool:
     codes = [getattr(function, "__code__", None) for function in (conv.message, conv.edge_update)]
     if None in codes:
         return True
-    kept, used = (set[str]().union(*names) for names in zip(*map(_names, codes), strict=True))
+    kept, used = (set().union(*names) for names in zip(*map(_names, codes), strict=True))
     if kept - ({"_alpha"} if conv.__dict__.get("_returns_weights") is False else set()):
         return True
     parts = [getattr(conv, name, None) for name in used if not hasattr(nn.Module, name)]
@@ -268,14 +268,11 @@ _is_distributed = PerThread(False)  # whether `propagate` runs as it is written,
 
 
 def _aggregate(original: Original, self: Any, x: Tensor, index: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-    """As `original`, with messages of zeros to one more node, before the others, if these get none.
-
-    Some aggregations fail then. Quantiles fail if the first node gets none, so they always have the node.
-    """
+    """As `original`; if there are no messages, with some to one more node, as LSTMs and others fail without any."""
     kwargs |= dict(zip(("ptr", "dim_size", "dim"), args, strict=False))
     count, dim = kwargs.get("dim_size"), kwargs.get("dim", -2)
-    more = 2 if isinstance(self, aggr.QuantileAggregation) else 1
-    if index is None or count is None or (len(index) and more == 1):
+    more = 2 if isinstance(self, aggr.QuantileAggregation) else 1  # which fails if the first node gets none, too
+    if type(index) is not Tensor or count is None or (len(index) and more == 1):
         return original(self, x, index, **kwargs)
     x = nn.functional.pad(x, (0, 0) * (x.dim() - 1 - dim % x.dim()) + (more, 0))
     index = nn.functional.pad(index + 1, (more, 0))
@@ -295,8 +292,10 @@ def _to_dense_batch(
 def _propagate(original: Original, conv: MessagePassing, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
     if isinstance(edge_index, ReversedHyperedges):
         if not _can_tile(conv) or not isinstance(conv.aggr_module, aggr.SumAggregation):
-            name, hint = type(conv).__name__, "and no hooks or functions of your own"
-            raise GraphError(f"{name} adds up at nodes; expected aggr='add', got {conv.aggr!r}, {hint}.")
+            raise GraphError(
+                f"{type(conv).__name__} adds up at nodes; expected aggr='add' (got {conv.aggr!r}), without hooks or "
+                "functions of your own."
+            )
         return edge_index.sums(conv.message, **kwargs)
     if not isinstance(edge_index, DistributedEdgeIndex):
         with views_of_nothing(edge_index.size(1)):

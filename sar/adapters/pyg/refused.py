@@ -64,7 +64,7 @@ METHODS: dict[tuple[type, str], str] = {
 
 
 def install() -> None:
-    """Let them raise."""
+    """Let them raise, and let others find the nodes of a worker without in-edges."""
     for name, reason in TRANSFORMS.items():
         replace(getattr(transforms, name), "forward", _refusing(f"transforms.{name}", reason))
     for (model, name), reason in METHODS.items():

@@ -43,7 +43,7 @@ class Recompute(NamedTuple):
     """x = function(*tensors) once more, from tensors that autograd keeps anyway, such as the input of a projection."""
 
     function: Callable[..., Tensor]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Tensor | None, ...]
 
 
 def recompute_linear(project: Any, source: Tensor, shape: tuple[int, int]) -> Recompute | None:
@@ -51,8 +51,7 @@ def recompute_linear(project: Any, source: Tensor, shape: tuple[int, int]) -> Re
     autocast = source.device.type != "meta" and torch.is_autocast_enabled(source.device.type)
     if autocast or not is_exactly(project, nn.Linear):
         return None
-    tensors = (source, project.weight) if project.bias is None else (source, project.weight, project.bias)
-    return Recompute(lambda *tensors: linear(*tensors).unflatten(1, shape), tensors)
+    return Recompute(lambda *tensors: linear(*tensors).unflatten(1, shape), (source, project.weight, project.bias))
 
 
 class Inputs(NamedTuple):
